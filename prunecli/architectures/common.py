@@ -206,6 +206,7 @@ def llama_stack(biases: Mapping[str, str | None], head_norms: Sequence[str] = ()
                 name="self_attn",
                 kind="self",
                 heads="num_key_value_heads",
+                queries="num_attention_heads",
                 tensors=(
                     *projection("self_attn.q_proj", "hidden_size", queries, 0),
                     *projection("self_attn.k_proj", "hidden_size", keys, 0),

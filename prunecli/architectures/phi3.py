@@ -28,6 +28,7 @@ PHI3 = replace(
                     name="self_attn",
                     kind="self",
                     heads="num_key_value_heads",
+                    queries="num_attention_heads",
                     tensors=(
                         matrix("self_attn.o_proj", _QUERIES, "hidden_size", "attention", heads=1),
                         TensorSpec(

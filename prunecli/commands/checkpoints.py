@@ -107,7 +107,7 @@ def _bundled(demo: DemoName) -> Path:
 
 
 def _is_language_model(path: Path) -> bool:
-    from prunecli.tensors.documents import read_json
+    from prunecli.tensors.json_files import read_json
 
     names = read_json(path / "config.json").get("architectures") or [""]
     return str(names[0]).endswith("ForCausalLM")

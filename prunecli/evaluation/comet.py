@@ -5,7 +5,6 @@ unbabel-comet (2.2.7) needs transformers 4, huggingface_hub 0 and numpy 1: it ca
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import tempfile
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.errors import PruneError
+from prunecli.tensors.json_files import read_json
 
 PROGRAM = "comet-score"
 
@@ -75,7 +75,7 @@ def comet_scores(
             lines = [line for line in done.stderr.splitlines() if line.strip()]
             why = lines[-1].strip() if lines else f"it ended with status {done.returncode}"
             raise PruneError(f"{PROGRAM} --model {model}: {why}", "Leave --comet out, or correct its model.")
-        payload = json.loads((directory / "scores.json").read_text(encoding="utf-8"))
+        payload = read_json(directory / "scores.json", error=PruneError)
     scores = {
         label: np.array([100 * float(row["COMET"]) for row in payload[path.name]])
         for label, path in files.items()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.errors import PruneError
+from prunecli.tensors.json_files import parsed, read_json
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def measure_cost(task: MemoryTask) -> Cost:
         )
         if done.returncode != 0 or not result.is_file():
             raise PruneError(f"{task.checkpoint}: could not be measured: {_reason(done)}", _remedy(done))
-        return Cost(**json.loads(result.read_text(encoding="utf-8")))
+        return Cost(**read_json(result))
 
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
@@ -136,7 +137,7 @@ def run_task(task: MemoryTask) -> Cost:
 
 def main(arguments: Sequence[str]) -> None:
     """The new process: task on stdin, `Cost` as JSON into the file that is named."""
-    task = MemoryTask(**json.loads(sys.stdin.read()))
+    task = MemoryTask(**parsed(sys.stdin.read()))
     try:
         cost = run_task(task)
     except PruneError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.evaluation.decoding import Translation
+from prunecli.tensors.json_files import lenient, parsed
 
 
 def key_of(fields: Mapping[str, Any]) -> str:
@@ -37,16 +38,12 @@ class PartialTranslations:
             for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
                 self._take(line)
 
+    @lenient
     def _take(self, line: str) -> None:
-        try:
-            entry = json.loads(line)
-            translations = [
-                Translation(str(text), bool(finished)) for text, finished in entry["translations"]
-            ]
-            self._finished[str(entry["key"])] = translations
-            self.dtypes[str(entry["run"])] = str(entry["dtype"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return
+        entry = parsed(line)
+        translations = [Translation(str(text), bool(finished)) for text, finished in entry["translations"]]
+        self._finished[str(entry["key"])] = translations
+        self.dtypes[str(entry["run"])] = str(entry["dtype"])
 
     def __len__(self) -> int:
         return len(self._finished)

@@ -136,6 +136,8 @@ def _layer(
     owner = stack.layers.format(layer=number)
     name = f"{owner}.{attention.name}"
     counted = sizes.count(attention.heads)
+    if attention.queries is not None:
+        sizes.count(f"{attention.queries}/{attention.heads}")
     if counted > MOST_HEADS:
         raise CheckpointError(f"config.json: {attention.heads} is {counted}; no model has so many heads")
     change = structure.attention.get(name, AttentionChange())

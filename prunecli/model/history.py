@@ -5,7 +5,6 @@ Checkpoints and files stand in them by name, so that equal runs give equal bytes
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +14,7 @@ from prunecli import __version__
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.structure import KEY
 from prunecli.tensors.hub.names import origin
+from prunecli.tensors.json_files import lenient, read_object
 
 
 def history_step(
@@ -54,7 +54,8 @@ def named(checkpoint: Checkpoint) -> dict[str, str]:
 
 def written_checkpoints(directory: Path) -> list[Path]:
     """The checkpoints that prunecli wrote in `directory` (not below), by name."""
-    return sorted(path.parent for path in directory.glob("*/config.json") if KEY in _config(path.parent))
+    configs = {path.parent: lenient(read_object)(path) for path in directory.glob("*/config.json")}
+    return sorted(path for path, config in configs.items() if config and KEY in config)
 
 
 def pruned_pairs(
@@ -63,7 +64,7 @@ def pruned_pairs(
     """Those of `pairs` (source, target) that every checkpoint pruned for certain languages was pruned for."""
     kept = list(pairs)
     for path in checkpoints:
-        for step in _steps(path):
+        for step in _steps(path) or ():
             arguments = step.get("arguments")
             if isinstance(arguments, Mapping):
                 sources, targets = _names(arguments.get("source")), _names(arguments.get("target"))
@@ -77,15 +78,7 @@ def _names(value: Any) -> tuple[str, ...]:
     return tuple(str(name).strip() for name in value) if isinstance(value, Sequence) else ()
 
 
+@lenient
 def _steps(path: Path) -> list[Mapping[str, Any]]:
-    structure = _config(path).get(KEY)
-    history = structure.get("history") if isinstance(structure, Mapping) else None
-    return [step for step in history if isinstance(step, Mapping)] if isinstance(history, list) else []
-
-
-def _config(path: Path) -> Mapping[str, Any]:
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return config if isinstance(config, Mapping) else {}
+    history = read_object(path / "config.json")[KEY]["history"]
+    return [step for step in history if isinstance(step, Mapping)]

@@ -341,12 +341,14 @@ def _groups(sizes: Sizes, mixture: Mixture, count: int) -> Groups:
     if declared is None or not sizes.states(declared.count) or not sizes.holds(declared.condition):
         return Groups()
     groups = sizes.even(declared.count)
-    if groups <= 1:
-        return Groups()
-    if count % groups:
+    if not groups or count % groups:
         raise CheckpointError(f"config.json: {groups} groups of {count} experts cannot be of one size")
     chosen = sizes.even(declared.chosen) if sizes.states(declared.chosen) else 1
-    return Groups(groups, chosen, declared.least)
+    if chosen > groups:
+        raise CheckpointError(
+            f"config.json: {declared.chosen} is {chosen}, there are {groups} groups of experts"
+        )
+    return Groups(groups, chosen, declared.least) if groups > 1 else Groups()
 
 
 def _check_count(path: Path, sizes: Sizes, structure: Structure, layers: list[SparseLayer]) -> None:

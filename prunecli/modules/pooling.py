@@ -5,7 +5,6 @@ What is known: modules of the kinds Pooling, Dense and Normalize, in `modules.js
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch.nn import functional
 
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.progress import Say, unsaid
+from prunecli.tensors.json_files import read_json, read_object
 from prunecli.tensors.side_files import MODULES_FILE, module_folder
 
 MODES: Mapping[str, str] = {
@@ -138,7 +138,7 @@ def read_pooling(directory: Path, say: Say = unsaid) -> Pooling:
         elif kind != "Transformer":
             raise UnsupportedModelError(f"{home / MODULES_FILE}: a module of the kind {kind} is not known")
     about = directory / "sentence_bert_config.json"
-    settings = _object(about) if about.is_file() else {}
+    settings = read_object(about) if about.is_file() else {}
     longest = settings.get("max_seq_length")
     return Pooling(
         modes,
@@ -163,7 +163,7 @@ def _modules_of(directory: Path) -> tuple[Path, list[Mapping[str, Any]]] | None:
     for home in (directory, directory.parent):
         if not (home / MODULES_FILE).is_file():
             continue
-        entries = _json(home / MODULES_FILE)
+        entries = read_json(home / MODULES_FILE, error=CheckpointError)
         if not isinstance(entries, list) or not all(
             isinstance(entry, dict) and "type" in entry for entry in entries
         ):
@@ -184,7 +184,7 @@ def _folder_of(entry: Mapping[str, Any], home: Path) -> str:
 
 
 def _modes(path: Path) -> tuple[str, ...]:
-    settings = _object(path)
+    settings = read_object(path)
     named = settings.get("pooling_mode")
     if named is None:
         modes = tuple(mode for key, mode in MODES.items() if settings.get(key) is True)
@@ -200,7 +200,7 @@ def _dense(folder: Path) -> Dense:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    settings, path = _object(folder / "config.json"), folder / "model.safetensors"
+    settings, path = read_object(folder / "config.json"), folder / "model.safetensors"
     activation = str(settings.get("activation_function", "Identity")).rpartition(".")[2]
     if activation not in ACTIVATIONS:
         raise UnsupportedModelError(f"{folder / 'config.json'}: the activation {activation} is not known")
@@ -216,20 +216,6 @@ def _dense(folder: Path) -> Dense:
     if weight.dim() != 2 or not weight.numel() or (bias is not None and bias.shape != weight.shape[:1]):
         raise CheckpointError(f"{path}: its tensors are no weight and bias", "Copy the file again.")
     return Dense(weight, None if bias is None else bias.float(), ACTIVATIONS[activation])
-
-
-def _object(path: Path) -> Mapping[str, Any]:
-    value = _json(path)
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds no JSON object", "Copy the file again.")
-    return value
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error})", "Copy the file again.") from error
 
 
 def _sum(hidden: Tensor, mask: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from prunecli.model.structure import KEY
 from prunecli.modules.attention import module_name
 from prunecli.modules.define import has_module
 from prunecli.modules.filling import DTYPES
+from prunecli.tensors.json_files import parsed
 from prunecli.tensors.stream import Copy, Output
 from prunecli.tensors.writer import INDEX_FILE, SHARD_BYTES, SINGLE_FILE, header_bytes, in_place
 
@@ -56,7 +57,7 @@ class KeepsConfig:
             return
         _remove_stale(directory)
         path = directory / "config.json"
-        values = {**json.loads(path.read_text(encoding="utf-8")), **self._stored_config}
+        values = {**parsed(path.read_bytes()), **self._stored_config}
         path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         if classes := shim_classes(values):
             (directory / SHIM_FILE).write_text(shim_source(classes), encoding="utf-8")

@@ -14,7 +14,7 @@ from prunecli.results.document import Document, numbers
 from prunecli.results.evaluation import Evaluated, Evaluation
 from prunecli.results.latency import Latency, Spread, Timed, Timing
 from prunecli.results.scores import SCORES, Score, percent
-from prunecli.tensors.documents import read_json
+from prunecli.tensors.json_files import read_json
 from prunecli.tensors.quantities import bytes_text
 
 NOTHING = "-"

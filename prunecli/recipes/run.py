@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from prunecli import __version__
-from prunecli.errors import OutputError, PruneError
+from prunecli.errors import OutputError
 from prunecli.recipes.engine import Step, related
-from prunecli.tensors.documents import read_json, write_json
+from prunecli.tensors.documents import write_json
 from prunecli.tensors.hub.fetch import commit_of
+from prunecli.tensors.json_files import lenient, read_json
 
 FORMAT = "prunecli.run/1"
 HASHED_WHOLE_BYTES = 16 * 2**20
@@ -97,16 +98,15 @@ def state_file(recipe: Path, directory: Path = Path()) -> Path:
 
 def read_state(path: Path) -> State:
     """The recorded state; empty (all steps run) where there is none or where it is damaged."""
-    if not path.is_file():
-        return {}
-    try:
-        steps = read_json(path, FORMAT)["steps"]
-        return {
-            name: Record(record["fingerprint"], dict(record["outputs"]), dict(record.get("inputs", {})))
-            for name, record in steps.items()
-        }
-    except (PruneError, KeyError, TypeError, AttributeError, ValueError):
-        return {}
+    return _read_state(path) or {}
+
+
+@lenient
+def _read_state(path: Path) -> State:
+    return {
+        name: Record(record["fingerprint"], dict(record["outputs"]), dict(record.get("inputs", {})))
+        for name, record in read_json(path, FORMAT)["steps"].items()
+    }
 
 
 def write_state(path: Path, state: State) -> None:

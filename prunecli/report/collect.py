@@ -26,7 +26,7 @@ from prunecli.results.rewriting import Rewriting
 from prunecli.results.tabled import Tabled
 from prunecli.results.training import Training
 from prunecli.tensors.directory import read_config
-from prunecli.tensors.documents import read_json
+from prunecli.tensors.json_files import read_json
 
 DEPTH = 4
 """Folders below the directory that are looked into."""

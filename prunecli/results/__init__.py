@@ -28,7 +28,7 @@ def read(path: Path | str) -> Tabled:
         StatisticsError: the same of the fields of heads.json, gates.json and of selections.
     """
     from prunecli.errors import DataError
-    from prunecli.tensors.documents import read_json
+    from prunecli.tensors.json_files import read_json
 
     path, known = Path(path), formats()
     payload = read_json(path, error=DataError)

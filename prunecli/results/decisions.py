@@ -23,7 +23,7 @@ from prunecli.progress import Say, unsaid
 from prunecli.results.document import Count, Document, Number, Record
 from prunecli.results.packing import LARGEST_BYTES, MOST_COMPONENTS, Packed, PackedText
 from prunecli.results.tabled import Row, Tables
-from prunecli.tensors.documents import read_json
+from prunecli.tensors.json_files import read_json
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -263,7 +263,7 @@ def read_decisions(directory: Path, history: Sequence[Mapping[str, Any]]) -> dic
     records = _records(directory, history)
     try:
         return {int(one.step or 0): one.decision() for one in records}
-    except (ValueError, zlib.error, RecursionError) as error:
+    except (ValueError, zlib.error) as error:
         raise CheckpointError(f"{directory / FILE}: is damaged ({error})", REMEDY) from error
 
 

@@ -18,7 +18,7 @@ from prunecli.errors import StatisticsError
 from prunecli.results.arrays import checked_array
 from prunecli.results.header import asked
 from prunecli.results.tabled import Row, Tabled, Tables
-from prunecli.tensors.documents import read_json
+from prunecli.tensors.json_files import read_json
 
 if TYPE_CHECKING:
     pass

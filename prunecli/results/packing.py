@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from prunecli.results.document import Record
+from prunecli.tensors.json_files import parsed
 
 MOST_COMPONENTS = 1 << 25
 """In a file; no model has more, and those of a hostile file would fill the memory."""
@@ -79,7 +80,7 @@ class PackedText(Record):
         Raises:
             ValueError: other than so many of them.
         """
-        found = json.loads(_inflated(self.data, 0, min(1024 * self.count + 2, LARGEST_BYTES)))
+        found = parsed(_inflated(self.data, 0, min(1024 * self.count + 2, LARGEST_BYTES)))
         if (
             not isinstance(found, list)
             or len(found) != self.count

@@ -22,7 +22,7 @@ from prunecli.results.gates import (
     GateSums,
     split_pair,
 )
-from prunecli.tensors.documents import read_json
+from prunecli.tensors.json_files import read_json
 
 NLLB_200_LAYERS = tuple(
     f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in range(3, 24, 4)

@@ -10,12 +10,11 @@ from typing import Any
 
 from prunecli.architectures import FAMILIES, OLDER_TYPES, REDUCED_PREFIX
 from prunecli.errors import CheckpointError
-from prunecli.tensors.documents import DEEPEST, LONE, has_lone_surrogates, is_deep, is_finite
-from prunecli.tensors.git_lfs import refuse_pointer
 from prunecli.tensors.hub.names import no_such_directory
+from prunecli.tensors.json_files import DEEPEST, is_deep, is_finite, read_object
 from prunecli.tensors.pickled import read_pickled
 from prunecli.tensors.reader import WeightFile
-from prunecli.tensors.safetensors_files import loads_unique, read_header
+from prunecli.tensors.safetensors_files import read_header
 from prunecli.tensors.side_files import MODULES_FILE, folders_of
 
 WEIGHT_NAMES = ("model.safetensors", "pytorch_model.bin")
@@ -43,7 +42,7 @@ def read_config(directory: Path) -> dict[str, Any]:
             f"{directory}: not a checkpoint (it holds no config.json)",
             "Give the directory that holds config.json.",
         )
-    config = _read_object(path)
+    config = read_object(path)
     if is_deep(config):
         raise CheckpointError(
             f"{path}: nested more than {DEEPEST} levels deep", "Download or copy the file again."
@@ -52,8 +51,6 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: holds NaN or infinity, which are no values of JSON", "Correct the value."
         )
-    if has_lone_surrogates(config):
-        raise CheckpointError(f"{path}: holds text that no file could ({LONE})", "Correct the value.")
     older = config.get("model_type")
     if isinstance(older, str) and older in OLDER_TYPES:
         config["model_type"] = OLDER_TYPES[older]
@@ -108,7 +105,7 @@ def _elsewhere(directory: Path) -> CheckpointError | None:
 
 
 def _is_transformer(config: Path) -> bool:
-    return config.is_file() and "model_type" in _read_object(config)
+    return config.is_file() and "model_type" in read_object(config)
 
 
 def _describe(path: Path) -> WeightFile:
@@ -118,7 +115,7 @@ def _describe(path: Path) -> WeightFile:
 
 
 def _sharded(directory: Path, index: Path, elsewhere: Mapping[str, WeightFile]) -> tuple[WeightFile, ...]:
-    weight_map = _read_object(index).get("weight_map")
+    weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or {*map(type, weight_map.values())} != {str}:
         raise CheckpointError(f"{index}: holds no weight_map from tensors to files", "Download it again.")
     shards = {shard: directory / shard for shard in sorted(set(weight_map.values()))}
@@ -164,14 +161,3 @@ def _chosen(file: WeightFile, shard: str, weight_map: dict[str, str]) -> WeightF
     """The file without tensors that the index assigns to another one."""
     kept = {name: stored for name, stored in file.tensors.items() if weight_map.get(name, shard) == shard}
     return WeightFile(file.path, kept, file.spool)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    refuse_pointer(path)
-    try:
-        value = loads_unique(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not JSON ({error})", "Download or copy the file again.") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds no JSON object", "Download or copy the file again.")
-    return value

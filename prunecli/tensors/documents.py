@@ -1,24 +1,18 @@
-"""JSON documents: read with plain errors, written whole or not at all."""
+"""JSON documents: written whole or not at all."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Collection, Mapping
-from math import isfinite
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prunecli.errors import OutputError, PruneError, StatisticsError
-from prunecli.tensors.git_lfs import refuse_pointer
+from prunecli.errors import OutputError, PruneError
+from prunecli.tensors.json_files import HALF
 from prunecli.tensors.transaction import new_file
 
-LONE = "half a surrogate pair"
-DEEPEST = 100
-"""Levels of a config.json; real ones have five or so."""
 _OTHER_RESULTS = (".csv", ".md", ".tex", ".png", ".html", ".hyp", ".outputs.safetensors")
-_LONE = re.compile("[\ud800-\udfff]")
 
 
 def write_json(
@@ -51,8 +45,8 @@ def refuse_unwritable(path: Path, *, force: bool) -> None:
 
     Raises:
         OutputError: `path` is a directory, exists and `force` is not given, is no file (a device, say) or no result
-            of prunecli's, or lies in no directory, or in one that cannot be written to; or a directory stands where an
-            unfinished run keeps its state.
+            of prunecli's, or lies in no directory, or in one that cannot be written to; or a directory, or a
+            link, stands where an unfinished run keeps its state.
     """
     _refuse_unwritable(path, force=force)
     if path.is_file() and not _is_replaceable(path):
@@ -61,9 +55,10 @@ def refuse_unwritable(path: Path, *, force: bool) -> None:
             "Choose another output, or remove it.",
         )
     for kept in (entry for entry in path.parent.iterdir() if entry.name.startswith(_states(path))):
-        if kept.is_dir():
+        if kept.is_symlink() or kept.is_dir():
+            what = "link" if kept.is_symlink() else "directory"
             raise OutputError(
-                f"{kept}: a directory, where an unfinished run would keep its state",
+                f"{kept}: a {what}, where an unfinished run would keep its state",
                 "Remove it, or choose another output.",
             )
 
@@ -109,107 +104,9 @@ def _states(output: Path) -> tuple[str, str]:
     return f".{output.name}.partial", f".{output.name}.layers"
 
 
-def read_json(
-    path: Path | str,
-    format: str | None = None,  # noqa: A002
-    *,
-    error: type[PruneError] = StatisticsError,
-) -> Any:
-    """Read a document.
-
-    Args:
-        path: the file.
-        format: what its "format" must be; None: any JSON, such as the lists that others published.
-        error: what to raise.
-
-    Returns:
-        The value; a dict where `format` is given.
-
-    Raises:
-        StatisticsError: (or `error`) the file is missing, empty, cut short, a Git LFS pointer, holds NaN, or has
-            another format.
-    """
-    path = Path(path)
-    refuse_pointer(path, error)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise error(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise error(f"{path}: a directory, not a JSON file") from None
-    except UnicodeDecodeError as fault:
-        raise error(f"{path}: not a JSON file ({fault.reason} at byte {fault.start})") from fault
-    if not text.strip():
-        raise error(f"{path}: an empty file", "Make it again.")
-    try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-    except json.JSONDecodeError as fault:
-        cut = fault.pos >= len(text.rstrip()) - 1 or "Unterminated" in fault.msg
-        raise error(
-            f"{path}: {'cut short' if cut else 'not JSON'} at line {fault.lineno} ({fault.msg})",
-            "Make it again.",
-        ) from fault
-    except (ValueError, RecursionError) as fault:
-        raise error(f"{path}: {fault}", "Make it again.") from fault
-    if "\\ud" in text.lower() and has_lone_surrogates(value):
-        raise error(f"{path}: holds text that no file could ({LONE})", "Make it again.")
-    if format is not None:
-        _check_format(path, value, format, error)
-    return value
-
-
-def has_lone_surrogates(value: Any) -> bool:
-    """Whether any text in a JSON value, names included, could not be written as UTF-8."""
-    return _LONE.search(json.dumps(value, ensure_ascii=False)) is not None
-
-
-def is_finite(value: Any, but: Collection[str] = ()) -> bool:
-    """Whether all numbers of a JSON value are: Python reads `NaN`, `Infinity` and `1e999`, JSON has none of them.
-
-    Args:
-        value: of no more than `DEEPEST` levels.
-        but: keys whose values are not looked at.
-    """
-    if isinstance(value, dict):
-        return all(key in but or is_finite(item, but) for key, item in value.items())
-    if isinstance(value, list):
-        return all(is_finite(item, but) for item in value)
-    return not isinstance(value, float) or isfinite(value)
-
-
-def is_deep(value: Any) -> bool:
-    """Whether a JSON value has more than `DEEPEST` levels, which comparing and copying it would fail over."""
-    level = [value]
-    for _ in range(DEEPEST):
-        level = [
-            inner
-            for item in level
-            if isinstance(item, (dict, list))
-            for inner in (item.values() if isinstance(item, dict) else item)
-        ]
-    return bool(level)
-
-
 def escaped(text: str) -> str:
     """JSON text in which such halves, as names of files may give them, are written as escapes."""
-    return _LONE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
-
-
-def _check_format(path: Path, value: Any, expected: str, error: type[PruneError]) -> None:
-    stated = value.get("format") if isinstance(value, dict) else None
-    if stated == expected:
-        return
-    if isinstance(stated, str) and stated.rpartition("/")[0] == expected.rpartition("/")[0]:
-        raise error(
-            f'{path}: has the format "{stated}", this prunecli reads "{expected}"',
-            "Use the prunecli that made it.",
-        )
-    what = f'has the format "{stated}"' if stated is not None else "has no format"
-    raise error(f'{path}: {what}, not "{expected}"', "Give a file of the right kind.")
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"holds {name}, which is no number")
+    return HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def _text(value: Any, depth: int, *, allow_nan: bool) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from prunecli.tensors.json_files import lenient, read_json
+
 NAME = ".unfinished.json"
 """Of the file; a finished directory has none."""
 
@@ -123,19 +125,21 @@ class Journal:
 
 def read(directory: Path, key: str) -> Content:
     """What a journal in a directory says is done; nothing where it is of other work, damaged or missing."""
-    try:
-        found = json.loads((directory / NAME).read_text(encoding="utf-8"))
-        if found["format"] != FORMAT or found["key"] != key:
-            return Content()
-        complete = {str(file): int(nbytes) for file, nbytes in found["complete"].items()}
-        said = found["begun"]
-        begun = (
-            None
-            if said is None
-            else Begun(str(said["file"]), str(said["layout"]), int(said["steps"]), int(said["nbytes"]))
-        )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    return _read(directory, key) or Content()
+
+
+@lenient
+def _read(directory: Path, key: str) -> Content:
+    found = read_json(directory / NAME, FORMAT)
+    if found["key"] != key:
         return Content()
+    complete = {str(file): int(nbytes) for file, nbytes in found["complete"].items()}
+    said = found["begun"]
+    begun = (
+        None
+        if said is None
+        else Begun(str(said["file"]), str(said["layout"]), int(said["steps"]), int(said["nbytes"]))
+    )
     whole = {file: size for file, size in complete.items() if _size(directory, file) == size}
     is_there = begun is not None and begun.steps > 0 and _size(directory, begun.file) >= begun.nbytes > 0
     return Content(whole, begun if is_there else None)

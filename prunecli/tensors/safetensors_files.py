@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 from prunecli.errors import CheckpointError
 from prunecli.tensors.dtypes import is_known
 from prunecli.tensors.git_lfs import refuse_pointer
+from prunecli.tensors.json_files import parsed
 from prunecli.tensors.reader import Stored, TensorInfo, WeightFile
 
 MAX_HEADER_BYTES = 100_000_000
@@ -57,36 +57,10 @@ def described(path: Path, size: int, read: Callable[[int], bytes]) -> WeightFile
     return WeightFile(path, {stored.info.name: stored for _, _, stored in places})
 
 
-def loads_unique(text: str) -> Any:
-    """The value of a JSON text in which no object has a key twice.
-
-    Raises:
-        ValueError: not JSON, or a key occurs twice.
-        RecursionError: it is nested without end.
-    """
-    value = json.loads(text)
-    if isinstance(value, dict):
-        inner = sum(len(item) for item in value.values() if isinstance(item, dict))
-        if (
-            text.count(":") == len(value) + inner
-        ):  # no key was lost; colons in texts or deeper objects: looked at again
-            return value
-    return json.loads(text, object_pairs_hook=_unique_keys)
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `json.loads(object_pairs_hook=…)`."""
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)!r} occurs twice")
-    return value
-
-
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
     try:
-        entries = loads_unique(text.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+        entries = parsed(text, unique=True)
+    except ValueError as error:
         raise _damaged(path, f"its header cannot be read ({error})") from error
     if not isinstance(entries, dict):
         raise _damaged(path, "its header is not an object")

@@ -5,7 +5,6 @@ They travel along when tensors are rewritten (tokenizer, templates, code, module
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,6 +12,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from prunecli.tensors.json_files import lenient, read_json
 
 MODULES_FILE = "modules.json"
 """Of sentence-transformers: its modules in order, each with the folder (`path`) that it is stored in."""
@@ -129,10 +130,7 @@ def belonging(sizes: Mapping[str, int], modules: Collection[str] = ()) -> tuple[
 
 def folders_of(directory: Path) -> tuple[str, ...]:
     """The folders that modules.json of a directory names, as `module_folders`; none where it cannot be read."""
-    try:
-        return module_folders(json.loads((directory / MODULES_FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError):
-        return ()
+    return module_folders(lenient(read_json)(directory / MODULES_FILE))
 
 
 def module_folders(modules: Any) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from prunecli.errors import DataError
-from prunecli.tensors.documents import read_json
+from prunecli.tensors.json_files import read_json
 from prunecli.text.lines import read_lines
 
 FORM = "Give lines of a language, a tab and its group, or a JSON object {language: group}."

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from prunecli.errors import DataError
-from prunecli.tensors.documents import LONE, has_lone_surrogates
+from prunecli.tensors.json_files import parsed
 from prunecli.text.lines import PACKED, read_lines
 
 JSON_LINES = (".jsonl", ".ndjson")
@@ -36,14 +35,20 @@ def read_json_lines(path: Path) -> tuple[str | Chat, ...]:
     )
 
 
-def _json_line(where: str, line: str) -> str | Chat:
+def parsed_line(where: str, line: str, remedy: str) -> Any:
+    """The value of a line of JSON.
+
+    Raises:
+        DataError: it holds none; `where` and `remedy` are those of the message.
+    """
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON ({error})", _REMEDY) from error
-    if has_lone_surrogates(row):
-        raise DataError(f"{where}: holds text that no file could ({LONE})", "Correct the escape.")
-    document = document_of(row)
+        return parsed(line)
+    except ValueError as error:
+        raise DataError(f"{where}: not JSON ({error})", remedy) from error
+
+
+def _json_line(where: str, line: str) -> str | Chat:
+    document = document_of(parsed_line(where, line, _REMEDY))
     if document is None:
         raise DataError(f'{where}: neither a "text" nor a chat of "messages"', _REMEDY)
     return document

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from prunecli.errors import DataError
-from prunecli.tensors.documents import LONE, has_lone_surrogates
+from prunecli.text.json_lines import parsed_line
 from prunecli.text.lines import SHOWN, read_lines, require_count
 
 _REMEDY = (
@@ -130,10 +129,7 @@ def _tab_line(where: str, line: str) -> tuple[str, str, str | None]:
 
 
 def _json_line(where: str, line: str) -> tuple[str, str, str | None]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON ({error})", _REMEDY) from error
+    row = parsed_line(where, line, _REMEDY)
     if not isinstance(row, dict):
         raise DataError(f"{where}: not a JSON object", _REMEDY)
     label = row.get("label")
@@ -148,6 +144,4 @@ def _checked(where: str, label: Any, text: Any, second: Any) -> tuple[str, str, 
     for value in (text, "-" if second is None else second):
         if not isinstance(value, str) or not value.strip():
             raise DataError(f"{where}: no text", _REMEDY)
-    if has_lone_surrogates([label, text, second]):
-        raise DataError(f"{where}: holds text that no file could ({LONE})", "Correct the escape.")
     return label.strip(), text.strip(), None if second is None else second.strip()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from prunecli.architectures import OLDER_TYPES, REDUCED_PREFIX
 from prunecli.errors import CheckpointError, DataError
 from prunecli.tensors.git_lfs import refuse_pointers_beside_weights
+from prunecli.tensors.json_files import LONE, has_lone_surrogates, lenient, read_object
 from prunecli.text.lines import near_names
 
 Tokenizer = Any
@@ -32,33 +33,41 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     config = _stock_config(directory)
     if config is not None:
         options["config"] = config
+    remedy = "Copy the model's tokenizer files (tokenizer.json, tokenizer_config.json, …) into it."
+    with _sound(f"{directory}: no tokenizer could be loaded", remedy):
+        tokenizer = AutoTokenizer.from_pretrained(str(directory), **options)
+        if has_lone_surrogates([getattr(tokenizer, name, None) for name in ("init_kwargs", "chat_template")]):
+            raise ValueError(f"its settings hold {LONE}, which cannot be saved")
+    return tokenizer
+
+
+@contextmanager
+def _sound(fault: str, remedy: str) -> Iterator[None]:
+    """The parsers of transformers and of tokenizers raise anything, panics of Rust among it, which are no `Exception`.
+
+    Raises:
+        CheckpointError: `fault`, the reason and `remedy`, in the place of whatever the block raises.
+    """
     try:
-        return AutoTokenizer.from_pretrained(str(directory), **options)
-    except Exception as error:  # the parsers of transformers and of tokenizers raise anything
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise CheckpointError(
-            f"{directory}: no tokenizer could be loaded ({reason})",
-            "Copy the model's tokenizer files (tokenizer.json, tokenizer_config.json, …) into it.",
-        ) from error
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise CheckpointError(f"{fault} ({reason})", remedy) from error
 
 
+@lenient  # the model's reader says what is wrong with config.json
 def _stock_config(directory: Path) -> Any:
     """A config of the family, where transformers would stumble over the checkpoint's type or `auto_map`."""
-    try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        model_type = config["model_type"]
-        is_stock = not model_type.startswith(REDUCED_PREFIX) and model_type not in OLDER_TYPES
-        if is_stock and "auto_map" not in config:
-            return None
-        model_type = OLDER_TYPES.get(model_type, model_type)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None  # the model's reader says what is wrong with it
+    config = read_object(directory / "config.json")
+    model_type = config["model_type"]
+    is_stock = not model_type.startswith(REDUCED_PREFIX) and model_type not in OLDER_TYPES
+    if is_stock and "auto_map" not in config:
+        return None
     from transformers import AutoConfig
 
-    try:
-        return AutoConfig.for_model(model_type.removeprefix(REDUCED_PREFIX))
-    except ValueError:
-        return None
+    return AutoConfig.for_model(OLDER_TYPES.get(model_type, model_type).removeprefix(REDUCED_PREFIX))
 
 
 def languages(tokenizer: Tokenizer) -> tuple[str, ...]:
@@ -140,14 +149,9 @@ def tokenized(tokenizer: Tokenizer, *texts: Any, **options: Any) -> Any:
     Raises:
         CheckpointError: it fails, because its files say what cannot be.
     """
-    try:
+    remedy = "Copy the model's tokenizer files into it again."
+    with _sound(f"{tokenizer.name_or_path}: the tokenizer does not work", remedy):
         return tokenizer(*texts, **options)
-    except Exception as error:  # whatever a value of the wrong kind runs into
-        reason = " ".join(str(error).split())[:300]
-        raise CheckpointError(
-            f"{tokenizer.name_or_path}: the tokenizer does not work ({type(error).__name__}: {reason})",
-            "Copy the model's tokenizer files into it again.",
-        ) from error
 
 
 def require_rows(tokenizer: Tokenizer, rows: Iterable[Sequence[int]], vocabulary: int) -> None:

@@ -27,6 +27,7 @@ from prunecli.model.opening import WEIGHTS_KEY
 from prunecli.model.structure import KEY
 from prunecli.modules.pooling import has_modules
 from prunecli.progress import Say, unsaid
+from prunecli.tensors.json_files import read_object
 from prunecli.tensors.side_files import MODULES_FILE
 from prunecli.text.tasks import TrainingTask, task_of_class, training_task_of
 from prunecli.text.tokens import Tokenizer, load_tokenizer
@@ -203,12 +204,7 @@ def read_config(config: Path) -> dict[str, Any]:
     file = _file(config)
     if not file.is_file():
         raise CheckpointError(f"{file}: no such file", "Give a config.json, or a directory that holds one.")
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: not JSON ({error})", "Correct the file.") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{file}: holds no JSON object", "Give a config.json.")
+    values = read_object(file)
     model_type = str(values.get("model_type")).removeprefix(REDUCED_PREFIX)
     values["model_type"] = OLDER_TYPES.get(model_type, model_type)
     if values.get("model_type") not in KNOWN:

@@ -23,9 +23,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from prunecli.errors import CheckpointError, OutputError, PruneError, UsageError
+from prunecli.errors import CheckpointError, OutputError, UsageError
 from prunecli.modules.saving import save_tensors
-from prunecli.tensors.documents import read_json, write_json
+from prunecli.tensors.documents import write_json
+from prunecli.tensors.json_files import lenient, parsed, read_json
 
 try:
     import fcntl
@@ -151,11 +152,7 @@ def last_checkpoint(state: Path) -> Path | None:
 
 def _is_whole(trainer_state: Path) -> bool:
     # Of one process's files it is the last; the others' random numbers are checked by the Trainer.
-    try:
-        json.loads(trainer_state.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        return False
-    return True
+    return lenient(_parsed)(trainer_state) is not None
 
 
 def require_sound(checkpoint: Path) -> None:
@@ -183,16 +180,18 @@ def require_sound(checkpoint: Path) -> None:
 
 def trainer_state(checkpoint: Path) -> dict[str, Any]:
     """The Trainer's own state: step, best metric, log, callbacks."""
-    made: dict[str, Any] = json.loads((checkpoint / TRAINER_STATE).read_text(encoding="utf-8"))
+    return _parsed(checkpoint / TRAINER_STATE)
+
+
+def _parsed(trainer_state: Path) -> dict[str, Any]:
+    made: dict[str, Any] = parsed(trainer_state.read_bytes())  # the norm of a gradient may be NaN
     return made
 
 
+@lenient
 def finished(state: Path) -> dict[str, Any] | None:
     """What a training that ended left to be written; None where it has not, or where the file is damaged."""
-    try:
-        found: dict[str, Any] = read_json(state / FINISHED, FORMAT)
-    except PruneError:
-        return None
+    found: dict[str, Any] = read_json(state / FINISHED, FORMAT)
     digest = found.pop("sha256", None)
     if digest != _digest(found) or not (Path(found["weights"]) / WEIGHTS).is_file():
         return None

@@ -34,6 +34,7 @@ from tests.tiny import tiny_nllb_moe, write_json, write_tokenizer
 from tests.training.runs import lines, parallel
 
 SMALL = ("--batch-tokens", 100, "--steps", 4, "--eval-every", 2, "--warmup", 1, "--device", "cpu")
+PLAIN = ("--text", "data/train.eng_Latn", "--valid-text", "data/val.eng_Latn")
 PAIR = ("--data", "data", "--pairs", "eng_Latn-fra_Latn")
 
 
@@ -370,13 +371,23 @@ def test_no_validation_is_said(folder):
         (("model", *PAIR, "-o", "no/out"), OutputError, "no such directory"),
         (("model", *PAIR, "-o", "figures"), OutputError, "figures.finetune.json: exists"),
         (("--from-scratch", "none.json", *PAIR), CheckpointError, "none.json: no such file"),
-        (("--from-scratch", "broken.json", *PAIR), CheckpointError, "not JSON"),
+        (("--from-scratch", "broken.json", *PAIR), CheckpointError, "cut short"),
         (("--from-scratch", "list.json", *PAIR), CheckpointError, "no JSON object"),
         (("--from-scratch", "odd.json", *PAIR), UnsupportedModelError, '"odd" is not supported'),
         (("--from-scratch", "reduced.json", "--tokenizer", "model", *PAIR), CheckpointError, "reduced.json"),
         (("--from-scratch", "narrow.json", "--tokenizer", "model", *PAIR), UsageError, "vocab_size is 5"),
         (("--from-scratch", "pads.json", "--tokenizer", "model", *PAIR), UsageError, "pad_token_id is 3"),
         (("--from-scratch", "heads.json", "--tokenizer", "model", *PAIR), CheckpointError, "cannot make"),
+        (
+            ("--from-scratch", "shared.json", "--tokenizer", "gpt2", *PLAIN),
+            CheckpointError,
+            "num_attention_heads/num_key_value_heads is 8 / 255, not a whole number",
+        ),
+        (
+            ("--from-scratch", "near.json", "--tokenizer", "model", *PAIR),
+            CheckpointError,
+            "cannot run the",
+        ),
         (("--from-scratch", "plain.json", *PAIR), CheckpointError, "beside plain.json"),
         (
             ("--from-scratch", "plain", *PAIR),
@@ -395,6 +406,15 @@ def test_refused(folder, arguments, error, message):
     write_json(folder / "odd.json", {"model_type": "odd"})
     write_json(folder / "reduced.json", {**config, "prunecli": {"version": 99}})
     write_json(folder / "narrow.json", {**config, "vocab_size": 5})
+    for name, family, size in (
+        ("shared", "llama", {"num_key_value_heads": 255}),
+        ("near", "t5", {"relative_attention_max_distance": 0}),
+    ):
+        sizes = tiny_config_of(family, vocab_size=90, **size)
+        write_json(
+            folder / f"{name}.json",
+            {key: value for key, value in sizes.items() if not key.endswith("_token_id")},
+        )
     write_json(folder / "pads.json", {**config, "pad_token_id": 3})
     write_json(folder / "heads.json", {**config, "encoder_attention_heads": 5})
     write_json(folder / "plain.json", config)

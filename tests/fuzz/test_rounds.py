@@ -21,7 +21,8 @@ from prunecli.recipes.text import read_recipe
 from prunecli.results.heads import read_scores
 from prunecli.results.published import read_gates
 from prunecli.tensors.directory import read_config
-from prunecli.tensors.documents import read_json, refuse_unwritable, write_json
+from prunecli.tensors.documents import refuse_unwritable, write_json
+from prunecli.tensors.json_files import read_json
 from prunecli.tensors.transaction import new_file
 from prunecli.text.labelled import read_labelled
 from prunecli.text.lines import read_lines
@@ -283,6 +284,25 @@ def test_a_damaged_tokenizer_is_one_line(damage: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no tokenizer could be loaded") as caught:
         load_tokenizer(model)
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("settings", [{"\ud800": 1}, {"chat_template": "\ud800"}])
+def test_a_tokenizer_that_could_not_be_saved_is_refused(settings: dict[str, object], tmp_path: Path) -> None:
+    model = tiny_family(tmp_path / "model", "gpt2")
+    path = model / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    with pytest.raises(CheckpointError, match="half a surrogate pair"):
+        load_tokenizer(model)
+
+
+def test_a_panic_of_the_tokenizer_is_one_line(tmp_path: Path) -> None:
+    model = tiny_family(tmp_path / "model", "gpt2")
+    path = model / "tokenizer.json"
+    value = json.loads(path.read_text())
+    parts = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
+    path.write_text(json.dumps({**value, "model": {**parts, "continuing_subword_prefix": "long"}}))
+    with pytest.raises(CheckpointError, match=r"no tokenizer could be loaded .PanicException"):
+        load_tokenizer(model)
 
 
 def test_a_tokenizer_that_fails_at_work_is_named(tmp_path: Path) -> None:

@@ -144,6 +144,23 @@ def test_what_cannot_be_is_refused(
         checkpoint.check()
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"n_group": 0}, "0 groups of 8 experts"),
+        ({"n_group": 3}, "3 groups of 8 experts"),
+        ({"topk_group": 3}, "topk_group is 3, there are 2 groups"),
+        ({"n_group": 1, "topk_group": 2}, "topk_group is 2, there are 1 groups"),
+    ],
+)
+def test_groups_that_cannot_be(
+    saved: Callable[[str], Path], tmp_path: Path, config: dict[str, int], message: str
+) -> None:
+    path = changed(saved("deepseek_v3"), tmp_path / "odd", same, config)
+    with open_model(path) as checkpoint, pytest.raises(CheckpointError, match=message):
+        checkpoint.check()
+
+
 def test_uneven_groups_are_refused(saved: Callable[[str], Path]) -> None:
     with open_model(saved("deepseek_v3")) as checkpoint:
         name = checkpoint.mixtures[0].name

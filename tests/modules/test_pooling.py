@@ -90,7 +90,7 @@ def test_older_and_newer_settings(key: str, mode: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "error", "message"),
     [
-        ("modules.json", "{", CheckpointError, r"modules\.json: cannot be read"),
+        ("modules.json", "{", CheckpointError, r"modules\.json: cut short"),
         ("modules.json", "{}", CheckpointError, "no list of modules"),
         ("modules.json", '[{"path": "", "type": "a.b.CNN"}]', UnsupportedModelError, "kind CNN is not known"),
         ("1_Pooling/config.json", '{"pooling_mode": "rank"}', UnsupportedModelError, "by rank is not known"),

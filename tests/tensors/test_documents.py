@@ -15,7 +15,8 @@ from prunecli import __version__
 from prunecli.errors import DataError, OutputError, PruneError, StatisticsError
 from prunecli.model.checkpoint import open_model
 from prunecli.results.header import header
-from prunecli.tensors.documents import read_json, refuse_unwritable, write_json
+from prunecli.tensors.documents import refuse_unwritable, write_json
+from prunecli.tensors.json_files import read_json
 from tests.tiny import tiny_nllb_moe
 
 VALUES = st.recursive(
@@ -133,10 +134,13 @@ def test_missing_and_undecodable_documents(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".out.json.partial", ".out.json.layers", ".out.json.layers.1of2"])
-def test_a_directory_where_a_state_is_kept_is_refused_early(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).mkdir()
-    refuse_unwritable(tmp_path / "other.json", force=False)
-    with pytest.raises(
-        OutputError, match=f"{name}: a directory, where an unfinished run would keep its state"
-    ):
-        refuse_unwritable(tmp_path / "out.json", force=True)
+def test_what_is_no_file_where_a_state_is_kept_is_refused_early(name: str, tmp_path: Path) -> None:
+    for what, make in (("directory", Path.mkdir), ("link", lambda path: path.symlink_to("nowhere"))):
+        make(tmp_path / name)
+        refuse_unwritable(tmp_path / "other.json", force=False)
+        with pytest.raises(
+            OutputError, match=f"{name}: a {what}, where an unfinished run would keep its state"
+        ):
+            refuse_unwritable(tmp_path / "out.json", force=True)
+        if what == "directory":
+            (tmp_path / name).rmdir()

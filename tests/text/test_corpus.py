@@ -65,7 +65,7 @@ def test_an_object_in_plain_text_is_text(tmp_path: Path) -> None:
         ({"messages": [{"content": "a"}]}, "line 2: neither"),
         ({"text": "a", "messages": [{"role": "user", "content": "a"}]}, "line 2: neither"),
         ([1], "line 2: neither"),
-        ('{"text": "\\ud800"}', "line 2: holds text that no file could"),
+        ('{"text": "\\ud800"}', "line 2: not JSON .holds text that no file could"),
     ],
 )
 def test_rows_that_are_neither_are_named(tmp_path: Path, row: object, message: str) -> None:

@@ -21,6 +21,7 @@ from prunecli.results.gates import COUNTS, GateSums
 from prunecli.running.layerwise.snapshot import Snapshots, belongs
 from prunecli.running.runner import ignored
 from prunecli.tensors.documents import layers_path, partial_path, write_json
+from prunecli.tensors.json_files import lenient, read_json
 
 SAVE_EVERY_S = 20.0
 
@@ -108,32 +109,32 @@ def forget(output: Path) -> None:
 
 def read_state(path: Path, key: Mapping[str, Any]) -> State:
     """The state that a run with the same `key` left in `path`; an empty one where there is none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["key"] != json.loads(json.dumps(key)) or content["sha256"] != _sha256(content):
-            return State()
-        sums = {
-            tuple(entry): GateSums(
-                **{
-                    name: np.array(values, np.int64 if name in COUNTS else np.float64)
-                    for name, values in arrays.items()
-                }
-            )
-            for *entry, arrays in content["sums"]
-        }
-        return State(int(content["batches"]), sums)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        return State()
+    return _read_state(path, key) or State()
 
 
+@lenient
+def _read_state(path: Path, key: Mapping[str, Any]) -> State | None:
+    content = read_json(path)
+    if content["key"] != json.loads(json.dumps(key)) or content["sha256"] != _sha256(content):
+        return None
+    sums = {
+        tuple(entry): GateSums(
+            **{
+                name: np.array(values, np.int64 if name in COUNTS else np.float64)
+                for name, values in arrays.items()
+            }
+        )
+        for *entry, arrays in content["sums"]
+    }
+    return State(int(content["batches"]), sums)
+
+
+@lenient
 def kept_dtype(path: Path, key: Mapping[str, Any]) -> str | None:
     """The type that the run which left `path` computed in, if its key was `key` (without that: "compute")."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))["key"]
-        compute = str(found.pop("compute"))
-        return compute if found == json.loads(json.dumps(key)) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+    found = read_json(path)["key"]
+    compute = str(found.pop("compute"))
+    return compute if found == json.loads(json.dumps(key)) else None
 
 
 def write_state(path: Path, key: Mapping[str, Any], state: State) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.budget import Layer
 from prunecli.results.gates import ANY
-from prunecli.tensors.documents import read_json
+from prunecli.tensors.json_files import read_json
 from prunecli.text.lines import near_names
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prunecli.errors import StatisticsError
 from prunecli.model.attention import AttentionLayer
-from prunecli.tensors.documents import read_json
+from prunecli.tensors.json_files import read_json
 
 
 def read_selection(path: Path, layers: Sequence[AttentionLayer]) -> dict[str, tuple[int, ...]]:

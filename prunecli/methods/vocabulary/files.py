@@ -10,6 +10,7 @@ from prunecli.errors import CheckpointError
 from prunecli.methods.vocabulary.ids import Renumbering
 from prunecli.methods.vocabulary.segmentation import merge_parts
 from prunecli.methods.vocabulary.sentencepiece_model import read_model, without_pieces
+from prunecli.tensors.json_files import parsed
 
 SENTENCEPIECE = (".model", ".spm")
 """Endings of the names of SentencePiece models."""
@@ -57,7 +58,7 @@ def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str
 
 
 def _tokenizer_json(data: bytes, change: Renumbering) -> bytes:
-    value = json.loads(data)
+    value = parsed(data)
     model = value["model"]
     vocab = model["vocab"]
     if isinstance(vocab, dict):
@@ -103,11 +104,11 @@ def _with_result(parts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _ids_json(data: bytes, change: Renumbering) -> bytes:
-    return _json(_kept_ids(json.loads(data), change))
+    return _json(_kept_ids(parsed(data), change))
 
 
 def _tokenizer_config(data: bytes, change: Renumbering) -> bytes:
-    value = json.loads(data)
+    value = parsed(data)
     added = value.get("added_tokens_decoder")
     if not added:
         return data

@@ -16,6 +16,7 @@ from prunecli.methods.vocabulary.select import TokenChoice, VocabularyOptions, s
 from prunecli.methods.vocabulary.verify import Check, check_same, load_trimmed, models_that_differ
 from prunecli.methods.vocabulary.vocabulary import read_vocabulary
 from prunecli.progress import Progress, silent
+from prunecli.tensors.json_files import parsed
 from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer
 
@@ -110,8 +111,8 @@ def _generation(side: Mapping[str, bytes]) -> dict[str, Any]:
     if GENERATION not in side:
         return {}
     try:
-        value = json.loads(side[GENERATION])
-    except (ValueError, RecursionError) as error:
+        value = parsed(side[GENERATION])
+    except ValueError as error:
         raise CheckpointError(f"{GENERATION}: not JSON ({error})", "Copy the file again.") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{GENERATION}: holds no JSON object", "Copy the file again.")

@@ -11,7 +11,6 @@ A text falls into the same tokens as before if what led to them is still there, 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Any
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.methods.vocabulary.sentencepiece_model import BPE, NORMAL, UNIGRAM, SentencePieceModel
+from prunecli.tensors.json_files import parsed
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -77,7 +77,7 @@ def of_backend(backend: Any, where: str) -> Segmentation:
     Raises:
         UnsupportedModelError: another kind of model, or of BPE.
     """
-    model = json.loads(backend.to_str())["model"]
+    model = parsed(backend.to_str())["model"]
     kind = model.get("type")
     if kind == "BPE":
         for key in ("continuing_subword_prefix", "end_of_word_suffix"):

@@ -20,6 +20,7 @@ import torch
 from prunecli.modules.trees import leaves, outline, rebuilt
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.running.layerwise.states import StateStore, Stored
+from prunecli.tensors.json_files import lenient, parsed
 
 CHUNK_BYTES = 16 << 20
 LEAVES = (Stored, torch.Tensor)
@@ -93,23 +94,20 @@ def read_snapshot(path: Path, states: StateStore) -> Any:
     return rebuilt(content["tree"], iter(made))
 
 
+@lenient
 def _read(path: Path) -> tuple[dict[str, Any], int] | None:
     """The JSON and where the tensors begin."""
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > path.stat().st_size:
-                return None
-            content = json.loads(file.read(length))
-        sizes = [
-            torch.Size(shape).numel() * getattr(torch, dtype).itemsize
-            for shape, dtype, _ in content["tensors"]
-        ]
-        if not isinstance(content["header"], dict) or path.stat().st_size != 8 + length + sum(sizes):
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > path.stat().st_size:
             return None
-        return content, 8 + length
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error):
+        content = parsed(file.read(length))
+    sizes = [
+        torch.Size(shape).numel() * getattr(torch, dtype).itemsize for shape, dtype, _ in content["tensors"]
+    ]
+    if not isinstance(content["header"], dict) or path.stat().st_size != 8 + length + sum(sizes):
         return None
+    return content, 8 + length
 
 
 def _row_chunks(held: Stored | torch.Tensor) -> list[tuple[int, int]]:

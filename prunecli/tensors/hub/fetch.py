@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from prunecli.tensors.directory import WEIGHT_NAMES
 from prunecli.tensors.hub.answers import names_inside, no_description, require_description
 from prunecli.tensors.hub.failures import host, is_offline, one_line, plain_errors, reason
 from prunecli.tensors.hub.names import HubName, hub_name, snapshot_in
+from prunecli.tensors.json_files import parsed
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.side_files import MODULES_FILE, WEIGHTS, belonging, module_folders
 
@@ -59,8 +59,8 @@ class Snapshot:
             with _bars(False):
                 path = _fetch(self.name.repo, file, self.commit)
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
+            return parsed(path.read_bytes())
+        except ValueError as error:
             raise CheckpointError(f"its {file} is not JSON ({error})") from error
 
     def is_whole(self) -> bool:

@@ -1,0 +1,194 @@
+"""JSON, read strictly (`read_json`, `read_object`, `parsed`), or so that damage counts as absence (`lenient`)."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable, Collection
+from functools import wraps
+from math import isfinite
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from prunecli.errors import CheckpointError, PruneError, StatisticsError
+from prunecli.tensors.git_lfs import refuse_pointer
+
+LONE = "half a surrogate pair"
+DEEPEST = 100
+"""Levels of a config.json; real ones have five or so."""
+HALF = re.compile("[\ud800-\udfff]")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def read_json(
+    path: Path | str,
+    format: str | None = None,  # noqa: A002
+    *,
+    error: type[PruneError] = StatisticsError,
+    unique: bool = False,
+    finite: bool = True,
+) -> Any:
+    """Read a document.
+
+    Args:
+        path: the file.
+        format: what its "format" must be; None: any JSON, such as the lists that others published.
+        error: what to raise.
+        unique: no object may have a key twice.
+        finite: no number may be NaN or infinite.
+
+    Returns:
+        The value; a dict where `format` is given.
+
+    Raises:
+        StatisticsError: (or `error`) the file is missing, empty, cut short, a Git LFS pointer, holds NaN, or has
+            another format.
+    """
+    path = Path(path)
+    remedy = "Copy the file again." if issubclass(error, CheckpointError) else "Make it again."
+    refuse_pointer(path, error)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise error(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise error(f"{path}: a directory, not a JSON file") from None
+    except UnicodeDecodeError as fault:
+        raise error(f"{path}: not a JSON file ({fault.reason} at byte {fault.start})") from fault
+    if not text.strip():
+        raise error(f"{path}: an empty file", remedy)
+    try:
+        value = parsed(text, unique=unique, parse_constant=_refuse_constant if finite else None)
+    except json.JSONDecodeError as fault:
+        cut = fault.pos >= len(text.rstrip()) - 1 or "Unterminated" in fault.msg
+        raise error(
+            f"{path}: {'cut short' if cut else 'not JSON'} at line {fault.lineno} ({fault.msg})", remedy
+        ) from fault
+    except ValueError as fault:
+        raise error(f"{path}: {fault}", remedy) from fault
+    if format is not None:
+        _check_format(path, value, format, error)
+    return value
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file of a checkpoint: an object in which no key occurs twice; a number may be NaN or infinite.
+
+    Raises:
+        CheckpointError: as `read_json`; or it holds something else.
+    """
+    value = read_json(path, error=CheckpointError, unique=True, finite=False)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds no JSON object", "Copy the file again.")
+    return value
+
+
+def parsed(text: str | bytes, *, unique: bool = False, **options: Any) -> Any:
+    """The value of a JSON text; bytes are UTF-8.
+
+    Args:
+        unique: no object may have a key twice.
+        options: as `json.loads` takes them.
+
+    Raises:
+        ValueError: whatever is wrong with it.
+    """
+    text = text.decode("utf-8") if isinstance(text, bytes) else text
+    try:
+        value = json.loads(text, **options)
+        # As many colons as keys: none was lost. Colons in texts or deeper objects: it is looked at again.
+        if unique and text.count(":") != _outer_keys(value):
+            value = json.loads(text, object_pairs_hook=_unique_keys, **options)
+        if ("\\ud" in text or "\\uD" in text) and has_lone_surrogates(value):
+            raise ValueError(f"holds text that no file could ({LONE})")
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    return value
+
+
+def lenient(read: Callable[P, T]) -> Callable[P, T | None]:
+    """`read`, but None in place of whatever a file raises that is missing, damaged or of another form."""
+
+    @wraps(read)
+    def reading(*arguments: P.args, **options: P.kwargs) -> T | None:
+        try:
+            return read(*arguments, **options)
+        except (
+            *(PruneError, OSError, ValueError, LookupError, TypeError, AttributeError),
+            *(ArithmeticError, RecursionError, struct.error),
+        ):
+            return None
+
+    return reading
+
+
+def has_lone_surrogates(value: Any) -> bool:
+    """Whether any text in a JSON value, names included, could not be written as UTF-8.
+
+    What JSON does not know counts as it is printed, or as a name not at all.
+    """
+    text = json.dumps(value, ensure_ascii=False, default=str, skipkeys=True)
+    return HALF.search(text) is not None
+
+
+def is_finite(value: Any, but: Collection[str] = ()) -> bool:
+    """Whether all numbers of a JSON value are: Python reads `NaN`, `Infinity` and `1e999`, JSON has none of them.
+
+    Args:
+        value: of no more than `DEEPEST` levels.
+        but: keys whose values are not looked at.
+    """
+    if isinstance(value, dict):
+        return all(key in but or is_finite(item, but) for key, item in value.items())
+    if isinstance(value, list):
+        return all(is_finite(item, but) for item in value)
+    return not isinstance(value, float) or isfinite(value)
+
+
+def is_deep(value: Any) -> bool:
+    """Whether a JSON value has more than `DEEPEST` levels, which comparing and copying it would fail over."""
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for item in level
+            if isinstance(item, (dict, list))
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+    return bool(level)
+
+
+def _check_format(path: Path, value: Any, expected: str, error: type[PruneError]) -> None:
+    stated = value.get("format") if isinstance(value, dict) else None
+    if stated == expected:
+        return
+    if isinstance(stated, str) and stated.rpartition("/")[0] == expected.rpartition("/")[0]:
+        raise error(
+            f'{path}: has the format "{stated}", this prunecli reads "{expected}"',
+            "Use the prunecli that made it.",
+        )
+    what = f'has the format "{stated}"' if stated is not None else "has no format"
+    raise error(f'{path}: {what}, not "{expected}"', "Give a file of the right kind.")
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"holds {name}, which is no number")
+
+
+def _outer_keys(value: Any) -> int:
+    """Keys of an object and of the objects right in it."""
+    if not isinstance(value, dict):
+        return -1
+    return len(value) + sum(len(item) for item in value.values() if isinstance(item, dict))
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads(object_pairs_hook=…)`."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)!r} occurs twice")
+    return value
