@@ -9,6 +9,7 @@ from typing import Any, Literal
 from prunecli.analysis.settings import Value, names, setting
 from prunecli.model.attention import KINDS, AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.tensors.hub.names import origin
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def is_made_from(one: Checkpoint, other: Checkpoint) -> bool:
 
 def _setting(checkpoint: Checkpoint) -> Any:
     return setting(
-        checkpoint.structure.history, Value(checkpoint.path.resolve().name, checkpoint.fingerprint)
+        checkpoint.structure.history, Value(origin(checkpoint.path)["path"], checkpoint.fingerprint)
     )
 
 

@@ -30,7 +30,7 @@ from prunecli.commands.outputs import check_outputs, write_table, written
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
-    from prunecli.results.latency import Latency, Spread, Timed, Timing
+    from prunecli.results.latency import Latency, Timed, Timing
 
 
 def bench_latency(
@@ -190,13 +190,13 @@ def _cells(timing: Timing) -> dict[str, Callable[[Timing], str]]:
     if timing.phase is not None:
         columns["phase"] = lambda row: str(row.phase)
     if timing.examples_per_second is not None:
-        columns["examples/s"] = lambda row: _spread(row.rate[1], 1)
-    columns["tokens/s"] = lambda row: _spread(row.tokens_per_second, 1)
+        columns["examples/s"] = lambda row: row.rate[1].text(1)
+    columns["tokens/s"] = lambda row: row.tokens_per_second.text(1)
     if timing.examples_per_second is None:
-        columns["s/sentence" if timing.phase is None else "s/prompt"] = lambda row: _spread(
-            row.seconds_per_sentence, 3
+        columns["s/sentence" if timing.phase is None else "s/prompt"] = lambda row: (
+            row.seconds_per_sentence.text(3)
         )
-    return {**columns, "speed-up": lambda row: f"{row.speedup.mean:.2f}x"}
+    return {**columns, "speed-up": lambda row: f"{row.speedup.median:.2f}x"}
 
 
 _SIZES = ("parameters", "on disk", "load", "peak memory", "peak on GPU")
@@ -215,7 +215,3 @@ def _sizes(result: Timed) -> list[str]:
 
 def _count(number: int, name: str) -> str:
     return f"{number} {name}{'' if number == 1 else 's'}"
-
-
-def _spread(spread: Spread, digits: int) -> str:
-    return f"{spread.mean:.{digits}f} ± {spread.std:.{digits}f}"

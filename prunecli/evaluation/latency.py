@@ -213,7 +213,7 @@ def _latency(
 def _timing(
     setting: Setting, phase: Phase, seconds: Sequence[float], baseline: Sequence[float], work: Workload
 ) -> Timing:
-    from prunecli.results.latency import Spread, Timing
+    from prunecli.results.latency import RobustSpread, Spread, Timing
 
     count, tokens = len(work), work.tokens[phase]
     fields: dict[str, Any] = {}
@@ -231,5 +231,5 @@ def _timing(
         seconds_per_sentence=Spread.of([value / count for value in seconds]),
         # Run i against run i of the baseline: what slows the machine for a while cancels out, but for the runs in which
         # it begins and ends, one ratio of which may be any number.
-        speedup=Spread.robust([base / value for base, value in zip(baseline, seconds, strict=True)]),
+        speedup=RobustSpread.of([base / value for base, value in zip(baseline, seconds, strict=True)]),
     )

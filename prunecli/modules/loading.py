@@ -24,6 +24,7 @@ from prunecli.modules.precision import fitting_dtype, holding, need_of
 from prunecli.modules.saving import keeping_config
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.stock_model import fitted_class, load_stock_model, refused_by_layer, stock_class
+from prunecli.tensors.hub.names import origin
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -66,7 +67,7 @@ def load_model(
     devices = device if isinstance(device, Devices) else choose_devices(str(device))
     give_back()  # of a model before this one
     with open_model(path) as stored:
-        named = {stored.path.resolve().name: stored}
+        named = {origin(stored.path)["path"]: stored}
         kind = fitting_dtype(named, devices, str(dtype), beside=holding(room), only_runs=True)
         spread = None
         if (

@@ -12,7 +12,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.recipes.engine import Report
 from prunecli.results.document import Document, numbers
 from prunecli.results.evaluation import Evaluated, Evaluation
-from prunecli.results.latency import Latency, Spread, Timed, Timing
+from prunecli.results.latency import Latency, Timed, Timing
 from prunecli.results.scores import SCORES, Score, percent
 from prunecli.tensors.json_files import read_json
 from prunecli.tensors.quantities import bytes_text
@@ -166,9 +166,9 @@ def _speeds(results: Mapping[Path, Timed]) -> Iterator[tuple[str, Column]]:
         (unit,) = {timing.rate[0] for timing in own.values()}
         yield (
             f"{head}{unit.replace(' per second', '/s')}",
-            {path: Cell(_spread(timing.rate[1], ",.0f")) for path, timing in own.items()},
+            {path: Cell(timing.rate[1].text(0)) for path, timing in own.items()},
         )
-        yield f"{head}speed-up", {path: Cell(_spread(timing.speedup, ".2f")) for path, timing in own.items()}
+        yield f"{head}speed-up", {path: Cell(timing.speedup.text(2)) for path, timing in own.items()}
 
 
 def _first_batch(timings: Sequence[Timing]) -> dict[str, Timing]:
@@ -177,7 +177,3 @@ def _first_batch(timings: Sequence[Timing]) -> dict[str, Timing]:
     for timing in timings:
         first.setdefault(timing.phase or "", timing)
     return first
-
-
-def _spread(spread: Spread, form: str) -> str:
-    return f"{spread.mean:{form}} ± {spread.std:{form}}"

@@ -115,9 +115,9 @@ def latency_part(name: str, latency: Latency) -> Html:
                     "checkpoint": lambda row: row[0],
                     "batch": lambda row: str(row[1].batch_size),
                     **_columns(timings),
-                    "tokens/s": lambda row: spread_text(row[1].tokens_per_second, 1),
-                    "s/sentence": lambda row: spread_text(row[1].seconds_per_sentence, 3),
-                    "speed-up": lambda row: spread_text(row[1].speedup, 2),
+                    "tokens/s": lambda row: row[1].tokens_per_second.text(1),
+                    "s/sentence": lambda row: row[1].seconds_per_sentence.text(3),
+                    "speed-up": lambda row: row[1].speedup.text(2),
                 },
             ),
             table(
@@ -141,7 +141,7 @@ def _columns(timings: Sequence[Timing]) -> dict[str, Callable[[tuple[str, Timing
     columns: dict[str, Callable[[tuple[str, Timing]], str | None]] = {
         "beam": lambda row: maybe(str, row[1].beam),
         "phase": lambda row: row[1].phase,
-        "examples/s": lambda row: maybe(lambda spread: spread_text(spread, 1), row[1].examples_per_second),
+        "examples/s": lambda row: maybe(lambda spread: spread.text(1), row[1].examples_per_second),
     }
     return {
         name: cell
@@ -174,12 +174,7 @@ def _by_batch(name: str, timings: Sequence[Timing]) -> tuple[Point, ...]:
 
 def _bar(name: str, spread: Spread) -> Bar:
     low, high = spread.mean - spread.std, spread.mean + spread.std
-    return Bar(name, spread.mean, low, high, spread_text(spread, 1))
-
-
-def spread_text(spread: Spread, digits: int) -> str:
-    """'1,250.5 ± 3.2'."""
-    return f"{spread.mean:,.{digits}f} ± {spread.std:,.{digits}f}"
+    return Bar(name, spread.mean, low, high, spread.text(1))
 
 
 def training_section(data: ReportData) -> Html | None:

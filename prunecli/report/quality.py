@@ -12,7 +12,6 @@ from prunecli.evaluation.significance import LEAST
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.report.charts import Point, Series, chart
 from prunecli.report.collect import CheckpointEntry, ReportData
-from prunecli.report.costs import spread_text
 from prunecli.report.markup import Html, counted, element, join, maybe, millions, row_of, table
 from prunecli.results.document import numbers
 from prunecli.results.evaluation import Evaluated, Evaluation
@@ -241,8 +240,8 @@ def _table(
         | cells
         | {
             "difference": lambda row: _test(row.result, evaluation),
-            "tokens/s": lambda row: row.timed and spread_text(row.timed.timings[0].tokens_per_second, 1),
-            "speed-up": lambda row: row.timed and spread_text(row.timed.timings[0].speedup, 2),
+            "tokens/s": lambda row: row.timed and row.timed.timings[0].tokens_per_second.text(1),
+            "speed-up": lambda row: row.timed and row.timed.timings[0].speedup.text(2),
         },
     )
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from prunecli.results.document import Count, Document, Number, Record
 from prunecli.results.tabled import Row, Tables, picked
@@ -25,21 +25,36 @@ class Spread(Record):
     mean: Number
     std: Number = 0.0
 
+    def text(self, digits: int) -> str:
+        """'1,250.5 ± 3.2'."""
+        return f"{self.mean:,.{digits}f} ± {self.std:,.{digits}f}"
+
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         """Mean and sample standard deviation (0 for a single value)."""
         deviation = statistics.stdev(values) if len(values) > 1 else 0.0
         return cls(mean=round(statistics.fmean(values), 6), std=round(deviation, 6))
 
-    @classmethod
-    def robust(cls, values: Sequence[float]) -> Spread:
-        """Median, and 1.4826 times the median distance from it.
 
-        Of a normal distribution they are mean and standard deviation; a few values far off do not move them.
-        """
+class RobustSpread(Record):
+    """Median, and 1.4826 times the median distance from it; 0.1.0 wrote mean and deviation.
+
+    Of a normal distribution they are mean and standard deviation; a few values far off do not move them.
+    """
+
+    median: Number = Field(validation_alias=AliasChoices("median", "mean"))
+    deviation: Number = Field(default=0.0, validation_alias=AliasChoices("deviation", "std"))
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> RobustSpread:
+        """Of at least one value."""
         middle = statistics.median(values)
         distance = statistics.median(abs(value - middle) for value in values)
-        return cls(mean=round(middle, 6), std=round(1.4826 * distance, 6))
+        return cls(median=round(middle, 6), deviation=round(1.4826 * distance, 6))
+
+    def text(self, digits: int) -> str:
+        """'1.05 ± 0.02'."""
+        return f"{self.median:.{digits}f} ± {self.deviation:.{digits}f}"
 
 
 class Timing(Record):
@@ -51,7 +66,7 @@ class Timing(Record):
         examples_per_second: where nothing is generated.
         tokens_per_second: those that are generated, or else read.
         seconds_per_sentence: or per example, or prompt.
-        speedup: of each run over the same run of the first checkpoint, as `Spread.robust` has them.
+        speedup: of each run over the same run of the first checkpoint.
     """
 
     batch_size: Count
@@ -61,7 +76,7 @@ class Timing(Record):
     examples_per_second: Spread | None = None
     tokens_per_second: Spread
     seconds_per_sentence: Spread
-    speedup: Spread
+    speedup: RobustSpread
 
     @property
     def setting(self) -> str:
@@ -160,8 +175,8 @@ def _count(number: int, unit: str) -> str:
 def _speed(timing: Timing) -> Row:
     row: Row = {"batch_size": timing.batch_size}
     row |= {name: value for name in ("beam", "phase") if (value := getattr(timing, name)) is not None}
-    for name in ("examples_per_second", "tokens_per_second", "seconds_per_sentence", "speedup"):
+    for name in ("examples_per_second", "tokens_per_second", "seconds_per_sentence"):
         spread: Spread | None = getattr(timing, name)
         if spread is not None:
             row |= {f"{name}_mean": spread.mean, f"{name}_std": spread.std}
-    return row
+    return row | {"speedup_median": timing.speedup.median, "speedup_deviation": timing.speedup.deviation}

@@ -128,7 +128,9 @@ def test_the_table_has_the_json_s_values(folder):
     for row in speed:
         result = next(one for one in payload["results"] if one["checkpoint"] == row["checkpoint"])
         timing = next(one for one in result["timings"] if one["batch_size"] == row["batch_size"])
-        for name in ("tokens_per_second", "seconds_per_sentence", "speedup"):
+        spread = timing["speedup"]
+        assert [row["speedup_median"], row["speedup_deviation"]] == [spread["median"], spread["deviation"]]
+        for name in ("tokens_per_second", "seconds_per_sentence"):
             assert [row[f"{name}_mean"], row[f"{name}_std"]] == [timing[name]["mean"], timing[name]["std"]]
     assert [row["parameters"] for row in size] == [one["parameters"] for one in payload["results"]]
 

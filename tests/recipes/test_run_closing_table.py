@@ -35,7 +35,7 @@ def evaluated(tmp_path, task, first, second):
 
 def timed(**fields):
     spread = {"mean": 1234.4, "std": 56.0}
-    ratio = {"mean": 1.5, "std": 0.25}
+    ratio = {"median": 1.5, "deviation": 0.25}
     return {
         "batch_size": 1,
         "tokens_per_second": spread,

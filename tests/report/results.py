@@ -75,7 +75,7 @@ def latency(batch_sizes: tuple[int, ...] = (1,)) -> dict[str, Any]:
                 "beam": 5,
                 "tokens_per_second": {"mean": speed * size, "std": 2.0},
                 "seconds_per_sentence": {"mean": 32 / speed, "std": 0.01},
-                "speedup": {"mean": speed / 100, "std": 0.02},
+                "speedup": {"median": speed / 100, "deviation": 0.02},
             }
             for size in batch_sizes
         ]

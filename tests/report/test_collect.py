@@ -75,7 +75,11 @@ def test_files_of_others_are_passed_over(tmp_path):
         ("x.json", json.dumps(results.heads()).replace("12.5", "-1"), "negative"),
         ("x.json", json.dumps({"format": "prunecli.gates/1"}), "lacks"),
         ("x.json", '{"format": "prunecli.latency/1", "runs": NaN}', "NaN"),
-        ("x.json", '{"format": "prunecli.latency/1", "runs": ' + "[" * 100_000, "recursion|cut short"),
+        (
+            "x.json",
+            '{"format": "prunecli.latency/1", "runs": ' + "[" * 100_000,
+            "nested too deeply|cut short",
+        ),
     ],
 )
 def test_damaged_results_are_named_with_what_is_wrong(tmp_path, name, text, reason):

@@ -19,7 +19,13 @@ from tests.families import tiny_family
 from tests.report import results as files
 
 SPREAD = {"mean": 2.5, "std": 0.125}
-TIMING = {"beam": 1, "tokens_per_second": SPREAD, "seconds_per_sentence": SPREAD, "speedup": SPREAD}
+ROBUST = {"median": 2.5, "deviation": 0.125}
+TIMING = {
+    "beam": 1,
+    "tokens_per_second": SPREAD,
+    "seconds_per_sentence": SPREAD,
+    "speedup": ROBUST,
+}
 LATENCY = {
     "format": "prunecli.latency/1",
     "pair": "a-b",
@@ -69,6 +75,13 @@ def read(tmp_path):
     return written
 
 
+def test_speed_ups_of_0_1_0_had_mean_and_deviation(read):
+    timing = TIMING | {"batch_size": 1, "speedup": {"mean": 2.0, "std": 0.5}}
+    results = [result | {"timings": [timing]} for result in LATENCY["results"]]
+    speed = read(LATENCY | {"results": results}).tables()["speed"]
+    assert {(row["speedup_median"], row["speedup_deviation"]) for row in speed} == {(2.0, 0.5)}
+
+
 def test_latency(read):
     result = read(LATENCY)
     speed, size = result.frame("speed"), result.frame("size")
@@ -76,7 +89,7 @@ def test_latency(read):
         (1, "one"), (1, "two"), (8, "one"), (8, "two"),
     ]  # fmt: skip
     assert set(speed["tokens_per_second_mean"]) == {2.5}
-    assert set(speed["speedup_std"]) == {0.125}
+    assert set(speed["speedup_deviation"]) == {0.125}
     assert size["load_seconds"][0] == 0.5
     assert size["resident_peak_bytes"].isna().tolist() == [False, True]
     assert set(result.frame()["table"]) == {"speed", "size"}

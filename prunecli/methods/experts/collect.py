@@ -44,6 +44,7 @@ from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.runner import InMemory, Runner
 from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.tensors.dtypes import parse_dtype
+from prunecli.tensors.hub.names import origin
 from prunecli.tensors.quantities import bytes_text
 from prunecli.text.choice import TextChoice
 from prunecli.text.corpus import Corpus
@@ -249,7 +250,7 @@ def memory_for(
     if material.whole(checkpoint) is not None or whole <= FREE_SHARE * free_for_each(device, process_group):
         return None
     if devices.others and (need := need_of(checkpoint, devices, dtype)).spread() is not None:
-        say_spread(checkpoint.path.resolve().name, need, say)
+        say_spread(origin(checkpoint.path)["path"], need, say)
         return None
     free = min(process_group.all_gather(free_memory(device) // neighbours(device.type)))
     memory = int(AUTOMATIC_SHARE * free)

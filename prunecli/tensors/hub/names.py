@@ -100,22 +100,22 @@ def snapshot_in(path: Path) -> Path:
 
 
 def origin(path: Path) -> dict[str, str]:
-    """`{"path": NAME}`; of a snapshot in the hub's cache also its `revision`, and the `subfolder` in it.
+    """`{"path": NAME}`, a link's own; of a snapshot in the hub's cache also its `revision`, and the `subfolder` in it.
 
     There the directory is named by a hash, and the repository two levels above it:
     `models--ORG--NAME/snapshots/HASH` gives `{"path": "ORG/NAME", "revision": HASH}`.
     """
-    path = path.resolve()
-    for snapshot in (path, *path.parents):
+    real = path.resolve()
+    for snapshot in (real, *real.parents):
         repository = snapshot.parent.parent.name
         if snapshot.parent.name == _SNAPSHOTS and repository.startswith(_REPOSITORY):
             known = {
                 "path": repository.removeprefix(_REPOSITORY).replace("--", "/"),
                 "revision": snapshot.name,
             }
-            inside = path.relative_to(snapshot).as_posix()
+            inside = real.relative_to(snapshot).as_posix()
             return known if inside == "." else {**known, "subfolder": inside}
-    return {"path": path.name}
+    return {"path": real.name if path.name in ("", "..") else path.name}
 
 
 def with_origins(text: str) -> str:

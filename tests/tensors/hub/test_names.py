@@ -171,3 +171,10 @@ def test_links_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 "revision": HASH,
                 "fingerprint": checkpoint.fingerprint,
             }
+
+
+def test_a_link_is_called_by_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "mine").symlink_to(tmp_path / "target")
+    assert origin(tmp_path / "mine") == {"path": "mine"}
+    assert origin(tmp_path / "target" / "..") == {"path": tmp_path.name}
