@@ -9,6 +9,11 @@ from numpy.typing import NDArray
 
 from prunecli.errors import StatisticsError
 
+LARGEST = 1e15
+"""No figure of a result is larger; a chart of larger ones would overflow."""
+MOST = 10**18
+"""No count of a result is larger."""
+
 
 def checked_array(
     value: Any,
@@ -20,6 +25,8 @@ def checked_array(
     remedy: str = "Collect the statistics again.",
 ) -> NDArray[Any]:
     """A finite array of `shape` from JSON, not negative unless `signed`; int64 for `counts`, else float64.
+
+    Its numbers are no larger than `LARGEST`, or `MOST`.
 
     Raises:
         StatisticsError: naming `where`.
@@ -33,6 +40,8 @@ def checked_array(
         raise StatisticsError(f"{where} holds {held} values; {needed} are needed.", remedy)
     if not np.isfinite(array).all():
         raise StatisticsError(f"{where} holds NaN or infinity.", remedy)
+    if (np.abs(array) > (MOST if counts else LARGEST)).any():
+        raise StatisticsError(f"{where} holds {'counts' if counts else 'values'} that no run gives.", remedy)
     if not signed and (array < 0).any():
         raise StatisticsError(f"{where} holds negative values.", remedy)
     if not counts:
@@ -40,6 +49,4 @@ def checked_array(
     whole = np.asarray(value)
     if whole.dtype.kind not in "iu" and (array != np.floor(array)).any():
         raise StatisticsError(f"{where} holds fractions; counts are whole.", remedy)
-    if (whole >= 2.0**63).any():
-        raise StatisticsError(f"{where} holds counts that no run gives.", remedy)
     return whole.astype(np.int64)

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from prunecli.errors import DataError
+from prunecli.results.arrays import LARGEST, MOST
 from prunecli.results.tabled import Tabled
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-LARGEST = 1e15
-"""No figure of a result is larger; a chart of larger ones would overflow."""
-Count = Annotated[int, Field(ge=0, le=10**18)]
+Count = Annotated[int, Field(ge=0, le=MOST)]
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 
 

@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.errors import StatisticsError
-from prunecli.results.arrays import checked_array
+from prunecli.results.arrays import MOST, checked_array
 from prunecli.results.header import asked
 from prunecli.results.tabled import Row, Tabled, Tables
 from prunecli.tensors.json_files import read_json
-
-if TYPE_CHECKING:
-    pass
 
 AGAIN = "Score the heads again: prunecli score-heads."
 
@@ -298,7 +295,7 @@ def _require_sensible(scores: HeadScores, path: Path) -> None:
     if not any(scores.heads.values()):
         raise StatisticsError(f"{path}: no heads.", AGAIN)
     for name, ids in scores.heads.items():
-        if not all(type(head) is int and head >= 0 for head in ids) or len(set(ids)) != len(ids):
+        if not all(type(head) is int and 0 <= head <= MOST for head in ids) or len(set(ids)) != len(ids):
             raise StatisticsError(f"{path}: {name} has heads {list(ids)}; ids are whole and differ.", AGAIN)
 
 
@@ -317,7 +314,7 @@ def _with_tokens(scores: HeadScores, payload: Mapping[str, Any], path: Path) -> 
 
 
 def _count(value: Any, where: str) -> int:
-    if type(value) is not int or value < 1:
+    if type(value) is not int or not 1 <= value <= MOST:
         raise StatisticsError(f"{where} is {value!r}, not a count of at least 1.", AGAIN)
     return value
 

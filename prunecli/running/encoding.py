@@ -164,7 +164,16 @@ def _tokenised(
 
 
 def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
-    """The model's own shift of `labels` `[B, T]` to the right, as its `forward` would make it."""
+    """The model's own shift of `labels` `[B, T]` to the right, as its `forward` would make it.
+
+    Raises:
+        CheckpointError: the config names no token to begin with, or none for padding, which every shift replaces.
+    """
+    for key in ("decoder_start_token_id", "pad_token_id"):
+        if getattr(model.config, key, None) is None:
+            raise CheckpointError(
+                f"config.json: no {key}, which the decoder's inputs are made with", "Add it."
+            )
     if hasattr(model, "prepare_decoder_input_ids_from_labels"):
         shifted: Tensor = model.prepare_decoder_input_ids_from_labels(labels=labels)
         return shifted

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from prunecli import load_model
-from prunecli.errors import DataError, UnsupportedModelError, UsageError
+from prunecli.errors import CheckpointError, DataError, UnsupportedModelError, UsageError
 from prunecli.running import encoding
 from prunecli.running.encoding import labelled_examples, text_examples, translation_examples
 from prunecli.running.examples import Sequences
@@ -270,3 +270,12 @@ def test_the_epoch_leaves_what_is_measured_as_it_is(tmp_path):
     ]
     chosen = [place for place in words if random.random() < 0.15] or [words[int(random.integers(len(words)))]]
     assert [place for place, label in enumerate(batch.labels[0].tolist()) if label != -100] == chosen
+
+
+@pytest.mark.parametrize("key", ["pad_token_id", "decoder_start_token_id"])
+@pytest.mark.parametrize("family", ["t5", "m2m_100"])
+def test_inputs_of_decoders_want_both_tokens(tmp_path, family, key):
+    model = load_model(tiny_family(tmp_path / "model", family), device="cpu")
+    setattr(model.config, key, None)
+    with pytest.raises(CheckpointError, match=f"no {key}"):
+        encoding.decoder_inputs(model, torch.tensor([[5, 6, 1]]))

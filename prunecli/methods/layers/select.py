@@ -12,13 +12,11 @@ import numpy as np
 from prunecli.architectures.records import Side
 from prunecli.errors import UsageError
 from prunecli.model.decision import Ranked
+from prunecli.results.arrays import LARGEST
 from prunecli.tensors.quantities import exact_share
 
 Scores = Mapping[Side, Sequence[float]]
 """Side -> one score a layer: what is lost without it; the lowest go first."""
-
-LARGEST = 1e15
-"""Of a score, where it is told."""
 
 Distances = Mapping[Side, np.ndarray]
 """Side -> `[depth + 1, depth + 1]`: how far the hidden states before layer i are from those before layer j."""
