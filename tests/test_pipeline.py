@@ -195,7 +195,7 @@ def test_what_lies_on_the_disk_is_compared_with_what_was_to_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        pipeline, "write_json", lambda path, payload: write_json(path, {**payload, "vocab_size": 1})
+        pipeline, "write_json", lambda path, payload, **_: write_json(path, {**payload, "vocab_size": 1})
     )
     with pytest.raises(CheckpointError, match=r"config\.json was not written as it was to be"):
         rewritten(tiny(tmp_path / "in"), tmp_path / "out")

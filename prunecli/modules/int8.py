@@ -210,7 +210,7 @@ def require_int8(device: torch.device, checkpoints: Iterable[Checkpoint] = ()) -
         raise UsageError(
             f"--dtype int8 is for CPUs, not for {device}", "Add --device cpu, or choose another type."
         )
-    if not _multiplies_bytes():
+    if not multiplies_bytes():
         raise UsageError(
             "--dtype int8: this processor, or this build of torch, has no products of bytes (AVX-512 VNNI, AMX)",
             "Choose bfloat16 or float32.",
@@ -225,7 +225,7 @@ def require_int8(device: torch.device, checkpoints: Iterable[Checkpoint] = ()) -
 
 
 @cache
-def _multiplies_bytes() -> bool:
+def multiplies_bytes() -> bool:
     """Older processors add up pairs of products in 16 bits, which overflow."""
     has_op = has_onednn_linear() and hasattr(torch.ops.onednn, "qlinear_pointwise")
     asked = (getattr(torch.cpu, f"_is_{what}_supported", None) for what in ("vnni", "amx_tile"))

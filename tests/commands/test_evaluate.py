@@ -11,6 +11,7 @@ from prunecli.commands.evaluate import evaluate
 from prunecli.demo import CHECKPOINT as DEMO
 from prunecli.demo import DATA
 from prunecli.errors import CheckpointError, DataError, OutputError, PruneError, UsageError
+from prunecli.modules.int8 import multiplies_bytes
 from prunecli.results import read
 from tests.reference.group_means import differences_of, mean_of
 from tests.results.tables import rows
@@ -73,6 +74,7 @@ def test_two_checkpoints_side_by_side(folder):
     assert payload["pairs"] == ["eng_Latn-fra_Latn", "eng_Latn-deu_Latn"]
 
 
+@pytest.mark.skipif(not multiplies_bytes(), reason="this processor has no products of bytes")
 def test_in_int8_the_demo_translates_as_well(folder):
     int8 = ("--dtype", "int8", "--device", "cpu", "--bootstrap", "0", "--max-sentences", "12", "--beam", "2")
     result = _run(DEMO, "--data", DATA, "--pairs", "qba_Latn-qka_Latn", *int8)

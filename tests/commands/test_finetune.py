@@ -338,11 +338,15 @@ def test_no_validation_is_said(folder):
         (("model", *PAIR, "--minutes", -1), UsageError, "--minutes -1: not a finite number above 0"),
         (("model", *PAIR, "--epochs", "inf"), UsageError, "--epochs inf: not a finite number above 0"),
         (
-            ("none", *PAIR, "--learning-rate", -1),
+            ("model", *PAIR, "--learning-rate", -1),
             UsageError,
             "--learning-rate -1: not a finite number above 0",
         ),
-        (("none", *PAIR, "--learning-rate", 0), UsageError, "--learning-rate 0: not a finite number above 0"),
+        (
+            ("model", *PAIR, "--learning-rate", 0),
+            UsageError,
+            "--learning-rate 0: not a finite number above 0",
+        ),
         (("model", *PAIR, "--distill", 0.5), UsageError, "--teacher"),
         (("model", *PAIR, "--temperature", 2), UsageError, "--teacher"),
         (("model", *PAIR, "--hidden-weight", 0.5), UsageError, "--teacher"),

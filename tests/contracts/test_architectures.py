@@ -385,7 +385,7 @@ def test_untied_output_matrices_are_tensors_of_their_own(tmp_path: Path) -> None
 
 
 def test_a_head_count_that_does_not_divide_the_width_is_refused() -> None:
-    config = tiny_config_of("llama", num_attention_heads=6)
+    config = tiny_config_of("llama", num_attention_heads=6, num_key_value_heads=6)
     with pytest.raises(CheckpointError, match="hidden_size/num_attention_heads is 32 / 6"):
         resolve(FAMILIES["llama"], config, Structure()).shapes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -215,12 +216,13 @@ def test_a_pattern_that_holds_a_layers_number_is_refused(tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("scheme", ["fp8", "gptq"])
+@pytest.mark.parametrize("scheme", ["fp8", "gptq", "nvfp4 of modelopt"])
 @pytest.mark.parametrize(
     ("command", "arguments"),
     [
         (prune_heads, ["--metric", "random", "--ratio", "0.25", "--uniform"]),
         (prune_ffn, ["--score", "random", "--ratio", "0.5"]),
+        (prune_ffn, ["--score", "activation-norm", "--ratio", "0.5", "--text"]),
         (share_ffn, ["--decoder", "share"]),
     ],
 )
@@ -228,9 +230,11 @@ def test_what_would_compute_with_them_is_refused(
     command: Callable[..., None], arguments: list[str], scheme: str, tmp_path: Path
 ) -> None:
     stored, _ = dense(tmp_path, scheme)
-    result = call(command, stored, *arguments, "--output", tmp_path / "out")
+    (tmp_path / "text.txt").write_text("the tin\n")
+    text = [tmp_path / "text.txt"] if arguments[-1] == "--text" else []
+    result = call(command, stored, *arguments, *text, "--output", tmp_path / "out")
     assert result.status == 1, result.out
-    assert "_proj.weight is quantised" in result.err
+    assert re.search("_proj.weight is (quantised|of type U8)", result.err)
     assert not (tmp_path / "out").exists()
 
 

@@ -126,7 +126,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
     found = collect(tmp_path)
     assert [one.name for one in found.unreadable] == ["model", "reduced"]
     assert "model.safetensors" in found.unreadable[0].reason
-    assert "not JSON" in found.unreadable[1].reason
+    assert "cut short" in found.unreadable[1].reason
 
 
 def test_checkpoints_elsewhere_come_in_where_something_speaks_of_them(tmp_path):
@@ -169,7 +169,7 @@ def test_nothing_to_report_is_an_error_with_a_remedy(tmp_path, kind):
 
 def test_layers_of_countless_experts_or_heads_are_refused(tmp_path):
     payload = results.heads()
-    payload["heads"]["model.encoder.layers.0.self_attn"] = [0, 10**30]
+    payload["heads"]["model.encoder.layers.0.self_attn"] = [0, 10**9]
     write_json(tmp_path / "heads.json", payload)
     path = tiny_nllb_moe(tmp_path / "model") / "config.json"
     structure = {"version": 1, "heads": {}, "original_heads": {"model.encoder.layers.0.self_attn": 10**9}}

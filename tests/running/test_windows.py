@@ -16,6 +16,7 @@ from prunecli.running.windows import lm_windows, window_examples
 class _Words:
     """A tokenizer whose tokens are a text's numbers."""
 
+    name_or_path = "words"
     model_max_length = 10**30
     eos_token_id = None
     pad_token_id = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
@@ -75,7 +75,7 @@ def plan_widths(
         activations: called where units are scored by their activations.
 
     Raises:
-        UnsupportedModelError: the family is not declared, or a side has mixtures of experts.
+        UnsupportedModelError: the family is not declared, a side has mixtures of experts, or an FFN is quantised.
         UsageError: options that contradict each other, or that leave an FFN without units.
         CheckpointError: the weights are damaged.
     """
@@ -88,6 +88,7 @@ def plan_widths(
     }
     own = {owner: group for owner, group in groups.items() if owner in chosen}
     refuse_contradictions(options)
+    _refuse_quantised(checkpoint, map(by_name.__getitem__, own))
     scores, tokens = _scores(checkpoint, by_name, own, options, activations)
     widths = _widths(own, scores, options)
     units = {
@@ -186,6 +187,13 @@ def _group(layers: Sequence[FfnLayer], owner: FfnLayer) -> Group:
         owner.width,
         owner.width,
     )
+
+
+def _refuse_quantised(checkpoint: Checkpoint, layers: Iterable[FfnLayer]) -> None:
+    """Before any text is run; norms of what is stored would not be those of the weights."""
+    names = (f"{layer.name}.{suffix}" for layer in layers for suffix in layer.tensors)
+    if quantised := next((name for name in names if name in checkpoint.quantised), None):
+        raise checkpoint.quantised_refusal(quantised)
 
 
 def _scores(
