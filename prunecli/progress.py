@@ -64,7 +64,7 @@ def foretelling(progress: Progress, whole: float, say: Say, what: str, remedy: s
                 advance(step)
                 done += step
                 passed = time.monotonic() - start
-                if not told and passed >= TOLD_AFTER_S:
+                if done and not told and passed >= TOLD_AFTER_S:
                     told = True
                     if (seconds := passed * whole / done) > LONG_S:
                         say(f"{what}: about {_duration(seconds)}; {remedy}.")
