@@ -100,21 +100,30 @@ def test_freed_memory_goes_back_only_when_there_is_too_much() -> None:
     assert last.sum() == 1 << 14
 
 
+FREED = """
+import resource
+import torch
+from prunecli.modules import machine
+
+machine.available_memory = lambda: 12 << 30
+machine.keep_freed_blocks(1 << 30)
+for _ in range(8):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(1 << 24)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+full = machine.resident_now()
+machine.give_back()
+print(full - machine.resident_now())
+"""
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
-def test_freed_blocks_are_had_again_without_being_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "available_memory", lambda: 12 << 30)
-    faults = []
-    try:
-        machine.keep_freed_blocks(1 << 30)
-        for _ in range(8):  # the first ones leave holes of a few bytes too little for the next
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            torch.ones(1 << 24)
-            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-        full = resident_now()
-    finally:
-        machine.give_back()
-    assert max(faults[4:]) < 0.1 * (64 << 20) / resource.getpagesize()
-    assert resident_now() < full - (60 << 20)
+def test_freed_blocks_are_had_again_without_being_cleared() -> None:
+    """In a process of its own: holes that other tests left in the heap may be a few bytes too small."""
+    run = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
+    *faults, given_back = map(int, run.stdout.split())
+    assert max(faults[4:]) < 0.1 * (64 << 20) / resource.getpagesize()  # the first ones leave such holes too
+    assert given_back > 60 << 20
 
 
 def test_where_memory_is_not_plenty_the_c_library_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
