@@ -107,7 +107,7 @@ from prunecli.modules import machine
 
 machine.available_memory = lambda: 12 << 30
 machine.keep_freed_blocks(1 << 30)
-for _ in range(8):
+for _ in range(24):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.ones(1 << 24)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
@@ -122,7 +122,7 @@ def test_freed_blocks_are_had_again_without_being_cleared() -> None:
     """In a process of its own: holes that other tests left in the heap may be a few bytes too small."""
     run = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
     *faults, given_back = map(int, run.stdout.split())
-    assert max(faults[4:]) < 0.1 * (64 << 20) / resource.getpagesize()  # the first ones leave such holes too
+    assert max(faults[16:]) < 0.1 * (64 << 20) / resource.getpagesize()  # the first ones leave such holes too
     assert given_back > 60 << 20
 
 
