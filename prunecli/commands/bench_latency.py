@@ -28,6 +28,7 @@ from prunecli.commands.options import (
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
 from prunecli.errors import UsageError
+from prunecli.tensors.quantities import counted
 
 if TYPE_CHECKING:
     from prunecli.results.latency import Latency, Timed, Timing
@@ -175,8 +176,8 @@ def _show(latency: Latency) -> None:
     console.show(console.table(latency.described, ["checkpoint", *cells], rows, keys=keys))
     console.show(console.table("Size", ["checkpoint", *_SIZES], [_sizes(row) for row in latency.results]))
     console.out(
-        f"Mean ± deviation of {_count(latency.runs, 'run')} after {latency.warm_up} of warm-up, "
-        f"{_count(latency.threads or 0, 'CPU thread')}, {latency.device}; of speed-ups the median."
+        f"Mean ± deviation of {counted(latency.runs, 'run')} after {latency.warm_up} of warm-up, "
+        f"{counted(latency.threads or 0, 'CPU thread')}, {latency.device}; of speed-ups the median."
     )
     if not latency.interleaved:
         console.out("Not enough memory for all at once: the checkpoints were timed one after the other.")
@@ -211,7 +212,3 @@ def _sizes(result: Timed) -> list[str]:
         "-" if result.resident_peak is None else console.bytes_text(result.resident_peak),
         "-" if result.device_peak is None else console.bytes_text(result.device_peak),
     ]
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}{'' if number == 1 else 's'}"

@@ -43,8 +43,8 @@ def report(
     """
     from prunecli import demo
     from prunecli.report.collect import collect, require_directory
-    from prunecli.report.markup import counted
     from prunecli.report.page import report_page, write_page
+    from prunecli.tensors.quantities import counted
 
     directory = directory or Path()
     require_directory(directory)

@@ -21,6 +21,7 @@ from prunecli.evaluation.translation_scores import Translations, score_translati
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, Say, foretelling, silent, unsaid
 from prunecli.tensors.documents import partial_path
+from prunecli.tensors.quantities import counted
 from prunecli.text.choice import Dataset
 from prunecli.text.groups import groups_of, read_groups
 from prunecli.text.parallel import ParallelText, lines_sha256, pair_name
@@ -196,7 +197,7 @@ def _foretold(
     }
     left = sum(partial.get(key, len(text)) is None for key in keys)
     counts = ((len(opened), "checkpoint"), (len(pairs), "pair"), (len(text), "sentence"))
-    what = " x ".join(f"{count:,} {unit}{'s' * (count != 1)}" for count, unit in counts)
+    what = " x ".join(counted(count, unit) for count, unit in counts)
     return foretelling(progress, left * len(text), say, what, "--max-sentences and --pairs take fewer")
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from prunecli.report.charts import Bar, bars
 from prunecli.report.grids import Scale, heat_map, scale_key
-from prunecli.report.markup import Html, counted, element, join, maybe, row_of, table
+from prunecli.report.markup import Html, element, join, maybe, row_of, table
 from prunecli.report.trees import dendrogram
 from prunecli.results.languages import ExpertsPerLayer, Languages, Similarities
 from prunecli.results.similarity import Similarity, ends_of
 from prunecli.results.texts import Texts
+from prunecli.tensors.quantities import counted
 
 MOST_PAIRS = 120
 """With more pairs than this, the matrices of their similarities are not drawn."""

@@ -9,10 +9,10 @@ from prunecli.model.ffn import describe_ffns
 from prunecli.model.inventory import PARTS
 from prunecli.report.charts import Bar, Point, Series, StackedBar, bars, chart, stacked_bars
 from prunecli.report.collect import CheckpointEntry, ReportData
-from prunecli.report.markup import Html, counted, element, join, maybe, millions, row_of, table
+from prunecli.report.markup import Html, element, join, maybe, millions, row_of, table
 from prunecli.results.latency import Latency, Spread, Timed, Timing
 from prunecli.results.training import LoggedStep, Training
-from prunecli.tensors.quantities import bytes_text
+from prunecli.tensors.quantities import bytes_text, counted
 
 MOST_POINTS = 300
 """A longer log is drawn by every so-manieth line of it."""

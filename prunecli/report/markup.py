@@ -131,8 +131,3 @@ def row_of(*drawings: str) -> Html:
 def millions(parameters: int) -> str:
     """2430000 -> '2.43M'."""
     return f"{parameters / 1e6:,.2f}M"
-
-
-def counted(count: int, name: str) -> str:
-    """1, 'pair' -> '1 pair'; 2 -> '2 pairs'."""
-    return f"{count:,} {name}{'' if count == 1 else 's'}"

@@ -12,7 +12,7 @@ from prunecli.report.comparisons import languages_part, similarity_part, texts_p
 from prunecli.report.costs import latency_part, sizes_section, training_section
 from prunecli.report.decisions import decisions_section
 from prunecli.report.history import history_section
-from prunecli.report.markup import Html, counted, element, join, table
+from prunecli.report.markup import Html, element, join, table
 from prunecli.report.parts import experts_section, heads_section
 from prunecli.report.quality import quality_section
 from prunecli.report.style import style_sheet
@@ -21,6 +21,7 @@ from prunecli.results.languages import Languages
 from prunecli.results.latency import Latency
 from prunecli.results.similarity import Similarity
 from prunecli.results.texts import Texts
+from prunecli.tensors.quantities import counted
 from prunecli.tensors.transaction import new_file
 
 T = TypeVar("T", bound=Document)

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from prunecli.model.attention import KIND_NAMES, kind_and_layer
 from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.report.grids import Strip, heat_map, scale_key, scale_of, strips
-from prunecli.report.markup import Html, counted, element, join, maybe, row_of, table
+from prunecli.report.markup import Html, element, join, maybe, row_of, table
 from prunecli.results.gates import GateStatistics
 from prunecli.results.head_comparison import HeadComparison
 from prunecli.results.heads import HeadScores
+from prunecli.tensors.quantities import counted
 
 METHODS = {
     "gradient": "importance by gradient (1905.10650, eq. 2)",

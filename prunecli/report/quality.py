@@ -12,11 +12,11 @@ from prunecli.evaluation.significance import LEAST
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.report.charts import Point, Series, chart
 from prunecli.report.collect import CheckpointEntry, ReportData
-from prunecli.report.markup import Html, counted, element, join, maybe, millions, row_of, table
+from prunecli.report.markup import Html, element, join, maybe, millions, row_of, table
 from prunecli.results.document import numbers
 from prunecli.results.evaluation import Evaluated, Evaluation
 from prunecli.results.latency import Latency, Timed
-from prunecli.tensors.quantities import bytes_text
+from prunecli.tensors.quantities import bytes_text, counted
 
 SCORES = {
     "chrf++": "chrF++",

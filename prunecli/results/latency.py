@@ -10,6 +10,7 @@ from pydantic import AliasChoices, Field
 
 from prunecli.results.document import Count, Document, Number, Record
 from prunecli.results.tabled import Row, Tables, picked
+from prunecli.tensors.quantities import counted
 
 UNITS = {
     "load_s": "load_seconds",
@@ -145,10 +146,10 @@ class Latency(Document):
         unit = {"translation": "sentence", "lm": "prompt"}.get(self.task, "example")
         files = self.data.get("files")
         source = self.pair or (", ".join(map(str, files)) if isinstance(files, list) else "") or self.task
-        text = f"{_count(self.sentences, unit)} of {source}"
+        text = f"{counted(self.sentences, unit)} of {source}"
         if self.context is not None:
-            text += f", {_count(self.context, 'token')} {'each' if self.task == 'lm' else 'at most'}"
-        return text if self.new_tokens is None else f"{text}, {_count(self.new_tokens, 'new token')} each"
+            text += f", {counted(self.context, 'token')} {'each' if self.task == 'lm' else 'at most'}"
+        return text if self.new_tokens is None else f"{text}, {counted(self.new_tokens, 'new token')} each"
 
     def _tables(self) -> Tables:
         """`speed`, in the terminal's order, and `size`."""
@@ -166,10 +167,6 @@ class Latency(Document):
             row = picked(fields, ("checkpoint", "dtype", "parameters", "checkpoint_bytes"))
             size.append({**row, **{column: fields[key] for key, column in UNITS.items() if key in fields}})
         return {"speed": speed, "size": size}
-
-
-def _count(number: int, unit: str) -> str:
-    return f"{number:,} {unit}{'' if number == 1 else 's'}"
 
 
 def _speed(timing: Timing) -> Row:

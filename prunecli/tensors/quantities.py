@@ -113,3 +113,8 @@ def parse_names(option: str, names: Names | None) -> tuple[str, ...]:
     if not all(listed):
         raise UsageError(f"{option} {text!r}: an empty name.", "Separate names by single commas.")
     return listed
+
+
+def counted(count: int, name: str) -> str:
+    """1, 'pair' -> '1 pair'; 2 -> '2 pairs'."""
+    return f"{count:,} {name}{'' if count == 1 else 's'}"

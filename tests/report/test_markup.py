@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.report.markup import Html, counted, element, escape, join, number, table
-from prunecli.tensors.quantities import bytes_text
+from prunecli.report.markup import Html, element, escape, join, number, table
+from prunecli.tensors.quantities import bytes_text, counted
 
 
 class _Read(HTMLParser):
