@@ -1,4 +1,4 @@
-"""The `prunecli` command: its subcommands, how it ends, and the one table that turns failures into plain lines."""
+"""The `prunecli` command: its subcommands, and how it ends."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from prunecli import __version__, processes
-from prunecli.commands import console
+from prunecli.commands import console, failures
+from prunecli.commands.failures import INTERRUPTED
 from prunecli.commands.signatures import COMMANDS, value_names
-from prunecli.errors import MemoryShortError, PruneError
-from prunecli.tensors.hub.names import with_origins
 
-INTERRUPTED = "Interrupted: no output is half-written."
 KILLED = "Ended by SIGTERM: no output is half-written."
 
 PIPE_CLOSED = 141
@@ -138,53 +136,6 @@ def _heeding_quiet(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def describe(error: BaseException) -> tuple[str, int]:
-    """The plain lines for a failure and the exit status; re-raises what is a bug."""
-    if isinstance(error, MemoryShortError):
-        from prunecli.evaluation.shortage import remedy
-
-        error.remedy = remedy(error)
-    if isinstance(error, PruneError):
-        return f"Error: {with_origins(str(error))}", error.exit_status
-    if isinstance(error, KeyboardInterrupt):  # before a command began
-        return INTERRUPTED, 130
-    if isinstance(error, MemoryError) or (full := _full(error)) == "the host":
-        return "Error: out of memory.\nTry a smaller --batch-tokens, or a smaller model.", 1
-    if full is not None:
-        return (
-            f"Error: out of memory on {full}.\nTry a smaller --batch-tokens, --batch-size or --beam, "
-            "--dtype bfloat16, --memory where the command has it, or --device cpu.",
-            1,
-        )
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return f"Error: no space left on the disk{_of(error)}.\nFree some space or choose another output.", 1
-    if isinstance(error, PermissionError):
-        return f"Error: no permission{_of(error)}.", 1
-    if isinstance(error, OSError) and error.strerror:
-        return f"Error: {error.strerror}{_of(error)}.", 1
-    raise error
-
-
-def _full(error: BaseException) -> str | None:
-    """Where torch found no memory; None of other errors, and where torch was not imported."""
-    if "torch" not in sys.modules:
-        return None
-    from prunecli.modules.devices import full_device
-
-    return full_device(error)
-
-
-def _unforeseen(error: BaseException) -> tuple[str, int]:
-    """What is said of a bug; `--debug` shows where it is."""
-    reason = " ".join(str(error).split())
-    what = f"Error: a fault in prunecli: {type(error).__name__}: {reason}"
-    return f"{what}\nPlease report it with what --debug shows.", 70
-
-
-def _of(error: OSError) -> str:
-    return f" ({error.filename})" if error.filename else ""
-
-
 _CAME: list[int] = []
 """Signals that asked this process to end."""
 
@@ -268,9 +219,9 @@ def _end(error: BaseException, debug: bool, as_json: bool) -> NoReturn:
         text, status = _of_exit(error)
     else:
         try:
-            text, status = describe(error)
+            text, status = failures.describe(error)
         except Exception as bug:
-            text, status = _unforeseen(bug)
+            text, status = failures.unforeseen(bug)
     text = console.plain(text)
     if as_json and status != 0:
         _print_error(text, status)

@@ -84,6 +84,12 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else config
 
 
+def stated_count(config: Mapping[str, Any], *keys: str) -> int:
+    """The first count above 0 that config.json states under one of `keys`; 0: there is none."""
+    values = (config.get(key) for key in keys)
+    return next((value for value in values if type(value) is int and value > 0), 0)
+
+
 def text_layers(checkpoint: Checkpoint) -> dict[int, dict[str, TensorInfo]]:
     """Number of a layer that decodes -> its tensors, unquantised, by their names in it.
 
@@ -126,12 +132,8 @@ def find_cache(checkpoint: Checkpoint) -> ModelCache:
         lines.append(
             f"What {len(unknown)} layers keep (the first is {unknown[0]}) is not known, and not counted."
         )
-    window = config.get("sliding_window") or config.get("attention_chunk_size")
-    if (
-        isinstance(window, int)
-        and not isinstance(kinds, list)
-        and config.get("use_sliding_window") is not False
-    ):
+    window = stated_count(config, "sliding_window", "attention_chunk_size")
+    if window and not isinstance(kinds, list) and config.get("use_sliding_window") is not False:
         lines.append(
             f"config.json has a window of {window:,} tokens, and does not say of which layers: all are counted whole."
         )
@@ -154,20 +156,19 @@ def _layer(tensors: Mapping[str, TensorInfo], kind: str, config: Mapping[str, An
         size = _head_state(config)
         return None if not size or not outputs else LayerCache(state=kernels, wide_state=outputs * size)
     if kind == "linear_attention" and not kernels:
-        width = config.get("head_dim")
-        return LayerCache(state=outputs * width) if isinstance(width, int) and outputs else None
+        width = stated_count(config, "head_dim")
+        return LayerCache(state=outputs * width) if width and outputs else None
     fused = rows(FUSED)
     token = sum(info.shape[0] for name, info in mixing.items() if KEYS_AND_VALUES.search(name))
     token += rows(LATENT) + rows(INDEXER) + max(fused - outputs, 0)
     if not token and not kernels:
         return None if any(map(REMEMBERS.search, mixing)) else LayerCache()
-    window = config.get(WINDOWS.get(kind, ""))
-    return LayerCache(token, max(window - 1, 0) if isinstance(window, int) else None, state=kernels)
+    window = stated_count(config, WINDOWS.get(kind, ""))
+    return LayerCache(token, window - 1 if window else None, state=kernels)
 
 
 def _head_state(config: Mapping[str, Any]) -> int:
     """Values of a state that one channel of a layer's output has."""
     inner = config.get("linear_attn_config")
-    stated = [config.get(key) for key in HEAD_STATES]
-    stated.append(inner.get("head_dim") if isinstance(inner, Mapping) else None)
-    return next((value for value in stated if isinstance(value, int)), 0)
+    inside = stated_count(inner, "head_dim") if isinstance(inner, Mapping) else 0
+    return stated_count(config, *HEAD_STATES) or inside

@@ -29,7 +29,7 @@ from math import prod
 from prunecli.architectures import Architecture
 from prunecli.architectures.classes import SEQ2SEQ
 from prunecli.architectures.records import Attention, Side
-from prunecli.model.cache import find_cache, text_config, text_layers
+from prunecli.model.cache import find_cache, stated_count, text_config, text_layers
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import Sizes, class_names
 from prunecli.model.ffn import FfnLayer
@@ -94,8 +94,8 @@ def usual_load(checkpoint: Checkpoint, **chosen: int) -> Load:
         or {stack.side for stack in family.stacks} == {"encoder"}
     ):
         return Load(**chosen)
-    positions = text_config(checkpoint.config).get("max_position_embeddings")
-    length = min(TEXT_LENGTH, positions) if isinstance(positions, int) and positions > 0 else TEXT_LENGTH
+    positions = stated_count(text_config(checkpoint.config), "max_position_embeddings")
+    length = min(TEXT_LENGTH, positions or TEXT_LENGTH)
     return Load(**{"beam": 1, "length": length, **chosen})
 
 
@@ -233,9 +233,9 @@ def _mixture_bytes(checkpoint: Checkpoint, load: Load, width: int) -> tuple[int,
     layers = text_layers(checkpoint).values()
     matrices = (info.shape[0] for own in layers for info in own.values() if len(info.shape) == 2)
     widest = max(*matrices, sparse[0].top_k * expert // (2 * hidden))
-    vocabulary = text_config(checkpoint.config).get("vocab_size")
+    vocabulary = stated_count(text_config(checkpoint.config), "vocab_size")
     rows = load.batch * load.length * (4 * hidden + widest) * width
-    scores = sequences * (vocabulary if isinstance(vocabulary, int) else 0) * 3 * 4
+    scores = sequences * vocabulary * 3 * 4
     return cache.bytes(sequences, load.length, width), rows + copied + scores
 
 

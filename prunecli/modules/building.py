@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -192,11 +192,11 @@ def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
         ) from error
 
 
-def cannot(checkpoint: Checkpoint, do: Literal["make", "run"], error: Exception) -> CheckpointError:
-    """What is said where transformers' class fails at its making, or at work."""
+def cannot_make(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
+    """What is said where transformers' class fails at its making."""
     reason = " ".join(str(error).split())[:300]
     return CheckpointError(
-        f"{checkpoint.path}/config.json: transformers cannot {do} the model ({type(error).__name__}: {reason})",
+        f"{checkpoint.path}/config.json: transformers cannot make the model ({type(error).__name__}: {reason})",
         "Correct the value, or copy the file again.",
     )
 
@@ -232,7 +232,7 @@ def _stock_model(checkpoint: Checkpoint, dtype: torch.dtype, name: str | None) -
     except CheckpointError:
         raise
     except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
-        raise cannot(checkpoint, "make", error) from error
+        raise cannot_make(checkpoint, error) from error
     finally:
         torch.set_default_dtype(previous)
     for key in counts:

@@ -21,7 +21,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.mixtures import SparseLayer, stated_counts
 from prunecli.model.quantisation import KEYS
-from prunecli.modules.building import NoValues, cannot, missing_tensors, on_each
+from prunecli.modules.building import NoValues, cannot_make, missing_tensors, on_each
 from prunecli.modules.constant_experts import class_of_constants
 from prunecli.modules.filling import Destination, chunk_for, expert_names, fill, read_into, require_shape
 from prunecli.modules.hops import Spread, places
@@ -242,7 +242,7 @@ def _on_meta(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
         with torch.device("meta"), NoValues():
             return stock._from_config(config, dtype=dtype)
     except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
-        raise cannot(checkpoint, "make", error) from error
+        raise cannot_make(checkpoint, error) from error
 
 
 def _experts(

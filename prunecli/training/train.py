@@ -11,11 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
 from prunecli.errors import CheckpointError, PruneError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.modules.building import cannot
 from prunecli.modules.loading import load_model
 from prunecli.modules.stock_names import not_run
 from prunecli.processes import ProcessGroup
@@ -156,8 +153,6 @@ def _trained(run: _Run, source: Callable[[], Checkpoint]) -> Trained:
         if done is None:
             require_room(checkpoint, options, run.arguments.device, run.process_group, run.report)
         model = load_model(checkpoint.path, device="cpu", dtype="float32")
-        if done is None:
-            _require_runs(model, checkpoint)
         choose_attention(model, run.arguments.device, options.dtype)
         if checkpoint.runs_stock and (kept := not_run(model, checkpoint)):
             run.report(f"Not run by {type(model).__name__}, written as they are: {in_one_line(kept)}")
@@ -183,19 +178,6 @@ def _require_floats(checkpoint: Checkpoint) -> None:
                 f"{checkpoint.path}: {name} has the type {info.dtype}; only floating-point weights can be trained",
                 "Convert the checkpoint to float32, float16 or bfloat16 first.",
             )
-
-
-def _require_runs(model: Any, checkpoint: Checkpoint) -> None:
-    """Refuse what transformers makes and cannot run, such as an odd size of heads whose pairs are rotated: try it."""
-    ids = torch.zeros(1, 2, dtype=torch.long)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if getattr(model.config, "is_encoder_decoder", False):
-        inputs["decoder_input_ids"] = ids
-    try:
-        with torch.no_grad():
-            model(**inputs)
-    except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
-        raise cannot(checkpoint, "run", error) from error
 
 
 def _train(run: _Run, model: Any, tokenizer: Tokenizer, source: Checkpoint) -> dict[str, Any]:

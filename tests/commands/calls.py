@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from typer.testing import CliRunner
 
-from prunecli.commands.app import describe
+from prunecli.commands.failures import describe
 
 
 @dataclass(frozen=True)

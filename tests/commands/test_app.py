@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -20,7 +19,7 @@ import pytest
 from prunecli import __version__
 from prunecli.commands import app, console
 from prunecli.commands.signatures import value_names
-from prunecli.errors import CheckpointError, OutputError, UsageError
+from prunecli.errors import OutputError
 from prunecli.tensors.documents import refuse_unwritable
 from prunecli.tensors.transaction import refuse_target
 from tests.fuzz import rounds
@@ -112,35 +111,6 @@ def test_a_name_that_leads_nowhere_is_said_first(line: str, tmp_path: Path) -> N
     result = rounds.run(line, tmp_path)
     assert result.status == 1
     assert re.match("Error: nowhere: no such (directory|file)", result.err), result.err
-
-
-@pytest.mark.parametrize(
-    ("error", "text", "status"),
-    [
-        (CheckpointError("model: bad", "Do this."), "Error: model: bad\nDo this.", 1),
-        (UsageError("--ratio 2: no"), "Error: --ratio 2: no", 2),
-        (OSError(errno.ENOSPC, "full", "out/x"), "no space left on the disk (out/x)", 1),
-        (PermissionError(errno.EACCES, "no", "out/x"), "no permission (out/x)", 1),
-        (MemoryError(), "out of memory", 1),
-        (
-            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling …"),
-            "out of memory on the device",
-            1,
-        ),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried …"), "Error: out of memory.", 1),
-        (KeyboardInterrupt(), "Interrupted", 130),
-    ],
-)
-def test_failures_become_plain_lines(error: BaseException, text: str, status: int) -> None:
-    said, ended = app.describe(error)
-    assert text in said
-    assert ended == status
-    assert len(said.splitlines()) <= 2
-
-
-def test_a_bug_keeps_its_traceback() -> None:
-    with pytest.raises(ZeroDivisionError):
-        app.describe(ZeroDivisionError())
 
 
 def test_debug_shows_the_traceback_of_a_failure() -> None:

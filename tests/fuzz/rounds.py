@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import pytest
 
-from prunecli.commands import app
+from prunecli.commands import app, failures
 from prunecli.methods.experts import resume
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors import copying, journal, writer
@@ -116,9 +116,9 @@ def run(command: str, folder: Path, limit_s: float = 30.0) -> Ran:
         trace = "".join(traceback.format_exception(error))
         return unforeseen(error)
 
-    unforeseen = app._unforeseen
+    unforeseen = failures.unforeseen
     with contextlib.ExitStack() as stack:
-        stack.enter_context(patch.object(app, "_unforeseen", note))
+        stack.enter_context(patch.object(failures, "unforeseen", note))
         stack.enter_context(_inside(folder))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))

@@ -1,0 +1,107 @@
+"""The one table that turns what ended a command into plain lines and an exit status."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from traceback import walk_tb
+
+from prunecli.errors import MemoryShortError, PruneError
+from prunecli.tensors.hub.names import with_origins
+
+INTERRUPTED = "Interrupted: no output is half-written."
+BUG = 70
+"""EX_SOFTWARE of sysexits.h: the exit status of a fault of prunecli's own."""
+
+REASON_LETTERS = 300
+AT_WORK = ("transformers.models.", "transformers.generation.")
+"""Modules of transformers that run a model, layers of prunecli's own within it."""
+
+REPORT = "please report it with what --debug shows."
+
+
+def describe(error: BaseException) -> tuple[str, int]:
+    """The plain lines for a failure and the exit status; re-raises what is a bug."""
+    if isinstance(error, MemoryShortError):
+        from prunecli.evaluation.shortage import remedy
+
+        error.remedy = remedy(error)
+    if isinstance(error, PruneError):
+        return f"Error: {with_origins(str(error))}", error.exit_status
+    if isinstance(error, KeyboardInterrupt):  # before a command began
+        return INTERRUPTED, 130
+    if isinstance(error, MemoryError) or (full := _full(error)) == "the host":
+        return "Error: out of memory.\nTry a smaller --batch-tokens, or a smaller model.", 1
+    if full is not None:
+        return (
+            f"Error: out of memory on {full}.\nTry a smaller --batch-tokens, --batch-size or --beam, "
+            "--dtype bfloat16, --memory where the command has it, or --device cpu.",
+            1,
+        )
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"Error: no space left on the disk{_of(error)}.\nFree some space or choose another output.", 1
+    if isinstance(error, PermissionError):
+        return f"Error: no permission{_of(error)}.", 1
+    if isinstance(error, OSError) and error.strerror:
+        return f"Error: {error.strerror}{_of(error)}.", 1
+    if (said := _of_transformers(error) or _of_record(error)) is not None:
+        return said, 1
+    raise error
+
+
+def unforeseen(error: BaseException) -> tuple[str, int]:
+    """What is said of a bug; `--debug` shows where it is."""
+    return f"Error: a fault in prunecli: {type(error).__name__}: {_line(error)}\n{REPORT.capitalize()}", BUG
+
+
+def _full(error: BaseException) -> str | None:
+    """Where torch found no memory; None of other errors, and where torch was not imported."""
+    if "torch" not in sys.modules:
+        return None
+    from prunecli.modules.devices import full_device
+
+    return full_device(error)
+
+
+def _of_transformers(error: BaseException) -> str | None:
+    """What is said where transformers failed at a model, a tokenizer or settings that it had taken before.
+
+    It checks few values of config.json at the making: 3 heads for 2 key/value heads, or an id beyond the table, end
+    in an error of torch in the midst of a forward pass.
+    """
+    if not isinstance(error, Exception):
+        return None
+    passed = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    last = max((at for at, name in enumerate(passed) if name.startswith("prunecli.")), default=-1)
+    below = any(name.startswith("transformers.") for name in passed[last + 1 :])
+    if not below and not any(name.startswith(AT_WORK) for name in passed):
+        return None
+    version = getattr(sys.modules.get("transformers"), "__version__", "")
+    return (
+        f"Error: transformers {version} fails at work on this model: {type(error).__name__}: {_line(error)}\n"
+        "A value in its config.json, generation_config.json or tokenizer is damaged, or its files do not belong "
+        f"together; if they are right, {REPORT}"
+    )
+
+
+def _of_record(error: BaseException) -> str | None:
+    """What is said of a figure that no result holds: it was computed from sizes or statistics that cannot be."""
+    pydantic = sys.modules.get("pydantic_core")
+    if pydantic is None or not isinstance(error, pydantic.ValidationError):
+        return None
+    fault = error.errors(include_url=False)[0]
+    where = ".".join(map(str, fault["loc"]))
+    value = repr(fault["input"])[:40]
+    return (
+        f"Error: {where} of the result comes out as {value}: {fault['msg'].lower()}\n"
+        "A size in config.json or a figure in the statistics is beyond what can be; if they are right, "
+        f"{REPORT}"
+    )
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:REASON_LETTERS]
+
+
+def _of(error: OSError) -> str:
+    return f" ({error.filename})" if error.filename else ""

@@ -1,0 +1,82 @@
+"""What is said of failures, those of transformers at work and of figures that cannot be among them."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from prunecli.commands import failures
+from prunecli.errors import CheckpointError, UsageError
+from prunecli.results.inspection import ComputingTime
+from tests.families import tiny_family
+from tests.fuzz.rounds import run
+
+TIME = {
+    "device": "cpu",
+    "dtype": "F32",
+    "operations_per_second": 1.0,
+    "computing_seconds": 1.0,
+    "seconds": 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "status"),
+    [
+        (CheckpointError("model: bad", "Do this."), "Error: model: bad\nDo this.", 1),
+        (UsageError("--ratio 2: no"), "Error: --ratio 2: no", 2),
+        (OSError(errno.ENOSPC, "full", "out/x"), "no space left on the disk (out/x)", 1),
+        (PermissionError(errno.EACCES, "no", "out/x"), "no permission (out/x)", 1),
+        (MemoryError(), "out of memory", 1),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling …"),
+            "out of memory on the device",
+            1,
+        ),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried …"), "Error: out of memory.", 1),
+        (KeyboardInterrupt(), "Interrupted", 130),
+    ],
+)
+def test_failures_become_plain_lines(error: BaseException, text: str, status: int) -> None:
+    said, ended = failures.describe(error)
+    assert text in said
+    assert ended == status
+    assert len(said.splitlines()) <= 2
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError):
+        failures.describe(ZeroDivisionError())
+
+
+def test_a_figure_that_no_result_holds_is_said() -> None:
+    with pytest.raises(ValueError, match="1 validation error") as caught:
+        ComputingTime.model_validate({**TIME, "threads": -3})
+    said, status = failures.describe(caught.value)
+    assert said.startswith("Error: threads of the result comes out as -3: ")
+    assert (len(said.splitlines()), status) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "evaluate model --data data --pairs de-en --split val -o out.json",
+        "score-heads model --data data --pairs de-en --split val -o out.json",
+        "bench-latency model --data data --pairs de-en --split val -o out.json",
+        "finetune model --data data --pairs de-en --split val --steps 1 --batch-tokens 64 -o out",
+    ],
+)
+def test_a_config_that_transformers_makes_and_cannot_run(command: str, tmp_path: Path) -> None:
+    """T5 divides by the logarithm of this distance at work, and looks at no value before."""
+    config = tiny_family(tmp_path / "model", "t5") / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "relative_attention_max_distance": 0}))
+    (tmp_path / "data").mkdir()
+    for language in ("de", "en"):
+        (tmp_path / "data" / f"val.{language}").write_text("a hen\n" * 40)
+    ran = run(command, tmp_path)
+    assert ran.status == 1
+    assert "ValueError: math domain error" in ran.err.splitlines()[-2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "model"]
