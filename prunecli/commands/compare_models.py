@@ -179,7 +179,8 @@ def compare_models(
 def _dtype(opened: Mapping[str, Checkpoint], device: str, dtype: str) -> str:
     """The type of all models, of which one is in memory at a time."""
     from prunecli.modules.devices import choose_devices
-    from prunecli.modules.precision import dtype_name, fitting_dtype
+    from prunecli.modules.fitting import fitting_dtype
+    from prunecli.modules.precision import dtype_name
 
     return dtype_name(fitting_dtype(opened, choose_devices(device), dtype, say=console.note))
 

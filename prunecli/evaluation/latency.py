@@ -99,7 +99,8 @@ def _dtype(
 ) -> str:
     """The type of all models: speeds of two types say nothing of the models."""
     from prunecli.modules.devices import choose_devices
-    from prunecli.modules.precision import decoding, dtype_name, fitting_dtype
+    from prunecli.modules.fitting import decoding, fitting_dtype
+    from prunecli.modules.precision import dtype_name
 
     devices = choose_devices(options.device)
     beside = decoding(_load(workloads, options))
@@ -164,7 +165,8 @@ def _latency(
 ) -> Latency:
     import torch
 
-    from prunecli.modules.precision import COMPUTE, decoding_room
+    from prunecli.modules.fitting import decoding_room
+    from prunecli.modules.precision import COMPUTE
     from prunecli.results.header import header
     from prunecli.results.latency import Latency, Timed
 

@@ -73,8 +73,8 @@ def model_and_batches(
     """
     from prunecli.evaluation.options import labels_for
     from prunecli.modules.devices import choose_devices
+    from prunecli.modules.fitting import fitting_dtype
     from prunecli.modules.loading import load_model
-    from prunecli.modules.precision import fitting_dtype
     from prunecli.running.encoding import translation_examples
     from prunecli.text.tokens import load_tokenizer
 

@@ -30,7 +30,7 @@ def remedy(error: MemoryShortError) -> str:
 
 def _ways(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
     from prunecli.model.cost import weight_bytes
-    from prunecli.modules.precision import FREE_SHARE
+    from prunecli.modules.fitting import FREE_SHARE
     from prunecli.tensors.dtypes import parse_dtype
 
     weights = weight_bytes(checkpoint, parse_dtype(shortage.dtype))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from prunecli.evaluation.causal import CausalModels
     from prunecli.evaluation.embedding import EmbeddingModels
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.modules.precision import Beside
+    from prunecli.modules.fitting import Beside
     from prunecli.results.evaluation import Evaluation
     from prunecli.running.layerwise.runner import RunReport
     from prunecli.running.runner import Runner
@@ -134,7 +134,8 @@ def _check_by_layer(checkpoints: Iterable[Checkpoint]) -> None:
 def _dtype(opened: Mapping[str, Checkpoint], task: OtherTask, options: EvaluationOptions, say: Say) -> str:
     """The type of all models; layer by layer any size fits."""
     from prunecli.modules.devices import choose_devices
-    from prunecli.modules.precision import candidates, dtype_name, fitting_dtype, nothing
+    from prunecli.modules.fitting import fitting_dtype, nothing
+    from prunecli.modules.precision import candidates, dtype_name
 
     devices = choose_devices(options.device)
     if options.memory is not None:

@@ -18,9 +18,9 @@ from prunecli.modules.constant_experts import fill_constants
 from prunecli.modules.cpu_linear import pack_linears
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.devices import Devices, choose_devices
+from prunecli.modules.fitting import fitting_dtype, holding, need_of
 from prunecli.modules.hops import Spread, connect
 from prunecli.modules.machine import give_back, keep_freed_blocks
-from prunecli.modules.precision import fitting_dtype, holding, need_of
 from prunecli.modules.saving import keeping_config
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.stock_model import fitted_class, load_stock_model, refused_by_layer, stock_class

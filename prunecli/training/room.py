@@ -7,7 +7,7 @@ import torch
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import weight_bytes
 from prunecli.modules.devices import Devices, place_name
-from prunecli.modules.precision import TEACHER, WEIGHTS, Need, free_for_each
+from prunecli.modules.fitting import TEACHER, WEIGHTS, Need, free_for_each
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.dtypes import parse_dtype

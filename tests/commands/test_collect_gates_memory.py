@@ -17,7 +17,7 @@ from prunecli.methods.experts import collect, resume
 from prunecli.methods.experts.translation import Translation
 from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import weight_bytes
-from prunecli.modules import precision
+from prunecli.modules import fitting, precision
 from prunecli.modules.devices import Devices
 from prunecli.processes import ProcessGroup
 from prunecli.text.parallel import ParallelText
@@ -129,7 +129,7 @@ def test_a_shard_that_is_cut_short(folder: Path) -> None:
 
 def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(collect, "free_memory", lambda _device: free)
-    monkeypatch.setattr(precision, "new_memory", lambda _device: free)
+    monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     group = ProcessGroup(0, processes.world_size())
     with open_model(folder / "model") as checkpoint:
         return collect.memory_for(
@@ -164,7 +164,7 @@ def test_several_on_one_machine_share_what_is_free(folder: Path, monkeypatch: py
 
 
 def test_beam_search_on_one_that_does_not_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "new_memory", lambda _device: 100_000)
+    monkeypatch.setattr(fitting, "new_memory", lambda _device: 100_000)
     made = run("model", "--data", "text", "--mode", "beam")
     refused(made, "needs ", 1)
     assert "on the CPU in bfloat16 (weights " in made.err
@@ -175,8 +175,8 @@ def test_a_search_that_goes_on_keeps_its_type(folder: Path, monkeypatch: pytest.
     arguments = ("model", "--data", "text", "--mode", "beam", "--batch-tokens", "8", "--beam", "2")
     arguments = (*arguments, "--pairs", "eng_Latn-fra_Latn", "--max-sentences", "3")
     assert run(*arguments, "-o", "whole.json", "--dtype", "bf16").status == 0
-    monkeypatch.setattr(precision, "free_for_each", lambda *_: 0)
-    monkeypatch.setattr(precision, "candidates", lambda *_, **__: (torch.bfloat16,))
+    monkeypatch.setattr(fitting, "free_for_each", lambda *_: 0)
+    monkeypatch.setattr(fitting, "candidates", lambda *_, **__: (torch.bfloat16,))
     monkeypatch.setattr(precision.Need, "fits", lambda *_: True)
     save = resume.Saver.__call__
 

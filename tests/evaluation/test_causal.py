@@ -14,7 +14,7 @@ from prunecli.evaluation import divergence
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.tasks import evaluate_task
-from prunecli.modules import precision
+from prunecli.modules import fitting
 from prunecli.modules.loading import load_model
 from prunecli.modules.logits import BLOCK_VALUES
 from prunecli.running.batches import run_forward
@@ -140,7 +140,7 @@ def test_the_first_models_head_is_held_beside_the_others(
     model = load_model(models["full"], device="cpu")
     weights, head = 4 * sum(value.numel() for value in model.parameters()), head_of(models["full"])
     options = replace(OPTIONS, dtype="float32")
-    monkeypatch.setattr(precision, "new_memory", lambda _device: free)
+    monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     free = -(-(weights + head) * 10 // 9)
     assert len(evaluate_task(models, Dataset("lm", TEXT), options).results) == 2
     free = (weights + head) * 10 // 9 - 1

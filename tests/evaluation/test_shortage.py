@@ -21,7 +21,7 @@ from prunecli.evaluation.shortage import option_size
 from prunecli.methods.embeddings import factorize
 from prunecli.model import cost
 from prunecli.model.checkpoint import open_model
-from prunecli.modules import building, precision
+from prunecli.modules import building, fitting, precision
 from prunecli.training import room
 from tests.commands.calls import Result, call, refused
 from tests.families import tiny_family
@@ -83,7 +83,7 @@ def test_refused_before_a_weight_is_read(name: str, folder: Path, monkeypatch: p
 
     monkeypatch.setattr(building, "read_into", read)
     monkeypatch.setattr(building, "fill", read)
-    monkeypatch.setattr(precision, "new_memory", lambda _device: 30 * KIB)
+    monkeypatch.setattr(fitting, "new_memory", lambda _device: 30 * KIB)
     made = run(name)
     refused(made, "30.00 KiB are free", 1)
     assert "More: prunecli inspect " in made.err
@@ -114,7 +114,7 @@ def test_the_ratio_that_is_named_fits_and_the_next_smaller_does_not(
     # Half of the experts, more or less: 4 values of 4 bytes for each trained weight, else 2 bytes.
     free = weights(folder / "moe", 16 if trains else 2) * 2 // 3
     free += weights(folder / "moe", 4) if "teacher" in name else 0
-    monkeypatch.setattr(precision, "new_memory", lambda _device: free)
+    monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     made = run(name, *more)
     refused(made, "are free", 1)
     named = float(ratio_of(made))
@@ -132,8 +132,8 @@ def test_the_ratio_that_is_named_fits_and_the_next_smaller_does_not(
 
 def test_layer_by_layer_is_named_where_the_command_can(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny model takes less than a process, so what is free is made out to be much, and its weights more."""
-    monkeypatch.setattr(precision, "new_memory", lambda _device: 5 << 30)
-    for module in (precision, room, cost):
+    monkeypatch.setattr(fitting, "new_memory", lambda _device: 5 << 30)
+    for module in (fitting, room, cost):
         monkeypatch.setattr(module, "weight_bytes", lambda *_: 8 << 30)
     for name in ("evaluate lm", "score-heads"):
         assert "--memory 4GiB" in run(name).err
@@ -146,7 +146,7 @@ def test_a_smaller_type_is_named_where_float32_was_asked_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = weights(folder / "llama", 4)
-    monkeypatch.setattr(precision, "new_memory", lambda _device: free)
+    monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     refused(run("evaluate lm", "--dtype", "fp32"), "What fits: --dtype bfloat16 (", 1)
     made = run("evaluate lm")
     assert made.status == 0
@@ -154,7 +154,7 @@ def test_a_smaller_type_is_named_where_float32_was_asked_for(
 
 
 def test_units_are_measured_in_what_fits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "new_memory", lambda _device: 30 * KIB)
+    monkeypatch.setattr(fitting, "new_memory", lambda _device: 30 * KIB)
     refused(run("share-ffn"), "30.00 KiB are free", 1)
     assert not (folder / "shared-ffn").exists()
 
@@ -188,7 +188,7 @@ def test_of_language_models_too(scheme: str | None, folder: Path, monkeypatch: p
     with open_model(folder / "glm") as checkpoint:
         free = sum(2 * info.numel for info in checkpoint.unquantised.values()) * 9 // 10
     monkeypatch.setattr(precision, "multiplies_natively", lambda *_: True)
-    monkeypatch.setattr(precision, "new_memory", lambda _device: free)
+    monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     made = call(evaluate, "glm", "--task", "lm", "--text", "lines")
     refused(made, "are free", 1)
     found = re.search(r"prune-experts glm --ratio ([\d.]+) first \(", made.err)

@@ -14,7 +14,7 @@ from prunecli.evaluation import translation as module
 from prunecli.evaluation.decoding import DecodingOptions, Translation
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.translation import evaluate_translation, hypothesis_path
-from prunecli.modules import precision
+from prunecli.modules import fitting
 from prunecli.tensors.documents import partial_path
 from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText
@@ -167,12 +167,12 @@ def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_an
 
     output = tmp_path / "e.json"
     with monkeypatch.context() as patch:
-        patch.setattr(precision, "candidates", computed_in("bfloat16"))
+        patch.setattr(fitting, "candidates", computed_in("bfloat16"))
         patch.setattr(module, "translate", interrupted)
         with pytest.raises(KeyboardInterrupt):
             evaluate_translation(checkpoints, DATA, OPTIONS, output)
     good_and_bad.clear()
-    monkeypatch.setattr(precision, "candidates", computed_in("float32"))
+    monkeypatch.setattr(fitting, "candidates", computed_in("float32"))
     payload = evaluate_translation(checkpoints, DATA, OPTIONS, output, say=said.append).to_json()
     assert good_and_bad == [("pruned", PAIRS[1])]
     assert said == ["Computed in bfloat16, as before the interruption."]

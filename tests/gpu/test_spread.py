@@ -21,8 +21,8 @@ from prunecli.commands.prune_layers import prune_layers
 from prunecli.commands.score_heads import score_heads
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.devices import Devices, choose_devices, devices_of
+from prunecli.modules.fitting import FREE_SHARE
 from prunecli.modules.loading import load_model
-from prunecli.modules.precision import FREE_SHARE
 from prunecli.modules.spreading import LayerSizes, spread_layers
 from tests.commands.calls import call, refused
 from tests.families import tiny_family

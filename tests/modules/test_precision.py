@@ -9,17 +9,11 @@ import torch
 
 from prunecli.errors import MemoryShortError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.modules import loading, precision
+from prunecli.modules import fitting, loading, precision
 from prunecli.modules.devices import Devices
+from prunecli.modules.fitting import Parts, fitting_dtype, free_for_each
 from prunecli.modules.loading import load_model
-from prunecli.modules.precision import (
-    Parts,
-    candidates,
-    choose_dtype,
-    fitting_dtype,
-    free_for_each,
-    multiplies_natively,
-)
+from prunecli.modules.precision import candidates, choose_dtype, multiplies_natively
 from prunecli.processes import ProcessGroup
 from tests.families import tiny_family
 
@@ -171,7 +165,7 @@ def chosen(
     asked: str = "auto",
     **how: object,
 ) -> tuple[torch.dtype, list[str]]:
-    monkeypatch.setattr(precision, "new_memory", lambda _device: free)
+    monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     said: list[str] = []
     return fitting_dtype(models, Devices(CPU), asked, say=said.append, **how), said
 
@@ -243,7 +237,7 @@ def test_load_model_refuses_before_it_reads(
         raise AssertionError("weights are read")
 
     monkeypatch.setattr(loading, "build_model", read)
-    monkeypatch.setattr(precision, "new_memory", lambda _device: 1000)
+    monkeypatch.setattr(fitting, "new_memory", lambda _device: 1000)
     with pytest.raises(MemoryShortError, match=r"needs .* on the CPU in bfloat16"):
         load_model(models["F32"].path, device="cpu")
 
@@ -251,7 +245,7 @@ def test_load_model_refuses_before_it_reads(
 def test_each_of_several_processes_has_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setattr(precision, "new_memory", lambda _device: 1000)
+    monkeypatch.setattr(fitting, "new_memory", lambda _device: 1000)
     monkeypatch.setattr(ProcessGroup, "all_gather", lambda _group, value: [value, 400])
     assert free_for_each(CPU, ProcessGroup(0, 4)) == 400
     assert free_for_each(CPU) == 1000

@@ -21,8 +21,8 @@ from prunecli.methods.embeddings.train import FitOptions
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.define import UnitShape
 from prunecli.modules.define import DefineEmbedding
+from prunecli.modules.fitting import FREE_SHARE
 from prunecli.modules.machine import new_memory
-from prunecli.modules.precision import FREE_SHARE
 from prunecli.progress import Progress, silent
 from prunecli.tensors.quantities import bytes_text
 

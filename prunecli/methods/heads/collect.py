@@ -23,15 +23,9 @@ from prunecli.methods.heads.measure import (
 from prunecli.methods.heads.names import EffectMetric
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.devices import Devices, choose_devices
+from prunecli.modules.fitting import decoding, decoding_room, fitting_dtype, nothing
 from prunecli.modules.loading import load_model
-from prunecli.modules.precision import (
-    candidates,
-    decoding,
-    decoding_room,
-    dtype_name,
-    fitting_dtype,
-    nothing,
-)
+from prunecli.modules.precision import candidates, dtype_name
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.header import header
 from prunecli.results.heads import HeadScores, Method, Per

@@ -1,0 +1,248 @@
+"""Whether a model fits, and in which of the types of `prunecli.modules.precision`; known before any weight is read.
+
+A run takes its weights in a type, and what it holds beside them: `FREE_SHARE` of the free memory may be taken. Weights
+wider than they are stored are a luxury: they may take `WIDER_SHARE`. Where there are several GPUs, and one holds a
+model in none of its types, its layers are spread over them: in the first type that fits so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+
+from prunecli.errors import MemoryShortError, Shortage
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.cost import Load, decoding_bytes, weight_bytes
+from prunecli.modules.devices import Devices, place_name
+from prunecli.modules.hops import Spread
+from prunecli.modules.machine import new_memory
+from prunecli.modules.precision import candidates, dtype_name, stored_as, type_line
+from prunecli.modules.spreading import LayerSizes, layer_sizes, spread_layers
+from prunecli.processes import ALONE, ProcessGroup, neighbours
+from prunecli.progress import Say, unsaid
+from prunecli.tensors.dtypes import parse_dtype
+from prunecli.tensors.quantities import bytes_text
+
+FREE_SHARE = Fraction(9, 10)
+"""The rest stays for the device's own needs and for fragmentation, as `inspect --fit` has it."""
+
+WIDER_SHARE = Fraction(1, 2)
+WEIGHTS = "weights"
+TEACHER = "teacher"
+Parts = Mapping[str, int]
+"""What a run holds at once, by name: bytes."""
+
+Beside = Callable[[Checkpoint, torch.dtype], Parts]
+"""What a run holds beside the weights."""
+
+
+def nothing(_checkpoint: Checkpoint, _dtype: torch.dtype) -> Parts:
+    """A `Beside` of runs whose batches are small beside the weights."""
+    return {}
+
+
+def holding(room: int) -> Beside:
+    """A `Beside` of so many bytes, whatever the model."""
+    return lambda _checkpoint, _dtype: {"decoding": room} if room else {}
+
+
+def decoding_room(checkpoint: Checkpoint, load: Load, dtype: torch.dtype) -> int:
+    """Bytes of `decoding`."""
+    return sum(decoding(load)(checkpoint, dtype).values())
+
+
+def decoding(load: Load) -> Beside:
+    """Attention cache and activations of a model that decodes `load`; of an undeclared family nothing is known."""
+
+    def parts(checkpoint: Checkpoint, dtype: torch.dtype) -> Parts:
+        if checkpoint.family is None:
+            return {}
+        width = torch.float32 if dtype == torch.int8 else dtype
+        return {"decoding": sum(decoding_bytes(checkpoint, load, parse_dtype(str(width))))}
+
+    return parts
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one model takes in a type.
+
+    Attributes:
+        parts: the weights, and what is held beside them.
+        free: bytes of each device that are free for it.
+    """
+
+    checkpoint: Checkpoint
+    devices: Devices
+    dtype: torch.dtype
+    parts: Parts
+    free: Sequence[int]
+
+    @property
+    def total(self) -> int:
+        """All parts."""
+        return sum(self.parts.values())
+
+    def fits(self, share: Fraction = FREE_SHARE) -> bool:
+        """Whether so much of what is free holds it."""
+        return self.total <= share * self.free[0] or self.spread(share) is not None
+
+    def spread(self, share: Fraction = FREE_SHARE) -> Spread | None:
+        """Which GPU each layer is on, where it needs several of them; None: it does not, or they do not hold it."""
+        if len(self.free) == 1 or not self.free[0] < self.total / share <= sum(self.free):
+            return None
+        sizes = self._sizes()
+        room = [int(share * free) for free in self.free]
+        return None if sizes is None else spread_layers(sizes, self.devices.all, room)
+
+    def _sizes(self) -> LayerSizes | None:
+        beside = self.total - self.parts[WEIGHTS]
+        return layer_sizes(self.checkpoint, parse_dtype(str(self.dtype)), beside)
+
+    def refusal(self, *, trains: bool = False, by_layer: str = "") -> MemoryShortError:
+        """The error that says so.
+
+        Args:
+            trains, by_layer: as in `Shortage`.
+        """
+        where = f"on {place_name(self.devices)} in {dtype_name(self.dtype)}"
+        detail = ", ".join(f"{name} {bytes_text(size)}" for name, size in self.parts.items())
+        path, free = self.checkpoint.path, bytes_text(sum(self.free))
+        weights = self.parts[WEIGHTS]
+        grows = sum(size for name, size in self.parts.items() if trains and name != TEACHER) or weights
+        room = int((FREE_SHARE * sum(self.free) - (self.total - grows)) * weights / max(grows, 1))
+        return MemoryShortError(
+            f"{path}: needs {bytes_text(self.total)} {where} ({detail}); "
+            f"{free} are free, of which a tenth stays so{self._indivisible()}",
+            "Free some memory, choose a smaller type or another device, or prune it first.",
+            Shortage(
+                path,
+                self.devices.first.type,
+                dtype_name(self.dtype),
+                sum(self.free),
+                max(room, 0),
+                trains,
+                by_layer,
+                self.free[0],
+            ),
+        )
+
+    def _indivisible(self) -> str:
+        """What is said of a model that several GPUs do not hold, though all their memory together is enough."""
+        if len(self.free) == 1 or self.total > FREE_SHARE * sum(self.free):
+            return ""
+        sizes = self._sizes()
+        if sizes is None:
+            return "; layers of a model of this type are not spread over several GPUs"
+        return f"; its layers, of up to {bytes_text(sizes.largest)}, do not find room side by side"
+
+
+def fitting_dtype(
+    checkpoints: Mapping[str, Checkpoint],
+    devices: Devices,
+    asked: str = "auto",
+    *,
+    beside: Beside = nothing,
+    gradients: bool = False,
+    only_runs: bool = False,
+    by_layer: str = "",
+    process_group: ProcessGroup = ALONE,
+    say: Say = unsaid,
+) -> torch.dtype:
+    """The type that all of these models are computed in, one after another on `devices`.
+
+    Args:
+        checkpoints: label -> checkpoint.
+        asked: a type, or "auto": the first of `precision.candidates` that fits.
+        beside: what is held beside the weights.
+        gradients, only_runs: as in `candidates`.
+        by_layer: as in `Shortage`.
+        process_group: of several processes, each of which holds a model; all get the same type.
+        say: hears of what is not computed in the type that it is stored in, and of what is spread.
+
+    Raises:
+        UsageError: no such type.
+        MemoryShortError: one of them does not fit.
+    """
+    tried = candidates(asked, checkpoints.values(), devices.first, gradients=gradients, only_runs=only_runs)
+    for among in dict.fromkeys((devices.alone, devices)):
+        free = _free(among, process_group)
+        for dtype in tried:
+            needs = {
+                label: Need(checkpoint, among, dtype, _parts(checkpoint, dtype, beside), free)
+                for label, checkpoint in checkpoints.items()
+            }
+            if all(need.fits(_share(need, dtype == tried[-1])) for need in needs.values()):
+                if asked == "auto":
+                    _say_types(needs, tried[0], beside, say)
+                for label, need in needs.items():
+                    say_spread(label, need, say)
+                return dtype
+    raise max(needs.values(), key=lambda need: need.total).refusal(by_layer=by_layer)
+
+
+def need_of(checkpoint: Checkpoint, devices: Devices, dtype: torch.dtype, room: int = 0) -> Need:
+    """What a model takes there, and `room` bytes beside its weights."""
+    return Need(checkpoint, devices, dtype, _parts(checkpoint, dtype, holding(room)), _free(devices))
+
+
+def _free(devices: Devices, process_group: ProcessGroup = ALONE) -> list[int]:
+    """Bytes of each device; 0 of a further one that another process has for itself."""
+    free = [free_for_each(devices.first, process_group)]
+    for device in devices.others:
+        try:
+            free.append(new_memory(device))
+        except RuntimeError:
+            free.append(0)
+    return free
+
+
+def say_spread(label: str, need: Need, say: Say) -> None:
+    """A line for a model that several GPUs hold together."""
+    spread = need.spread()
+    if spread is None:
+        return
+    first, *others = dict.fromkeys((need.devices.first, *spread.values()))
+    say(
+        f"{label}: takes {bytes_text(need.total)}, {bytes_text(need.free[0])} of {first} are free: its layers are "
+        f"spread over {place_name(Devices(first, tuple(others)))}."
+    )
+
+
+def free_for_each(device: torch.device, process_group: ProcessGroup = ALONE) -> int:
+    """Bytes of `device` that each of several processes can have for its model."""
+    if process_group.world_size == 1:
+        return new_memory(device)
+    return min(process_group.all_gather(new_memory(device) // neighbours(device.type)))
+
+
+def _parts(checkpoint: Checkpoint, dtype: torch.dtype, beside: Beside) -> Parts:
+    return {WEIGHTS: weight_bytes(checkpoint, parse_dtype(str(dtype))), **beside(checkpoint, dtype)}
+
+
+def _share(need: Need, is_last: bool) -> Fraction:
+    """Of the free memory; what nothing else could take the place of may be as large as any."""
+    is_wider = need.dtype.itemsize > stored_as(need.checkpoint).itemsize
+    return WIDER_SHARE if is_wider and not is_last else FREE_SHARE
+
+
+def _say_types(needs: Mapping[str, Need], best: torch.dtype, beside: Beside, say: Say) -> None:
+    """A line for all models of which the same is to be said."""
+    alike: dict[tuple[torch.dtype, str], list[str]] = {}
+    for label, need in needs.items():
+        stored = stored_as(need.checkpoint)
+        if stored != need.dtype:
+            reason = ""
+            if need.dtype != best:
+                whole = sum(_parts(need.checkpoint, best, beside).values())
+                reason = (
+                    f" (it would take {bytes_text(whole)} in {dtype_name(best)}; "
+                    f"{bytes_text(sum(need.free))} are free)"
+                )
+            alike.setdefault((stored, reason), []).append(label)
+    for (stored, reason), labels in alike.items():
+        first = needs[labels[0]]
+        say(type_line(labels, stored, first.dtype, first.devices.first) + reason + ".")
