@@ -100,8 +100,8 @@ def prune_layers(
         typer.Option(
             "--metric",
             help="What a layer is worth: cosine or cka, how little its output is like its input; perplexity, how much "
-            "that of the text rises without it; last, how near it is to the beginning; random. The first three run "
-            "the model on --data or --text. Default: cosine.",
+            "that of the text rises without it; embedding, how far the text's vector moves without it; last, how near "
+            "it is to the beginning; random. The first four run the model on --data or --text. Default: cosine.",
             show_default=False,
         ),
     ] = None,

@@ -13,6 +13,7 @@ from prunecli.text.parallel import ParallelText, pair_name
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.modules.pooling import Pooling
     from prunecli.running.examples import Batch
 
 
@@ -60,13 +61,20 @@ def describe(data: Dataset, choice: TextChoice) -> dict[str, Any]:
 
 
 def model_and_batches(
-    checkpoint: Checkpoint, data: Dataset, options: RunOptions, say: Say = unsaid, *, predicting: bool = False
+    checkpoint: Checkpoint,
+    data: Dataset,
+    options: RunOptions,
+    say: Say = unsaid,
+    *,
+    predicting: bool = False,
+    pooling: Pooling | None = None,
 ) -> tuple[Any, list[Batch]]:
     """The model, loaded, and the text in batches of like lengths.
 
     Args:
         predicting: whether the labels are what the model predicts: the tokens of references, the next token, or in a
             masked language model the hidden ones (drawn with seed 0); else the tokens themselves.
+        pooling: of an embedding model, which says how plain texts are cut; every one is kept.
 
     Raises:
         PruneError: a model or text that cannot be used.
@@ -86,16 +94,24 @@ def model_and_batches(
     if isinstance(text, ParallelText):
         examples = [translation_examples(tokenizer, model, text, [pair]) for pair in data.pairs]
         return model, [batch for one in examples for batch in one.batches(size)]
-    return model, _plain(tokenizer, model, text.texts, size, predicting=predicting)
+    return model, _plain(tokenizer, model, text.texts, size, predicting=predicting, pooling=pooling)
 
 
 def _plain(
-    tokenizer: Any, model: Any, texts: Sequence[str], batch_tokens: int, *, predicting: bool
+    tokenizer: Any,
+    model: Any,
+    texts: Sequence[str],
+    batch_tokens: int,
+    *,
+    predicting: bool,
+    pooling: Pooling | None,
 ) -> list[Batch]:
-    from prunecli.running.encoding import padding_id, text_examples
+    from prunecli.running.encoding import embedding_examples, padding_id, text_examples
     from prunecli.running.masking import mlm_examples
     from prunecli.running.windows import lm_windows, window_examples
 
+    if pooling is not None:
+        return embedding_examples(tokenizer, model, pooling, texts).batches(batch_tokens)
     if not predicting:
         return text_examples(tokenizer, model, texts).batches(batch_tokens)
     if model.can_generate():

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import Literal
 
-LayerMetric = Literal["cosine", "cka", "perplexity", "random", "last"]
+LayerMetric = Literal["cosine", "cka", "perplexity", "embedding", "random", "last"]
 """What a layer is worth."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 DEFAULT_RATIO = 0.25
 """About what ShortGPT removes (2403.03853)."""
 
-MEASURED: tuple[LayerMetric, ...] = ("cosine", "cka", "perplexity")
+MEASURED: tuple[LayerMetric, ...] = ("cosine", "cka", "perplexity", "embedding")
 """Those that look at text."""
 
 

@@ -13,21 +13,25 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from prunecli.architectures.records import Side
-from prunecli.errors import DataError, PruneError
+from prunecli.errors import DataError, PruneError, UsageError
 from prunecli.evaluation.on_text import RunOptions, model_and_batches
 from prunecli.methods.layers.names import LayerMetric
 from prunecli.methods.layers.plan import Measured
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.layout import ModelLayout
 from prunecli.modules.attention import module_name
+from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.batches import observe_batches, run_forward
 from prunecli.running.examples import Batch
 from prunecli.running.losses import require_finite, token_losses
 from prunecli.running.runner import InMemory, Runner
+from prunecli.running.vectors import batch_vectors
 from prunecli.text.choice import Dataset
+from prunecli.text.parallel import ParallelText
 
 
 def measure_layers(
@@ -38,11 +42,21 @@ def measure_layers(
     progress: Progress = silent,
     say: Say = unsaid,
 ) -> Measured:
-    """Load the model of a checkpoint and run it on text: see `state_scores` and `losses_without`.
+    """Load the model of a checkpoint and run it on text: see `state_scores`, `losses_without` and `moves_without`.
 
     Raises:
+        UsageError: vectors are asked for of a model that translates.
         PruneError: a model or text that cannot be used.
     """
+    if metric == "embedding":
+        if isinstance(data.text, ParallelText):
+            raise UsageError(
+                "--metric embedding: the model translates, and makes no vector of a text.",
+                "Choose another metric.",
+            )
+        pooling = read_pooling(checkpoint.path, say)
+        model, batches = model_and_batches(checkpoint, data, options, say, pooling=pooling)
+        return Measured(moves_without(InMemory(model), checkpoint.layout, batches, pooling, progress))
     predicting = metric == "perplexity"
     model, batches = model_and_batches(checkpoint, data, options, say, predicting=predicting)
     if predicting:
@@ -88,11 +102,8 @@ def losses_without(
     Raises:
         DataError: no token, or a loss of the whole model that is not finite.
     """
-    if not batches:
-        raise DataError("no text to measure layers on", "Give text with at least one line.")
-    model, total = runner.model, (len(layout.layers) + 1) * sum(len(batch.indices) for batch in batches)
-    scores: dict[Side, list[float]] = {}
-    with progress("measuring the loss without each layer", total, "examples") as advance:
+    with _passes(layout, batches, "measuring the loss without each layer", progress) as advance:
+        model = runner.model
 
         def loss(check: Callable[[Tensor, Batch], None] = lambda *_: None) -> float:
             nats: list[float] = []
@@ -109,11 +120,69 @@ def losses_without(
             return sum(nats) / max(sum(tokens), 1)
 
         whole = loss(require_finite)
-        for layer in layout.layers:
-            with passed_by(model.get_submodule(module_name(model, layer.name))):
-                rise = loss() - whole
-            scores.setdefault(layer.side, []).append(rise if np.isfinite(rise) else np.inf)
-    return {side: tuple(rises) for side, rises in scores.items()}
+        return _without_each(model, layout, lambda: loss() - whole)
+
+
+def moves_without(
+    runner: Runner,
+    layout: ModelLayout,
+    batches: Sequence[Batch],
+    pooling: Pooling,
+    progress: Progress = silent,
+) -> dict[Side, tuple[float, ...]]:
+    """Mean over the texts of 1 - cos(vector without a layer, vector), each layer passed by in turn.
+
+    Args:
+        runner: of a model that is held whole.
+        pooling: makes the vector of a text.
+
+    Raises:
+        DataError: no text, or a vector of the whole model that is not finite.
+    """
+    with _passes(layout, batches, "measuring the vectors without each layer", progress) as advance:
+        model = runner.model
+
+        def vectors() -> Tensor:
+            found: list[Tensor] = []
+
+            def finish(batch: Batch, made: Tensor) -> int:
+                found.append(made.double().cpu())
+                advance(len(batch.indices))
+                return 0
+
+            run_forward(runner, batches, partial(batch_vectors, model, pooling), finish)
+            return torch.cat(found)
+
+        whole = vectors()
+        if not whole.isfinite().all():
+            raise DataError("a vector is not finite", "The weights are damaged, or overflow the type.")
+        return _without_each(
+            model, layout, lambda: float(1 - functional.cosine_similarity(vectors(), whole).mean())
+        )
+
+
+@contextmanager
+def _passes(
+    layout: ModelLayout, batches: Sequence[Batch], what: str, progress: Progress
+) -> Iterator[Callable[[float], None]]:
+    """The progress of passes of the whole model and without each layer."""
+    if not batches:
+        raise DataError("no text to measure layers on", "Give text with at least one line.")
+    total = (len(layout.layers) + 1) * sum(len(batch.indices) for batch in batches)
+    with progress(what, total, "examples") as advance:
+        yield advance
+
+
+def _without_each(
+    model: Any, layout: ModelLayout, measure: Callable[[], float]
+) -> dict[Side, tuple[float, ...]]:
+    """What is measured while a layer is passed by, of each in turn; infinity for what is not finite."""
+    found: dict[Side, list[float]] = {}
+    for layer in layout.layers:
+        with passed_by(model.get_submodule(module_name(model, layer.name))):
+            value = measure()
+        found.setdefault(layer.side, []).append(value if np.isfinite(value) else np.inf)
+    return {side: tuple(values) for side, values in found.items()}
 
 
 @contextmanager

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from prunecli.errors import DataError, PruneError
 from prunecli.methods.layers.plan import LayerOptions
-from prunecli.methods.layers.score import losses_without, state_scores
+from prunecli.methods.layers.score import losses_without, moves_without, state_scores
 from prunecli.model.checkpoint import open_model
+from prunecli.modules.pooling import read_pooling
 from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.runner import InMemory
 from tests.contracts.method_contract import load, written
@@ -23,6 +25,7 @@ from tests.families import tiny_family
 from tests.methods.ffn.test_activations import SENTENCES, batch_of
 from tests.reference import layers as reference
 from tests.reference.similarity import gram_cka
+from tests.sentence_model import sentence_model
 
 CASES = ("m2m_100", "nllb-moe", "t5", "bert", "opt", "gpt2", "gemma2")
 
@@ -102,6 +105,34 @@ def test_the_loss_without_a_layer_is_that_of_the_model_without_it(tmp_path: Path
             options = LayerOptions(layers=f"{side}:{number}")
             written(source, lambda at, options=options: made_of(at, options), out)
             assert own[number] == pytest.approx(loss_of(load(out), batches) - whole, abs=1e-5)
+
+
+def test_the_vector_without_a_layer_is_that_of_the_model_without_it(tmp_path: Path) -> None:
+    source = sentence_model(tmp_path / "source")
+    pooling, batches = read_pooling(source), [batch_of((0, 1), False), batch_of((2,), False)]
+
+    def vectors_of(model: Any) -> list[list[float]]:
+        """Mean pooling, the dense layer and its tanh, one text at a time."""
+        weights = load_file(source / "2_Dense" / "model.safetensors")
+        found = []
+        for number in range(len(SENTENCES)):
+            with torch.no_grad():
+                states = model(**batch_of((number,), False).inputs).last_hidden_state[0]
+            mean = states.mean(dim=0) @ weights["linear.weight"].T + weights["linear.bias"]
+            found.append(torch.tanh(mean).double().tolist())
+        return found
+
+    model = load(source)
+    with open_model(source) as opened:
+        (own,) = moves_without(InMemory(model), opened.layout, batches, pooling).values()
+    whole = vectors_of(model)
+    for number, score in enumerate(own):
+        out = tmp_path / f"without-{number}"
+        options = LayerOptions(layers=str(number))
+        written(source, lambda at, options=options: made_of(at, options), out)
+        expected = reference.block_influence(vectors_of(load(out)), whole)
+        assert score == pytest.approx(expected, abs=1e-6)
+        assert score > 0
 
 
 def labelled(batch: Batch, both: bool) -> Batch:
