@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from prunecli.methods.experts.stock_observer import StockObserver
-from prunecli.model.mixtures import SparseLayer
+from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.stock_experts import expert_modules
 
 

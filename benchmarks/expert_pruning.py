@@ -26,7 +26,7 @@ from prunecli.methods.experts.granularity import aggregate
 from prunecli.methods.experts.metrics import metric_values, random_values
 from prunecli.methods.experts.select import select_experts
 from prunecli.model.checkpoint import open_model
-from prunecli.model.mixtures import SparseLayer
+from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.results.gates import GateStatistics
 from prunecli.results.published import read_gates

@@ -67,13 +67,15 @@ def foretelling(progress: Progress, whole: float, say: Say, what: str, remedy: s
                 if done and not told and passed >= TOLD_AFTER_S:
                     told = True
                     if (seconds := passed * whole / done) > LONG_S:
-                        say(f"{what}: about {_duration(seconds)}; {remedy}.")
+                        say(f"{what}: about {duration_text(seconds)}; {remedy}.")
 
             yield advanced
 
     return line
 
 
-def _duration(seconds: float) -> str:
-    minutes = seconds / 60
-    return f"{minutes:,.0f} min" if minutes < 100 else f"{minutes / 60:,.1f} h"
+def duration_text(seconds: float) -> str:
+    """0.031 -> "0.03 s", 75 -> "75 s", 500 -> "8.3 min", 20000 -> "5.6 h"."""
+    if seconds < 100:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:,.1f} h"

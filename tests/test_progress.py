@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from prunecli import progress
-from prunecli.progress import foretelling, silent
+from prunecli.progress import duration_text, foretelling, silent
 
 
 @pytest.mark.parametrize(
     ("whole", "line"),
     [
         (200, []),  # 100 s
-        (360, ["reading: about 3 min; --few takes less."]),
+        (360, ["reading: about 3.0 min; --few takes less."]),
         (12_960, ["reading: about 1.8 h; --few takes less."]),
     ],
 )
@@ -28,3 +28,10 @@ def test_long_work_is_said_once_after_its_beginning(monkeypatch, whole, line):
     with opened("second", whole - 20) as advance:
         advance(20)
     assert said == line
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.031, "0.03 s"), (75, "75 s"), (500, "8.3 min"), (20000, "5.6 h")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from prunecli.methods.experts.budget import Request
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.inventory import Inventory, Quantisation
-    from prunecli.model.mixtures import SparseLayer
     from prunecli.model.names import Surmise
+    from prunecli.model.sparse_layer import SparseLayer
 
 
 def inspect(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from prunecli.commands import console
 from prunecli.evaluation.capacity import BATCH_LENGTH, BATCH_TOKENS, ByLayer, Capacity, Whole
 from prunecli.evaluation.one_pass import SENTENCE_TOKENS, SENTENCES
+from prunecli.progress import duration_text
 from prunecli.tensors.dtypes import config_dtype
 
 if TYPE_CHECKING:
@@ -144,25 +145,18 @@ def _time(fits: Capacity) -> Iterator[str]:
     if single.disk.bytes:
         yield (
             f"  reading {console.bytes_text(single.bytes)} at {console.bytes_text(single.disk.rate)}/s{cached}: "
-            f"{duration(single.reading_seconds)}"
+            f"{duration_text(single.reading_seconds)}"
         )
     for on in single.computing:
         device = on.device.partition(" ")[0]
         threads = "1 thread" if on.threads == 1 else f"{on.threads} threads"
         yield (
             f"  computing {_number(single.operations / 1e12)} TFLOP at {_number(on.measured.speed / 1e9)} GFLOPS "
-            f"({device}, {on.dtype}, {threads}): {duration(single.computing_seconds(on))}"
+            f"({device}, {on.dtype}, {threads}): {duration_text(single.computing_seconds(on))}"
         )
-        yield f"  both at a time, {device}: {duration(single.seconds(on))} at least"
+        yield f"  both at a time, {device}: {duration_text(single.seconds(on))} at least"
 
 
 def _number(value: float) -> str:
     """0.02478 -> "0.0248", 1204.2 -> "1,204"."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """0.031 -> "0.03 s", 75 -> "75 s", 500 -> "8.3 min", 20000 -> "5.6 h"."""
-    if seconds < 100:
-        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

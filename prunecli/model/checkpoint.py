@@ -13,10 +13,11 @@ from prunecli.model.declared import Sizes
 from prunecli.model.embedding import resolve_tables, resolve_ties
 from prunecli.model.fingerprint import fingerprint, router_fingerprint, samples_of
 from prunecli.model.layout import ModelLayout, resolve
-from prunecli.model.mixtures import SparseLayer, find_mixtures
+from prunecli.model.mixtures import find_mixtures
 from prunecli.model.names import resemblance, same_values, stored_names
 from prunecli.model.quantisation import method_of, value_dtype
 from prunecli.model.quantised import QuantisedWeight, find_quantised, names_of_values, values_of
+from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.directory import find_weights, read_config

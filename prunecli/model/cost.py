@@ -34,8 +34,9 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import Sizes, class_names
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.layout import ModelLayout
-from prunecli.model.mixtures import SparseLayer, experts_per_token
+from prunecli.model.mixtures import experts_per_token
 from prunecli.model.quantised import owners_of
+from prunecli.model.sparse_layer import SparseLayer
 from prunecli.tensors.dtypes import is_float, itemsize
 
 Shapes = Mapping[str, tuple[int, ...]]

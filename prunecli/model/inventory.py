@@ -15,10 +15,10 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.embedding import TokenTables
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.layout import ModelLayout
-from prunecli.model.mixtures import SparseLayer, parts_of
 from prunecli.model.names import Surmise, surmise
 from prunecli.model.quantisation import method_of, settings_of
 from prunecli.model.quantised import QuantisedWeight, owners_of
+from prunecli.model.sparse_layer import SparseLayer, parts_of
 
 MODULES = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
 """A plain name of a module: no pattern, and no last part alone, which stands for many ("lm_head", "gate")."""

@@ -14,8 +14,8 @@ from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.layout import ModelLayout
-from prunecli.model.mixtures import SparseLayer
 from prunecli.model.opening import WEIGHTS_KEY, result_config
+from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY
 from prunecli.modules.attention import fit_attention, module_name
 from prunecli.modules.cpu_linear import speed_up_linears

@@ -15,7 +15,7 @@ from torch import Tensor
 from prunecli.architectures.records import Mixture
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.mixtures import CONSTANT, SparseLayer
+from prunecli.model.sparse_layer import CONSTANT, SparseLayer
 from prunecli.modules.filling import chunk_for, read_into
 from prunecli.modules.stock_experts import expert_modules
 from prunecli.modules.uneven import borrow, with_count

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import TIE_KEY
-from prunecli.model.mixtures import SparseLayer
 from prunecli.model.opening import SHIM_FILE, WEIGHTS_KEY, shim_classes, shim_source
+from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY
 from prunecli.modules.attention import module_name
 from prunecli.modules.define import has_module

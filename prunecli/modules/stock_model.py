@@ -19,8 +19,9 @@ from prunecli.architectures.mixtures import BY_LAYER
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
-from prunecli.model.mixtures import SparseLayer, stated_counts
+from prunecli.model.mixtures import stated_counts
 from prunecli.model.quantisation import KEYS
+from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.building import NoValues, cannot_make, missing_tensors, on_each
 from prunecli.modules.constant_experts import class_of_constants
 from prunecli.modules.filling import Destination, chunk_for, expert_names, fill, read_into, require_shape

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.mixtures import SparseLayer
+from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.filling import DTYPES, chunk_for, read_into
 
 REMEDY = "Leave --memory out on a machine that holds the model."

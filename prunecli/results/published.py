@@ -15,13 +15,8 @@ import numpy as np
 
 from prunecli.errors import StatisticsError
 from prunecli.results.arrays import checked_array
-from prunecli.results.gates import (
-    SUMS,
-    Array,
-    GateStatistics,
-    GateSums,
-    split_pair,
-)
+from prunecli.results.gate_sums import SUMS, Array, GateSums
+from prunecli.results.gates import GateStatistics, split_pair
 from prunecli.tensors.json_files import read_json
 
 NLLB_200_LAYERS = tuple(

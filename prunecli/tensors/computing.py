@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prunecli.tensors.copying import ended_early
+from prunecli.tensors.copying import ended_early, write_from
 from prunecli.tensors.dtypes import cast, itemsize, numpy_dtype
-from prunecli.tensors.reader import Handle, TensorInfo, TensorReader, read_into, write_from
+from prunecli.tensors.reader import Handle, TensorInfo, TensorReader, read_into
 from prunecli.tensors.stream import (
     Concat,
     Copy,

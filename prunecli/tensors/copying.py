@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import sys
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ import numpy as np
 
 from prunecli.errors import CheckpointError
 from prunecli.tensors.dtypes import cast, itemsize, numpy_dtype
-from prunecli.tensors.reader import Fill, Handle, reading, write_from
+from prunecli.tensors.reader import Fill, Handle, reading
 
 JOB_BYTES = 16 << 20
 """Most source bytes of one `Move`."""
@@ -27,6 +28,8 @@ REQUEST_BYTES = 32 << 20
 
 GAP_BYTES = 64 << 10
 """Bytes that nobody wants between two wanted ranges, up to which both are one request: another request costs more."""
+
+_WRITING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,21 @@ class Move:
             return block
         rows = block.reshape(-1, self.row_bytes)
         return np.concatenate([rows[:, start:stop] for start, stop in self.picks], axis=1).reshape(-1)
+
+
+def write_from(file: int, offset: int, view: memoryview) -> None:
+    """Write all bytes of `view` to a file from `offset` on.
+
+    Threads take turns: the kernel lets one write to a file at a time, and on a virtual machine what spins for its turn
+    keeps the one that has it from running.
+
+    Raises:
+        OSError: the disk is full, among others.
+    """
+    done = 0
+    with _WRITING:
+        while done < len(view):
+            done += os.pwrite(file, view[done:], offset + done)
 
 
 def ask_for(source: Handle, offset: int, nbytes: int) -> None:

@@ -330,17 +330,6 @@ def read_into(file: Handle, offset: int, view: memoryview) -> None:
         done += count
 
 
-def write_from(file: int, offset: int, view: memoryview) -> None:
-    """Write all bytes of `view` to a file from `offset` on.
-
-    Raises:
-        OSError: the disk is full, among others.
-    """
-    done = 0
-    while done < len(view):
-        done += os.pwrite(file, view[done:], offset + done)
-
-
 def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

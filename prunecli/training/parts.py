@@ -12,7 +12,7 @@ from torch import nn
 
 from prunecli.errors import PruneError, UsageError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.mixtures import parts_of
+from prunecli.model.sparse_layer import parts_of
 from prunecli.modules.attention import module_name
 from prunecli.modules.stock_names import StockNames
 from prunecli.training.options import TrainedPart, TrainingOptions

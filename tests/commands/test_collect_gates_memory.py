@@ -177,7 +177,7 @@ def test_a_search_that_goes_on_keeps_its_type(folder: Path, monkeypatch: pytest.
     assert run(*arguments, "-o", "whole.json", "--dtype", "bf16").status == 0
     monkeypatch.setattr(fitting, "free_for_each", lambda *_: 0)
     monkeypatch.setattr(fitting, "candidates", lambda *_, **__: (torch.bfloat16,))
-    monkeypatch.setattr(precision.Need, "fits", lambda *_: True)
+    monkeypatch.setattr(fitting.Need, "fits", lambda *_: True)
     save = resume.Saver.__call__
 
     def stop(saver: resume.Saver, state: Any) -> None:

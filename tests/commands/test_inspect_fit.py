@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from prunecli.commands.inspect_fit import duration
 from prunecli.errors import UsageError
 from prunecli.evaluation import capacity
 from prunecli.model.checkpoint import open_model
@@ -210,10 +209,3 @@ def test_nothing_is_measured_without_fit(
 
     monkeypatch.setattr(capacity, "what_fits", refuse)
     assert "fit" not in as_json(capsys, moe)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.031, "0.03 s"), (75, "75 s"), (500, "8.3 min"), (20000, "5.6 h")]
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text

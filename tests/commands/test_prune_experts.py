@@ -21,12 +21,8 @@ from prunecli.methods.experts.metrics import METRICS, WITHOUT_STATISTICS
 from prunecli.methods.experts.options import ExpertOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import shim_classes
-from prunecli.results.gates import (
-    COUNTS,
-    SUMS,
-    GateStatistics,
-    GateSums,
-)
+from prunecli.results.gate_sums import COUNTS, SUMS, GateSums
+from prunecli.results.gates import GateStatistics
 from prunecli.tensors.documents import write_json
 from tests.commands.calls import Result, call, names, refused, repeats
 from tests.reference import released_statistics, weights

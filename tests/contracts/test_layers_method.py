@@ -24,7 +24,8 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from prunecli.results.gate_matching import numbered as numbered_gates
-from prunecli.results.gates import GateStatistics, GateSums
+from prunecli.results.gate_sums import GateSums
+from prunecli.results.gates import GateStatistics
 from prunecli.results.head_matching import numbered as numbered_heads
 from prunecli.results.heads import HeadScores
 from tests.contracts.method_contract import (

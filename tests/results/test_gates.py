@@ -15,15 +15,8 @@ from prunecli.errors import PruneError, StatisticsError, UsageError
 from prunecli.methods.experts.granularity import aggregate, default_granularity
 from prunecli.model.checkpoint import open_model
 from prunecli.results.gate_matching import check_matches
-from prunecli.results.gates import (
-    COUNTS,
-    SUMS,
-    TEXT_SUMS,
-    GateStatistics,
-    GateSums,
-    merge,
-    side_of,
-)
+from prunecli.results.gate_sums import COUNTS, SUMS, TEXT_SUMS, GateSums
+from prunecli.results.gates import GateStatistics, merge, side_of
 from prunecli.results.published import read_gates
 from prunecli.tensors.documents import write_json
 from tests.tiny import tiny_nllb_moe

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from prunecli.errors import CheckpointError, StatisticsError
 from prunecli.methods.experts.metrics import AIMER, RANDOM
-from prunecli.model.mixtures import SparseLayer
+from prunecli.model.sparse_layer import SparseLayer
 from prunecli.progress import Progress, silent
 from prunecli.tensors.dtypes import itemsize, numpy_dtype
 from prunecli.tensors.reader import TensorReader

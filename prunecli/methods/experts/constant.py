@@ -19,10 +19,11 @@ from prunecli.methods.experts.measured import read_all
 from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import with_keys
-from prunecli.model.mixtures import CONSTANT, SparseLayer, predicting_tensors
+from prunecli.model.mixtures import predicting_tensors
 from prunecli.model.quantisation import method_of
 from prunecli.model.rewrite import Rewrite, rewritten
-from prunecli.results.gates import ratio
+from prunecli.model.sparse_layer import CONSTANT, SparseLayer
+from prunecli.results.gate_sums import ratio
 from prunecli.results.outputs import OutputSums, added, outputs_path
 from prunecli.results.published import read_gates
 from prunecli.tensors.dtypes import parse_dtype

@@ -18,7 +18,7 @@ from prunecli.methods.experts.select import Selection, first_of_groups
 from prunecli.methods.experts.selection import read_experts
 from prunecli.methods.experts.thresholds import in_groups, ranked
 from prunecli.model.decision import Decision, Origin, Ranked
-from prunecli.model.mixtures import SparseLayer
+from prunecli.model.sparse_layer import SparseLayer
 
 if TYPE_CHECKING:
     from prunecli.methods.experts.options import ExpertOptions

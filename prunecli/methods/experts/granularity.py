@@ -9,14 +9,8 @@ import numpy as np
 
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.names import Granularity
-from prunecli.results.gates import (
-    ANY,
-    SUMS,
-    GateStatistics,
-    GateSums,
-    side_of,
-    split_pair,
-)
+from prunecli.results.gate_sums import SUMS, GateSums
+from prunecli.results.gates import ANY, GateStatistics, side_of, split_pair
 from prunecli.text.lines import near_names
 
 GRANULARITIES: tuple[str, ...] = get_args(Granularity)

@@ -11,9 +11,10 @@ from prunecli.errors import StatisticsError
 from prunecli.methods.experts.granularity import aggregate, aggregate_texts, default_granularity
 from prunecli.methods.experts.metrics import Values, default_metric, metric_values
 from prunecli.methods.experts.names import Granularity
-from prunecli.model.mixtures import SparseLayer
+from prunecli.model.sparse_layer import SparseLayer
 from prunecli.results.gate_matching import check_matches, numbered
-from prunecli.results.gates import GateStatistics, GateSums, Mode, merge, side_of
+from prunecli.results.gate_sums import GateSums, Mode
+from prunecli.results.gates import GateStatistics, merge, side_of
 from prunecli.results.published import read_gates
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from prunecli.tensors.quantities import bytes_text
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.model.mixtures import SparseLayer
+    from prunecli.model.sparse_layer import SparseLayer
 
 MARGIN = Fraction(1, 10)
 """Part of the memory that is left free."""

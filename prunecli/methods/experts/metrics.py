@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.results.gates import GateStatistics, GateSums, ratio
+from prunecli.results.gate_sums import GateSums, ratio
+from prunecli.results.gates import GateStatistics
 
 Values = NDArray[np.float64]
 RANDOM = "random"

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from prunecli.model.mixtures import SparseLayer
+from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.loading import sparse_ffns
 from prunecli.modules.sparse_ffn import Routing, SparseFFN
-from prunecli.results.gates import GateSums
+from prunecli.results.gate_sums import GateSums
 
 LayerSums = dict[int, GateSums]
 """Number of a sparse layer -> its sums, of one row."""

@@ -35,7 +35,7 @@ from prunecli.methods.experts.selection import read_experts
 from prunecli.model.decision import Decision
 from prunecli.model.history import given as only_given
 from prunecli.model.history import history_step
-from prunecli.model.mixtures import SparseLayer
+from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import STATISTICS_OF
 from prunecli.progress import Progress, silent
 from prunecli.results.gate_matching import other_form

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from prunecli.model.mixtures import SparseLayer
 from prunecli.model.quantisation import numbered_refusal, renamed_settings
+from prunecli.model.sparse_layer import SparseLayer
 
 _NUMBERED = re.compile(r"experts?\\?[._](?:expert_)?\d+")
 

@@ -12,7 +12,8 @@ from prunecli.errors import UsageError
 from prunecli.methods.experts.budget import MIN_PER_LAYER, Request, default_balance, keep_count, least_experts
 from prunecli.methods.experts.memory_fit import MemoryFit, smallest_ratio
 from prunecli.methods.experts.options import ExpertOptions, default_ratio, of_language_model
-from prunecli.model.mixtures import SparseLayer, predicting_tensors
+from prunecli.model.mixtures import predicting_tensors
+from prunecli.model.sparse_layer import SparseLayer
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint

@@ -17,7 +17,7 @@ from prunecli.errors import PruneError
 from prunecli.methods.experts.score import State
 from prunecli.processes import ALONE, ProcessGroup, undisturbed
 from prunecli.progress import Say, unsaid
-from prunecli.results.gates import COUNTS, GateSums
+from prunecli.results.gate_sums import COUNTS, GateSums
 from prunecli.running.layerwise.snapshot import Snapshots, belongs
 from prunecli.running.runner import ignored
 from prunecli.tensors.documents import layers_path, partial_path, write_json

@@ -13,8 +13,9 @@ from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.quantised import renumbered
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import with_keys
-from prunecli.model.mixtures import SparseLayer, predicting_tensors
+from prunecli.model.mixtures import predicting_tensors
 from prunecli.model.rewrite import Rewrite, rewritten
+from prunecli.model.sparse_layer import SparseLayer
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.reader import TensorInfo
 from prunecli.tensors.stream import Copy, Expression, Output, Rows, Slices, joined

@@ -19,10 +19,11 @@ from prunecli.choices import Choices
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.observer import LayerSums
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.mixtures import SparseLayer
+from prunecli.model.sparse_layer import SparseLayer
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, silent
-from prunecli.results.gates import GateStatistics, GateSums, Mode
+from prunecli.results.gate_sums import GateSums, Mode
+from prunecli.results.gates import GateStatistics
 from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.runner import Advance, BatchCost, Observer, Run, Runner, ignored
 

@@ -16,10 +16,10 @@ from torch.nn import functional
 from prunecli.architectures.records import Side
 from prunecli.errors import PruneError, UnsupportedModelError
 from prunecli.methods.experts.observer import LayerSums
-from prunecli.model.mixtures import SparseLayer
+from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.stock_experts import ExpertUse
 from prunecli.modules.tapped_experts import observed_experts
-from prunecli.results.gates import COUNTS, TEXT_SUMS, GateSums
+from prunecli.results.gate_sums import COUNTS, TEXT_SUMS, GateSums
 
 COLUMNS = (
     "routed",

@@ -18,10 +18,10 @@ from prunecli.errors import DataError, UsageError
 from prunecli.methods.experts.score import DEFAULT, CollectOptions, Entry, Sums, incomplete
 from prunecli.methods.experts.stock_observer import StockObserver
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.mixtures import SparseLayer
+from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.stock_model import refused_by_layer
 from prunecli.modules.stock_names import REMEDY
-from prunecli.results.gates import TEXT_SUMS, GateSums, Mode
+from prunecli.results.gate_sums import TEXT_SUMS, GateSums, Mode
 from prunecli.running.encoding import decoder_inputs, padding_id, require_task, require_tokens
 from prunecli.running.layerwise.budget import stock_activation_bytes, stock_state_bytes
 from prunecli.running.layerwise.runner import Layerwise

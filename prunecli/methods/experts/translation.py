@@ -18,8 +18,9 @@ from prunecli.methods.experts.batches import Batch, Pair, batch_cost, batches_of
 from prunecli.methods.experts.observer import GateObserver
 from prunecli.methods.experts.score import DEFAULT, CollectOptions, Entry, Sums, incomplete
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.mixtures import SparseLayer
-from prunecli.results.gates import ANY, SUMS, GateSums, Mode
+from prunecli.model.sparse_layer import SparseLayer
+from prunecli.results.gate_sums import SUMS, GateSums, Mode
+from prunecli.results.gates import ANY
 from prunecli.running.encoding import padding_id, require_task
 from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.lengths import length_limit

@@ -13,7 +13,7 @@ from torch import nn
 
 from prunecli.architectures.records import Side
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.mixtures import SparseLayer
+from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules import building
 from prunecli.modules.attention import module_name
 from prunecli.modules.filling import Destination, destinations, expert_names, fill

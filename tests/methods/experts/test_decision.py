@@ -11,7 +11,8 @@ import pytest
 from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import ExpertPlan, plan_experts
 from prunecli.model.checkpoint import open_model
-from prunecli.results.gates import SUMS, GateStatistics, GateSums
+from prunecli.results.gate_sums import SUMS, GateSums
+from prunecli.results.gates import GateStatistics
 from tests.tiny import tiny_nllb_moe
 
 PAIRS = ("eng-fra", "deu-fra", "eng-ces", "deu-ces")

@@ -9,7 +9,8 @@ import pytest
 
 from prunecli.errors import StatisticsError
 from prunecli.methods.experts.measured import measure_texts, scarcity_warning
-from prunecli.results.gates import TEXT_SUMS, GateStatistics, GateSums
+from prunecli.results.gate_sums import TEXT_SUMS, GateSums
+from prunecli.results.gates import GateStatistics
 from tests.methods.experts.layer import Layer
 from tests.reference import routed_outputs
 

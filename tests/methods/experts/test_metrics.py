@@ -18,7 +18,8 @@ from prunecli.methods.experts.metrics import (
     metric_values,
     random_values,
 )
-from prunecli.results.gates import SUMS, TEXT_SUMS, GateStatistics, GateSums
+from prunecli.results.gate_sums import SUMS, TEXT_SUMS, GateSums
+from prunecli.results.gates import GateStatistics
 from tests.reference import expert_metrics, routed_outputs
 
 OF_GATES = [name for name, metric in METRICS.items() if metric.needs <= set(SUMS)]

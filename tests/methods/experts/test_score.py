@@ -19,7 +19,8 @@ from prunecli.methods.experts.translation import Translation
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.pipeline import apply
-from prunecli.results.gates import SUMS, GateStatistics
+from prunecli.results.gate_sums import SUMS
+from prunecli.results.gates import GateStatistics
 from prunecli.running.runner import InMemory
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
