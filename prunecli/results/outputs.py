@@ -66,11 +66,14 @@ class OutputSums:
         try:
             with safe_open(path, framework="np") as file:
                 metadata: Mapping[str, Any] = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                # By the header: numpy has no bfloat16, nor other types of fewer bits.
+                kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+                tensors = {name: file.get_tensor(name) for name, kind in kinds.items() if kind == "F64"}
                 sums = {(name.rpartition("/")[0], name.rpartition("/")[2]): tensors[name] for name in tensors}
         except (SafetensorError, OSError, ValueError) as error:
             raise StatisticsError(f"{path}: is damaged ({error})", REMEDY) from error
-        if metadata.get("format") != FORMAT or any(values.ndim != 2 for values in sums.values()):
+        sound = (values.ndim == 2 and np.isfinite(values).all() for values in sums.values())
+        if metadata.get("format") != FORMAT or len(sums) < len(kinds) or not all(sound):
             raise StatisticsError(f"{path}: holds no sums of outputs", REMEDY)
         return cls(str(metadata.get("fingerprint")), sums)
 
