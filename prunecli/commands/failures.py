@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from traceback import walk_tb
 
@@ -16,6 +17,9 @@ BUG = 70
 REASON_LETTERS = 300
 AT_WORK = ("transformers.models.", "transformers.generation.")
 """Modules of transformers that run a model, layers of prunecli's own within it."""
+
+LOOP = "Symlink loop from "
+"""What pathlib raises a RuntimeError with before Python 3.13; then the system says it."""
 
 REPORT = "please report it with what --debug shows."
 
@@ -44,6 +48,8 @@ def describe(error: BaseException) -> tuple[str, int]:
         return f"Error: no permission{_of(error)}.", 1
     if isinstance(error, OSError) and error.strerror:
         return f"Error: {error.strerror}{_of(error)}.", 1
+    if isinstance(error, RuntimeError) and str(error).startswith(LOOP):
+        return f"Error: {os.strerror(errno.ELOOP)} ({str(error).removeprefix(LOOP)}).", 1
     if (said := _of_transformers(error) or _of_record(error)) is not None:
         return said, 1
     raise error

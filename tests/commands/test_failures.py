@@ -80,3 +80,11 @@ def test_a_config_that_transformers_makes_and_cannot_run(command: str, tmp_path:
     assert ran.status == 1
     assert "ValueError: math domain error" in ran.err.splitlines()[-2]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "model"]
+
+
+def test_a_link_that_leads_to_itself(tmp_path: Path) -> None:
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    for command in ("compare-heads loop.json heads.json", "inspect loop.json", "report loop.json"):
+        ran = run(command, tmp_path)
+        assert ran.status == 1, ran.trace
+        assert "loop.json" in ran.err.splitlines()[0]
