@@ -13,7 +13,6 @@ import pytest
 from prunecli.commands.inspect import inspect
 from prunecli.commands.prune_layers import prune_layers
 from prunecli.methods.layers.names import LayerMetric
-from prunecli.methods.layers.plan import MEASURED
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from tests.commands import calls
@@ -91,7 +90,7 @@ def test_kept_layers_stay(models: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("metric", get_args(LayerMetric))
 def test_json_of_a_dry_run(metric: str, models: dict[str, Path]) -> None:
-    text = ("--text", "text.txt") if metric in MEASURED else ()
+    text = ("--text", "text.txt") if metric in ("cosine", "cka", "perplexity", "embedding") else ()
     shown = json.loads(
         done(models["gpt2"], "--metric", metric, "--count", 1, *text, "--dry-run", "--json").out
     )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from prunecli.model.cache import find_cache
+from prunecli.model.cache import find_cache, stated_count
 from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import Load, decoding_bytes, usual_load
 from tests.families.mixtures import TINY
@@ -112,3 +112,9 @@ def test_the_load_of_language_models_is_one_text_of_their_positions(tmp_path: Pa
         assert usual_load(checkpoint) == Load(1, 1, 64)
         assert usual_load(checkpoint, batch=3, length=10) == Load(3, 1, 10)
         assert decoding_bytes(checkpoint, Load(2, 1, 10), "F32")[0] == cached_bytes(model, 10)
+
+
+@pytest.mark.parametrize("stated", [-4, 0, True, "8", 8.0, None, [8]])
+def test_what_is_no_count_is_as_good_as_absent(stated: object) -> None:
+    assert stated_count({"a": stated}, "a") == 0
+    assert stated_count({"a": stated, "b": 8}, "a", "b") == 8
