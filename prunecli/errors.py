@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+REASON_LETTERS = 300
+"""Most letters of another library's error that a message repeats."""
+
 
 class PruneError(Exception):
     """A failure with a remedy.
@@ -89,6 +92,17 @@ class MemoryShortError(PruneError):
     def __init__(self, message: str, remedy: str, shortage: Shortage) -> None:
         super().__init__(message, remedy)
         self.shortage = shortage
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error says, on one line that a terminal takes; its type's name where it says nothing."""
+    return " ".join(str(error).split())[:REASON_LETTERS] or type(error).__name__
+
+
+def kind_and_reason(error: BaseException) -> str:
+    """The same after its type's name, for errors that say little without it: `KeyError: 'a'`."""
+    kind, reason = type(error).__name__, reason_of(error)
+    return kind if reason == kind else f"{kind}: {reason}"
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from prunecli.errors import PruneError
+from prunecli.errors import PruneError, reason_of
 
 T = TypeVar("T")
 
@@ -247,7 +247,7 @@ def join() -> None:
         _letting_signals_through(lambda: torch.distributed.init_process_group("gloo", timeout=PATIENCE))
     except (RuntimeError, ValueError) as error:
         raise PruneError(
-            f"the {world_size()} processes cannot join: {' '.join(str(error).split())}",
+            f"the {world_size()} processes cannot join: {reason_of(error)}",
             "Start them with torchrun --nproc-per-node N -m prunecli ….",
         ) from error
     if torch.cuda.is_available():

@@ -7,14 +7,13 @@ import os
 import sys
 from traceback import walk_tb
 
-from prunecli.errors import MemoryShortError, PruneError
+from prunecli.errors import MemoryShortError, PruneError, kind_and_reason
 from prunecli.tensors.hub.names import with_origins
 
 INTERRUPTED = "Interrupted: no output is half-written."
 BUG = 70
 """EX_SOFTWARE of sysexits.h: the exit status of a fault of prunecli's own."""
 
-REASON_LETTERS = 300
 AT_WORK = ("transformers.models.", "transformers.generation.")
 """Modules of transformers that run a model, layers of prunecli's own within it."""
 
@@ -57,7 +56,7 @@ def describe(error: BaseException) -> tuple[str, int]:
 
 def unforeseen(error: BaseException) -> tuple[str, int]:
     """What is said of a bug; `--debug` shows where it is."""
-    return f"Error: a fault in prunecli: {type(error).__name__}: {_line(error)}\n{REPORT.capitalize()}", BUG
+    return f"Error: a fault in prunecli: {kind_and_reason(error)}\n{REPORT.capitalize()}", BUG
 
 
 def _full(error: BaseException) -> str | None:
@@ -84,7 +83,7 @@ def _of_transformers(error: BaseException) -> str | None:
         return None
     version = getattr(sys.modules.get("transformers"), "__version__", "")
     return (
-        f"Error: transformers {version} fails at work on this model: {type(error).__name__}: {_line(error)}\n"
+        f"Error: transformers {version} fails at work on this model: {kind_and_reason(error)}\n"
         "A value in its config.json, generation_config.json or tokenizer is damaged, or its files do not belong "
         f"together; if they are right, {REPORT}"
     )
@@ -103,10 +102,6 @@ def _of_record(error: BaseException) -> str | None:
         "A size in config.json or a figure in the statistics is beyond what can be; if they are right, "
         f"{REPORT}"
     )
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:REASON_LETTERS]
 
 
 def _of(error: OSError) -> str:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from prunecli.architectures.records import Architecture
-from prunecli.errors import CheckpointError
+from prunecli.errors import CheckpointError, kind_and_reason, reason_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.layout import ModelLayout
@@ -185,18 +185,16 @@ def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
     try:
         return CONFIG_MAPPING[family.model_type].from_dict(values)
     except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
-        reason = " ".join(str(error).split())[:300]
         raise CheckpointError(
-            f"{checkpoint.path}/config.json: transformers refuses a value ({reason})",
+            f"{checkpoint.path}/config.json: transformers refuses a value ({reason_of(error)})",
             "Correct the value, or copy the file again.",
         ) from error
 
 
 def cannot_make(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
     """What is said where transformers' class fails at its making."""
-    reason = " ".join(str(error).split())[:300]
     return CheckpointError(
-        f"{checkpoint.path}/config.json: transformers cannot make the model ({type(error).__name__}: {reason})",
+        f"{checkpoint.path}/config.json: transformers cannot make the model ({kind_and_reason(error)})",
         "Correct the value, or copy the file again.",
     )
 

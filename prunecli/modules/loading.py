@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from prunecli.errors import CheckpointError
+from prunecli.errors import CheckpointError, reason_of
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.mixtures import stated_counts
 from prunecli.model.opening import WEIGHTS_KEY, result_config
@@ -138,7 +138,7 @@ def _generation_config(checkpoint: Checkpoint, model: Any) -> Any:
         return GenerationConfig.from_pretrained(checkpoint.path, local_files_only=True)
     except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
         raise CheckpointError(
-            f"{path}: cannot be read as a generation config ({_line(error)})", "Copy the file again."
+            f"{path}: cannot be read as a generation config ({reason_of(error)})", "Copy the file again."
         ) from error
 
 
@@ -177,13 +177,9 @@ def _from_pretrained(checkpoint: Checkpoint, model_class: Any, dtype: torch.dtyp
             )
     except Exception as error:  # of any kind, for a damaged file or value
         raise CheckpointError(
-            f"{checkpoint.path}: transformers cannot load it ({_line(error)})",
+            f"{checkpoint.path}: transformers cannot load it ({reason_of(error)})",
             "Correct its config.json, or copy the directory again.",
         ) from error
     if missing := sorted(info["missing_keys"]):
         raise missing_tensors(checkpoint, missing)
     return model
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.errors import CheckpointError, UnsupportedModelError, reason_of
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.json_files import read_json, read_object
 from prunecli.tensors.side_files import MODULES_FILE, module_folder
@@ -212,7 +212,9 @@ def _dense(folder: Path) -> Dense:
         found = load_file(path)
         weight, bias = found["linear.weight"].float(), found.get("linear.bias")
     except (SafetensorError, KeyError, OSError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error})", "Copy the file again.") from error
+        raise CheckpointError(
+            f"{path}: cannot be read ({reason_of(error)})", "Copy the file again."
+        ) from error
     if weight.dim() != 2 or not weight.numel() or (bias is not None and bias.shape != weight.shape[:1]):
         raise CheckpointError(f"{path}: its tensors are no weight and bias", "Copy the file again.")
     return Dense(weight, None if bias is None else bias.float(), ACTIVATIONS[activation])

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from prunecli.errors import PruneError, UsageError
+from prunecli.errors import PruneError, UsageError, reason_of
 
 MOST_STEPS = 1000
 """Steps that one `for-each` may come to, and values of one list."""
@@ -114,11 +114,13 @@ def read_recipe(path: Path) -> RecipeText:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise UsageError(f"{path}{line}: this is not YAML: {error.problem}") from error
     except yaml.YAMLError as error:
-        raise UsageError(f"{path}: this is not YAML: {' '.join(str(error).split())}") from error
+        raise UsageError(f"{path}: this is not YAML: {reason_of(error)}") from error
     except RecursionError as error:
         raise UsageError(f"{path}: its lists and mappings lie too deep in each other") from error
     except (ValueError, TypeError, AttributeError) as error:  # of tags, such as `!!int x`
-        raise UsageError(f"{path}: a value is not of its tag: {error}", "Leave the tags out.") from error
+        raise UsageError(
+            f"{path}: a value is not of its tag: {reason_of(error)}", "Leave the tags out."
+        ) from error
     if not isinstance(text, dict):
         raise UsageError(f"{path}: a recipe is a mapping that has `steps`")
     try:

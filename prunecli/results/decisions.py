@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from prunecli import __version__
-from prunecli.errors import CheckpointError, DataError
+from prunecli.errors import CheckpointError, DataError, reason_of
 from prunecli.model.decision import Decision, Origin, Part, Ranked
 from prunecli.progress import Say, unsaid
 from prunecli.results.document import Count, Document, Number, Record
@@ -264,7 +264,7 @@ def read_decisions(directory: Path, history: Sequence[Mapping[str, Any]]) -> dic
     try:
         return {int(one.step or 0): one.decision() for one in records}
     except (ValueError, zlib.error) as error:
-        raise CheckpointError(f"{directory / FILE}: is damaged ({error})", REMEDY) from error
+        raise CheckpointError(f"{directory / FILE}: is damaged ({reason_of(error)})", REMEDY) from error
 
 
 def document(decisions: Mapping[int, Decision], history: Sequence[Mapping[str, Any]]) -> Decisions:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from prunecli.architectures.records import Side
-from prunecli.errors import StatisticsError
+from prunecli.errors import StatisticsError, reason_of
 from prunecli.results.arrays import checked_array
 from prunecli.results.gate_sums import COUNTS, SUMS, TEXT_SUMS, GateSums, Mode, combine, shape_of
 from prunecli.results.header import asked
@@ -101,7 +101,7 @@ class GateStatistics(Tabled):
                 split=asked(payload, "--split"),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            missing = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
+            missing = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({reason_of(error)})"
             raise StatisticsError(f"{path}: the file {missing}.", "Collect the statistics again.") from error
         return _require_entries(statistics, path, payload["format"])
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from prunecli.errors import StatisticsError
+from prunecli.errors import StatisticsError, reason_of
 from prunecli.results.arrays import MOST, checked_array
 from prunecli.results.header import asked
 from prunecli.results.tabled import Row, Tabled, Tables
@@ -171,7 +171,7 @@ class HeadScores(Tabled):
             if "reported" in payload:
                 scores = replace(scores, reported=_reported(payload["reported"], scores, path))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            missing = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
+            missing = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({reason_of(error)})"
             raise StatisticsError(f"{path}: the file {missing}.", AGAIN) from error
         return scores
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prunecli.errors import StatisticsError
+from prunecli.errors import StatisticsError, reason_of
 from prunecli.tensors.transaction import new_file
 
 FORMAT = "prunecli.outputs/1"
@@ -71,7 +71,7 @@ class OutputSums:
                 tensors = {name: file.get_tensor(name) for name, kind in kinds.items() if kind == "F64"}
                 sums = {(name.rpartition("/")[0], name.rpartition("/")[2]): tensors[name] for name in tensors}
         except (SafetensorError, OSError, ValueError) as error:
-            raise StatisticsError(f"{path}: is damaged ({error})", REMEDY) from error
+            raise StatisticsError(f"{path}: is damaged ({reason_of(error)})", REMEDY) from error
         sound = (values.ndim == 2 and np.isfinite(values).all() for values in sums.values())
         if metadata.get("format") != FORMAT or len(sums) < len(kinds) or not all(sound):
             raise StatisticsError(f"{path}: holds no sums of outputs", REMEDY)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from prunecli.errors import DataError, UsageError
+from prunecli.errors import DataError, UsageError, kind_and_reason
 from prunecli.tensors.documents import refuse_unwritable
 from prunecli.tensors.transaction import new_file
 
@@ -60,9 +60,7 @@ class Tabled(ABC):
         try:
             return {name: rows for name, rows in self._tables().items() if rows}
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(
-                f"{self.FORMAT}: the file is damaged ({type(error).__name__}: {error})"
-            ) from error
+            raise DataError(f"{self.FORMAT}: the file is damaged ({kind_and_reason(error)})") from error
 
     def frame(self, table: str | None = None) -> pd.DataFrame:
         """A table, nothing rounded; counts are integers also where some are missing.

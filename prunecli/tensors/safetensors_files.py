@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from prunecli.errors import CheckpointError
+from prunecli.errors import CheckpointError, reason_of
 from prunecli.tensors.dtypes import is_known
 from prunecli.tensors.git_lfs import refuse_pointer
 from prunecli.tensors.json_files import parsed
@@ -61,7 +61,7 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
     try:
         entries = parsed(text, unique=True)
     except ValueError as error:
-        raise _damaged(path, f"its header cannot be read ({error})") from error
+        raise _damaged(path, f"its header cannot be read ({reason_of(error)})") from error
     if not isinstance(entries, dict):
         raise _damaged(path, "its header is not an object")
     return entries

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.choices import Choices
-from prunecli.errors import DataError, UsageError
+from prunecli.errors import DataError, UsageError, reason_of
 from prunecli.text.hub_data import is_hub_data, read_hub_data
 from prunecli.text.json_lines import Chat, is_json_lines, read_json_lines
 from prunecli.text.named import TextFile, names_of
@@ -110,5 +110,6 @@ def _chat_row(tokenizer: Tokenizer, corpus: Corpus, number: int, chat: Any) -> l
     try:
         return [int(token) for token in tokenizer.apply_chat_template(list(chat), return_dict=False)]
     except Exception as error:  # whatever a template of the model's own raises
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise DataError(f"{where}: the tokenizer's chat template does not take it ({reason})") from error
+        raise DataError(
+            f"{where}: the tokenizer's chat template does not take it ({reason_of(error)})"
+        ) from error

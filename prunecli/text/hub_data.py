@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from prunecli.errors import DataError, PruneError, UsageError
+from prunecli.errors import DataError, PruneError, UsageError, reason_of
 from prunecli.text.json_lines import Chat, document_of
 
 _SCHEME = re.compile(r"hf:/+")
@@ -121,8 +121,9 @@ def _documents(data: HubData) -> Iterator[str | Chat]:
     except PruneError:
         raise
     except Exception as error:  # whatever a server, a format or a name of a split runs into there
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise DataError(f"{data}: cannot be read ({reason})", "Check its name, split and config.") from error
+        raise DataError(
+            f"{data}: cannot be read ({reason_of(error)})", "Check its name, split and config."
+        ) from error
 
 
 def _document(where: str, row: dict[str, Any], column: str | None) -> str | Chat:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
-from prunecli.errors import DataError
+from prunecli.errors import DataError, reason_of
 from prunecli.tensors.git_lfs import refuse_pointer
 
 PACKED = ".gz"
@@ -59,7 +59,7 @@ def _read(path: Path) -> bytes:
         return gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(
-            f"{path}: not a whole gzip file ({' '.join(str(error).split())})", "Copy the file again."
+            f"{path}: not a whole gzip file ({reason_of(error)})", "Copy the file again."
         ) from error
 
 

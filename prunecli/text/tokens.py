@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.architectures import OLDER_TYPES, REDUCED_PREFIX
-from prunecli.errors import CheckpointError, DataError
+from prunecli.errors import CheckpointError, DataError, kind_and_reason
 from prunecli.tensors.git_lfs import refuse_pointers_beside_weights
 from prunecli.tensors.json_files import LONE, has_lone_surrogates, lenient, read_object
 from prunecli.text.lines import near_names
@@ -53,8 +53,7 @@ def _sound(fault: str, remedy: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise CheckpointError(f"{fault} ({reason})", remedy) from error
+        raise CheckpointError(f"{fault} ({kind_and_reason(error)})", remedy) from error
 
 
 @lenient  # the model's reader says what is wrong with config.json

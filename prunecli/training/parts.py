@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from prunecli.errors import PruneError, UsageError
+from prunecli.errors import PruneError, UsageError, reason_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.sparse_layer import parts_of
 from prunecli.modules.attention import module_name
@@ -138,7 +138,7 @@ def require_peft() -> None:
         import peft  # noqa: F401
     except ImportError as error:
         is_absent = isinstance(error, ModuleNotFoundError) and error.name == "peft"
-        why = "which is not installed" if is_absent else f"which cannot be imported ({error})"
+        why = "which is not installed" if is_absent else f"which cannot be imported ({reason_of(error)})"
         raise PruneError(
             f"--lora needs peft, {why}.", "Install it: pip install --upgrade 'peft>=0.18'."
         ) from error

@@ -20,7 +20,7 @@ from prunecli.architectures import (
 )
 from prunecli.architectures.mixtures import IMAGES
 from prunecli.choices import Choices
-from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
+from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError, kind_and_reason
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.declared import class_names
 from prunecli.model.opening import WEIGHTS_KEY
@@ -263,9 +263,8 @@ def _random_model(file: Path, values: dict[str, Any], family: Architecture, seed
         config = CONFIG_MAPPING[family.model_type].from_dict({**values, "dtype": None})
         model = model_class(config).float()
     except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
-        reason = " ".join(str(error).split())
         raise CheckpointError(
-            f"{file}: transformers cannot make the model ({type(error).__name__}: {reason})",
+            f"{file}: transformers cannot make the model ({kind_and_reason(error)})",
             "Correct the value.",
         ) from error
     return model

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from prunecli.errors import CheckpointError, OutputError, UsageError
+from prunecli.errors import CheckpointError, OutputError, UsageError, kind_and_reason
 from prunecli.modules.saving import save_tensors
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.json_files import lenient, parsed, read_json
@@ -173,8 +173,7 @@ def require_sound(checkpoint: Path) -> None:
         load_file(checkpoint / WEIGHTS)
     except Exception as error:  # a damaged file may raise anything
         raise CheckpointError(
-            f"{checkpoint}: damaged ({type(error).__name__}: {' '.join(str(error).split())[:200]})",
-            "Start over with --resume never.",
+            f"{checkpoint}: damaged ({kind_and_reason(error)})", "Start over with --resume never."
         ) from error
 
 
