@@ -156,10 +156,12 @@ def missing_tensors(checkpoint: Checkpoint, names: Sequence[str]) -> CheckpointE
     """What is said of tensors that a model needs and the checkpoint lacks."""
     few = ", ".join((*names[:3], "…") if len(names) > 3 else names)
     what = f"{len(names)} tensors are missing ({few})" if len(names) > 1 else f"a tensor is missing ({few})"
-    return CheckpointError(
-        f"{checkpoint.path}: {what}",
-        "config.json and the weights are not of one checkpoint; copy both again.",
-    )
+    tied = {} if checkpoint.architecture is None else checkpoint.architecture.tied
+    remedy = "config.json and the weights are not of one checkpoint; copy both again."
+    if all(tied.get(name) in checkpoint.tensors for name in names):
+        same = ", ".join(f"{tied[name]} as {name}" for name in names)
+        remedy = f"transformers before version 5 left out what was one parameter for it: store {same} too."
+    return CheckpointError(f"{checkpoint.path}: {what}", remedy)
 
 
 def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.modules.loading import load_model
+from tests.families import tiny_family
 from tests.tiny import tiny_nllb_moe
 
 
@@ -104,6 +106,25 @@ def test_a_broken_generation_config(tmp_path: Path, text: str) -> None:
     (path / "generation_config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):
         load_model(path, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("case", "absent", "same"),
+    [
+        ("bert-untied", "cls.predictions.decoder.bias", "cls.predictions.bias"),
+        ("bert-untied", "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+    ],
+)
+def test_what_transformers_4_stored_once(tmp_path: Path, case: str, absent: str, same: str) -> None:
+    """Transformers 5 would open it with values that it draws."""
+    path = tiny_family(tmp_path / "in", case)
+    tensors = load_file(path / "model.safetensors")
+    del tensors[absent]
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError) as caught:
+        load_model(path, device="cpu")
+    assert caught.value.message.endswith(f"a tensor is missing ({absent})")
+    assert caught.value.remedy is not None and f"store {same} as {absent} too" in caught.value.remedy
 
 
 @pytest.mark.parametrize("device", ["banana", "meta", "cuda:99", "cuda:-1", "", "mps", "cpu:x"])
