@@ -33,8 +33,8 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.methods.attention.plan import AttentionOptions as AttentionOptions
     from prunecli.methods.attention.plan import plan_attention as plan_attention
     from prunecli.methods.attention.rewrite import rewrite_attention as rewrite_attention
+    from prunecli.methods.embeddings.dimensions import EmbeddingOptions as EmbeddingOptions
     from prunecli.methods.embeddings.factorize import fit_embeddings as fit_embeddings
-    from prunecli.methods.embeddings.plan import EmbeddingOptions as EmbeddingOptions
     from prunecli.methods.embeddings.plan import EmbeddingPlan as EmbeddingPlan
     from prunecli.methods.embeddings.plan import plan_embeddings as plan_embeddings
     from prunecli.methods.embeddings.rewrite import rewrite_embeddings as rewrite_embeddings

@@ -25,8 +25,9 @@ from prunecli.commands.rewriting import How, Shown, change
 from prunecli.model.define import UnitKind
 
 if TYPE_CHECKING:
+    from prunecli.methods.embeddings.dimensions import EmbeddingOptions
     from prunecli.methods.embeddings.factorize import Factors
-    from prunecli.methods.embeddings.plan import EmbeddingOptions, EmbeddingPlan
+    from prunecli.methods.embeddings.plan import EmbeddingPlan
     from prunecli.methods.embeddings.quality import Quality as RowQuality
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.results.rewriting import Factorization
@@ -159,7 +160,7 @@ def factorize_embeddings(
     and output share a table they go on sharing one: hidden states are projected to n in the output layer. Afterwards,
     finetune --teacher recovers the quality.
     """
-    from prunecli.methods.embeddings.plan import EmbeddingOptions
+    from prunecli.methods.embeddings.dimensions import EmbeddingOptions
     from prunecli.text.choice import TextChoice
 
     options = EmbeddingOptions(

@@ -15,7 +15,8 @@ from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.hub.failures import host, plain_errors
 from prunecli.tensors.hub.fetch import Snapshot, fetch_beside, look_up, weight_files
 from prunecli.tensors.hub.names import HubName, hub_name
-from prunecli.tensors.hub.ranges import RemoteFile, Traffic
+from prunecli.tensors.hub.ranges import RemoteFile
+from prunecli.tensors.hub.traffic import Traffic
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.reader import Handle, WeightFile, read_into
 from prunecli.tensors.safetensors_files import described

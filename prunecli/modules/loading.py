@@ -23,7 +23,8 @@ from prunecli.modules.hops import Spread, connect
 from prunecli.modules.machine import give_back, keep_freed_blocks
 from prunecli.modules.saving import keeping_config
 from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.modules.stock_model import fitted_class, load_stock_model, refused_by_layer, stock_class
+from prunecli.modules.stock_classes import fitted_class, stock_class
+from prunecli.modules.stock_model import load_stock_model, refused_by_layer
 from prunecli.tensors.hub.names import origin
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,18 +17,15 @@ from torch import Tensor, nn
 from prunecli.architectures.mixtures import BY_LAYER
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import class_names
-from prunecli.model.mixtures import stated_counts
 from prunecli.model.quantisation import KEYS
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.building import NoValues, cannot_make, missing_tensors, on_each
-from prunecli.modules.constant_experts import class_of_constants
 from prunecli.modules.filling import Destination, chunk_for, expert_names, fill, read_into, require_shape
 from prunecli.modules.hops import Spread, places
 from prunecli.modules.staging import Staging
+from prunecli.modules.stock_classes import fitted_class
 from prunecli.modules.stock_experts import expert_modules, part_names, use_own_experts
 from prunecli.modules.stock_names import REMEDY, StockNames, has_tensor
-from prunecli.modules.uneven import class_of_counts
 
 
 @dataclass(frozen=True)
@@ -89,55 +85,6 @@ def refused_by_layer(checkpoint: Checkpoint) -> str | None:
     if checkpoint.model_type not in BY_LAYER:
         return f"a model of type {checkpoint.model_type} is measured with the whole model in memory"
     return None
-
-
-def stock_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
-    """The class of transformers of this name; None: the one that config.json names.
-
-    Raises:
-        UnsupportedModelError: there is none, or it is of another family.
-    """
-    import transformers
-
-    if name is None:
-        name = next(iter(class_names(checkpoint.config)), "")
-    found = getattr(transformers, name, None)
-    config_class = getattr(found, "config_class", None)
-    # `architectures` alone is not believed: a class of another family would fill what it lacks with random numbers.
-    if found is None or getattr(config_class, "model_type", None) != checkpoint.model_type:
-        raise UnsupportedModelError(
-            f'{checkpoint.path}: the model family "{checkpoint.model_type}" is unknown here '
-            f"(class {name or 'not given'})",
-            "Check model_type and architectures in its config.json.",
-        )
-    return found
-
-
-def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
-    """`stock_class`; where layers differ in their number of experts, a subclass of it that gives each its own.
-
-    Raises:
-        UnsupportedModelError: as `stock_class`.
-    """
-    stock, family = stock_class(checkpoint, name), checkpoint.family
-    mixture = None if family is None else family.mixture
-    if mixture is None:
-        return stock
-    layers = [layer for layer in checkpoint.mixtures if not layer.is_predicting]
-    if any(layer.constants for layer in layers):
-        return class_of_constants(stock, mixture, layers)
-    counts = {layer.num_experts for layer in layers}
-    stated = {*stated_counts(checkpoint.resolved.sizes, mixture).values()} or counts
-    return (
-        stock if counts <= stated else class_of_counts(stock, mixture, partial(_counts, checkpoint, layers))
-    )
-
-
-def _counts(checkpoint: Checkpoint, layers: Iterable[SparseLayer], model: Any) -> dict[str, int]:
-    """Name of each layer of the model that has experts -> how many."""
-    names = StockNames(checkpoint, model)
-    places = {names.place(layer.router_tensors[0]): layer.num_experts for layer in layers}
-    return {re.sub(r"(\.\d+)\..*", r"\1", place): count for place, count in places.items()}
 
 
 def make_stock_model(checkpoint: Checkpoint, dtype: torch.dtype, *, output: bool = False) -> StockModel:

@@ -15,7 +15,8 @@ from prunecli.commands.compare_models import compare_models
 from prunecli.commands.prune_layers import prune_layers
 from prunecli.commands.score_heads import score_heads
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.embeddings.plan import EmbeddingOptions, plan_embeddings
+from prunecli.methods.embeddings.dimensions import EmbeddingOptions
+from prunecli.methods.embeddings.plan import plan_embeddings
 from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths

@@ -6,7 +6,6 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from time import time
 from typing import Any
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 from prunecli.errors import HubError
 from prunecli.tensors.hub.failures import describe, download, host, is_unreachable, one_line
 from prunecli.tensors.hub.names import HubName
+from prunecli.tensors.hub.traffic import Traffic
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.reader import Fill
 
@@ -36,40 +36,6 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _RATE_LIMIT = re.compile(r"\bt=(\d+)")
 _NO_LONGER = (401, 403, 404, 410)
 """What an address that was given for a while answers afterwards."""
-
-
-@dataclass
-class Traffic:
-    """What came over the wire for some files, and whether it is to end.
-
-    Attributes:
-        received: bytes of weights and headers of files; those of HTTP itself are not counted.
-        requests: that were answered with a range.
-    """
-
-    received: int = 0
-    requests: int = 0
-    _stopped: threading.Event = field(default_factory=threading.Event)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def stop(self) -> None:
-        """Have every request end at its next piece, and none begin."""
-        self._stopped.set()
-
-    def wait(self, seconds: float) -> None:
-        """As `time.sleep`, but that `stop` ends it.
-
-        Raises:
-            HubError: it was stopped.
-        """
-        if self._stopped.wait(seconds):
-            raise HubError("the reading was stopped")
-
-    def count(self, received: int, requests: int = 0) -> None:
-        """Add to both."""
-        with self._lock:
-            self.received += received
-            self.requests += requests
 
 
 class _PassingError(Exception):

@@ -12,7 +12,8 @@ import pytest
 from prunecli.errors import HubError
 from prunecli.tensors.hub import ranges
 from prunecli.tensors.hub.names import HubName
-from prunecli.tensors.hub.ranges import RemoteFile, Traffic, asked_wait
+from prunecli.tensors.hub.ranges import RemoteFile, asked_wait
+from prunecli.tensors.hub.traffic import Traffic
 from tests.hub_server import MAIN_COMMIT, Fault, hub
 from tests.hub_server import _digest as digest
 
