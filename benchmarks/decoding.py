@@ -67,7 +67,7 @@ def active_bytes(model: Any, options: argparse.Namespace) -> int:
             weight for name, weight in ffn.named_parameters() if name.startswith(("fc1_weight", "fc2_weight"))
         ]
         each = sum(map(stored, weights)) // ffn.num_experts
-        touched += each * int(routing.experts.unique().numel())
+        touched += each * len(set(routing.experts.flatten().tolist()))
 
     with watched(model, linear, experts):
         generate(model, options)

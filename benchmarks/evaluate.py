@@ -17,14 +17,9 @@ from typing import Any
 
 import torch
 
-from prunecli.evaluation.decoding import (
-    DecodingOptions,
-    generation_settings,
-    length_limit,
-    max_positions,
-    translate,
-)
+from prunecli.evaluation.decoding import DecodingOptions, generation_settings, translate
 from prunecli.modules.loading import load_model
+from prunecli.running.lengths import length_limit, max_positions
 from prunecli.text.batching import length_bucketed, pad
 from prunecli.text.parallel import read_parallel
 from prunecli.text.tokens import encode, load_tokenizer
@@ -69,7 +64,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     source, target = arguments.pair.split("-")
-    text = read_parallel(arguments.data, arguments.split, (source, target), arguments.sentences)
+    text = read_parallel(arguments.data, arguments.split, (source, target)).first(arguments.sentences)
     sentences = text.sentences[source]
     model = load_model(arguments.checkpoint, device=arguments.device)
     tokenizer = load_tokenizer(arguments.checkpoint)

@@ -21,7 +21,7 @@ import torch
 
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.evaluation.scoring import make_metrics, score
-from prunecli.methods.experts.budget import Layer, Request, keep_count, parse_balance
+from prunecli.methods.experts.budget import Request, keep_count, parse_balance
 from prunecli.methods.experts.granularity import aggregate
 from prunecli.methods.experts.metrics import metric_values, random_values
 from prunecli.methods.experts.select import select_experts
@@ -121,14 +121,13 @@ def select(
     options: Any,
 ) -> Mapping[str, tuple[int, ...]]:
     """Layer's name -> ids that it keeps for `pair`."""
-    held = [Layer(layer.name, layer.side, layer.experts) for layer in layers]
     if granularity == "random":
         values = random_values({layer.name: layer.original_experts for layer in layers}, options.seed)
     else:
         languages = ((), ()) if granularity == "global" else ((pair[0],), (pair[1],))
         values = metric_values(options.metric, aggregate(gates, granularity, *languages), gates)
-    keep = keep_count(ratio, sum(len(layer.experts) for layer in held))
-    return select_experts(held, values, Request(keep=keep, balance=balance, strategy=options.strategy)).kept
+    keep = keep_count(ratio, sum(len(layer.experts) for layer in layers))
+    return select_experts(layers, values, Request(keep=keep, balance=balance, strategy=options.strategy)).kept
 
 
 def mask(modules: Mapping[str, Any], kept: Mapping[str, tuple[int, ...]]) -> None:

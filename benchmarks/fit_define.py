@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from prunecli.methods.embeddings.fit import FitOptions, fit_define
+from prunecli.methods.embeddings.fit import fit_define
 from prunecli.methods.embeddings.table import Table
+from prunecli.methods.embeddings.train import FitOptions
 from prunecli.model.define import UNIT_KINDS, UnitShape
 
 

@@ -183,7 +183,7 @@ def make(directory: Path, config: Mapping[str, Any], seed: int) -> None:
             filled = 0
         shards[-1].append(name)
         filled += size
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -203,7 +203,7 @@ def make(directory: Path, config: Mapping[str, Any], seed: int) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     (directory / "config.json").write_text(json.dumps(config, indent=1))
     vocabulary = {"<s>": 0, "</s>": 1, "<unk>": 2} | {f"w{number}": number + 3 for number in range(WORDS)}
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -472,7 +472,8 @@ def written(
 
 def copy_command(model: Path, output: Path, nbytes: int) -> list[str]:
     """Copies whole files and a part of one, `nbytes` in all."""
-    whole, left = [], nbytes
+    whole: list[str] = []
+    left = nbytes
     for file in weight_files(model):
         if file.stat().st_size > left:
             rest = f"head -c {left} '{file}' > '{output / file.name}'"

@@ -72,8 +72,8 @@ def run(options: argparse.Namespace, arguments: list[str]) -> tuple[float, float
 
 def apart(one: Path, other: Path) -> float:
     """The largest relative difference of two numbers of the results."""
-    found = [numbers(json.loads(path.read_text())) for path in (one, other)]
-    return max(abs(a - b) / max(abs(a), abs(b), 1e-300) for a, b in zip(*found, strict=True))
+    one_has, other_has = (numbers(json.loads(path.read_text())) for path in (one, other))
+    return max(abs(a - b) / max(abs(a), abs(b), 1e-300) for a, b in zip(one_has, other_has, strict=True))
 
 
 def numbers(payload: dict) -> list[float]:  # type: ignore[type-arg]

@@ -23,7 +23,8 @@ import torch
 
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.methods.heads.ablate import measure_masked, without_each
-from prunecli.methods.heads.measure import AblationOptions, LoadedModel, measurements
+from prunecli.methods.heads.measure import AblationOptions, LoadedModel, check_metric, measurements
+from prunecli.methods.heads.names import EffectMetric
 from prunecli.methods.heads.score import gradient_importance
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
@@ -33,13 +34,14 @@ from prunecli.running.runner import InMemory
 from prunecli.text.choice import Dataset
 from prunecli.text.parallel import parse_pairs, read_parallel
 from prunecli.text.plain import read_plain
+from prunecli.text.tasks import TaskName
 from prunecli.text.tokens import load_tokenizer
 
 
 def material(options: argparse.Namespace) -> Dataset:
     if options.text is not None:
         architectures = str(open_model(options.model).config.get("architectures"))
-        task = "mlm" if "MaskedLM" in architectures else "lm"
+        task: TaskName = "mlm" if "MaskedLM" in architectures else "lm"
         return Dataset(task, read_plain([options.text]).first(options.sentences))
     text = read_parallel(options.data, options.split).first(options.sentences)
     return Dataset("translation", text, parse_pairs(options.pairs, None, text.languages))
@@ -56,7 +58,7 @@ def passes(loaded: LoadedModel, what: Dataset, options: argparse.Namespace) -> d
         hooks = [table.register_forward_hook(lambda _m, _i, made: made.requires_grad_()) for table in tables]
         for found in batches.values():
             for batch in found:
-                example_losses(model, batch).sum().backward()
+                example_losses(model, batch).sum().backward()  # type: ignore[no-untyped-call]
         model.zero_grad(set_to_none=True)
         model.requires_grad_(False)
         for hook in hooks:
@@ -120,7 +122,7 @@ def memory() -> None:
     print(f"  gradient / training: {grown['gradient'] / grown['training']:.2f}x")
 
 
-def ablation(loaded: LoadedModel, what: Dataset, metric: str, options: argparse.Namespace) -> None:
+def ablation(loaded: LoadedModel, what: Dataset, metric: EffectMetric, options: argparse.Namespace) -> None:
     settings = AblationOptions(metric, DecodingOptions(4, options.batch_tokens))
     masks = without_each(loaded.checkpoint.layout.attentions)
     batches = measurements(loaded, what, settings)
@@ -170,7 +172,7 @@ def main() -> None:
     memory()
     model.requires_grad_(False)
     for metric in (options.metrics or ("loss,chrf++" if what.task == "translation" else "loss")).split(","):
-        ablation(loaded, what, metric, options)
+        ablation(loaded, what, check_metric(what.task, metric), options)
 
 
 if __name__ == "__main__":

@@ -175,7 +175,8 @@ BENCHMARKS = (
         for dtype, option in (("bfloat16", ""), ("FP8", "--fp8"))
     ),
     benchmark(
-        "ctranslate2.py {work} --ctranslate2-python {ctranslate2} --batch 1,8,32 --threads 2 --dtypes float32,int8",
+        "beside_ctranslate2.py {work} --ctranslate2-python {ctranslate2}"
+        " --batch 1,8,32 --threads 2 --dtypes float32,int8",
         *(
             Row(
                 f"dense M2M-100, beam 5, batch {batch}, {dtype}: speed / CTranslate2's",

@@ -1,4 +1,4 @@
-"""CTranslate2's side of `ctranslate2.py`: converts the M2M-100 and decodes; needs ctranslate2 and numpy alone."""
+"""CTranslate2's side of `beside_ctranslate2.py`: converts and decodes; needs ctranslate2 and numpy alone."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-del sys.path[0]  # this folder has a ctranslate2.py of its own
-
-import ctranslate2  # noqa: E402
-import numpy as np  # noqa: E402
-from ctranslate2.specs import TransformerSpec, common_spec  # noqa: E402
+import ctranslate2
+import numpy as np
+from ctranslate2.specs import TransformerSpec, common_spec
 
 OFFSET = 2
 """Of the positions, in transformers' table."""

@@ -1,8 +1,8 @@
 """Beam search on a CPU beside CTranslate2: the same dense M2M-100, random weights, source tokens and number of tokens.
 
     python -m venv ct2 && ct2/bin/pip install ctranslate2
-    python benchmarks/ctranslate2.py /data/m2m --ctranslate2-python ct2/bin/python --batch 1,8,32 --threads 2
-    python benchmarks/ctranslate2.py /data/m2m --ctranslate2-python ct2/bin/python --busy 2 --spins 0,1000
+    python benchmarks/beside_ctranslate2.py /data/m2m --ctranslate2-python ct2/bin/python --batch 1,8,32 --threads 2
+    python benchmarks/beside_ctranslate2.py /data/m2m --ctranslate2-python ct2/bin/python --busy 2 --spins 0,1000
 
 All take turns in one run, each engine in a process of its own, so that a machine that slows down slows all of them
 alike; figures are medians. Said too: in how many sentences both engines choose the same tokens in float32, which shows
@@ -70,7 +70,7 @@ class Worker:
         print(json.dumps(task), file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
         if not answer:
-            sys.exit(f"{self._process.args}: ended")
+            sys.exit(f"{self._process.args!r}: ended")
         return json.loads(answer)
 
     def __enter__(self) -> Worker:
@@ -85,8 +85,8 @@ def main() -> None:
     options = parse()
     checkpoint = made_checkpoint(options)
     with ExitStack() as stack:
-        ours = [sys.executable, str(HERE / "ctranslate2.py"), "--serve", str(checkpoint)]
-        engine = [options.ctranslate2_python, str(HERE / "ctranslate2_worker.py"), str(checkpoint)]
+        ours = [sys.executable, str(HERE / "beside_ctranslate2.py"), "--serve", str(checkpoint)]
+        engine = [options.ctranslate2_python, str(HERE / "beside_ctranslate2_worker.py"), str(checkpoint)]
         threads = str(options.threads)
         workers = {"prunecli": Worker([*ours, threads], {})} if not options.spins else {}
         for count in options.spins:
