@@ -58,7 +58,7 @@ def test_losses_without_each_head(subject: Subject) -> None:
     examples, (base, *found) = measure_masked(subject.checkpoint, subject.model, measurements, masks)
     assert examples == [("val", index) for index in range(len(LINES))]
     np.testing.assert_allclose(base, single_losses(subject), rtol=1e-4)
-    for mask, losses in list(zip(masks, found, strict=True))[::3]:
+    for mask, losses in list(zip(masks, found, strict=True))[::5]:
         with zeroed(subject, mask):
             np.testing.assert_allclose(losses, single_losses(subject), rtol=1e-4, err_msg=mask.layer.name)
         assert losses != base
