@@ -275,8 +275,7 @@ class Explained:
 
     def _gone(self, step: int, side: str) -> list[int]:
         """The layers of a stack that a step removed, as its source counts."""
-        arguments = self.history[step].get("arguments")
-        removed = arguments.get("removed") if isinstance(arguments, Mapping) else None
+        removed = self.history[step].get("arguments", {}).get("removed")
         own = (
             removed.get(side)
             if isinstance(removed, Mapping) and self._command(step) == PRUNE_LAYERS

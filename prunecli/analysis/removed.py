@@ -95,7 +95,7 @@ def is_made_from(one: Checkpoint, other: Checkpoint) -> bool:
     if not history:
         return False
     source = history[0].get("source")
-    return not isinstance(source, Mapping) or source.get("fingerprint") == other.fingerprint
+    return source is None or source.get("fingerprint") == other.fingerprint
 
 
 def _setting(checkpoint: Checkpoint) -> Any:
@@ -124,7 +124,7 @@ def _experts(checkpoint: Checkpoint) -> float:
 def _arguments(checkpoint: Checkpoint, command: str) -> Mapping[str, Any]:
     """The arguments of the last step of this command."""
     for step in reversed(checkpoint.structure.history):
-        if step.get("command") == command and isinstance(step.get("arguments"), Mapping):
-            found: Mapping[str, Any] = step["arguments"]
+        if step.get("command") == command:
+            found: Mapping[str, Any] = step.get("arguments", {})
             return found
     return {}

@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from prunecli.model.attention import KINDS
+from prunecli.model.structure import statistics_files
 
 AMOUNTS: Mapping[str, frozenset[str]] = {
     "prune-experts": frozenset({"ratio", "keep", "experts_per_layer", "fit_bytes"}),
@@ -119,9 +120,7 @@ def _name(one: Setting, keys: Sequence[tuple[int, str]], settings: Sequence[Sett
 
 
 def _arguments(step: Step) -> dict[str, Value]:
-    arguments = step.get("arguments")
-    if not isinstance(arguments, Mapping):
-        return {}
+    arguments = step.get("arguments", {})
     amounts = AMOUNTS.get(str(step.get("command")), frozenset())
     found = {
         str(name): _value(value)
@@ -130,7 +129,7 @@ def _arguments(step: Step) -> dict[str, Value]:
     }
     if step.get("command") == "prune-heads":
         kinds = arguments.get("attention") or KINDS
-        kinds = [kinds] if isinstance(kinds, str) else kinds
+        kinds = kinds if isinstance(kinds, list) else [kinds]
         found["attention"] = _value("all" if set(map(str, kinds)) >= set(KINDS) else kinds)
     counts = arguments.get("experts_per_layer")
     if isinstance(counts, Mapping):
@@ -153,8 +152,7 @@ def _value(value: Any) -> Value:
 
 
 def _statistics(step: Step) -> Value:
-    found = step.get("statistics")
-    files = [file for file in (found if isinstance(found, list) else [found]) if isinstance(file, Mapping)]
+    files = statistics_files(step)
     return Value(
         ", ".join(str(file.get("file")) for file in files),
         ", ".join(str(file.get("sha256")) for file in files),
@@ -163,7 +161,7 @@ def _statistics(step: Step) -> Value:
 
 def _origin(history: Sequence[Step]) -> Value | None:
     source = history[0].get("source") if history else None
-    if not isinstance(source, Mapping):
+    if source is None:
         return None
     path = str(source.get("path", "?"))
     return Value(path, str(source.get("fingerprint") or path))

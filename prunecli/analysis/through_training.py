@@ -61,8 +61,7 @@ def _training(history: Sequence[Mapping[str, Any]]) -> object | None:
 
 
 def _updates(history: Sequence[Mapping[str, Any]]) -> int:
-    arguments = history[-1].get("arguments") if history else None
-    steps = arguments.get("steps") if isinstance(arguments, Mapping) else None
+    steps = history[-1].get("arguments", {}).get("steps") if history else None
     return steps if type(steps) is int and steps > 0 else 0
 
 

@@ -21,7 +21,7 @@ from prunecli.model.source_card import (
     front_matter,
     original_text,
 )
-from prunecli.model.structure import Structure
+from prunecli.model.structure import Structure, statistics_files
 
 DIRECTORY = "path/to/this/directory"
 
@@ -51,12 +51,12 @@ def model_card(
         weights: whether they lie beside it.
     """
     structure, config = layout.structure, layout.config
-    origin = _name(structure.history[0].get("source") or {}) if structure.history else None
+    origin = _name(structure.history[0].get("source", {})) if structure.history else None
     front = front_matter(source_card)
     matter = carried_matter(front, structure, config)
     original = original_text(source_card, of_a_result=len(structure.history) > 1)
     was_trained = any(step.get("command") == "finetune" for step in structure.history)
-    is_new = was_trained and "from_scratch" in (structure.history[-1].get("arguments") or {})
+    is_new = was_trained and "from_scratch" in structure.history[-1].get("arguments", {})
     is_trained = is_new or (was_trained and structure.is_stock)
     what = "trained" if is_trained else "pruned"
     paragraphs = [
@@ -237,18 +237,17 @@ def _history(structure: Structure) -> list[str]:
         return []
     steps = []
     for number, step in enumerate(structure.history, 1):
-        source = step.get("source") or {}
+        source = step.get("source", {})
         steps.append(f"{number}. `{step.get('command')}` of prunecli {step.get('prunecli')}")
         if source:
             revision = f" at {source['revision']}" if "revision" in source else ""
             steps.append(f"   - from `{_name(source)}`{revision}, {source.get('fingerprint')}")
         options = ", ".join(
             f"{name} = {json.dumps(value, ensure_ascii=False, default=str)}"
-            for name, value in (step.get("arguments") or {}).items()
+            for name, value in step.get("arguments", {}).items()
         )
         if options:
             steps.append(f"   - options: {options}")
-        statistics = step.get("statistics") or []
-        for file in [statistics] if isinstance(statistics, Mapping) else statistics:
+        for file in statistics_files(step):
             steps.append(f"   - statistics: `{file.get('file')}`, sha256 {file.get('sha256')}")
     return [HISTORY, "\n".join(steps)]

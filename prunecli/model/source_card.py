@@ -76,7 +76,7 @@ def _base_model(
     front: Mapping[str, Any], structure: Structure, config: Mapping[str, Any]
 ) -> tuple[Any, bool]:
     """The hub's id of what the result was made of, or of what that was; whether the source's card says it."""
-    sources = [step.get("source") or {} for step in structure.history]
+    sources = [step.get("source", {}) for step in structure.history]
     on_the_hub = [source.get("path") for source in sources if "revision" in source]
     if sources and "revision" in sources[-1]:
         return on_the_hub[-1], False

@@ -154,10 +154,27 @@ class Structure:
                 embedding=EmbeddingChange.from_json(value.get("embedding", {})),
                 layers=_ids(value, "layers"),
                 original_layers=_counts(value, "original_layers"),
-                history=tuple(dict(step) for step in value.get("history", ())),
+                history=tuple(_step(step) for step in value.get("history", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f'{where}: the value under "{KEY}" is damaged ({error!r})') from error
+
+
+def statistics_files(step: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The files of statistics that a step of a history went by: {"file", "sha256"} of each."""
+    files = step.get("statistics", [])
+    return files if isinstance(files, list) else [files]
+
+
+def _step(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A step of the history, whose parts have their form."""
+    step = dict(value)
+    mappings = (step.get("arguments", {}), step.get("source", {}), *statistics_files(step))
+    if not isinstance(step.get("command", ""), str) or not all(isinstance(one, Mapping) for one in mappings):
+        raise ValueError("a step of its history has another form")
+    if not all(isinstance(text, str) for text in step.get("source", {}).values()):
+        raise ValueError("the source of a step of its history is not told in words")
+    return step
 
 
 def _ids(value: Mapping[str, Any], key: str) -> dict[str, tuple[int, ...]]:

@@ -308,9 +308,8 @@ def _referenced(
 def _spoken_of(checkpoints: Sequence[CheckpointEntry], documents: Sequence[ResultFile]) -> Iterable[str]:
     for entry in checkpoints:
         for step in entry.history:
-            source = step.get("source")
-            if isinstance(source, Mapping):
-                yield str(source.get("fingerprint"))
+            if "source" in step:
+                yield str(step["source"].get("fingerprint"))
     for document in documents:
         if isinstance(document.content, (Evaluation, Latency, Training)):
             yield from (model.fingerprint or "" for model in document.content.models)

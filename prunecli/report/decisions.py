@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -22,8 +22,7 @@ def decisions_section(data: ReportData) -> Html | None:
     seen: set[tuple[str, int, str]] = set()
     for entry in data.checkpoints:
         for step, decision in entry.decisions.items():
-            source = entry.history[step].get("source")
-            origin = str(source.get("fingerprint")) if isinstance(source, Mapping) else ""
+            origin = entry.history[step].get("source", {}).get("fingerprint", "")
             key = origin, step, repr(sorted(entry.history[step].items()))
             if key in seen or decision.metric is None:  # what later steps carry along is told once
                 continue

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prunecli.analysis.settings import AMOUNTS
+from prunecli.model.structure import statistics_files
 from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.report.markup import Html, element, join
 from prunecli.report.trees import Node, lineage
@@ -94,14 +95,14 @@ def family_tree(
 
 def step_difference(step: Mapping[str, Any], siblings: Sequence[Mapping[str, Any]]) -> str:
     """Of a step what differs from its siblings of the same command; of one alone how much it did."""
-    command, arguments = step.get("command", "?"), _mapping(step.get("arguments"))
+    command, arguments = step.get("command", "?"), step.get("arguments", {})
     others = [other for other in siblings if other.get("command", "?") == command]
     amounts = AMOUNTS.get(str(command), frozenset())
     shown = {
         name: value
         for name, value in arguments.items()
         if (
-            any(_mapping(other.get("arguments")).get(name) != value for other in others)
+            any(other.get("arguments", {}).get(name) != value for other in others)
             if others
             else name in amounts
         )
@@ -119,7 +120,7 @@ def step_difference(step: Mapping[str, Any], siblings: Sequence[Mapping[str, Any
 
 def original(entry: CheckpointEntry) -> tuple[str, str, str]:
     """Of what a history began with: a key, its fingerprint, its name."""
-    source = _mapping(entry.history[0].get("source"))
+    source = entry.history[0].get("source", {})
     if not source:
         return f"from scratch: {entry.fingerprint}", "", "from scratch"
     fingerprint, name = str(source.get("fingerprint", "")), str(source.get("path", "?"))
@@ -129,7 +130,7 @@ def original(entry: CheckpointEntry) -> tuple[str, str, str]:
 def _result_name(history: Sequence[Mapping[str, Any]], index: int) -> str:
     """The name that a step's result had when the next step read it."""
     if index + 1 < len(history):
-        return str(_mapping(history[index + 1].get("source")).get("path", "?"))
+        return str(history[index + 1].get("source", {}).get("path", "?"))
     return "?"
 
 
@@ -154,7 +155,7 @@ def step_text(step: Mapping[str, Any], *more: str) -> str:
     """One step of a history as it would be typed; in brackets what was no option, and `more`."""
     command = str(step.get("command", "?"))
     words, facts = [command], []
-    for name, value in _mapping(step.get("arguments")).items():
+    for name, value in step.get("arguments", {}).items():
         if (command, name) in _FACTS and value is not None:
             facts.append(
                 _FACTS[command, name].format(f"{value:,}" if isinstance(value, int) else _value(value))
@@ -187,13 +188,7 @@ def _value(value: Any) -> str:
 
 
 def _statistics(step: Mapping[str, Any]) -> list[str]:
-    files = step.get("statistics")
-    files = files if isinstance(files, list) else [files]
-    return [
-        f"{file.get('file')} (sha256:{str(file.get('sha256'))[:8]}…)"
-        for file in files
-        if isinstance(file, Mapping)
-    ]
+    return [f"{file.get('file')} (sha256:{str(file.get('sha256'))[:8]}…)" for file in statistics_files(step)]
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

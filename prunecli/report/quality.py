@@ -173,7 +173,7 @@ def _origin(checkpoint: Checkpoint) -> str | None:
     """The fingerprint of what its history began with."""
     history = checkpoint.structure.history
     source = history[0].get("source") if history else None
-    return str(source.get("fingerprint")) if isinstance(source, Mapping) else None
+    return None if source is None else str(source.get("fingerprint"))
 
 
 def _charts(score: str, rows: Sequence[Row], unit: Unit, lost: dict[int, Removed]) -> list[Html]:

@@ -148,9 +148,13 @@ class DecisionRecord(Record):
             tuple(found.files), tuple(found.texts), found.split, found.sentences, found.tokens, found.sha256
         )
         places = tuple(place.ranked() for place in self.places)
-        return Decision(
+        made = Decision(
             self.part, places, self.metric, self.how, self.least, self.bound, dict(self.thresholds), origin
         )
+        for index, place in enumerate(places):
+            if place.values is not None and made.ranks[index] is None:
+                raise ValueError(f"{place.name or place.side}: compared with what has no values")
+        return made
 
 
 def record(

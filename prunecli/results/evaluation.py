@@ -3,14 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
+from typing_extensions import NotRequired, TypedDict
 
+from prunecli.results.arrays import MOST
 from prunecli.results.document import Count, Document, Number, Record
 from prunecli.results.tabled import Row, Tables, picked, scalars
 
 MODEL = ("dtype", "parameters", "checkpoint_bytes", "context", "stride")
+
+
+class _Span(TypedDict):
+    """Divergence where so many tokens come before."""
+
+    first: Annotated[int, Field(ge=1, le=MOST)]
+    last: Count
+    tokens: Count
+    kl_divergence: Number
+
+
+class _Tested(TypedDict):
+    """A score in the bootstrap test against the first checkpoint's."""
+
+    p_value: NotRequired[Number]
+    mean: Number
+    ci95: Number
+
+
+class _Tally(TypedDict):
+    """Pairs whose score differs significantly from the first checkpoint's."""
+
+    worse: Count
+    better: Count
+
+
+class _Known(TypedDict, total=False):
+    """What is not a score by its name."""
+
+    bootstrap: dict[str, _Tested]
+    difference: dict[str, dict[str, Number]]
+    significant: dict[str, _Tally]
+    by_position: list[_Span]
+    f1_by_class: dict[str, Number]
+
+
+_KNOWN = TypeAdapter(_Known)
+
+
+def _sound(scores: dict[str, Any]) -> dict[str, Any]:
+    try:
+        _KNOWN.validate_python(scores)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = ".".join(map(str, fault["loc"]))
+        raise PydanticCustomError("scores", "{said}", {"said": f"{where}: {fault['msg']}"}) from error
+    return scores
+
+
+Scores = Annotated[dict[str, Any], AfterValidator(_sound)]
+"""Scores by name, and what is said of them."""
 
 
 class Evaluated(Record):
@@ -18,17 +72,17 @@ class Evaluated(Record):
 
     checkpoint: str
     dtype: str = ""
-    mean: dict[str, Any] = Field(default_factory=dict)
-    pairs: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    by_source: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    by_target: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    by_group: list[dict[str, Any]] = Field(default_factory=list)
+    mean: Scores = Field(default_factory=dict)
+    pairs: dict[str, Scores] = Field(default_factory=dict)
+    by_source: dict[str, Scores] = Field(default_factory=dict)
+    by_target: dict[str, Scores] = Field(default_factory=dict)
+    by_group: list[Scores] = Field(default_factory=list)
     context: Count | None = None
     stride: Count | None = None
     parameters: Count | None = None
     checkpoint_bytes: Count | None = None
-    scores: dict[str, Any] = Field(default_factory=dict)
-    by_text: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    scores: Scores = Field(default_factory=dict)
+    by_text: dict[str, Scores] = Field(default_factory=dict)
     p_value: Number | None = None
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError, 
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.declared import class_names
 from prunecli.model.opening import WEIGHTS_KEY
-from prunecli.model.structure import KEY
+from prunecli.model.structure import KEY, Structure
 from prunecli.modules.pooling import has_modules
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.json_files import read_object
@@ -169,10 +169,9 @@ def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, se
         values.pop(KEY, None)
     if KEY in values:
         # Nothing is left of the models that it was made of, nor does what was measured on them hold for it.
-        steps = [
-            {key: step[key] for key in step if key != "source"} for step in values[KEY].get("history", ())
-        ]
-        values = {**values, KEY: {**values[KEY], "history": steps}}
+        reduced = Structure.from_json(values[KEY], str(file))
+        steps = tuple({key: step[key] for key in step if key != "source"} for step in reduced.history)
+        values = {**values, KEY: replace(reduced, history=steps).to_json()}
         model = random_model(ConfiguredCheckpoint(file, values), seed)
     else:
         model = _random_model(file, values, family, seed)

@@ -92,6 +92,14 @@ def test_origins_are_told_apart_by_name_and_by_fingerprint() -> None:
     assert names([stock, setting([step()])]) == ["of stock", "of full"]
 
 
-def test_histories_of_anything_are_read() -> None:
-    odd = [{"command": 3, "arguments": [1], "source": "x", "statistics": ["y", {"file": 1}]}, {}]
+def test_values_of_anything_are_read() -> None:
+    odd = [
+        {
+            "command": "prune-heads",
+            "arguments": {"ratio": [None], "attention": 7},
+            "source": {},
+            "statistics": [{"file": 1}],
+        },
+        {},
+    ]
     assert called(odd, [{"arguments": {"experts_per_layer": {"encoder": 1, "decoder": 0}}}])[0]

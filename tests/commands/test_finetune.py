@@ -183,6 +183,19 @@ def test_a_reduced_model_from_scratch(folder, command, choice):
     assert prunecli.load_model("out", device="cpu").config.model_type == "m2m_100"
 
 
+def test_a_config_of_a_damaged_history_from_scratch(folder):
+    tiny_family("full", "m2m_100")
+    raising(prune_heads, "full", "--metric", "random", "--ratio", 0.4, "--config-only", "-o", "config")
+    path = Path("config/config.json")
+    config = json.loads(path.read_text())
+    config["prunecli"]["history"] = "."
+    path.write_text(json.dumps(config))
+    result = _run("--from-scratch", "config", *PAIR, *SMALL, "-o", "out")
+    assert result.exit_code == 1
+    assert 'config.json: the value under "prunecli" is damaged' in result.stderr
+    assert not Path("out").exists()
+
+
 def test_the_tokenizer_of_another_directory(folder):
     write_json(folder / "config.json", {**tiny_config_of("m2m_100"), "vocab_size": 80})
     _run("--from-scratch", "config.json", "--tokenizer", "model", *PAIR, *SMALL, "-o", "out")

@@ -44,12 +44,10 @@ DIGEST = "0123456789abcdef" * 4
         ("finetune", {"teacher": {"path": "big", "fingerprint": "sha256:1"}}, "finetune --teacher big"),
         ("odd", {"sum": f"sha256:{DIGEST}"}, "odd --sum sha256:01234567…"),
         ("odd", {"ids": list(range(99))}, "odd --ids " + ",".join(map(str, range(99)))[:159] + "…"),
-        ("odd", None, "odd"),
+        ("odd", {}, "odd"),
     ],
 )
-def test_a_step_is_shown_as_it_was_typed(
-    command: str, arguments: dict[str, Any] | None, expected: str
-) -> None:
+def test_a_step_is_shown_as_it_was_typed(command: str, arguments: dict[str, Any], expected: str) -> None:
     assert step_text({"command": command, "arguments": arguments}) == expected
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from prunecli import results
 from prunecli.model.decision import Decision, Origin, Ranked
@@ -56,6 +57,14 @@ def test_a_vocabulary_is_kept_to_the_last_count_and_letter() -> None:
     np.testing.assert_array_equal(again.places[0].kept, place.kept)
     assert again.places[0].labels == labels
     assert again.cuts[0].cutoff == 2
+
+
+def test_what_is_compared_has_values_everywhere() -> None:
+    places = [Ranked.of((f"layers.{n}", "decoder", n), (0, 1), (0,), (2.0, 1.0), cut="all") for n in range(2)]
+    damaged = record(Decision("head", tuple(places), "loss")).to_json()
+    del damaged["places"][1]["values"]
+    with pytest.raises(ValueError, match=r"layers\.0: compared with what has no values"):
+        DecisionRecord.model_validate(damaged).decision()
 
 
 def test_the_file_is_a_table_of_components(tmp_path: Path) -> None:

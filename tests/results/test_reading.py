@@ -205,10 +205,33 @@ def test_a_field_of_scores_that_is_missing(read):
     payload = {"format": "prunecli.evaluation/1", "task": "lm", "results": [{"checkpoint": "a"}]}
     with pytest.raises(DataError, match="damaged"):
         read(payload).frame()
-    pairs = {"a-b": {"chrf++": 1.0, "bootstrap": {"chrf++": {"p_value": 0.5}}}}
-    damaged = {**payload, "task": "translation", "results": [{"checkpoint": "a", "pairs": pairs}]}
-    with pytest.raises(DataError, match="damaged"):
-        read(damaged).frame()
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        (
+            {"bootstrap": {"chrf++": {"p_value": 0.5, "mean": 1.0}}},
+            r"bootstrap\.chrf\+\+\.ci95: Field required",
+        ),
+        ({"by_position": ["-1"]}, r"by_position\.0: Input should be a valid dictionary"),
+        (
+            {"by_position": [{"first": 0, "last": 1, "tokens": 3, "kl_divergence": 0.5}]},
+            r"by_position\.0\.first: Input should be greater than or equal to 1",
+        ),
+        (
+            {"difference": {"chrf++": {"mean": "much"}}},
+            r"difference\.chrf\+\+\.mean: Input should be a valid number",
+        ),
+        ({"significant": {"chrf++": 3}}, r"significant\.chrf\+\+: Input should be a valid dictionary"),
+        ({"f1_by_class": [1]}, "f1_by_class: Input should be a valid dictionary"),
+    ],
+)
+@pytest.mark.parametrize("at", ["mean", "scores"])
+def test_what_is_said_of_scores_has_its_form(read, scores, message, at):
+    payload = {"format": "prunecli.evaluation/1", "task": "lm", "results": [{"checkpoint": "a", at: scores}]}
+    with pytest.raises(DataError, match=rf"results\.0\.{at}: {message}"):
+        read(payload)
 
 
 def test_a_table_that_is_not_there_is_named_with_those_that_are(read):
