@@ -191,8 +191,7 @@ def test_a_config_of_a_damaged_history_from_scratch(folder):
     config["prunecli"]["history"] = "."
     path.write_text(json.dumps(config))
     result = _run("--from-scratch", "config", *PAIR, *SMALL, "-o", "out")
-    assert result.exit_code == 1
-    assert 'config.json: the value under "prunecli" is damaged' in result.stderr
+    assert 'config.json: the value under "prunecli" is damaged' in str(result.exception)
     assert not Path("out").exists()
 
 
