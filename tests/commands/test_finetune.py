@@ -190,8 +190,8 @@ def test_a_config_of_a_damaged_history_from_scratch(folder):
     config = json.loads(path.read_text())
     config["prunecli"]["history"] = "."
     path.write_text(json.dumps(config))
-    result = _run("--from-scratch", "config", *PAIR, *SMALL, "-o", "out")
-    assert 'config.json: the value under "prunecli" is damaged' in str(result.exception)
+    with pytest.raises(CheckpointError, match=r'config\.json: the value under "prunecli" is damaged'):
+        _run("--from-scratch", "config", *PAIR, *SMALL, "-o", "out")
     assert not Path("out").exists()
 
 
