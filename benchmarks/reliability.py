@@ -5,7 +5,8 @@
 A fuzzing round damages files of a tiny checkpoint, statistics, states, results, recipes or text, runs a command in this
 process, and checks its exit status, its messages, its outputs and its inputs. A kill round starts a writing command,
 sends SIGKILL, SIGTERM or SIGINT at a random moment, looks at what is there, and runs the command again. Every round
-is named by seed and number, `SEED/N`, and gives the same damage again. Exits with 1 where anything was found.
+is named by seed and number, `SEED/N`, and gives the same damage again. With `--sweep` the rounds go through every place
+of every JSON and header instead, which finds what lies deep in a file. Exits with 1 where anything was found.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from tests.fuzz.kills import SIGNALS, Fresh, Stable, kill, reference, served
+from tests.fuzz.places import each_once, kinds_of_places
 from tests.fuzz.rounds import play, prepare
 from tests.fuzz.writers import WRITERS
 
@@ -79,9 +81,15 @@ def fuzz(options: argparse.Namespace, material: Path, work: Path) -> int:
     """Fuzzing rounds until the time or their number is up; prints the table and what was found."""
     end = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     rounds, statuses, slowest, found = Counter[str](), Counter[tuple[str, int | None]](), 0.0, 0
+    swept = each_once(kinds_of_places(material, work), Random(options.seed)) if options.sweep else None
     number = 0
     while (options.rounds is None or number < options.rounds) and (end is None or time.monotonic() < end):
-        made = play(f"{options.seed}/{number}", material, work)
+        seed = f"{options.seed}/{number}"
+        if swept is None:
+            made = play(seed, material, work)
+        else:
+            place = next(swept)
+            made = play(seed, material, work, (place.case,), damage=place.damage)
         rounds[made.kind] += 1
         statuses[made.kind, made.ran.status] += 1
         slowest = max(slowest, made.ran.seconds)
@@ -140,6 +148,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", default="1", help="names the rounds (default: %(default)s)")
     parser.add_argument("--rounds", type=int, help="fuzzing rounds at most")
     parser.add_argument("--minutes", type=float, help="minutes of fuzzing at most")
+    parser.add_argument(
+        "--sweep",
+        action="store_true",
+        help="fuzz every place of every file, one after another, instead of any",
+    )
     parser.add_argument(
         "--kills", type=int, default=0, help="kills of each writing command, in forked processes"
     )

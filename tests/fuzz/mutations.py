@@ -14,6 +14,9 @@ import numpy as np
 from tests.fuzz.hostile import HOSTILE, RAW_DAMAGE, TEXT_DAMAGE
 from tests.fuzz.recipes import RECIPES
 
+TYPES = ("F16", "BF16", "I32", "F64", "F8_E4M3", "U8", "BOOL", "C64", "F4", "X", "", 5, None)
+"""What a header may give for the type of a tensor."""
+
 
 def damage_bytes(data: bytes, rng: Random) -> bytes:
     """Cut, lengthened, emptied, or with some bytes changed."""
@@ -91,7 +94,7 @@ def damage_json(data: bytes, rng: Random) -> bytes:
 def damage_value(value: Any, rng: Random) -> Any:
     """A copy of a JSON value with one change in a random place; each level is as likely as the others."""
     if not isinstance(value, (dict, list)) or not value or rng.random() < 0.12:
-        return _replaced(value, rng)
+        return replaced(value, rng)
     if isinstance(value, dict):
         made, key = dict(value), rng.choice(list(value))
         draw = rng.random()
@@ -119,7 +122,8 @@ def damage_value(value: Any, rng: Random) -> Any:
     return listed
 
 
-def _replaced(value: Any, rng: Random) -> Any:
+def replaced(value: Any, rng: Random) -> Any:
+    """Something else in its place: of a number often one near it, or of another kind."""
     if isinstance(value, (int, float)) and rng.random() < 0.4:
         return rng.choice(
             (value + 1, value - 1, -value, value * 2, str(value), float(value), [value], value * 1000)
@@ -177,9 +181,7 @@ def _damage_header(text: bytes, rng: Random) -> bytes:
                 )
             )
         elif kind == 3:
-            one["dtype"] = rng.choice(
-                ("F16", "BF16", "I32", "F64", "F8_E4M3", "U8", "BOOL", "C64", "F4", "X", "", 5, None)
-            )
+            one["dtype"] = rng.choice(TYPES)
         elif kind == 4:
             entries[rng.choice(names)] = one
         else:

@@ -11,7 +11,7 @@ import signal
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -211,8 +211,20 @@ def contents(folder: Path) -> dict[str, str]:
     return found
 
 
+def damage_some(case: Case, folder: Path, rng: Random) -> list[str]:
+    """Damage one or two of the files that the case names; returns what was done."""
+    files = sorted({path for target in case.targets for path in folder.glob(target) if path.is_file()})
+    chosen = rng.sample(files, min(len(files), rng.choice((1, 1, 1, 2))))
+    return [f"{path.relative_to(folder)}: {damage_file(path, rng)}" for path in chosen]
+
+
 def play(
-    seed: str, material: Path, work: Path, cases: tuple[Case, ...] = CASES, limit_s: float = 30.0
+    seed: str,
+    material: Path,
+    work: Path,
+    cases: tuple[Case, ...] = CASES,
+    limit_s: float = 30.0,
+    damage: Callable[[Case, Path, Random], list[str]] = damage_some,
 ) -> Round:
     """The round of this seed, in a folder below `work` that is removed afterwards."""
     rng = Random(seed)
@@ -221,14 +233,14 @@ def play(
     folder = work / "round"
     copy_needed(case, material, folder)
     try:
-        damage = _damage(case, folder, rng)
+        done = damage(case, folder, rng)
         before, outside = contents(folder), sorted(work.iterdir())
-        with _hub(case, folder, rng, damage):
+        with _hub(case, folder, rng, done):
             if case.processes > 1:
                 ran = run_together(command, folder, case.processes, limit_s)
             else:
                 ran = run(command, folder, limit_s)
-        made = Round(case.kind, command, damage, ran)
+        made = Round(case.kind, command, done, ran)
         made.faults += [*_told(ran), *_left(folder, before, ran, has_weights="--config-only" not in command)]
         if sorted(work.iterdir()) != outside:
             made.faults.append("wrote outside of its folder")
@@ -260,12 +272,6 @@ def _serving(model: Path, cache: Path) -> Iterator[HubServer]:
         commit_of.cache_clear()
         hub.add(SERVED, model)
         yield hub
-
-
-def _damage(case: Case, folder: Path, rng: Random) -> list[str]:
-    files = sorted({path for target in case.targets for path in folder.glob(target) if path.is_file()})
-    chosen = rng.sample(files, min(len(files), rng.choice((1, 1, 1, 2))))
-    return [f"{path.relative_to(folder)}: {damage_file(path, rng)}" for path in chosen]
 
 
 def _told(ran: Ran) -> Iterator[str]:
