@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from prunecli.errors import UnsupportedModelError
+from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.mixtures import stated_counts
@@ -15,6 +15,9 @@ from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.constant_experts import class_of_constants
 from prunecli.modules.stock_names import StockNames
 from prunecli.modules.uneven import class_of_counts
+
+SHARED_LAYERS = 1000
+"""Layers that a model may have with fewer tensors than layers: all may share one's, as in ALBERT."""
 
 
 def stock_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
@@ -44,7 +47,9 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
 
     Raises:
         UnsupportedModelError: as `stock_class`.
+        CheckpointError: config.json says more layers than there can be.
     """
+    _require_depth(checkpoint)
     stock, family = stock_class(checkpoint, name), checkpoint.family
     mixture = None if family is None else family.mixture
     if mixture is None:
@@ -57,6 +62,19 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
     return (
         stock if counts <= stated else class_of_counts(stock, mixture, partial(_counts, checkpoint, layers))
     )
+
+
+def _require_depth(checkpoint: Checkpoint) -> None:
+    """Refuse depths that transformers would make one layer after another for hours."""
+    most = max(SHARED_LAYERS, len(checkpoint.tensors))
+    held = (checkpoint.config, *(value for value in checkpoint.config.values() if isinstance(value, dict)))
+    for key, depth in ((key, value) for values in held for key, value in values.items()):
+        if key.endswith(("layers", "n_layer")) and isinstance(depth, int) and depth > most:
+            raise CheckpointError(
+                f"{checkpoint.path}/config.json: {key} is {depth:,}, and the checkpoint has "
+                f"{len(checkpoint.tensors):,} tensors",
+                "Correct the value, or copy the file again.",
+            )
 
 
 def _counts(checkpoint: Checkpoint, layers: Iterable[SparseLayer], model: Any) -> dict[str, int]:

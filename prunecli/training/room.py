@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
+from prunecli.errors import PruneError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import weight_bytes
 from prunecli.modules.devices import Devices, place_name
@@ -34,6 +37,20 @@ def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: 
         with open_model(options.teacher) as teacher:
             parts[TEACHER] = weight_bytes(teacher, parse_dtype(teacher_dtype(options)))
     return parts
+
+
+def require_room_to_draw(config: Path, parameters: int) -> None:
+    """Refuse random weights that the machine has no memory for, in float32.
+
+    Raises:
+        PruneError: it has not.
+    """
+    needed, free = 4 * parameters, free_for_each(torch.device("cpu"))
+    if needed > free:
+        raise PruneError(
+            f"{config}: its model of {parameters:,} parameters takes {bytes_text(needed)}; {bytes_text(free)} are free",
+            "Make its sizes smaller.",
+        )
 
 
 def require_room(

@@ -20,9 +20,9 @@ from prunecli.architectures import (
 )
 from prunecli.architectures.mixtures import IMAGES
 from prunecli.choices import Choices
-from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError, kind_and_reason
+from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, UsageError, kind_and_reason
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.declared import class_names
+from prunecli.model.declared import MOST_LAYERS, class_names
 from prunecli.model.opening import WEIGHTS_KEY
 from prunecli.model.structure import KEY, Structure
 from prunecli.modules.pooling import has_modules
@@ -154,6 +154,7 @@ def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, se
     from prunecli.model.described import ConfiguredCheckpoint
     from prunecli.modules.drawing import random_model
     from prunecli.modules.loading import no_bars
+    from prunecli.training.room import require_room_to_draw
 
     file = _file(config)
     values = read_config(config)
@@ -172,7 +173,9 @@ def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, se
         reduced = Structure.from_json(values[KEY], str(file))
         steps = tuple({key: step[key] for key in step if key != "source"} for step in reduced.history)
         values = {**values, KEY: replace(reduced, history=steps).to_json()}
-        model = random_model(ConfiguredCheckpoint(file, values), seed)
+        described = ConfiguredCheckpoint(file, values)
+        require_room_to_draw(file, described.total_parameters)
+        model = random_model(described, seed)
     else:
         model = _random_model(file, values, family, seed)
     directory.mkdir(parents=True)
@@ -211,6 +214,11 @@ def read_config(config: Path) -> dict[str, Any]:
             f'{file}: the model family "{values.get("model_type")}" is not supported',
             f"Set model_type to one of {', '.join(KNOWN)}.",
         )
+    for key, value in values.items():
+        if key.endswith(("layers", "n_layer")) and isinstance(value, int) and value > MOST_LAYERS:
+            raise CheckpointError(
+                f'{file}: "{key}" is {value}; no model has so many layers', "Correct the value."
+            )
     return values
 
 
@@ -242,6 +250,9 @@ def _random_model(file: Path, values: dict[str, Any], family: Architecture, seed
     import transformers
     from transformers import CONFIG_MAPPING
 
+    from prunecli.modules.building import NoValues
+    from prunecli.training.room import require_room_to_draw
+
     names = (*class_names(values), family.model_class)
     classes: list[Any] = [getattr(transformers, name, None) for name in names]
     model_class = next(
@@ -257,10 +268,15 @@ def _random_model(file: Path, values: dict[str, Any], family: Architecture, seed
             f"{file}: transformers has no class of its own for a model of type {family.model_type}",
             "Choose a config of a family that it has one for.",
         )
-    torch.manual_seed(seed)
     try:
         config = CONFIG_MAPPING[family.model_type].from_dict({**values, "dtype": None})
+        with torch.device("meta"), NoValues():
+            size = sum(parameter.numel() for parameter in model_class(config).parameters())
+        require_room_to_draw(file, size)
+        torch.manual_seed(seed)
         model = model_class(config).float()
+    except PruneError:
+        raise
     except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
         raise CheckpointError(
             f"{file}: transformers cannot make the model ({kind_and_reason(error)})",

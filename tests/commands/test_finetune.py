@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,14 @@ from prunecli.commands.prune_ffn import prune_ffn
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.commands.share_attention import share_attention
 from prunecli.commands.share_ffn import share_ffn
-from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
+from prunecli.errors import (
+    CheckpointError,
+    DataError,
+    OutputError,
+    PruneError,
+    UnsupportedModelError,
+    UsageError,
+)
 from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model.checkpoint import open_model
@@ -181,6 +189,29 @@ def test_a_reduced_model_from_scratch(folder, command, choice):
     losses = [row["loss"] for row in json.loads((folder / "out.finetune.json").read_text())["validation"]]
     assert losses[-1] < losses[0]
     assert prunecli.load_model("out", device="cpu").config.model_type == "m2m_100"
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+def test_random_weights_that_the_memory_cannot_hold_are_refused(folder, reduced):
+    tiny_family("full", "m2m_100")
+    if reduced:
+        raising(prune_heads, "full", "--metric", "random", "--ratio", 0.4, "--config-only", "-o", "config")
+    else:
+        shutil.copytree("full", "config")
+    path = Path("config/config.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "encoder_ffn_dim": 1 << 38}))
+    with pytest.raises(PruneError, match=r"^config/config\.json: its model of [\d,]{15,} parameters takes"):
+        _run("--from-scratch", "config", *PAIR, *SMALL, "-o", "out")
+    assert not Path("out").exists()
+
+
+def test_layers_without_end_are_refused_before_any_is_made(folder):
+    path = tiny_family("full", "m2m_100") / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "encoder_layers": 1 << 31}))
+    with pytest.raises(
+        CheckpointError, match=r'^full/config\.json: "encoder_layers" is 2147483648; no model has'
+    ):
+        _run("--from-scratch", "full", *PAIR, *SMALL, "-o", "out")
 
 
 def test_a_config_of_a_damaged_history_from_scratch(folder):

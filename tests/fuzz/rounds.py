@@ -241,7 +241,7 @@ def play(
             else:
                 ran = run(command, folder, limit_s)
         made = Round(case.kind, command, done, ran)
-        made.faults += [*_told(ran), *_left(folder, before, ran, has_weights="--config-only" not in command)]
+        made.faults += [*_told(ran), *_left(folder, before, ran, command)]
         if sorted(work.iterdir()) != outside:
             made.faults.append("wrote outside of its folder")
         return made
@@ -297,10 +297,12 @@ def _told(ran: Ran) -> Iterator[str]:
         yield "control characters in the output"
 
 
-def _left(folder: Path, before: dict[str, str], ran: Ran, *, has_weights: bool) -> Iterator[str]:
+def _left(folder: Path, before: dict[str, str], ran: Ran, command: str) -> Iterator[str]:
     after = contents(folder)
+    # A recipe makes its own outputs anew where its state says that they are old.
+    may_change = (*STATES, "new") if command == "run recipe.yaml" else STATES
     touched = [
-        name for name in before if after.get(name) != before[name] and name.split("/")[0] not in STATES
+        name for name in before if after.get(name) != before[name] and name.split("/")[0] not in may_change
     ]
     if touched:
         yield f"changed {touched[0]}"
@@ -310,7 +312,7 @@ def _left(folder: Path, before: dict[str, str], ran: Ran, *, has_weights: bool) 
         yield f"left {odd[0]} behind"
     if ran.status != 0 and set(new) & set(OWN_NAMES):
         yield f"failed, and wrote {new[0]}"
-    if ran.status == 0 and (folder / "out").is_dir() and has_weights:
+    if ran.status == 0 and (folder / "out").is_dir() and "--config-only" not in command:
         try:
             with open_model(folder / "out") as made:
                 made.check()

@@ -100,6 +100,19 @@ def test_an_undeclared_family_is_never_filled_with_random_numbers(
         load_model(tmp_path / "other", device="cpu")
 
 
+@pytest.mark.parametrize("depth", [1001, 1 << 31])
+def test_more_layers_than_there_can_be_are_not_made(tmp_path: Path, depth: int) -> None:
+    from transformers import ElectraConfig, ElectraModel
+
+    ElectraModel(ElectraConfig(**SIZES)).save_pretrained(tmp_path / "other")
+    path = tmp_path / "other" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": depth}))
+    with pytest.raises(
+        CheckpointError, match=rf"num_hidden_layers is {depth:,}, and the checkpoint has \d+ tensors"
+    ):
+        load_model(tmp_path / "other", device="cpu")
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "7", "", '{"max_length": }', "null"])
 def test_a_broken_generation_config(tmp_path: Path, text: str) -> None:
     path = tiny(tmp_path)
