@@ -21,6 +21,7 @@ from prunecli.modules.machine import (
     available_memory,
     disk_room,
     keep_below,
+    keep_freed,
     limited,
     map_large_blocks,
     resident_now,
@@ -266,9 +267,11 @@ class Layerwise:
         ahead = 0
         if self._on_cpu:
             spare = plan.states - wanted - ROOMY
+            ahead = min(MOST_AHEAD, max(0, min(spare, AHEAD)) // self.skeleton.widest_bytes)
             if spare < 0:
                 map_large_blocks()
-            ahead = min(MOST_AHEAD, max(0, min(spare, AHEAD)) // self.skeleton.widest_bytes)
+            else:  # a layer's states and scores of attention find the room of the last one's
+                keep_freed(spare - ahead * self.skeleton.widest_bytes)
         with (
             limited(self._resources.device, self._resources.memory),
             StateStore(min(self.room.in_memory(plan), wanted), directory) as states,
