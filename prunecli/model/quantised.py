@@ -36,23 +36,12 @@ SCALES = ("weight_scale_inv", "weight_scale", "SCB")
 """Of a float8 or int8 `weight`, by its name in the module."""
 
 COMPANIONS = frozenset(
-    {
+    (
         *SCALES,
-        "weight_scale_2",
-        "weight_global_scale",
-        "weight_zero_point",
-        "weight_g_idx",
-        "weight_shape",
-        "input_scale",
-        "input_global_scale",
-        "input_zero_point",
-        "activation_scale",
-        "output_scale",
-        "scales",
-        "qzeros",
-        "g_idx",
-        "weight_format",
-    }
+        *("weight_scale_2", "weight_global_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
+        *("weight_format", "scales", "qzeros", "g_idx", "activation_scale", "output_scale"),
+        *("input_scale", "input_global_scale", "input_zero_point"),
+    )
 )
 """What lies beside the values of a module."""
 
@@ -202,8 +191,10 @@ def _grouped(
     along_inputs = values.shape[1] == scales[1]
     rows, columns = values.shape
     inputs, outputs = (rows * per_word, columns) if along_inputs else (rows, columns * per_word)
-    if outputs != scales[1] or (zeros is not None and zeros[:1] != scales[:1]) or not 0 < scales[0] <= inputs:
+    if outputs != scales[1] or not 0 < scales[0] <= inputs:
         raise _unfit(f"{values.name} {list(values.shape)} does not fit its scales {list(scales)}")
+    _require(tensors, parts, "qzeros", (scales[0], -(-outputs * bits // WORD)))
+    _require(tensors, parts, "g_idx", (inputs,), (0,))
     stated = settings.get("group_size")
     size = _count(stated) or inputs
     if -(-inputs // size) != scales[0]:
@@ -234,6 +225,8 @@ def _packed(
             size = most
         columns = scale[1] * size if scale[1] * size <= most else most
         if scale[0] in (1, rows) and -(-columns * bits // WORD) == words and -(-columns // size) == scale[1]:
+            _require(tensors, parts, "weight_zero_point", (-(-scale[0] * bits // WORD), scale[1]))
+            _require(tensors, parts, "weight_g_idx", (columns,), (0,))
             block = (1 if scale[0] == rows else rows, size)
             return QuantisedWeight(_weight_of(name), (rows, columns), "packed", parts, block, bits)
     raise _unfit(
@@ -248,6 +241,9 @@ def _nvfp4(
     shape = (*values.shape[:-1], *(2 * size for size in values.shape[-1:]))
     if not shape or tensors[parts["scale"]].shape != (*shape[:-1], shape[-1] // NVFP4_GROUP):
         raise _unfit(f"{values.name} {list(values.shape)} does not fit its scales")
+    for role in ("weight_scale_2", "weight_global_scale"):
+        if role in parts and not math.prod(tensors[parts[role]].shape):
+            raise _unfit(f"{parts[role]} holds no scale")
     return QuantisedWeight(_weight_of(name), shape, "nvfp4", parts, (1, NVFP4_GROUP))
 
 
@@ -333,6 +329,15 @@ def _parts(name: str, more: Mapping[str, str], scale: str) -> dict[str, str]:
     if scale not in more:
         raise _unfit(f"{name} has no {scale} beside it")
     return {"values": name, "scale": more[scale], **{own: part for own, part in more.items() if own != scale}}
+
+
+def _require(
+    tensors: Mapping[str, TensorInfo], parts: Mapping[str, str], role: str, *shapes: tuple[int, ...]
+) -> None:
+    """Refuse a part, where there is one, of none of these shapes."""
+    if role in parts and tensors[parts[role]].shape not in shapes:
+        values, found = tensors[parts["values"]], tensors[parts[role]]
+        raise _unfit(f"{found.name} {list(found.shape)} does not fit {values.name} {list(values.shape)}")
 
 
 def _weight_of(name: str) -> str:

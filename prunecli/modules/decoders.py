@@ -161,7 +161,8 @@ def _packed(parts: Parts, first: int, last: int) -> np.ndarray:
     scale = scale[first:last] if len(scale) > 1 else np.repeat(scale, last - first, 0)
     zeros = parts.whole("weight_zero_point")
     if zeros is not None:  # packed along the rows
-        held = _unpacked(np.ascontiguousarray(zeros.T), weight.bits).T[first:last] - half
+        rows = slice(first, last) if len(parts.scale()) > 1 else slice(1)
+        held = _unpacked(np.ascontiguousarray(zeros.T), weight.bits).T[rows] - half
         values -= _spread(parts, held, columns)
     return _times(parts, values, scale)
 
@@ -280,6 +281,8 @@ def _groups_of(parts: Parts) -> np.ndarray | None:
     found = next((held for role in ROUTED_COLUMNS if (held := parts.whole(role)) is not None), None)
     if found is None or (found < 0).all():  # what is not set
         return None
+    if found.dtype.kind not in "iu":
+        raise parts.fault(f"{parts.known.name}: the groups of its columns are no whole numbers")
     scale = parts.scale()
     count = scale.shape[0] if parts.known.scheme == "gptq" else scale.shape[-1]
     if found.min() < 0 or found.max() >= count:

@@ -128,6 +128,8 @@ def replaced(value: Any, rng: Random) -> Any:
         return rng.choice(
             (value + 1, value - 1, -value, value * 2, str(value), float(value), [value], value * 1000)
         )
+    if isinstance(value, list) and rng.random() < 0.4:  # a shape, for one, of as many values
+        return rng.choice(([*value, 1], [1, *value], value[::-1], value[:1], value * 2))
     return rng.choice(HOSTILE)
 
 

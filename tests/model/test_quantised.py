@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -76,7 +77,42 @@ def infos(*tensors: tuple[str, str, tuple[int, ...]]) -> dict[str, TensorInfo]:
         (
             [("m.qweight", "I32", (64, 16)), ("m.scales", "F16", (8, 16)), ("m.qzeros", "I32", ())],
             {"bits": "four"},
-            r"m.qweight \[64, 16\] does not fit its scales",
+            r"m.qzeros \[\] does not fit m.qweight \[64, 16\]",
+        ),
+        (
+            [("m.qweight", "I32", (64, 16)), ("m.scales", "F16", (4, 16)), ("m.qzeros", "I32", (4, 2, 1))],
+            GPTQ,
+            r"m.qzeros \[4, 2, 1\] does not fit m.qweight \[64, 16\]",
+        ),
+        (
+            [("m.qweight", "I32", (64, 16)), ("m.scales", "F16", (4, 16)), ("m.g_idx", "I32", (512, 1))],
+            GPTQ,
+            r"m.g_idx \[512, 1\] does not fit m.qweight \[64, 16\]",
+        ),
+        *(
+            (
+                [
+                    ("m.weight_packed", "I32", (16, 8)),
+                    ("m.weight_scale", "BF16", (16, 2)),
+                    (f"m.{part}", "I32", shape),
+                ],
+                PACKED,
+                rf"m.{part} {re.escape(str(list(shape)))} does not fit m.weight_packed \[16, 8\]",
+            )
+            for part, shape in (
+                ("weight_zero_point", (2, 2, 1)),
+                ("weight_zero_point", (16, 2)),
+                ("weight_g_idx", (64, 1)),
+            )
+        ),
+        (
+            [
+                ("m.weight", "U8", (4, 8)),
+                ("m.weight_scale", "F8_E4M3", (4, 1)),
+                ("m.weight_scale_2", "F32", (0,)),
+            ],
+            {},
+            "m.weight_scale_2 holds no scale",
         ),
         (
             [("m.weight", "U8", ()), ("m.weight_scale", "F8_E4M3", ()), ("m.weight_scale_2", "F32", ())],
