@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prunecli import __version__
-from prunecli.errors import CheckpointError, HubError
+from prunecli.errors import CheckpointError, HubError, located
 from prunecli.model.card import model_card
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.history import named
@@ -150,7 +150,8 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
         CheckpointError: source tensors that its config does not ask for, or lack of some.
     """
     source.check()
-    check_expressions(source, rewrite.outputs)
+    with located(source.path):
+        check_expressions(source, rewrite.outputs)
     layout = source.resolved.changed(*_as_read(source, rewrite))
     stated = layout.shapes
     infos = {output.name: output.info for output in rewrite.outputs}

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from prunecli.errors import CheckpointError
 from prunecli.tensors.dtypes import is_float, size_of
 from prunecli.tensors.reader import TensorInfo, TensorReader
 
@@ -133,9 +134,9 @@ def check_expressions(source: TensorReader, outputs: Sequence[Output]) -> None:
     """Whether each output can be made of what `source` holds.
 
     Raises:
-        CheckpointError: a tensor that the source lacks.
-        ValueError: a name twice, rows, ranges or a shape that the source tensor does not have, a cast that is not
-            between floating-point types: a fault of the method that made the outputs.
+        CheckpointError: a tensor that the source lacks, or one of whole numbers that would be computed with.
+        ValueError: a name twice, rows, ranges or a shape that the source tensor does not have, a cast to a type that
+            is no floating-point type: a fault of the method that made the outputs.
     """
     names: set[str] = set()
     for output in outputs:
@@ -150,7 +151,14 @@ def check_expressions(source: TensorReader, outputs: Sequence[Output]) -> None:
         moved = isinstance(output.expression, (Copy, Rows, Slices))
         for name in sources(output.expression):
             dtype = source.info(name).dtype
-            if not (moved and output.dtype == dtype) and not (is_float(output.dtype) and is_float(dtype)):
+            if moved and output.dtype == dtype:
+                continue
+            if not is_float(dtype):
+                raise CheckpointError(
+                    f"{name} is of type {dtype}, which cannot be merged or resized",
+                    "Give a checkpoint in float32, bfloat16 or float16.",
+                )
+            if not is_float(output.dtype):
                 raise ValueError(f"{output.name}: no cast from {dtype} to {output.dtype}")
         if not moved and not is_float(output.dtype):
             raise ValueError(f"{output.name}: {output.dtype} cannot be computed")

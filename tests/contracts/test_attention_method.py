@@ -6,8 +6,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from prunecli.errors import CheckpointError
 from prunecli.methods.attention.plan import AttentionOptions, plan_attention
 from prunecli.methods.attention.rewrite import rewrite_attention
 from prunecli.methods.heads.plan import HeadPlan
@@ -17,6 +19,7 @@ from prunecli.methods.layers.rewrite import rewrite_layers
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.model.structure import Structure
+from prunecli.pipeline import summarize
 from tests.contracts.method_contract import (
     Method,
     MethodContract,
@@ -235,3 +238,17 @@ def test_structure_round_trip() -> None:
     assert structure.to_json()["attention"] == value["attention"]
     assert structure.to_json()["version"] == 2
     assert not structure.is_stock
+
+
+def test_integers_are_not_merged(tmp_path: Path) -> None:
+    """Whichever of those that would be merged they are."""
+    source = tiny_family(tmp_path / "source", "bart")
+    name = "model.encoder.layers.1.self_attn.q_proj.weight"
+    held = {
+        stored: value.astype(np.int32) if stored == name else value
+        for stored, value in weights(source).items()
+    }
+    with open_model(write_copy(source, tmp_path / "whole", held)) as opened:
+        rewrite = rewrite_attention(opened, plan_attention(opened, AttentionOptions(encoder="share")))
+        with pytest.raises(CheckpointError, match=rf"whole: {name} is of type I32, which cannot be merged"):
+            summarize(opened, rewrite)

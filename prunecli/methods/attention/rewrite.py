@@ -6,15 +6,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-from prunecli.errors import CheckpointError
 from prunecli.methods.attention.arrange import AttentionPlan
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.changes import AttentionChange
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.structure import Structure
-from prunecli.tensors.dtypes import is_float, parse_dtype
-from prunecli.tensors.stream import Copy, Expression, Output, Sum
+from prunecli.tensors.dtypes import parse_dtype
+from prunecli.tensors.stream import Copy, Output, Sum
 
 
 def rewrite_attention(checkpoint: Checkpoint, plan: AttentionPlan) -> Rewrite:
@@ -22,9 +21,6 @@ def rewrite_attention(checkpoint: Checkpoint, plan: AttentionPlan) -> Rewrite:
 
     A removed attention goes with its norms and, where no layer is left that uses it, its table of positions; each layer
     that shares one keeps its own norms.
-
-    Raises:
-        CheckpointError: tensors to be merged that are not floating-point numbers.
     """
     target = None if plan.dtype is None else parse_dtype(plan.dtype)
     layers = {layer.name: layer for layer in checkpoint.layout.attentions}
@@ -36,14 +32,7 @@ def rewrite_attention(checkpoint: Checkpoint, plan: AttentionPlan) -> Rewrite:
                 continue
             info = checkpoint.info(alike[0])
             parts = tuple(Copy(source) for source in alike)
-            expression: Expression = parts[0]
-            if len(parts) > 1:
-                if not is_float(info.dtype):
-                    raise CheckpointError(
-                        f"{checkpoint.path}: {alike[0]} is of type {info.dtype}, which cannot be merged",
-                        "Give a checkpoint in float32, bfloat16 or float16.",
-                    )
-                expression = Sum(parts, (1 / len(parts),) * len(parts))
+            expression = parts[0] if len(parts) == 1 else Sum(parts, (1 / len(parts),) * len(parts))
             made[alike[0]].append(Output(name, info.cast(target).dtype, info.shape, expression))
     gone = {name for layer in layers.values() for name in layer.tensor_names}
     for name in plan.removed:

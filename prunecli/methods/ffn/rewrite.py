@@ -11,13 +11,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prunecli.errors import CheckpointError, UsageError
+from prunecli.errors import UsageError
 from prunecli.methods.ffn.arrange import FfnPlan, Group
 from prunecli.model.changes import FfnChange
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.rewrite import Rewrite, rewritten
-from prunecli.tensors.dtypes import is_float, parse_dtype
+from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import (
     Concat,
     Copy,
@@ -41,8 +41,9 @@ def rewrite_ffn(checkpoint: Checkpoint, plan: FfnPlan) -> Rewrite:
 
     Raises:
         UsageError: units that a group has not, or not as many as it shall have.
-        CheckpointError: tensors to be merged that are not floating-point numbers.
+        CheckpointError: tensors that config.json does not ask for, or lack of some.
     """
+    checkpoint.check()
     target = None if plan.dtype is None else parse_dtype(plan.dtype)
     layers = {layer.name: layer for layer in checkpoint.layout.ffns}
     std = initial_std(checkpoint.config)
@@ -51,13 +52,8 @@ def rewrite_ffn(checkpoint: Checkpoint, plan: FfnPlan) -> Rewrite:
         kept = _checked(group, plan.units.get(group.owner))
         for suffix in layers[group.members[0]].tensors:
             place = f"{group.sources[0]}.{suffix}"
-            name, stored = f"{group.owner}.{suffix}", checkpoint.info(place).dtype
+            name = f"{group.owner}.{suffix}"
             expression = _all_blocks(checkpoint, layers, group, suffix, kept, std, f"{plan.seed}:{name}")
-            if not (isinstance(expression, Copy) or is_float(stored)):
-                raise CheckpointError(
-                    f"{checkpoint.path}: {place} is of type {stored}, which cannot be merged or resized",
-                    "Give a checkpoint in float32, bfloat16 or float16.",
-                )
             kind = checkpoint.info(place).cast(target).dtype
             made[place].append(Output(name, kind, shape_of(checkpoint, expression, name), expression))
     gone = {name for layer in layers.values() for name in (*layer.tensor_names, *_lost_norms(plan, layer))}

@@ -16,6 +16,7 @@ from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
 from prunecli.methods.ffn.rewrite import initial_std, rewrite_ffn
 from prunecli.model.changes import FfnChange
 from prunecli.model.checkpoint import open_model
+from prunecli.pipeline import summarize
 from prunecli.tensors.stream import Copy, check_expressions
 from tests.contracts.method_contract import written
 from tests.contracts.test_ffn_method import made_of
@@ -280,17 +281,18 @@ def test_units_that_cannot_stay(units: tuple[int, ...] | None, tmp_path: Path) -
             rewrite_ffn(opened, replace(chosen, units=held))
 
 
-def test_integers_are_not_merged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", [".dense.", ".layer.1.output.dense."])
+def test_integers_are_not_merged(where: str, tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", "bert")
     held = {
-        name: value.astype(np.int8) if ".dense." in name else value for name, value in weights(source).items()
+        name: value.astype(np.int8) if where in name else value for name, value in weights(source).items()
     }
     quantized = write_copy(source, tmp_path / "int8", held)
     with open_model(quantized) as opened:
         assert made_of(opened, FfnOptions(config="No")).structure.ffn
         assert made_of(opened, FfnOptions(config="Shared", init="last")).structure.ffn
         with pytest.raises(CheckpointError, match="is of type I8, which cannot be merged"):
-            made_of(opened, FfnOptions(config="Shared", init="mean"))
+            summarize(opened, made_of(opened, FfnOptions(config="Shared", init="mean")))
 
 
 def test_the_plan_is_written_into_the_history(tmp_path: Path) -> None:
