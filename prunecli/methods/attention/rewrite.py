@@ -21,6 +21,10 @@ def rewrite_attention(checkpoint: Checkpoint, plan: AttentionPlan) -> Rewrite:
 
     A removed attention goes with its norms and, where no layer is left that uses it, its table of positions; each layer
     that shares one keeps its own norms.
+
+    Raises:
+        UnsupportedModelError: the family is not declared.
+        CheckpointError: config.json says what cannot be.
     """
     target = None if plan.dtype is None else parse_dtype(plan.dtype)
     layers = {layer.name: layer for layer in checkpoint.layout.attentions}
