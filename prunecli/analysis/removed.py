@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from prunecli.analysis.settings import Value, names, setting
-from prunecli.model.attention import KINDS, AttentionLayer
+from prunecli.analysis.settings import Value, kinds_of, names, setting
+from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.tensors.hub.names import origin
 
@@ -107,8 +107,7 @@ def _setting(checkpoint: Checkpoint) -> Any:
 def _heads(checkpoint: Checkpoint) -> float:
     if not checkpoint.structure.heads:
         return 0.0
-    kinds = _arguments(checkpoint, "prune-heads").get("attention") or KINDS
-    kinds = [kinds] if isinstance(kinds, str) else list(kinds)
+    kinds = kinds_of(_arguments(checkpoint, "prune-heads"))
     layers: Sequence[AttentionLayer] = checkpoint.layout.attentions
     chosen = [layer for layer in layers if layer.kind in kinds] or layers
     return 1 - sum(layer.num_heads for layer in chosen) / sum(layer.original_heads for layer in chosen)

@@ -128,9 +128,8 @@ def _arguments(step: Step) -> dict[str, Value]:
         if name not in amounts and value is not None and value is not False and value != []
     }
     if step.get("command") == "prune-heads":
-        kinds = arguments.get("attention") or KINDS
-        kinds = kinds if isinstance(kinds, list) else [kinds]
-        found["attention"] = _value("all" if set(map(str, kinds)) >= set(KINDS) else kinds)
+        kinds = kinds_of(arguments)
+        found["attention"] = _value("all" if set(kinds) >= set(KINDS) else kinds)
     counts = arguments.get("experts_per_layer")
     if isinstance(counts, Mapping):
         encoder, decoder = counts.get("encoder"), counts.get("decoder")
@@ -138,6 +137,12 @@ def _arguments(step: Step) -> dict[str, Value]:
             balance = Fraction(encoder, decoder)
             found["balance"] = _value(f"{balance.numerator}:{balance.denominator}")
     return found
+
+
+def kinds_of(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """The kinds of attention that a step of `prune-heads` chose among."""
+    stated = arguments.get("attention") or KINDS
+    return tuple(map(str, stated)) if isinstance(stated, (list, tuple)) else (str(stated),)
 
 
 def _value(value: Any) -> Value:

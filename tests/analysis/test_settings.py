@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from prunecli.analysis.settings import Value, names, setting
+from prunecli.analysis.settings import Value, kinds_of, names, setting
+from prunecli.model.attention import KINDS
 
 ORIGIN = {"path": "full", "fingerprint": "sha256:aaaaaaaaaa"}
 
@@ -103,3 +104,11 @@ def test_values_of_anything_are_read() -> None:
         {},
     ]
     assert called(odd, [{"arguments": {"experts_per_layer": {"encoder": 1, "decoder": 0}}}])[0]
+
+
+@pytest.mark.parametrize(
+    ("stated", "kinds"),
+    [({}, KINDS), ("cross", ("cross",)), (["decoder", "cross"], ("decoder", "cross")), (7, ("7",))],
+)
+def test_kinds_of_attention(stated: Any, kinds: tuple[str, ...]) -> None:
+    assert kinds_of({"attention": stated}) == kinds
