@@ -180,6 +180,17 @@ def with_keys(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
     return changed
 
 
+def depths_beyond(config: Mapping[str, Any], most: int) -> dict[str, int]:
+    """Key -> how many layers it states, of those in a config.json and the objects in it that state more than `most`."""
+    held = (config, *(value for value in config.values() if isinstance(value, Mapping)))
+    return {
+        key: depth
+        for values in held
+        for key, depth in values.items()
+        if key.endswith(("layers", "n_layer")) and isinstance(depth, int) and depth > most
+    }
+
+
 def class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The classes of transformers that config.json names; none where it names none in the usual form."""
     names = config.get("architectures")

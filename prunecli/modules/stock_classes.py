@@ -9,7 +9,7 @@ from typing import Any
 
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import class_names
+from prunecli.model.declared import class_names, depths_beyond
 from prunecli.model.mixtures import stated_counts
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.constant_experts import class_of_constants
@@ -67,14 +67,12 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
 def _require_depth(checkpoint: Checkpoint) -> None:
     """Refuse depths that transformers would make one layer after another for hours."""
     most = max(SHARED_LAYERS, len(checkpoint.tensors))
-    held = (checkpoint.config, *(value for value in checkpoint.config.values() if isinstance(value, dict)))
-    for key, depth in ((key, value) for values in held for key, value in values.items()):
-        if key.endswith(("layers", "n_layer")) and isinstance(depth, int) and depth > most:
-            raise CheckpointError(
-                f"{checkpoint.path}/config.json: {key} is {depth:,}, and the checkpoint has "
-                f"{len(checkpoint.tensors):,} tensors",
-                "Correct the value, or copy the file again.",
-            )
+    for key, depth in depths_beyond(checkpoint.config, most).items():
+        raise CheckpointError(
+            f"{checkpoint.path}/config.json: {key} is {depth:,}, and the checkpoint has "
+            f"{len(checkpoint.tensors):,} tensors",
+            "Correct the value, or copy the file again.",
+        )
 
 
 def _counts(checkpoint: Checkpoint, layers: Iterable[SparseLayer], model: Any) -> dict[str, int]:

@@ -60,9 +60,14 @@ class Document(Record, Tabled):
         try:
             return cls.model_validate(payload)
         except ValidationError as error:
-            fault = error.errors()[0]
-            where = ".".join(map(str, fault["loc"]))
-            raise DataError(f"{path}: {where + ': ' if where else ''}{fault['msg']}") from error
+            raise DataError(f"{path}: {first_fault(error)}") from error
+
+
+def first_fault(error: ValidationError) -> str:
+    """What is wrong first, after where it is: `results.0.p_value: Input should be a valid number`."""
+    fault = error.errors(include_url=False)[0]
+    where = ".".join(map(str, fault["loc"]))
+    return f"{where}: {fault['msg']}" if where else fault["msg"]
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:

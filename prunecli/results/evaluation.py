@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import NotRequired, TypedDict
 
 from prunecli.results.arrays import MOST
-from prunecli.results.document import Count, Document, Number, Record
+from prunecli.results.document import Count, Document, Number, Record, first_fault
 from prunecli.results.tabled import Row, Tables, picked, scalars
 
 MODEL = ("dtype", "parameters", "checkpoint_bytes", "context", "stride")
@@ -57,9 +57,7 @@ def _sound(scores: dict[str, Any]) -> dict[str, Any]:
     try:
         _KNOWN.validate_python(scores)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        where = ".".join(map(str, fault["loc"]))
-        raise PydanticCustomError("scores", "{said}", {"said": f"{where}: {fault['msg']}"}) from error
+        raise PydanticCustomError("scores", "{said}", {"said": first_fault(error)}) from error
     return scores
 
 

@@ -22,7 +22,7 @@ from prunecli.architectures.mixtures import IMAGES
 from prunecli.choices import Choices
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, UsageError, kind_and_reason
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.declared import MOST_LAYERS, class_names
+from prunecli.model.declared import MOST_LAYERS, class_names, depths_beyond
 from prunecli.model.opening import WEIGHTS_KEY
 from prunecli.model.structure import KEY, Structure
 from prunecli.modules.pooling import has_modules
@@ -214,11 +214,10 @@ def read_config(config: Path) -> dict[str, Any]:
             f'{file}: the model family "{values.get("model_type")}" is not supported',
             f"Set model_type to one of {', '.join(KNOWN)}.",
         )
-    for key, value in values.items():
-        if key.endswith(("layers", "n_layer")) and isinstance(value, int) and value > MOST_LAYERS:
-            raise CheckpointError(
-                f'{file}: "{key}" is {value}; no model has so many layers', "Correct the value."
-            )
+    for key, depth in depths_beyond(values, MOST_LAYERS).items():
+        raise CheckpointError(
+            f'{file}: "{key}" is {depth}; no model has so many layers', "Correct the value."
+        )
     return values
 
 
