@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from prunecli.errors import CheckpointError
+from prunecli.errors import CheckpointError, kind_and_reason
 from prunecli.model.changes import AttentionChange, EmbeddingChange, FfnChange
 
 VERSION = 3
@@ -157,7 +157,9 @@ class Structure:
                 history=tuple(_step(step) for step in value.get("history", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(f'{where}: the value under "{KEY}" is damaged ({error!r})') from error
+            raise CheckpointError(
+                f'{where}: the value under "{KEY}" is damaged ({kind_and_reason(error)})'
+            ) from error
 
 
 def statistics_files(step: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from prunecli.errors import CheckpointError
+from prunecli.errors import CheckpointError, kind_and_reason
 from prunecli.methods.vocabulary.ids import Renumbering
 from prunecli.methods.vocabulary.segmentation import merge_parts
 from prunecli.methods.vocabulary.sentencepiece_model import read_model, without_pieces
@@ -45,7 +45,7 @@ def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str
                 contents[name] = rewritten(data, change)
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
                 raise CheckpointError(
-                    f"{name}: damaged ({error!r})", "Copy the tokenizer's files again."
+                    f"{name}: damaged ({kind_and_reason(error)})", "Copy the tokenizer's files again."
                 ) from error
         elif name.endswith(SENTENCEPIECE):
             try:
