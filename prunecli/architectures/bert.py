@@ -1,38 +1,216 @@
-"""BERT, with any of its task heads (1810.04805)."""
+"""BERT and its kin: RoBERTa, XLM-RoBERTa and DistilBERT, each with any of its task heads."""
 
 from __future__ import annotations
 
-from prunecli.architectures.classes import BERT_CLASSES
-from prunecli.architectures.common import (
-    BERT_BUFFERS,
-    BERT_RENAMED,
-    BERT_SIZES,
-    bert_embeddings,
-    bert_stack,
+from prunecli.architectures.classes import BERT_CLASSES, DISTILBERT_CLASSES, roberta_classes
+from prunecli.architectures.records import (
+    Architecture,
+    Attention,
+    FeedForward,
+    ModelClass,
+    Stack,
+    TensorSpec,
+    TokenEmbedding,
+    embeddings,
+    linear,
+    norm,
 )
-from prunecli.architectures.records import Architecture, TokenEmbedding
 
-BERT = Architecture(
-    model_type="bert",
-    model_class="BertForMaskedLM",
+
+def bert_stack(model: str) -> Stack:
+    """BERT's encoder, below `model`."""
+    projections = tuple(
+        spec
+        for projection in ("query", "key", "value")
+        for spec in linear(f"attention.self.{projection}", "hidden_size", "hidden_size", "attention", heads=0)
+    )
+    output = linear("attention.output.dense", "hidden_size", "hidden_size", "attention", heads=1)
+    return Stack(
+        side="encoder",
+        layers=f"{model}.encoder.layer.{{layer}}",
+        depth="num_hidden_layers",
+        attentions=(
+            Attention(
+                name="attention",
+                kind="self",
+                heads="num_attention_heads",
+                tensors=(*projections, *output),
+                output="attention.output.dense",
+                norms=("attention.output.LayerNorm",),
+                projections="attention.self",
+            ),
+        ),
+        ffn=FeedForward(
+            name="",
+            width="intermediate_size",
+            norms=("output.LayerNorm",),
+            tensors=(
+                *linear("intermediate.dense", "hidden_size", "intermediate_size", "ffn", hidden=0),
+                *linear("output.dense", "intermediate_size", "hidden_size", "ffn", hidden=1),
+            ),
+        ),
+        norms=(
+            *norm("attention.output.LayerNorm", "hidden_size"),
+            *norm("output.LayerNorm", "hidden_size"),
+        ),
+    )
+
+
+def bert_embeddings(model: str) -> tuple[TensorSpec, ...]:
+    """BERT's three tables of embeddings and the norm after them, below `model`."""
+    return (
+        embeddings(f"{model}.embeddings.word_embeddings", "vocab_size", "hidden_size"),
+        embeddings(f"{model}.embeddings.position_embeddings", "max_position_embeddings", "hidden_size"),
+        embeddings(f"{model}.embeddings.token_type_embeddings", "type_vocab_size", "hidden_size"),
+        *norm(f"{model}.embeddings.LayerNorm", "hidden_size"),
+    )
+
+
+BERT_SIZES: dict[str, int | float | bool | str] = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "tie_word_embeddings": True,
+}
+"""Defaults that BERT and RoBERTa share."""
+
+BERT_RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
+BERT_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+
+
+def _like_bert(
+    model_type: str,
+    prefix: str,
+    head: tuple[str, str],
+    classes: tuple[ModelClass, ...],
+    with_output: tuple[str, ...],
+    vocab_size: int,
+) -> Architecture:
+    """A family with BERT's layers.
+
+    Args:
+        prefix: the module of the base model in a headed one.
+        head: the module of the masked language model's head, and of its output layer and that layer's bias.
+        with_output: the classes that have the output layer, the first of which is the family's own.
+    """
+    module, output = head
+    words = f"{prefix}.embeddings.word_embeddings"
+    tied = {f"{output}.decoder.weight": f"{words}.weight", f"{output}.decoder.bias": f"{output}.bias"}
+    return Architecture(
+        model_type=model_type,
+        model_class=with_output[0],
+        auto_class="AutoModelForMaskedLM",
+        classes=classes,
+        pooler=f"{prefix}.pooler.",
+        stacks=(bert_stack(prefix),),
+        tensors=bert_embeddings(prefix),
+        tied=tied,
+        loose=tuple(tied),
+        extras=(f"{prefix}.pooler.", f"{module}.", "classifier.", "qa_outputs."),
+        renamed=BERT_RENAMED,
+        buffers=BERT_BUFFERS,
+        attributes={**BERT_SIZES, "vocab_size": vocab_size},
+        embedding=TokenEmbedding(words, f"{output}.decoder", with_output, apart=True),
+    )
+
+
+# 1810.04805
+BERT = _like_bert(
+    "bert",
+    "bert",
+    ("cls", "cls.predictions"),
+    BERT_CLASSES,
+    ("BertForMaskedLM", "BertForPreTraining", "BertLMHeadModel"),
+    30522,
+)
+# 1907.11692. Positions begin at `pad_token_id + 1`.
+ROBERTA = _like_bert(
+    "roberta",
+    "roberta",
+    ("lm_head", "lm_head"),
+    roberta_classes("Roberta"),
+    ("RobertaForMaskedLM", "RobertaForCausalLM"),
+    50265,
+)
+# 1911.02116
+XLM_ROBERTA = _like_bert(
+    "xlm-roberta",
+    "roberta",
+    ("lm_head", "lm_head"),
+    roberta_classes("XLMRoberta"),
+    ("XLMRobertaForMaskedLM", "XLMRobertaForCausalLM"),
+    30522,
+)
+
+# 1910.01108
+_DISTILBERT_ATTENTION = Attention(
+    name="attention",
+    kind="self",
+    heads="n_heads",
+    tensors=(
+        *linear("attention.q_lin", "dim", "dim", "attention", heads=0),
+        *linear("attention.k_lin", "dim", "dim", "attention", heads=0),
+        *linear("attention.v_lin", "dim", "dim", "attention", heads=0),
+        *linear("attention.out_lin", "dim", "dim", "attention", heads=1),
+    ),
+    output="attention.out_lin",
+    norms=("sa_layer_norm",),
+)
+
+DISTILBERT = Architecture(
+    model_type="distilbert",
+    model_class="DistilBertForMaskedLM",
     auto_class="AutoModelForMaskedLM",
-    classes=BERT_CLASSES,
-    pooler="bert.pooler.",
-    stacks=(bert_stack("bert"),),
-    tensors=bert_embeddings("bert"),
-    tied={
-        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-        "cls.predictions.decoder.bias": "cls.predictions.bias",
-    },
-    loose=("cls.predictions.decoder.weight", "cls.predictions.decoder.bias"),
-    extras=("bert.pooler.", "cls.", "classifier.", "qa_outputs."),
+    classes=DISTILBERT_CLASSES,
+    stacks=(
+        Stack(
+            side="encoder",
+            layers="distilbert.transformer.layer.{layer}",
+            depth="n_layers",
+            attentions=(_DISTILBERT_ATTENTION,),
+            ffn=FeedForward(
+                name="ffn",
+                width="hidden_dim",
+                norms=("output_layer_norm",),
+                tensors=(
+                    *linear("lin1", "dim", "hidden_dim", "ffn", hidden=0),
+                    *linear("lin2", "hidden_dim", "dim", "ffn", hidden=1),
+                ),
+            ),
+            norms=(*norm("sa_layer_norm", "dim"), *norm("output_layer_norm", "dim")),
+        ),
+    ),
+    tensors=(
+        embeddings("distilbert.embeddings.word_embeddings", "vocab_size", "dim"),
+        embeddings("distilbert.embeddings.position_embeddings", "max_position_embeddings", "dim"),
+        *norm("distilbert.embeddings.LayerNorm", "dim"),
+    ),
+    tied={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
+    loose=("vocab_projector.weight",),
+    extras=(
+        "vocab_transform.",
+        "vocab_layer_norm.",
+        "vocab_projector.",
+        "pre_classifier.",
+        "classifier.",
+        "qa_outputs.",
+    ),
     renamed=BERT_RENAMED,
-    buffers=BERT_BUFFERS,
-    attributes={**BERT_SIZES, "vocab_size": 30522},
+    buffers=("embeddings.position_ids",),
+    attributes={
+        "vocab_size": 30522,
+        "max_position_embeddings": 512,
+        "n_layers": 6,
+        "n_heads": 12,
+        "dim": 768,
+        "hidden_dim": 3072,
+        "tie_word_embeddings": True,
+    },
     embedding=TokenEmbedding(
-        "bert.embeddings.word_embeddings",
-        "cls.predictions.decoder",
-        ("BertForMaskedLM", "BertForPreTraining", "BertLMHeadModel"),
-        apart=True,
+        "distilbert.embeddings.word_embeddings", "vocab_projector", ("DistilBertForMaskedLM",), apart=True
     ),
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 from prunecli.architectures.classes import GPT2_CLASSES
-from prunecli.architectures.common import embeddings
 from prunecli.architectures.records import (
     Architecture,
     Attention,
@@ -15,6 +14,7 @@ from prunecli.architectures.records import (
     Stack,
     TensorSpec,
     TokenEmbedding,
+    embeddings,
     norm,
 )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from prunecli.architectures.bart import BART_SIZES, BART_TIED, LAST_NORMS, bart_attention
 from prunecli.architectures.classes import seq2seq_classes
-from prunecli.architectures.common import BART_TIED, bart_attention
 from prunecli.architectures.records import (
     Architecture,
     FeedForward,
@@ -66,8 +66,7 @@ NLLB_MOE = Architecture(
     ),
     tensors=(
         TensorSpec("model.shared.weight", ("vocab_size", "d_model"), "embeddings"),
-        *norm("model.encoder.layer_norm", "d_model"),
-        *norm("model.decoder.layer_norm", "d_model"),
+        *LAST_NORMS,
     ),
     tied=BART_TIED,
     buffers=("embed_positions.weights",),
@@ -81,14 +80,8 @@ NLLB_MOE = Architecture(
     ),
     token_dropout="moe_token_dropout",
     attributes={
-        "d_model": 1024,
+        **BART_SIZES,
         "vocab_size": 128112,
-        "encoder_layers": 12,
-        "decoder_layers": 12,
-        "encoder_attention_heads": 16,
-        "decoder_attention_heads": 16,
-        "encoder_ffn_dim": 4096,
-        "decoder_ffn_dim": 4096,
         "encoder_sparse_step": 4,
         "decoder_sparse_step": 4,
         "num_experts": 128,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from prunecli.architectures.classes import OPT_CLASSES
-from prunecli.architectures.common import embeddings, matrix
 from prunecli.architectures.records import (
     Architecture,
     Attention,
@@ -13,7 +12,9 @@ from prunecli.architectures.records import (
     Stack,
     TensorSpec,
     TokenEmbedding,
+    embeddings,
     linear,
+    matrix,
     norm,
 )
 

@@ -91,6 +91,30 @@ def norm(name: str, width: str) -> tuple[TensorSpec, TensorSpec]:
     return TensorSpec(f"{name}.weight", (width,), "norm"), TensorSpec(f"{name}.bias", (width,), "norm")
 
 
+def matrix(
+    name: str,
+    inputs: str,
+    outputs: str,
+    part: Part,
+    *,
+    heads: Literal[0, 1] | None = None,
+    hidden: Literal[0, 1] | None = None,
+) -> TensorSpec:
+    """Weight `[outputs, inputs]` of a linear layer without a bias; `heads`, `hidden`: the axis where they lie."""
+    axis = None if heads is None else HeadAxis(heads)
+    return TensorSpec(f"{name}.weight", (outputs, inputs), part, heads=axis, hidden=hidden)
+
+
+def rms_norm(name: str, width: str) -> TensorSpec:
+    """Weight `[width]` of a norm without a bias."""
+    return TensorSpec(f"{name}.weight", (width,), "norm")
+
+
+def embeddings(name: str, rows: str, width: str) -> TensorSpec:
+    """Weight `[rows, width]` of a table of embeddings."""
+    return TensorSpec(f"{name}.weight", (rows, width), "embeddings")
+
+
 @dataclass(frozen=True)
 class Attention:
     """One attention of a layer.

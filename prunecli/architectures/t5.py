@@ -1,14 +1,14 @@
-"""T5, T5 1.1 and Flan-T5: relative positions, norms without bias, heads of their own width (1910.10683).
+"""T5, T5 1.1, Flan-T5 (1910.10683) and mT5 (2010.11934): relative positions, norms without bias, heads of any width.
 
 The table of relative positions of a stack's first layer serves all of its layers: it keeps a column for every head.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from prunecli.architectures.classes import seq2seq_classes
-from prunecli.architectures.common import embeddings, matrix, rms_norm
 from prunecli.architectures.records import (
     Architecture,
     Attention,
@@ -17,6 +17,9 @@ from prunecli.architectures.records import (
     Stack,
     TensorSpec,
     TokenEmbedding,
+    embeddings,
+    matrix,
+    rms_norm,
 )
 
 HEADS = "num_heads*d_kv"
@@ -106,4 +109,21 @@ T5 = Architecture(
         "tie_word_embeddings": True,
     },
     embedding=TokenEmbedding("shared", "lm_head", ("T5ForConditionalGeneration",)),
+)
+
+MT5 = replace(
+    T5,
+    model_type="mt5",
+    model_class="MT5ForConditionalGeneration",
+    classes=seq2seq_classes("MT5"),
+    attributes={
+        **T5.attributes,
+        "vocab_size": 250112,
+        "d_ff": 1024,
+        "num_layers": 8,
+        "num_decoder_layers": "num_layers",
+        "num_heads": 6,
+        "feed_forward_proj": "gated-gelu",
+    },
+    embedding=TokenEmbedding("shared", "lm_head", ("MT5ForConditionalGeneration",)),
 )
