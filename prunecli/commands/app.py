@@ -6,6 +6,7 @@ import errno
 import gc
 import io
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -20,7 +21,9 @@ from typer.core import TyperCommand, TyperGroup
 from prunecli import __version__, processes
 from prunecli.commands import console, failures
 from prunecli.commands.failures import INTERRUPTED
+from prunecli.commands.near_names import COMMAND_MEANINGS, OPTION_MEANINGS, near
 from prunecli.commands.signatures import COMMANDS, value_names
+from prunecli.tensors.hub.names import expanded
 
 KILLED = "Ended by SIGTERM: no output is half-written."
 
@@ -34,6 +37,14 @@ COLLECT_AFTER = 50_000
 class _Flags:
     """Help that names no type after a switch: `--force <bool>` would ask for a value that it does not take."""
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help text; rich would take `[ids]` for markup and leave this out."""
+        from rich.markup import escape
+
+        for part in (self, *self.params, *getattr(self, "commands", {}).values()):  # type: ignore[attr-defined]
+            part.help = escape(part.help or "")
+        super().format_help(ctx, formatter)  # type: ignore[misc]
+
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
@@ -46,13 +57,29 @@ class _Values(_Flags):
     """Help that names values in a word, choices in the text: typer's own names of them do not fit their column."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer does, but for what it says before a reason."""
+        """As typer does, but for what it says before a reason, and the options that it suggests."""
         try:
             parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
         except typer.BadParameter as error:
             error.message = error.message.removeprefix("Value error, ")
             raise
+        except Exception as error:
+            if hasattr(error, "possibilities"):
+                suggested = near(getattr(error, "option_name", ""), self._names(ctx), OPTION_MEANINGS)
+                vars(error).update(
+                    possibilities=None, message=f"{error}.{suggested}" if suggested else f"{error}"
+                )
+            raise
         return parsed
+
+    def _names(self, ctx: Any) -> dict[str, str]:
+        """Option or argument -> how messages show its name."""
+        names = {"debug": "--debug"}
+        for param in self.get_params(ctx):
+            if param.param_type_name == "argument":
+                names[param.name] = f"the argument {param.metavar} ({ctx.command_path} {param.metavar})"
+            names |= {name.lstrip("-"): name for name in param.opts if name.startswith("--")}
+        return names
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)
@@ -62,13 +89,21 @@ class _Values(_Flags):
             if param.metavar is None and param.name in names:
                 param.metavar, choices = names[param.name]
                 param.help += f" One of {choices}." if choices else ""
+            if param.param_type_name == "argument":  # CHECKPOINT <list[Path]>
+                param.display_type_rich = lambda ctx: None  # noqa: ARG005
             # Ranges, such as [0.0<=x<=1.0], would widen the column of names for all; a refusal says them.
             param._get_number_range_help_str = str
         return params
 
 
 class _Group(_Flags, TyperGroup):
-    pass
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As typer does, but for the commands that a failure suggests."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
+            known = {command: repr(command) for command in self.commands}
+            ctx.fail(f"No such command {name!r}.{near(name, known, COMMAND_MEANINGS)}")
+        return super().resolve_command(ctx, args)
 
 
 class _Command(_Values, TyperCommand):
@@ -81,10 +116,11 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
     help="Make pretrained transformers smaller and faster: checkpoint directory in, checkpoint directory out.",
     epilog="Without a checkpoint and text, commands take the bundled ones: in an empty folder, type "
     "[bold]prunecli collect-gates[/bold], [bold]prunecli prune-experts --ratio 0.8[/bold], "
-    "[bold]prunecli bench-latency --beam 5[/bold].",
+    "[bold]prunecli bench-latency --beam 5[/bold]. [bold]prunecli help COMMAND[/bold] shows the options of a command.",
 )
 
 
@@ -97,13 +133,19 @@ def _version(asked: bool) -> None:
 @app.callback()
 def prunecli(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
-    version: Annotated[  # noqa: ARG001 (its callback does the work)
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    version: Annotated[
+        bool,
+        typer.Option("--version", "-V", callback=_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
     """Make pretrained transformers smaller and faster: checkpoint directory in, checkpoint directory out."""
-    if debug:
-        os.environ["PRUNECLI_DEBUG"] = "1"
+    # `main` heeds --debug, wherever it stands; the callback of --version does the work.
+
+
+def _as_meant(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with `~` expanded, `help COMMAND` as `COMMAND --help`, and without --debug."""
+    meant = [expanded(argument) for argument in arguments if argument != "--debug"]
+    return [*meant[1:], "--help"] if meant[:1] == ["help"] else meant
 
 
 def _register(asked: Sequence[str]) -> None:
@@ -183,7 +225,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     141 where nobody reads the output any longer.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in arguments or bool(os.environ.get("PRUNECLI_DEBUG"))
+    if "--debug" in arguments:
+        os.environ["PRUNECLI_DEBUG"] = "1"  # which the steps of a recipe see too
+    debug = bool(os.environ.get("PRUNECLI_DEBUG"))
+    if os.environ.get("TERM") in console.DUMB:  # which rich takes to have 80 columns, if these are not set
+        columns, lines = shutil.get_terminal_size()
+        os.environ.update(COLUMNS=str(columns), LINES=str(lines))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files may hold what no text can
             stream.reconfigure(errors="backslashreplace")
@@ -193,6 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     processes.wait_briefly()
     gc.set_threshold(COLLECT_AFTER)
     try:
+        arguments = _as_meant(arguments)
         _register(arguments)
         try:
             app(args=arguments, prog_name="prunecli", standalone_mode=True)
@@ -222,14 +270,13 @@ def _end(error: BaseException, debug: bool, as_json: bool) -> NoReturn:
             text, status = failures.describe(error)
         except Exception as bug:
             text, status = failures.unforeseen(bug)
-    text = console.plain(text)
     if as_json and status != 0:
-        _print_error(text, status)
+        _print_error(console.plain(text), status)
     if any(isinstance(each.__cause__, KeyboardInterrupt) for each in _causes(error)):
         console.warn(INTERRUPTED)  # of which typer makes an exit and says nothing
     if debug or isinstance(error, SystemExit):  # of which a line has been said
         raise error
-    typer.echo(text if processes.rank() == 0 else f"process {processes.rank()}: {text}", err=True)
+    console.say(text if processes.rank() == 0 else f"process {processes.rank()}: {text}")
     sys.exit(status)
 
 

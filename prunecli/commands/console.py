@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from prunecli import processes
 from prunecli.commands.table_layout import blocks
@@ -29,22 +30,23 @@ DUMB = ("dumb", "unknown")
 LONGEST_LINE = 1000
 """Characters of a message's line; the rest is left out."""
 
-
 NO_TERMINAL_WIDTH = 160
-"""Columns of a table in a file or a pipe."""
+"""Columns of a table in a file or a pipe, where COLUMNS does not say them."""
 
 
 def plain(text: str) -> str:
     """Lines that a terminal shows as they are: values of damaged files may be endless, or hold control characters."""
-    lines = []
-    for line in text.split("\n"):
-        shown = line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…"
-        lines.append(_printable(shown))
-    return "\n".join(lines)
+    lines = text.split("\n")
+    return printable(
+        "\n".join(f"{line[:LONGEST_LINE]}…" if len(line) > LONGEST_LINE else line for line in lines)
+    )
 
 
-def _printable(line: str) -> str:
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
+def printable(text: str) -> str:
+    """Return `text` with its control characters, which could steer a terminal, written as escapes."""
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text
+    )
 
 
 _hushed: ContextVar[bool] = ContextVar("hushed", default=False)
@@ -74,12 +76,38 @@ def note(text: str) -> None:
 def warn(text: str) -> None:
     """One plain line on stderr, with --quiet too."""
     if processes.rank() == 0:
-        print(plain(text), file=sys.stderr, flush=True)  # noqa: T201
+        say(text)
+
+
+def say(text: str) -> None:
+    """One plain line on stderr, of whichever process."""
+    if sys.stderr is not None:
+        print(wrapped(plain(text), sys.stderr), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def out(text: str) -> None:
-    """Plain text on stdout; what could steer a terminal is written as an escape."""
-    _print("\n".join(map(_printable, text.split("\n"))))
+    """Print plain text on stdout, wrapped at the width of a terminal."""
+    _print(wrapped(printable(text), sys.stdout))
+
+
+def verbatim(text: str) -> None:
+    """Print plain text on stdout whose lines stay whole: commands and files, to be copied."""
+    _print(printable(text))
+
+
+def wrapped(text: str, stream: TextIO) -> str:
+    """Return `text` with its lines wrapped between words, where the width of `stream` is known; indents stay."""
+    columns = _columns(stream)
+    if columns is None:
+        return text
+    lines = []
+    for line in text.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip(" ")))
+        parts = textwrap.wrap(
+            line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        lines += parts if len(line) > columns else [line]
+    return "\n".join(lines)
 
 
 def _print(text: str) -> None:
@@ -112,10 +140,12 @@ def table(
     from rich import box
     from rich.table import Table
 
+    columns = [*map(plain, columns)]
+    rows = [[*map(plain, row)] for row in rows]
     tables: list[Table] = []
     for block in blocks(columns, rows, width(), text_columns, keys):
         part = Table(
-            title=None if tables else title,
+            title=None if tables else plain(title),
             title_justify="left",
             title_style="bold",
             box=box.SIMPLE_HEAD,
@@ -132,23 +162,22 @@ def table(
     return tables[0] if len(tables) == 1 else tables
 
 
-def show(renderable: Any) -> None:
-    """Print a rich renderable on stdout; wide enough for its tables where stdout is not a terminal."""
+def show(shown: Shown) -> None:
+    """Print a table on stdout, its title first."""
     if processes.rank() != 0:
         return
-    from rich.table import Table
     from rich.text import Text
 
     console = _stdout()
     with console.capture() as captured:
-        for part in renderable if isinstance(renderable, list) else [renderable]:
-            if isinstance(part, Table) and part.title:
+        for part in shown if isinstance(shown, list) else [shown]:
+            if part.title:
                 # A table would wrap its title at its own width.
                 console.print(Text(str(part.title), style="bold"))
                 part.title = None
             console.print(part)
-    shown = captured.get().removesuffix("\n")
-    out(shown if console.is_terminal else "\n".join(line.rstrip() for line in shown.split("\n")))
+    text = captured.get().removesuffix("\n")
+    _print(text if console.is_terminal else "\n".join(line.rstrip() for line in text.split("\n")))
 
 
 def width() -> int:
@@ -160,10 +189,16 @@ def _stdout() -> Console:
     from rich.console import Console
 
     # No markup and no emoji: names of checkpoints and languages may hold brackets and colons.
-    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = NO_TERMINAL_WIDTH
-    return console
+    columns = _columns(sys.stdout) or NO_TERMINAL_WIDTH
+    return Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=columns, height=25)
+
+
+def _columns(stream: TextIO) -> int | None:
+    """Columns that COLUMNS asks for, or those of a terminal; None for a file or a pipe."""
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        return int(asked)
+    return (os.get_terminal_size(stream.fileno()).columns or 80) if stream.isatty() else None
 
 
 def progress(quiet: bool = False) -> Progress:
@@ -197,6 +232,7 @@ def _bars(
         TextColumn,
         TimeRemainingColumn,
     )
+    from rich.table import Column
     from rich.text import Text
 
     class Rate(ProgressColumn):
@@ -206,17 +242,19 @@ def _bars(
                 return Text()
             return Text(f"{bytes_text(speed)}/s" if unit == "bytes" else f"{speed:,.1f}/s")
 
+    # On a narrow terminal the bar alone shrinks.
+    whole = Column(no_wrap=True)
     amount = (
-        (DownloadColumn(binary_units=True),)
+        (DownloadColumn(binary_units=True, table_column=whole),)
         if unit == "bytes"
-        else (MofNCompleteColumn(), TextColumn(unit, markup=False))
+        else (MofNCompleteColumn(table_column=whole), TextColumn(unit, markup=False))
     )
     with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=16),
         *amount,
-        Rate(),
-        TimeRemainingColumn(),
+        Rate(table_column=whole),
+        TimeRemainingColumn(table_column=whole),
         console=Console(file=sys.stderr),
         transient=True,
     ) as bars:

@@ -47,7 +47,7 @@ def _cells(row: PlaceRow) -> list[str]:
 
     sure = "-" if row.sure is None else f"{row.sure:.3f}"
     return [
-        console.plain(row.place),
+        row.place,
         f"{row.count:,}",
         f"{row.kept:,}",
         known(row.cutoff),
@@ -74,10 +74,10 @@ def show_components(decision: Decision) -> None:
         for at in sorted(chosen, key=lambda at: 0 if ranks is None else ranks[at]):
             name = str(place.ids[at])
             if place.labels is not None:
-                name = f"{name} {console.plain(place.labels[at].replace(chr(10), chr(92) + 'n'))}"
+                name = f"{name} {place.labels[at].replace(chr(10), chr(92) + 'n')}"
             rows.append(
                 [
-                    console.plain(place_name(decision, place)),
+                    place_name(decision, place),
                     name,
                     number_text(float(place.values[at])),
                     "-" if ranks is None else f"{ranks[at]:,}",

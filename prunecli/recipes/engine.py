@@ -24,7 +24,7 @@ from prunecli.recipes.text import (
     resolve_variables,
     substitute,
 )
-from prunecli.tensors.hub.names import HubName, checkpoint_path, hub_name
+from prunecli.tensors.hub.names import HubName, checkpoint_path, expanded, hub_name
 from prunecli.text.hub_data import is_hub_data
 
 
@@ -214,10 +214,9 @@ def _resolve_step(
 
 
 def _texts(value: Resolved, parameter: Parameter) -> list[str]:
-    """One text for each value that the parameter takes."""
-    if isinstance(value, list) and parameter.multiple:
-        return [as_text(item) for item in value]
-    return [as_text(value)]
+    """One text for each value that the parameter takes; `~` in paths is expanded."""
+    texts = [*map(as_text, value)] if isinstance(value, list) and parameter.multiple else [as_text(value)]
+    return texts if parameter.role == "value" else [*map(expanded, texts)]
 
 
 def _command_line(parameter: Parameter, value: Resolved) -> tuple[list[str], str | None]:
@@ -236,7 +235,7 @@ def _command_line(parameter: Parameter, value: Resolved) -> tuple[list[str], str
 
 def _resolve_report(text: ReportText, variables: Mapping[str, Resolved], faults: list[str]) -> Report:
     def fill(name: str, value: str, seen: Mapping[str, Resolved] = variables) -> str:
-        return as_text(substitute(value, seen, f"report.{name}", faults))
+        return expanded(as_text(substitute(value, seen, f"report.{name}", faults)))
 
     return Report(
         title=fill("title", text.title),

@@ -65,6 +65,15 @@ def checkpoint_path(name: str) -> Path:
     return path if _shaped(name) or _shaped(str(path)) is None else path.absolute()
 
 
+def expanded(value: str) -> str:
+    """Return a value of the command line or of a recipe with the user's home directory in place of `~`.
+
+    No shell does this within quotes or after `=`: `'~/a'`, `--text=~/a`, `NAME=~/a`.
+    """
+    match = re.fullmatch(r"((?:[^=/~]*=){0,2})(~.*)", value, re.DOTALL)
+    return value if match is None else match[1] + os.path.expanduser(match[2])  # noqa: PTH111 (keeps a last slash)
+
+
 def no_such_directory(path: Path) -> CheckpointError:
     """What to say of a path that leads nowhere."""
     hub = _shaped(str(path))
