@@ -12,6 +12,7 @@ from hypothesis import settings
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.pop("COLUMNS", None)  # some shells export their own; messages would be wrapped
 
 settings.register_profile("prunecli", deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("prunecli")

@@ -228,12 +228,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if "--debug" in arguments:
         os.environ["PRUNECLI_DEBUG"] = "1"  # which the steps of a recipe see too
     debug = bool(os.environ.get("PRUNECLI_DEBUG"))
-    if os.environ.get("TERM") in console.DUMB:  # which rich takes to have 80 columns, if these are not set
-        columns, lines = shutil.get_terminal_size()
-        os.environ.update(COLUMNS=str(columns), LINES=str(lines))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files may hold what no text can
             stream.reconfigure(errors="backslashreplace")
+    if os.environ.get("TERM") in console.DUMB and all(s and s.isatty() for s in (sys.stdout, sys.stderr)):
+        columns, lines = shutil.get_terminal_size()  # rich takes 80 columns, if neither variable is set
+        os.environ.update(COLUMNS=str(columns), LINES=str(lines))
     sys.unraisablehook = _again_if_lost
     _heed_signals()
     processes.end_with_parent()

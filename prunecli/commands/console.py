@@ -222,6 +222,7 @@ def _bars(
     description: str, total: float | None = None, unit: str = "steps"
 ) -> Iterator[Callable[[float], None]]:
     from rich.console import Console
+    from rich.constrain import Constrain
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -234,6 +235,14 @@ def _bars(
     )
     from rich.table import Column
     from rich.text import Text
+
+    terminal = Console(file=sys.stderr)
+
+    class Bars(Progress):
+        def get_renderables(self) -> Iterator[Constrain]:
+            # The last two columns are for the ^C that a terminal echoes: a line that wraps is not wiped out.
+            for table in super().get_renderables():
+                yield Constrain(table, terminal.width - 2)
 
     class Rate(ProgressColumn):
         def render(self, task: Task) -> Text:
@@ -249,13 +258,13 @@ def _bars(
         if unit == "bytes"
         else (MofNCompleteColumn(table_column=whole), TextColumn(unit, markup=False))
     )
-    with Progress(
+    with Bars(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=16),
         *amount,
         Rate(table_column=whole),
         TimeRemainingColumn(table_column=whole),
-        console=Console(file=sys.stderr),
+        console=terminal,
         transient=True,
     ) as bars:
         task = bars.add_task(description, total=total)

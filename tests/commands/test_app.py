@@ -10,19 +10,31 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
+from typer.models import ArgumentInfo, OptionInfo
 
 from prunecli import __version__
 from prunecli.commands import app, console
-from prunecli.commands.signatures import value_names
+from prunecli.commands.near_names import COMMAND_MEANINGS, OPTION_MEANINGS
+from prunecli.commands.signatures import signatures, value_names
 from prunecli.errors import OutputError
 from prunecli.tensors.documents import refuse_unwritable
+from prunecli.tensors.hub.names import expanded
 from prunecli.tensors.transaction import refuse_target
 from tests.fuzz import rounds
+
+COMMANDS = [name for names in app.COMMANDS.values() for name in names]
+
+
+def command(name: str) -> Callable[..., None]:
+    module = name.replace("-", "_")
+    return getattr(import_module(f"prunecli.commands.{module}"), module)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -44,12 +56,26 @@ def test_help_lists_every_command_and_imports_no_heavy_library() -> None:
             assert name in result.stdout
 
 
-@pytest.mark.parametrize("name", [name for names in app.COMMANDS.values() for name in names])
-def test_every_command_has_a_help_that_says_what_it_does(name: str, tmp_path: Path) -> None:
-    result = rounds.run(f"{name} --help", tmp_path)
-    assert result.status == 0, result.trace
-    assert name in result.out
-    assert len(result.out.splitlines()) > 8
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_its_texts_as_they_are_written(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brackets and colons too, which rich may take for markup and emoji."""
+    monkeypatch.setenv("COLUMNS", "2000")
+    shown = rounds.run(f"help {name}", tmp_path).out
+    assert rounds.run(f"{name} -h", tmp_path).out == shown
+    function = command(name)
+    described = [" ".join(text.split()) for text in (function.__doc__ or "").split("\n\n")]
+    assert described[0] in rounds.run("help", tmp_path).out
+    infos = [
+        info
+        for hint in get_type_hints(function, include_extras=True).values()
+        for info in getattr(hint, "__metadata__", ())
+        if isinstance(info, OptionInfo | ArgumentInfo)
+    ]
+    for text in [*described, *(info.help for info in infos), *(info.metavar or "" for info in infos)]:
+        assert text in shown
+    assert "<" not in shown
 
 
 def test_an_interrupt_while_the_command_line_is_imported_is_said_in_a_line() -> None:
@@ -76,8 +102,9 @@ def test_an_interrupt_while_options_are_read_is_said_in_a_line(
     assert (result.status, result.err) == (130, f"{app.INTERRUPTED}\n")
 
 
-def test_version() -> None:
-    assert run("--version").stdout.strip() == f"prunecli {__version__}"
+def test_version(tmp_path: Path) -> None:
+    for option in ("--version", "-V"):
+        assert rounds.run(option, tmp_path).out == f"prunecli {__version__}\n"
 
 
 def test_no_arguments_show_the_help() -> None:
@@ -114,11 +141,55 @@ def test_a_name_that_leads_nowhere_is_said_first(line: str, tmp_path: Path) -> N
 
 
 def test_debug_shows_the_traceback_of_a_failure() -> None:
-    plain, debug = run("inspect", "no-such-directory"), run("--debug", "inspect", "no-such-directory")
+    plain = run("inspect", "no-such-directory")
     assert plain.returncode == 1
     assert "Traceback" not in plain.stderr
     assert "no-such-directory" in plain.stderr
-    assert "Traceback" in debug.stderr
+    for arguments in (
+        ("--debug", "inspect", "no-such-directory"),
+        ("inspect", "no-such-directory", "--debug"),
+    ):
+        assert "Traceback" in run(*arguments).stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "suggestion"),
+    [
+        ("prune", "'prune-experts', 'prune-heads', 'prune-layers' or 'prune-ffn'?"),
+        ("vocabs", "'trim-vocabulary'?"),
+        ("inspct", "'inspect'?"),
+        ("prune-experts --sparsity 0.5", "--ratio?"),
+        ("prune-ffn --metrics x", "--score?"),
+        ("score-heads --metrics x", "--metric?"),
+        ("inspect --model demo", "the argument CHECKPOINT (prunecli inspect CHECKPOINT)?"),
+        ("inspect --verbose", "--debug?"),
+        ("xyzzy", None),
+        ("inspect --xyzzy", None),
+    ],
+)
+def test_near_names(
+    line: str, suggestion: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    ended = rounds.run(line, tmp_path)
+    assert ended.status == 2
+    assert ("Did you mean" in ended.err) == (suggestion is not None)
+    assert suggestion is None or f"Did you mean {suggestion}" in ended.err
+
+
+def test_meanings_are_of_names_that_exist() -> None:
+    words = {word for name in COMMANDS for word in (name, *name.split("-"))}
+    assert {name for names in COMMAND_MEANINGS.values() for name in names} <= words
+    known = {name for parameters in signatures().values() for name in parameters} | {"debug"}
+    assert {name for names in OPTION_MEANINGS.values() for name in names} <= known
+
+
+def test_a_home_directory_within_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for line in ("inspect ~/gone", "report ~/gone", "evaluate --text ~/gone", "evaluate --text=name=~/gone"):
+        assert f"Error: {tmp_path}/gone: no such" in rounds.run(line, tmp_path).err
+    for same in ("a~/b", "./~/b", "x=y=z=~/b", "-1"):
+        assert expanded(same) == same
 
 
 @pytest.mark.parametrize("arguments", [("inspect", "--json"), ("--help",), ("no-such-command",)])
@@ -224,7 +295,7 @@ def test_no_long_work_for_a_place_that_takes_nothing(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("columns", [80, 60])
-@pytest.mark.parametrize("name", [name for names in app.COMMANDS.values() for name in names])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_no_word_of_a_help_is_cut(
     name: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,9 +311,8 @@ def test_no_word_of_a_help_is_cut(
     assert [word for word in re.findall(r"(\S*\w)…", shown) if len(word) < room] == []
     named = re.findall(r"│ (--[\w-]+) +(-\w +)?(\S+)?", shown)
     assert len(named) > 1
-    function = getattr(import_module(f"prunecli.commands.{name.replace('-', '_')}"), name.replace("-", "_"))
     names = {option: metavar for option, _, metavar in named}
-    for key, (metavar, _) in value_names(function).items():
+    for key, (metavar, _) in value_names(command(name)).items():
         assert names.get(f"--{key.replace('_', '-')}", metavar) == metavar
 
 
@@ -252,11 +322,6 @@ def test_help_names_every_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     for choice in ("share, keep, drop", "sequence, cycle, cycle-reverse", "norms, activations"):
         assert choice in shown
     assert "<" not in shown.split("Options")[1]
-
-
-def test_help_wraps_its_text_at_the_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    assert "where it stopped when it is started again" in run("collect-gates", "--help").stdout
 
 
 def test_help_names_no_type_after_a_switch() -> None:
