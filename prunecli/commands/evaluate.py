@@ -33,6 +33,7 @@ from prunecli.commands.options import (
     TargetFileOption,
     TaskOption,
     WholeFilesOption,
+    refuse_absent_text,
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
 
@@ -92,6 +93,7 @@ def evaluate(
         Path | None,
         typer.Option(
             "--spm",
+            callback=refuse_absent_text,
             help="FLORES-200's SentencePiece model, for spBLEU; default: where sacrebleu keeps it.",
             show_default=False,
         ),
@@ -127,6 +129,7 @@ def evaluate(
         Path | None,
         typer.Option(
             "--groups",
+            callback=refuse_absent_text,
             help="Means by group of languages too, such as resource classes: a language, a tab and its group a line, "
             "or {language: group} in .json.",
             metavar="FILE",

@@ -7,7 +7,15 @@ import os
 import sys
 from traceback import walk_tb
 
-from prunecli.errors import MemoryShortError, PruneError, kind_and_reason
+from prunecli.errors import (
+    CheckpointError,
+    DataError,
+    MemoryShortError,
+    PruneError,
+    StatisticsError,
+    UnsupportedModelError,
+    kind_and_reason,
+)
 from prunecli.tensors.hub.names import with_origins
 
 INTERRUPTED = "Interrupted: no output is half-written."
@@ -20,6 +28,44 @@ AT_WORK = ("transformers.models.", "transformers.generation.")
 LOOP = "Symlink loop from "
 """What pathlib raises a RuntimeError with before Python 3.13; then the system says it."""
 
+REMEDIES: dict[type[PruneError], str] = {
+    CheckpointError: "Fetch or copy the checkpoint again; if its files are as they were published, report this message.",
+    UnsupportedModelError: "Choose another model or another method; docs/families.md lists what each model type supports.",
+    StatisticsError: "Collect the statistics again, or name another file.",
+    DataError: "Correct the file, or name another file.",
+}
+"""Error -> what the user can do, if the error does not say what."""
+
+NO_PERMISSION = "no permission"
+SYSTEM_MESSAGES = {
+    errno.ENOSPC: "no space left on the disk",
+    errno.EACCES: NO_PERMISSION,
+    errno.EPERM: NO_PERMISSION,
+}
+"""Number of a system error -> what prunecli calls this error instead of the system's words."""
+
+CHECK_PATH = "Check this path and the links in it, or give another path."
+CHANGE_PERMISSION = "Change the permissions of this file and its directory, or give another path."
+FREE_SPACE = "Free some space or choose another output."
+CHECK_NETWORK = "Check the network, then run the same command again."
+SYSTEM_REMEDIES = {
+    errno.ENOSPC: FREE_SPACE,
+    errno.EDQUOT: FREE_SPACE,
+    errno.EFBIG: "Choose an output on a file system that takes larger files.",
+    errno.EACCES: CHANGE_PERMISSION,
+    errno.EPERM: CHANGE_PERMISSION,
+    errno.EROFS: "Choose an output on a disk that can be written.",
+    errno.EIO: "The disk failed: copy the files to another disk and run the command there.",
+    errno.EMFILE: "Raise the number of files that a process may open: ulimit -n 4096.",
+    errno.ENFILE: "Close other programs: the machine has too many open files.",
+    errno.ECONNREFUSED: CHECK_NETWORK,
+    errno.ECONNRESET: CHECK_NETWORK,
+    errno.ETIMEDOUT: CHECK_NETWORK,
+    errno.ENETUNREACH: CHECK_NETWORK,
+    errno.EHOSTUNREACH: CHECK_NETWORK,
+}
+"""Number of a system error -> what the user can do; for all others: `CHECK_PATH`."""
+
 REPORT = "please report it with what --debug shows."
 
 
@@ -30,6 +76,7 @@ def describe(error: BaseException) -> tuple[str, int]:
 
         error.remedy = remedy(error)
     if isinstance(error, PruneError):
+        error.remedy = error.remedy or REMEDIES.get(type(error))
         return f"Error: {with_origins(str(error))}", error.exit_status
     if isinstance(error, KeyboardInterrupt):  # before a command began
         return INTERRUPTED, 130
@@ -41,14 +88,12 @@ def describe(error: BaseException) -> tuple[str, int]:
             "--dtype bfloat16, --memory where the command has it, or --device cpu.",
             1,
         )
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return f"Error: no space left on the disk{_of(error)}.\nFree some space or choose another output.", 1
-    if isinstance(error, PermissionError):
-        return f"Error: no permission{_of(error)}.", 1
     if isinstance(error, OSError) and error.strerror:
-        return f"Error: {error.strerror}{_of(error)}.", 1
+        what = SYSTEM_MESSAGES.get(error.errno or 0, error.strerror)
+        where = f" ({error.filename})" if error.filename else ""
+        return f"Error: {what}{where}.\n{SYSTEM_REMEDIES.get(error.errno or 0, CHECK_PATH)}", 1
     if isinstance(error, RuntimeError) and str(error).startswith(LOOP):
-        return f"Error: {os.strerror(errno.ELOOP)} ({str(error).removeprefix(LOOP)}).", 1
+        return f"Error: {os.strerror(errno.ELOOP)} ({str(error).removeprefix(LOOP)}).\n{CHECK_PATH}", 1
     if (said := _of_transformers(error) or _of_record(error)) is not None:
         return said, 1
     raise error
@@ -102,7 +147,3 @@ def _of_record(error: BaseException) -> str | None:
         "A size in config.json or a figure in the statistics is beyond what can be; if they are right, "
         f"{REPORT}"
     )
-
-
-def _of(error: OSError) -> str:
-    return f" ({error.filename})" if error.filename else ""

@@ -36,6 +36,7 @@ from prunecli.commands.options import (
     TrainingDeviceOption,
     TrainingTaskOption,
     refuse_absent,
+    refuse_absent_text,
 )
 from prunecli.errors import UsageError
 from prunecli.tensors.hub.names import checkpoint_path
@@ -87,13 +88,18 @@ def finetune(
     text: TextFilesOption = None,
     valid_text: Annotated[
         list[Path] | None,
-        typer.Option("--valid-text", metavar="FILE", help="Plain text to validate with.", show_default=False),
+        typer.Option(
+            "--valid-text", callback=refuse_absent_text, metavar="FILE", help="Plain text to validate with."
+        ),
     ] = None,
     labelled: LabelledOption = None,
     valid_labelled: Annotated[
         Path | None,
         typer.Option(
-            "--valid-labelled", metavar="FILE", help="Labelled text to validate with.", show_default=False
+            "--valid-labelled",
+            callback=refuse_absent_text,
+            metavar="FILE",
+            help="Labelled text to validate with.",
         ),
     ] = None,
     task: TrainingTaskOption = None,

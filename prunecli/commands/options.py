@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from prunecli.errors import UsageError
+from prunecli.errors import DataError, UsageError
 from prunecli.methods.sharing import Order
 from prunecli.tensors.hub.names import checkpoint_path, hub_name, no_such_directory
+from prunecli.text.hub_data import is_hub_data
 from prunecli.text.named import TextFile, parse_text_file
 from prunecli.text.tasks import TaskName, TrainingTask
 
@@ -48,6 +49,22 @@ def refuse_absent(given: Path | Sequence[Path] | None) -> Path | Sequence[Path] 
     return given
 
 
+def refuse_absent_text(
+    param: typer.CallbackParam, given: Path | TextFile | Sequence[Path | TextFile] | None
+) -> Path | TextFile | Sequence[Path | TextFile] | None:
+    """Return the text that the user names, before a model is loaded for this text.
+
+    Raises:
+        DataError: a file or directory does not exist.
+    """
+    for each in given if isinstance(given, Sequence) else (given,):
+        path = each.path if isinstance(each, TextFile) else each
+        if path is not None and not is_hub_data(path) and not path.exists():
+            kind = "directory" if param.name == "data" else "file"
+            raise DataError(f"{path}: no such {kind}", f"Name a {kind} that exists with {param.opts[0]}.")
+    return given
+
+
 CheckpointArgument = Annotated[
     Path | None,
     typer.Argument(
@@ -72,6 +89,7 @@ DataOption = Annotated[
     Path | None,
     typer.Option(
         "--data",
+        callback=refuse_absent_text,
         help="Directory of aligned text: SPLIT.LANG (val.eng_Latn) or FLORES-200's SPLIT/LANG.SPLIT, or "
         "these with .gz; default: the demo's text.",
         show_default=False,
@@ -80,12 +98,16 @@ DataOption = Annotated[
 SourceFileOption = Annotated[
     Path | None,
     typer.Option(
-        "--source-file", help="Source sentences of one pair, one a line; with --target-file and --pairs."
+        "--source-file",
+        callback=refuse_absent_text,
+        help="Source sentences of one pair, one a line; with --target-file and --pairs.",
     ),
 ]
 TargetFileOption = Annotated[
     Path | None,
-    typer.Option("--target-file", help="Target sentences of one pair, one a line."),
+    typer.Option(
+        "--target-file", callback=refuse_absent_text, help="Target sentences of one pair, one a line."
+    ),
 ]
 LangsOption = Annotated[
     str | None,
@@ -99,6 +121,7 @@ TextFilesOption = Annotated[
     list[Path] | None,
     typer.Option(
         "--text",
+        callback=refuse_absent_text,
         help="File of plain text, one a line; may be given again.",
         metavar="FILE",
         show_default=False,
@@ -108,6 +131,7 @@ NamedTextOption = Annotated[
     list[TextFile] | None,
     typer.Option(
         "--text",
+        callback=refuse_absent_text,
         parser=parse_text_file,
         help="File of plain text, one a line, or hf://ORG/NAME:SPLIT[:1000]:COLUMN; may be given again. With NAME= "
         "what is measured is told apart by name.",
@@ -122,6 +146,7 @@ LabelledOption = Annotated[
     Path | None,
     typer.Option(
         "--labelled",
+        callback=refuse_absent_text,
         help="Labelled text: label, tab, text, perhaps a tab and a second text; or JSON lines (label, text, text_b).",
         metavar="FILE",
         show_default=False,

@@ -31,6 +31,7 @@ from prunecli.commands.options import (
     TargetFileOption,
     TaskOption,
     TextFilesOption,
+    refuse_absent_text,
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
 from prunecli.methods.heads.names import EffectMetric
@@ -83,6 +84,7 @@ def score_heads(
         Path | None,
         typer.Option(
             "--select-data",
+            callback=refuse_absent_text,
             help="all-but-one: choose the best heads on this text (a directory as --data, or a file as --text or "
             "--labelled), report them on the other.",
             show_default=False,

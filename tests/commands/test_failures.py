@@ -29,7 +29,11 @@ TIME = {
         (CheckpointError("model: bad", "Do this."), "Error: model: bad\nDo this.", 1),
         (UsageError("--ratio 2: no"), "Error: --ratio 2: no", 2),
         (OSError(errno.ENOSPC, "full", "out/x"), "no space left on the disk (out/x)", 1),
-        (PermissionError(errno.EACCES, "no", "out/x"), "no permission (out/x)", 1),
+        (PermissionError(errno.EACCES, "no", "out/x"), "no permission (out/x).\nChange the permissions", 1),
+        (OSError(errno.EIO, "Input/output error"), "Error: Input/output error.\nThe disk failed", 1),
+        (OSError(errno.ENAMETOOLONG, "Too long", "x"), "Error: Too long (x).\nCheck this path", 1),
+        (RuntimeError(f"{failures.LOOP}'x'"), "('x').\nCheck this path", 1),
+        (CheckpointError("model: no config.json"), "model: no config.json\nFetch or copy the checkpoint", 1),
         (MemoryError(), "out of memory", 1),
         (
             RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling …"),
