@@ -12,6 +12,7 @@ from prunecli.commands import console
 if TYPE_CHECKING:
     from prunecli.commands.checkpoints import DemoName
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.model.decision import Decision
     from prunecli.model.rewrite import Rewrite
     from prunecli.model.stock import StockSupport
     from prunecli.pipeline import Applied
@@ -73,6 +74,7 @@ class How:
         from prunecli.pipeline import apply
 
         self.note(*not_carried(source), *not_opened(source))
+        _warn_of_large(rewrite.decision)
         result = apply(
             source,
             rewrite,
@@ -145,6 +147,19 @@ class Shown:
         console.out(support.line)
         what = opened_by(support) if self.weights else f"no weights: finetune --from-scratch {output}"
         console.out(f"Dry run: {dry}." if output is None else f"Written: {output} ({what})")
+
+
+def _warn_of_large(decision: Decision | None) -> None:
+    """Warn if more than half of the experts, heads, units or layers are removed."""
+    if decision is None or decision.part == "token":
+        return
+    count = sum(place.kept.size for place in decision.places)
+    removed = 1 - sum(int(place.kept.sum()) for place in decision.places) / count
+    if removed > 0.5:
+        console.warn(
+            f"Warning: {removed:.0%} of the {decision.part}s are removed. Measure the result with prunecli evaluate; "
+            "if its scores fell too far, remove less or run prunecli finetune."
+        )
 
 
 def opened_by(support: StockSupport) -> str:

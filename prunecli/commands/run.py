@@ -72,7 +72,7 @@ def run(
     recipe = find_recipe(name)
     label = shown_name(recipe)
     if prints:
-        console.out(recipe.read_text(encoding="utf-8").rstrip("\n"))
+        console.verbatim(recipe.read_text(encoding="utf-8").rstrip("\n"))
         return
     overrides = dict(parse_override(text) for text in assignments or [])
     plan = resolve(label, read_recipe(recipe), signatures(), overrides, builtin_variables())
@@ -81,7 +81,7 @@ def run(
     if dry_run:
         for outcome in preview(steps, read_state(state), force):
             verdict = "up to date" if outcome.reason is None else f"would run: {outcome.reason}"
-            console.out(f"{outcome.step.name}: {verdict}\n  {_shown(outcome.step)}")
+            console.verbatim(f"{outcome.step.name}: {verdict}\n  {_shown(outcome.step)}")
         return
     numbers = {step.name: f"[{number}/{len(steps)}]" for number, step in enumerate(steps, 1)}
 

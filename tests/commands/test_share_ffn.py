@@ -244,7 +244,7 @@ REFUSALS: list[tuple[str, tuple[Any, ...], str]] = [
     ("m2m_100", ("--config", "NoEnc", "--groups", "1"), "--groups speaks of shared FFNs"),
     ("m2m_100", ("--config", "SharedEnc", "--scale", "nan"), "--scale nan"),
     ("m2m_100", ("--config", "SharedEnc", "--keep-units", "norms"), "--keep-units: no FFN gets narrower"),
-    ("m2m_100", ("--config", "SharedEnc", "--data", "x"), "--data goes with --keep-units activations"),
+    ("m2m_100", ("--config", "SharedEnc", "--data", "."), "--data goes with --keep-units activations"),
     ("gpt2", ("--keep-units", "activations", "--width", "8"), "needs text.\nGive --text FILE"),
     (
         "gpt2",
@@ -253,7 +253,7 @@ REFUSALS: list[tuple[str, tuple[Any, ...], str]] = [
     ),
     (
         "m2m_100",
-        ("--keep-units", "activations", "--width", "8", "--text", "x"),
+        ("--keep-units", "activations", "--width", "8", "--text", __file__),
         "--text goes with models that",
     ),
     ("m2m_100", ("--config", "SharedEnc", "--scale", "0"), "--scale 0"),
