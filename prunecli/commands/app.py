@@ -228,10 +228,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if "--debug" in arguments:
         os.environ["PRUNECLI_DEBUG"] = "1"  # which the steps of a recipe see too
     debug = bool(os.environ.get("PRUNECLI_DEBUG"))
+    sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: PTH123, SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files may hold what no text can
             stream.reconfigure(errors="backslashreplace")
-    if os.environ.get("TERM") in console.DUMB and all(s and s.isatty() for s in (sys.stdout, sys.stderr)):
+    if os.environ.get("TERM") in console.DUMB and sys.stdout.isatty() and sys.stderr.isatty():
         columns, lines = shutil.get_terminal_size()  # rich takes 80 columns, if neither variable is set
         os.environ.update(COLUMNS=str(columns), LINES=str(lines))
     sys.unraisablehook = _again_if_lost
@@ -313,7 +314,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def _discard_output() -> None:
     """Send to nowhere what Python still holds back, or it would fail once more at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in filter(None, (sys.stdout, sys.stderr)):
+    for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:
@@ -326,7 +327,7 @@ def _flush_output() -> None:
     Raises:
         BrokenPipeError: nobody reads it.
     """
-    for stream in filter(None, (sys.stdout, sys.stderr)):
+    for stream in (sys.stdout, sys.stderr):
         stream.flush()
 
 

@@ -81,8 +81,7 @@ def warn(text: str) -> None:
 
 def say(text: str) -> None:
     """One plain line on stderr, of whichever process."""
-    if sys.stderr is not None:
-        print(wrapped(plain(text), sys.stderr), file=sys.stderr, flush=True)  # noqa: T201
+    print(wrapped(plain(text), sys.stderr), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def out(text: str) -> None:

@@ -29,8 +29,8 @@ LOOP = "Symlink loop from "
 """What pathlib raises a RuntimeError with before Python 3.13; then the system says it."""
 
 REMEDIES: dict[type[PruneError], str] = {
-    CheckpointError: "Fetch or copy the checkpoint again; if its files are as they were published, report this message.",
-    UnsupportedModelError: "Choose another model or another method; docs/families.md lists what each model type supports.",
+    CheckpointError: "Fetch or copy the checkpoint again; if its files are as published, report this message.",
+    UnsupportedModelError: "Choose another model or method; docs/families.md lists what each model type supports.",
     StatisticsError: "Collect the statistics again, or name another file.",
     DataError: "Correct the file, or name another file.",
 }
