@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from prunecli import __version__, processes
 from prunecli.commands import console, failures
 from prunecli.commands.failures import INTERRUPTED
-from prunecli.commands.near_names import COMMAND_MEANINGS, OPTION_MEANINGS, near
+from prunecli.commands.near_names import near
 from prunecli.commands.signatures import COMMANDS, value_names
 from prunecli.tensors.hub.names import expanded
 
@@ -53,38 +53,33 @@ class _Flags:
         return params
 
 
-class _Values(_Flags):
+class _Command(_Flags, TyperCommand):
     """Help that names values in a word, choices in the text: typer's own names of them do not fit their column."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As typer does, but for what it says before a reason, and the options that it suggests."""
         try:
-            parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+            return super().parse_args(ctx, args)
         except typer.BadParameter as error:
             error.message = error.message.removeprefix("Value error, ")
             raise
         except Exception as error:
             if hasattr(error, "possibilities"):
-                suggested = near(getattr(error, "option_name", ""), self._names(ctx), OPTION_MEANINGS)
+                names = {"debug": "--debug"}
+                for param in self.get_params(ctx):
+                    usage = f"the argument {param.metavar} ({ctx.command_path} {param.metavar})"
+                    is_option = param.param_type_name == "option"
+                    names |= {name.lstrip("-"): name if is_option else usage for name in param.opts}
+                suggested = near(getattr(error, "option_name", ""), names)
                 vars(error).update(
-                    possibilities=None, message=f"{error}.{suggested}" if suggested else f"{error}"
+                    possibilities=None, message=".".join(filter(None, [str(error), suggested]))
                 )
             raise
-        return parsed
-
-    def _names(self, ctx: Any) -> dict[str, str]:
-        """Option or argument -> how messages show its name."""
-        names = {"debug": "--debug"}
-        for param in self.get_params(ctx):
-            if param.param_type_name == "argument":
-                names[param.name] = f"the argument {param.metavar} ({ctx.command_path} {param.metavar})"
-            names |= {name.lstrip("-"): name for name in param.opts if name.startswith("--")}
-        return names
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)
         unnamed = any(param.metavar is None for param in params)
-        names = value_names(self.callback) if unnamed else {}  # type: ignore[attr-defined]
+        names = value_names(self.callback) if unnamed and self.callback else {}
         for param in params:
             if param.metavar is None and param.name in names:
                 param.metavar, choices = names[param.name]
@@ -102,12 +97,8 @@ class _Group(_Flags, TyperGroup):
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
             known = {command: repr(command) for command in self.commands}
-            ctx.fail(f"No such command {name!r}.{near(name, known, COMMAND_MEANINGS)}")
+            ctx.fail(f"No such command {name!r}.{near(name, known)}")
         return super().resolve_command(ctx, args)
-
-
-class _Command(_Values, TyperCommand):
-    pass
 
 
 app = typer.Typer(
@@ -158,13 +149,9 @@ def _register(asked: Sequence[str]) -> None:
             function_name = name.replace("-", "_")
             module = import_module(f"prunecli.commands.{function_name}")
             function = getattr(module, function_name)
-            described = _paragraphs(function.__doc__ or "")
+            # A terminal's lines end elsewhere than the source's.
+            described = "\n\n".join(" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
             app.command(name, cls=_Command, help=described, rich_help_panel=panel)(_heeding_quiet(function))
-
-
-def _paragraphs(text: str) -> str:
-    """A docstring whose lines end where a terminal's do, not where the source's did."""
-    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
 def _heeding_quiet(command: Callable[..., None]) -> Callable[..., None]:
@@ -245,8 +232,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _register(arguments)
         try:
             app(args=arguments, prog_name="prunecli", standalone_mode=True)
-        finally:
-            _flush_output()
+        finally:  # a BrokenPipeError, if nobody reads what Python still holds back
+            sys.stdout.flush()
+            sys.stderr.flush()
     except BaseException as error:
         try:
             _end(error, debug, "--json" in arguments)
@@ -265,7 +253,13 @@ def _end(error: BaseException, debug: bool, as_json: bool) -> NoReturn:
     ):  # which other imports in C make errors of, too
         error = _ending(_CAME[-1])
     if isinstance(error, SystemExit):
-        text, status = _of_exit(error)
+        status = error.code if isinstance(error.code, int) else 1 if error.code else 0
+        known = {130: INTERRUPTED, 128 + signal.SIGTERM: KILLED}
+        # What typer said of bad usage before it ended the process.
+        usage = [
+            f"Error: {each.format_message()}" for each in _causes(error) if hasattr(each, "format_message")
+        ]
+        text = next(iter(usage), known.get(status, f"Error: exit status {status}"))
     else:
         try:
             text, status = failures.describe(error)
@@ -281,26 +275,10 @@ def _end(error: BaseException, debug: bool, as_json: bool) -> NoReturn:
     sys.exit(status)
 
 
-def _of_exit(error: SystemExit) -> tuple[str, int]:
-    """What a process says that ends itself, and its exit status."""
-    status = error.code if isinstance(error.code, int) else 1 if error.code else 0
-    known = {130: INTERRUPTED, 128 + signal.SIGTERM: KILLED}
-    return _usage_error(error) or known.get(status, f"Error: exit status {status}"), status
-
-
 def _is_closed_pipe(error: BaseException) -> bool:
     """Whether output went to a pipe without a reader; rich and typer make an exit with status 1 of that."""
     asked = _causes(error) if isinstance(error, SystemExit) else (error,)
     return any(isinstance(each, OSError) and each.errno == errno.EPIPE for each in asked)
-
-
-def _usage_error(error: BaseException) -> str | None:
-    """What typer said of bad usage before it ended the process."""
-    for cause in _causes(error):
-        message = getattr(cause, "format_message", None)
-        if message is not None:
-            return f"Error: {message()}"
-    return None
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -319,16 +297,6 @@ def _discard_output() -> None:
             stream.flush()
         except OSError:
             os.dup2(nowhere, stream.fileno())
-
-
-def _flush_output() -> None:
-    """Write what Python still holds back.
-
-    Raises:
-        BrokenPipeError: nobody reads it.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
 
 
 def _print_error(text: str, status: int) -> None:

@@ -119,8 +119,8 @@ def print_json(payload: Mapping[str, Any]) -> None:
     _print(json.dumps(payload, indent=1, ensure_ascii=False, allow_nan=False))
 
 
-Shown: TypeAlias = "Table | list[Table]"
-"""One table, or its parts below one another."""
+Shown: TypeAlias = "list[Table]"
+"""A table's parts, below one another: one, if the output is wide enough."""
 
 
 def table(
@@ -158,7 +158,7 @@ def table(
         for row in block.rows:
             part.add_row(*row)
         tables.append(part)
-    return tables[0] if len(tables) == 1 else tables
+    return tables
 
 
 def show(shown: Shown) -> None:
@@ -169,7 +169,7 @@ def show(shown: Shown) -> None:
 
     console = _stdout()
     with console.capture() as captured:
-        for part in shown if isinstance(shown, list) else [shown]:
+        for part in shown:
             if part.title:
                 # A table would wrap its title at its own width.
                 console.print(Text(str(part.title), style="bold"))

@@ -36,35 +36,19 @@ REMEDIES: dict[type[PruneError], str] = {
 }
 """Error -> what the user can do, if the error does not say what."""
 
-NO_PERMISSION = "no permission"
-SYSTEM_MESSAGES = {
-    errno.ENOSPC: "no space left on the disk",
-    errno.EACCES: NO_PERMISSION,
-    errno.EPERM: NO_PERMISSION,
-}
-"""Number of a system error -> what prunecli calls this error instead of the system's words."""
-
 CHECK_PATH = "Check this path and the links in it, or give another path."
-CHANGE_PERMISSION = "Change the permissions of this file and its directory, or give another path."
 FREE_SPACE = "Free some space or choose another output."
-CHECK_NETWORK = "Check the network, then run the same command again."
-SYSTEM_REMEDIES = {
-    errno.ENOSPC: FREE_SPACE,
-    errno.EDQUOT: FREE_SPACE,
-    errno.EFBIG: "Choose an output on a file system that takes larger files.",
-    errno.EACCES: CHANGE_PERMISSION,
-    errno.EPERM: CHANGE_PERMISSION,
-    errno.EROFS: "Choose an output on a disk that can be written.",
-    errno.EIO: "The disk failed: copy the files to another disk and run the command there.",
-    errno.EMFILE: "Raise the number of files that a process may open: ulimit -n 4096.",
-    errno.ENFILE: "Close other programs: the machine has too many open files.",
-    errno.ECONNREFUSED: CHECK_NETWORK,
-    errno.ECONNRESET: CHECK_NETWORK,
-    errno.ETIMEDOUT: CHECK_NETWORK,
-    errno.ENETUNREACH: CHECK_NETWORK,
-    errno.EHOSTUNREACH: CHECK_NETWORK,
+CHANGE_PERMISSION = "Change the permissions of this file and its directory, or give another path."
+SYSTEM_ERRORS = {
+    errno.ENOSPC: ("no space left on the disk", FREE_SPACE),
+    errno.EDQUOT: ("the disk quota is used up", FREE_SPACE),
+    errno.EACCES: ("no permission", CHANGE_PERMISSION),
+    errno.EPERM: ("no permission", CHANGE_PERMISSION),
+    errno.EROFS: ("the file system is read-only", "Choose an output on a disk that can be written."),
+    errno.EIO: ("the disk failed", "Copy the files to another disk, and run the command there."),
+    errno.EMFILE: ("too many open files", "Allow a process more files: ulimit -n 4096."),
 }
-"""Number of a system error -> what the user can do; for all others: `CHECK_PATH`."""
+"""Number of a system error -> what is wrong, what the user can do."""
 
 REPORT = "please report it with what --debug shows."
 
@@ -89,9 +73,11 @@ def describe(error: BaseException) -> tuple[str, int]:
             1,
         )
     if isinstance(error, OSError) and error.strerror:
-        what = SYSTEM_MESSAGES.get(error.errno or 0, error.strerror)
-        where = f" ({error.filename})" if error.filename else ""
-        return f"Error: {what}{where}.\n{SYSTEM_REMEDIES.get(error.errno or 0, CHECK_PATH)}", 1
+        where, advice = f" ({error.filename})", CHECK_PATH
+        if not error.filename:
+            where, advice = "", "Run the same command again."
+        what, advice = SYSTEM_ERRORS.get(error.errno or 0, (error.strerror, advice))
+        return f"Error: {what}{where}.\n{advice}", 1
     if isinstance(error, RuntimeError) and str(error).startswith(LOOP):
         return f"Error: {os.strerror(errno.ELOOP)} ({str(error).removeprefix(LOOP)}).\n{CHECK_PATH}", 1
     if (said := _of_transformers(error) or _of_record(error)) is not None:

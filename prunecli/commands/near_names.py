@@ -5,98 +5,52 @@ from __future__ import annotations
 from collections.abc import Mapping
 from difflib import get_close_matches
 
-COMMAND_MEANINGS = {
-    "bench": ("bench-latency",),
-    "benchmark": ("bench-latency",),
-    "calibrate": ("collect-gates", "score-heads"),
-    "compress": ("prune",),
-    "demo": ("run",),
-    "describe": ("inspect",),
-    "distill": ("finetune",),
-    "eval": ("evaluate",),
-    "fine-tune": ("finetune",),
-    "html": ("report",),
-    "importance": ("collect-gates", "score-heads"),
-    "info": ("inspect",),
-    "perplexity": ("evaluate",),
-    "plot": ("report",),
-    "quickstart": ("run",),
-    "recipe": ("run",),
-    "reduce": ("prune",),
-    "remove": ("prune",),
-    "score": ("score-heads", "evaluate"),
-    "show": ("inspect", "explain"),
-    "shrink": ("prune", "trim-vocabulary", "factorize-embeddings"),
-    "speed": ("bench-latency",),
-    "statistics": ("collect-gates",),
-    "stats": ("inspect", "collect-gates"),
-    "test": ("evaluate",),
-    "token": ("trim-vocabulary",),
-    "tokenizer": ("trim-vocabulary",),
-    "train": ("finetune",),
-    "translate": ("evaluate",),
-    "vocab": ("trim-vocabulary",),
-    "why": ("explain",),
+MEANINGS = {
+    "bench": "benchmark speed time",
+    "checkpoint": "input model model-path path",
+    "data": "calibration-data corpus dataset",
+    "debug": "traceback verbose",
+    "device": "cpu cuda gpu",
+    "dry-run": "preview",
+    "dtype": "bf16 fp16 precision",
+    "evaluate": "eval perplexity score test translate",
+    "explain": "why",
+    "finetune": "distill fine-tune heal train",
+    "force": "overwrite",
+    "gates": "calibrate statistics",
+    "inspect": "describe info list show stats",
+    "langs": "lang language",
+    "learning-rate": "lr",
+    "max-sentences": "limit max-sample sample",
+    "metric": "criterion method",
+    "output": "out output-dir save save-dir",
+    "prune": "compress reduce remove shrink",
+    "ratio": "amount fraction percent prune-ratio rate size sparsity",
+    "report": "html plot table",
+    "run": "demo quickstart recipe",
+    "score": "criterion metric method",
+    "source": "src src-lang",
+    "steps": "epoch",
+    "target": "tgt tgt-lang",
+    "text": "calibration-data corpus dataset file",
+    "vocabulary": "token tokenizer vocab",
 }
-"""Word -> commands of this meaning, or a word of their names."""
-
-OPTION_MEANINGS = {
-    "amount": ("ratio",),
-    "beam-size": ("beam",),
-    "calibration": ("text", "data"),
-    "calibration-data": ("text", "data"),
-    "checkpoint": ("checkpoint",),
-    "corpus": ("text", "data"),
-    "cpu": ("device",),
-    "criterion": ("metric", "score"),
-    "cuda": ("device",),
-    "dataset": ("text", "data"),
-    "epoch": ("steps", "minutes"),
-    "file": ("text",),
-    "fp16": ("dtype",),
-    "fraction": ("ratio",),
-    "gpu": ("device",),
-    "input": ("checkpoint", "text"),
-    "lang": ("langs", "target", "source"),
-    "language": ("langs", "target", "source"),
-    "limit": ("max-sentences",),
-    "lr": ("learning-rate",),
-    "max-sample": ("max-sentences",),
-    "method": ("metric", "score"),
-    "metric": ("metric", "score"),
-    "model": ("checkpoint",),
-    "num-beam": ("beam",),
-    "out": ("output",),
-    "overwrite": ("force",),
-    "path": ("checkpoint",),
-    "percent": ("ratio",),
-    "precision": ("dtype",),
-    "preview": ("dry-run",),
-    "rate": ("ratio", "learning-rate"),
-    "sample": ("max-sentences",),
-    "save": ("output",),
-    "save-dir": ("output",),
-    "size": ("fit", "ratio"),
-    "sparsity": ("ratio",),
-    "src": ("source", "source-file"),
-    "tgt": ("target", "target-file"),
-    "verbose": ("debug", "explain"),
-}
-"""Word -> options and arguments of this meaning."""
+"""Name, or part of a name, of a command or an option -> other words for it."""
 
 
-def near(typed: str, known: Mapping[str, str], meanings: Mapping[str, tuple[str, ...]]) -> str:
+def near(typed: str, known: Mapping[str, str]) -> str:
     """Return " Did you mean …?" for a name that does not exist, or nothing if no known name is near.
 
     Args:
         typed: the name, which may begin with dashes.
         known: name -> how the message shows this name.
-        meanings: word -> names, or words of names, of this meaning.
     """
     word = typed.lstrip("-").lower().replace("_", "-")
-    words = [word, word.removesuffix("s")]
-    meant = [name for each in words for name in meanings.get(each, ())]
-    found = [name for name in known if name in meant or {*words, *meant} & {*name.split("-")}]
-    found = found or get_close_matches(word, known, n=3)
-    shown = [known[name] for name in found]
+    words = {word, word.removesuffix("s")}
+    found = [
+        name
+        for name in known
+        if any(words & {part, *MEANINGS.get(part, "").split()} for part in (name, *name.split("-")))
+    ]
+    shown = [known[name] for name in found or get_close_matches(word, known, n=3)]
     return f" Did you mean {' or '.join(filter(None, [', '.join(shown[:-1]), shown[-1]]))}?" if shown else ""

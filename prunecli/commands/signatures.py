@@ -102,12 +102,8 @@ def _parameter(name: str, hint: Any, default: Any) -> Parameter:
         negative=negative or None,
         beside=WRITTEN_BESIDE.get(written, ""),
         fault=lambda text: _fault(text, value_type, info),
-        path=_path_of_named if named else Path,
+        path=(lambda text: parse_text_file(text).path) if named else Path,
     )
-
-
-def _path_of_named(text: str) -> Path:
-    return parse_text_file(text).path
 
 
 def _value_type(annotated: Any) -> tuple[Any, bool]:
@@ -123,7 +119,11 @@ def _fault(text: str, value_type: Any, info: Any) -> str | None:
     """What is wrong with one value, or None; `info` is typer's of the parameter, where it has one."""
     parser = getattr(info, "parser", None)
     if parser is not None:
-        return _refusal(parser, text)
+        try:
+            parser(text)
+        except PruneError as error:
+            return error.message
+        return None
     lowest, highest = getattr(info, "min", None), getattr(info, "max", None)
     choices = _choices(value_type)
     if choices:
@@ -138,14 +138,6 @@ def _fault(text: str, value_type: Any, info: Any) -> str | None:
         return f"{text} is less than {lowest}"
     if highest is not None and number > highest:
         return f"{text} is more than {highest}"
-    return None
-
-
-def _refusal(parser: Callable[[str], Any], text: str) -> str | None:
-    try:
-        parser(text)
-    except PruneError as error:
-        return error.message
     return None
 
 
