@@ -124,6 +124,10 @@ def test_no_arguments_show_the_help() -> None:
         "report nowhere -o there",
         "score-heads nowhere -o there",
         "trim-vocabulary nowhere",
+        "evaluate --data nowhere -o there",
+        "evaluate --task lm --text name=nowhere",
+        "finetune --valid-text nowhere",
+        "score-heads --labelled nowhere",
     ],
 )
 def test_a_name_that_leads_nowhere_is_said_first(line: str, tmp_path: Path) -> None:
@@ -179,7 +183,7 @@ def test_meanings_are_of_names_that_exist() -> None:
 
 def test_a_home_directory_within_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    for line in ("inspect ~/gone", "report ~/gone", "evaluate --text ~/gone", "evaluate --text=name=~/gone"):
+    for line in ("inspect ~/gone", "report ~/gone", "evaluate --text=name=~/gone"):
         assert f"Error: {tmp_path}/gone: no such" in rounds.run(line, tmp_path).err
     for same in ("a~/b", "./~/b", "x=y=z=~/b", "-1"):
         assert expanded(same) == same

@@ -31,6 +31,20 @@ def test_a_title_is_wrapped_at_the_width_of_the_terminal(monkeypatch):
     assert [line.count("word") for line in lines[:2]] == [8, 4]
 
 
+def test_columns_that_are_asked_for_hold_in_a_pipe(monkeypatch, capsys):
+    line = "  a note of words that does not fit, not/even/this/path/of/one/word"
+    console.note(line)
+    monkeypatch.setenv("COLUMNS", "30")
+    console.note(line)
+    console.verbatim(line)
+    console.show(console.table("", ["checkpoint"], [["x" * 40]]))
+    out, err = capsys.readouterr()
+    wrapped = ["  a note of words that does", "  not fit,", "  not/even/this/path/of/one/word"]
+    assert err.splitlines() == [line, *wrapped]
+    assert out.splitlines()[0] == line
+    assert max(map(len, out.splitlines()[1:])) <= 30
+
+
 def test_lines_outside_of_a_terminal_end_where_their_text_does(capsys):
     console.show(console.table("Heads", ["attention", "kept"], [["encoder", "1"]]))
     lines = capsys.readouterr().out.split("\n")

@@ -35,6 +35,14 @@ def test_variables_lists_and_for_each_become_command_lines(workplace):
     }
 
 
+def test_a_home_directory_is_expanded_in_paths(workplace, monkeypatch):
+    monkeypatch.setenv("HOME", str(workplace))
+    recipe = resolved(workplace, RECIPE.replace("{data: text,", "{data: ~/text, langs: ~/a,"), out="~/made")
+    expected = ("--data", f"{workplace}/text", "--langs", "~/a", "--output", f"{workplace}/made/gates.json")
+    assert recipe.steps[0].arguments == expected
+    assert recipe.report.evaluations == (workplace / "made" / "evaluation.json",)
+
+
 def test_in_lists_and_rows_a_variable_with_a_list_stands_for_each_of_its_values(workplace):
     text = """\
 variables: {kinds: [a, b], sizes: [1, 2], more: ["${kinds}!", c]}
