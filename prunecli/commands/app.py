@@ -57,7 +57,7 @@ class _Command(_Flags, TyperCommand):
     """Help that names values in a word, choices in the text: typer's own names of them do not fit their column."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer does, but for what it says before a reason, and the options that it suggests."""
+        """Parse arguments as typer does; suggest options that exist, and cut "Value error" off a reason."""
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
@@ -93,7 +93,7 @@ class _Command(_Flags, TyperCommand):
 
 class _Group(_Flags, TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As typer does, but for the commands that a failure suggests."""
+        """Find the command as typer does; suggest commands that exist."""
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
             known = {command: repr(command) for command in self.commands}

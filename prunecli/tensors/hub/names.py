@@ -70,7 +70,7 @@ def expanded(value: str) -> str:
 
     No shell does this within quotes or after `=`: `'~/a'`, `--text=~/a`, `NAME=~/a`.
     """
-    match = re.fullmatch(r"((?:[^=/~]*=){0,2})(~.*)", value, re.DOTALL)
+    match = re.fullmatch(r"((?:[^=/~]*=){0,2})(~[^/]*/.*)", value, re.DOTALL)
     return value if match is None else match[1] + os.path.expanduser(match[2])  # noqa: PTH111 (keeps a last slash)
 
 
