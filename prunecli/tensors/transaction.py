@@ -58,7 +58,7 @@ def new_directory(
         try:
             begun = None if resume is None else _unfinished(target, resume)
             sweep(target, begun)
-            _require_room(
+            require_space(
                 target, needed_bytes - (0 if begun is None or resume is None else _held(begun, resume))
             )
             if begun is None:
@@ -142,7 +142,12 @@ def _is_replaceable(target: Path) -> bool:
     return (target / "config.json").is_file() or not any(target.iterdir())
 
 
-def _require_room(target: Path, needed_bytes: int) -> None:
+def require_space(target: Path, needed_bytes: int) -> None:
+    """Check that the file system of `target` has `needed_bytes` free, and some more for small files.
+
+    Raises:
+        OutputError: the disk lacks space, with both numbers.
+    """
     free = shutil.disk_usage(target.parent).free
     if free < needed_bytes + SPARE_BYTES:
         needed = bytes_text(needed_bytes + SPARE_BYTES)

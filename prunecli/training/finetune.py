@@ -13,14 +13,14 @@ from prunecli.choices import Choices
 from prunecli.errors import OutputError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import rewritten
-from prunecli.model.stock import StockSupport
+from prunecli.model.stock import StockSupport, stock_support
 from prunecli.pipeline import apply
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.header import header
 from prunecli.results.training import Training
 from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.tensors.side_files import in_one_line
-from prunecli.tensors.transaction import refuse_target
+from prunecli.tensors.transaction import output_error, refuse_target
 from prunecli.text.choice import TextChoice
 from prunecli.text.tasks import HEADLESS, TrainingTask
 from prunecli.training.data import TrainingData, read_training_data
@@ -30,7 +30,7 @@ from prunecli.training.options import TrainingOptions
 from prunecli.training.parts import require_peft
 from prunecli.training.result import finetune_step, outputs_of, stage
 from prunecli.training.start import Start
-from prunecli.training.state import sole_writer, state_directory
+from prunecli.training.state import finished, sole_writer, state_directory
 from prunecli.training.train import Trained, train
 
 
@@ -152,19 +152,33 @@ def finetune(
         shutil.rmtree(state / "kept")
 
     with sole_writer(destination.output) if processes.rank() == 0 else nullcontext():
-        trained = train(
-            lambda: start.open(state),
-            data,
-            options,
-            state,
-            origin=identity,
-            origin_files=start.files(identity),
-            resume=resume,
-            progress=progress,
-            report=say,
-            keep=Keep(destination.save_every, destination.keep_at, keep) if destination.keeps else None,
-        )
-        return _written(start, data, options, trained, state, destination, warn) if trained.is_main else None
+        try:
+            trained = train(
+                lambda: start.open(state),
+                data,
+                options,
+                state,
+                origin=identity,
+                dtype=destination.dtype,
+                origin_files=start.files(identity),
+                resume=resume,
+                progress=progress,
+                report=say,
+                keep=Keep(destination.save_every, destination.keep_at, keep) if destination.keeps else None,
+            )
+            return (
+                _written(start, data, options, trained, state, destination, warn) if trained.is_main else None
+            )
+        except (OSError, OutputError) as error:
+            if finished(state) is None:
+                raise
+            # The weights took hours: whatever the disk refused, the next run only has to write them again.
+            failed = error if isinstance(error, OutputError) else output_error(destination.output, error)
+            force = " with --force" if destination.output.exists() else ""
+            raise OutputError(
+                f"{failed.message}; the trained weights are stored in {state}",
+                f"Free some space, then repeat the same command{force}: it only writes the result.",
+            ) from error
 
 
 def _check_headless(task: TrainingTask, start: Start, options: TrainingOptions) -> None:
@@ -197,8 +211,8 @@ def _written(
             warn(f"Left out, as no part of the model: {in_one_line(left_out)}")
         outputs = outputs_of(source, weights, destination.dtype)
         rewrite = rewritten(weights, source.structure, outputs, step)
-        support = apply(weights, rewrite, destination.output, force=destination.force).stock_support
-        training = Training(
+        support = stock_support(weights, rewrite.structure)
+        training = Training(  # before anything is written: a record refuses figures that cannot be
             **header(Training.FORMAT, [] if start.config is not None else [source], options.seed),
             left_out=[*left_out],
             output=str(destination.output),
@@ -206,6 +220,7 @@ def _written(
             arguments=step["arguments"],
             **trained.log,
         )
+        apply(weights, rewrite, destination.output, force=destination.force)
     write_json(destination.figures, training.to_json(), force=True)
     if not destination.keep_state:
         shutil.rmtree(state, ignore_errors=True)

@@ -1,8 +1,9 @@
-"""What a training holds in memory, said before it starts."""
+"""What a training holds in memory and on the disk, checked before it starts."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,9 +16,14 @@ from prunecli.processes import ProcessGroup
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.quantities import bytes_text
+from prunecli.training.keeping import Keep
 from prunecli.training.options import TrainingOptions
 from prunecli.training.parts import trained_parameters
+from prunecli.training.result import outputs_of
 from prunecli.training.teacher import teacher_dtype
+
+COUNTED_STEPS = 1_000_000
+"""Updates among which the results that a training keeps are counted."""
 
 
 def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: int) -> dict[str, int]:
@@ -37,6 +43,38 @@ def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: 
         with open_model(options.teacher) as teacher:
             parts[TEACHER] = weight_bytes(teacher, parse_dtype(teacher_dtype(options)))
     return parts
+
+
+def disk_bytes(
+    model: Any,
+    source: Checkpoint,
+    options: TrainingOptions,
+    steps: range,
+    dtype: str | None,
+    keep: Keep | None,
+) -> int:
+    """Bytes that a training holds on the disk at most: its state, and its results.
+
+    Args:
+        model: the model, as it is trained.
+        source: the checkpoint that training begins with.
+        steps: number of updates done, and of all.
+        dtype: type of the weights of the result. If None, as `source` stores them.
+        keep: which results are kept in its course.
+    """
+    weights: int = sum(parameter.nbytes for parameter in model.parameters())
+    learn: int = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+    state = weights + 2 * learn  # with Adam's moments
+    saves = -(-steps.stop // options.eval_every)
+    result = sum(output.nbytes for output in outputs_of(source, source, dtype))
+    kept = 0
+    if keep is not None:
+        due = sum(keep.is_due(step + 1) for step in steps[:COUNTED_STEPS])
+        kept = weights + result * (
+            due if options.minutes is None else min(due, 1)
+        )  # time may end the run early
+    # The Trainer keeps two states, and removes the third once it is written; the result is staged in float32.
+    return max(min(saves, 3) * state, min(saves, 2) * state + weights + result) + kept
 
 
 def require_room_to_draw(config: Path, parameters: int) -> None:

@@ -10,6 +10,7 @@ OUTPUT.training/
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -27,6 +28,7 @@ from prunecli.errors import CheckpointError, OutputError, UsageError, kind_and_r
 from prunecli.modules.saving import save_tensors
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.json_files import lenient, parsed, read_json
+from prunecli.tensors.transaction import output_error
 
 try:
     import fcntl
@@ -150,6 +152,37 @@ def last_checkpoint(state: Path) -> Path | None:
     return found[max(found)] if found else None
 
 
+@contextmanager
+def storing(checkpoint: Path, *, ended: bool) -> Iterator[None]:
+    """Within, a checkpoint is written: whole, or not at all.
+
+    Args:
+        ended: the training has ended. Then the weights alone are enough, if the disk takes no more.
+
+    Raises:
+        OutputError: the disk does not take the checkpoint; earlier checkpoints stay.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "inline_container" not in str(
+            error
+        ):  # torch.save on a full disk
+            raise
+        if ended and (checkpoint / WEIGHTS).is_file():
+            for path in checkpoint.iterdir():
+                if path.name != WEIGHTS:
+                    path.unlink()
+            return
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        failed = output_error(checkpoint, error if isinstance(error, OSError) else OSError(errno.ENOSPC, ""))
+        last = last_checkpoint(checkpoint.parent)
+        raise OutputError(
+            f"{failed.message}; {f'{last} is kept' if last else 'the updates so far are lost'}",
+            f"Free some space, then repeat the same command{': it resumes from there' if last else ''}.",
+        ) from error
+
+
 def _is_whole(trainer_state: Path) -> bool:
     # Of one process's files it is the last; the others' random numbers are checked by the Trainer.
     return lenient(_parsed)(trainer_state) is not None
@@ -208,8 +241,10 @@ def _digest(payload: Mapping[str, Any]) -> str:
 
 
 def save_weights(model: Any, directory: Path) -> None:
-    """Every parameter once, under the running model's own names."""
-    save_tensors(dict(model.named_parameters()), directory / WEIGHTS)
+    """Every parameter once, under the running model's own names; the file appears once it is whole."""
+    begun = directory / f"{WEIGHTS}.new"
+    save_tensors(dict(model.named_parameters()), begun)
+    begun.replace(directory / WEIGHTS)
 
 
 def load_weights(model: Any, directory: Path) -> None:

@@ -20,6 +20,7 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.examples import Examples
 from prunecli.tensors.dtypes import is_float
 from prunecli.tensors.side_files import in_one_line
+from prunecli.tensors.transaction import require_space
 from prunecli.text.tasks import TrainingTask
 from prunecli.text.tokens import Tokenizer, language_id, languages, load_tokenizer
 from prunecli.training.batches import BucketSampler, require_batch
@@ -31,8 +32,9 @@ from prunecli.training.options import LossOptions, TrainingOptions
 from prunecli.training.parts import prepare
 from prunecli.training.repeatable import repeatable
 from prunecli.training.result import stage
-from prunecli.training.room import require_room
+from prunecli.training.room import disk_bytes, require_room
 from prunecli.training.state import (
+    FINISHED,
     finished,
     last_checkpoint,
     load_weights,
@@ -71,6 +73,7 @@ def train(
     state: Path,
     *,
     origin: Mapping[str, Any],
+    dtype: str | None = None,
     origin_files: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     resume: bool = True,
     progress: Progress = silent,
@@ -85,6 +88,7 @@ def train(
         source: opens the checkpoint, once `state` is there.
         state: see `prunecli.training.state`.
         origin: what `source` opens, as JSON.
+        dtype: type of the weights of the result. If None, as `source` stores them.
         origin_files: for its keys that stand for files, their names -> hashes, for messages.
         resume: go on from what `state` holds; else begin anew.
         report: called with a line at each validation.
@@ -113,7 +117,7 @@ def train(
         if process_group.is_main:
             source().close()
         process_group.all_gather(None)  # the first has made what the others open
-        run = _Run(data, options, arguments, process_group, state, progress, report, keep)
+        run = _Run(data, options, arguments, process_group, state, progress, report, keep, dtype)
         return _trained(run, source)
     except (KeyboardInterrupt, SystemExit):  # the latter of a polite kill
         last = last_checkpoint(state)
@@ -121,7 +125,7 @@ def train(
             report(f"Stopped: {last} is kept; the same command goes on from it.")
         raise
     finally:
-        if process_group.is_main and last_checkpoint(state) is None:  # nothing to go on from
+        if process_group.is_main and last_checkpoint(state) is None and finished(state) is None:
             shutil.rmtree(state, ignore_errors=True)
 
 
@@ -137,6 +141,7 @@ class _Run:
     progress: Progress
     report: Say
     keep: Keep | None
+    dtype: str | None
 
 
 def _trained(run: _Run, source: Callable[[], Checkpoint]) -> Trained:
@@ -220,6 +225,11 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer, source: Checkpoint) -> d
             step = kept["global_step"]
             run.report(f"Going on from step {step:,} in {run.state}.")
             trainer.restore(kept)
+        if process_group.is_main:
+            (run.state / FINISHED).unlink(missing_ok=True)  # of a run to another end
+            needed = disk_bytes(model, source, options, range(step, steps), run.dtype, run.keep)
+            stored = sum(path.stat().st_size for path in run.state.glob("checkpoint-*/*"))
+            require_space(run.state, needed - stored)
         if last is not None and step >= steps:
             trainer.adopt(last)
         else:
@@ -230,9 +240,8 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer, source: Checkpoint) -> d
         step = trainer.state.global_step
         run.report(f"Stopped after step {step:,}: {run.state} is kept; the same command goes on from it.")
         raise KeyboardInterrupt
-    best = trainer.state.best_model_checkpoint
-    weights = Path(best) if validation is not None and best else last_checkpoint(run.state)
-    assert weights is not None
+    best, step = trainer.state.best_model_checkpoint, trainer.state.global_step
+    weights = Path(best) if validation is not None and best else run.state / f"checkpoint-{step}"
     done = {**trainer.figures(), "weights": str(weights), "target": _target(options)}
     if process_group.is_main:
         mark_finished(run.state, done)

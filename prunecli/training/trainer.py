@@ -27,7 +27,7 @@ from prunecli.training.batches import BucketSampler, EpochLoader, loader
 from prunecli.training.loss import Objective
 from prunecli.training.options import TrainingOptions
 from prunecli.training.repeatable import fix_workspace, forwards_only
-from prunecli.training.state import TRAINER_STATE, load_weights, save_weights
+from prunecli.training.state import TRAINER_STATE, load_weights, save_weights, storing
 from prunecli.training.validation import Validation
 from prunecli.training.watch import REMEDY, TrainingError, Watch, require_number
 
@@ -292,6 +292,12 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
         best = self.state.best_model_checkpoint
         load_weights(self.model, Path(best) if best and Path(best).is_dir() else checkpoint)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        directory = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+        ended = self.control.should_training_stop and not self.watch.interrupted
+        with storing(directory, ended=ended):
+            super()._save_checkpoint(model, trial)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Keep the weights, and what a resumed run goes on from; a model that has come to nothing is not kept.

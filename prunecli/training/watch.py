@@ -17,6 +17,7 @@ from transformers.trainer_callback import ExportableState, TrainerCallback
 from prunecli.errors import PruneError
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Say, unsaid
+from prunecli.results.arrays import LARGEST
 
 REMEDY = "Lower --learning-rate, raise --warmup, or try --dtype float32, with --resume never."
 """Against numbers that grow without end."""
@@ -30,11 +31,12 @@ def require_number(value: float, step: int, what: str) -> None:
     """Stop a training that has come to nothing.
 
     Raises:
-        TrainingError: `value` is NaN or infinite.
+        TrainingError: `value` is NaN, infinite, or more than a result may hold.
     """
-    if not math.isfinite(value):
+    if not abs(value) <= LARGEST:
+        fault = "far too large" if math.isfinite(value) else "not a finite number"
         raise TrainingError(
-            f"step {step:,}: the {what} is {value}, not a finite number; the checkpoints before it are kept",
+            f"step {step:,}: the {what} is {value:.3g}, {fault}; the checkpoints before it are kept",
             REMEDY,
         )
 

@@ -1,0 +1,131 @@
+"""A disk that is too small, or full by the time that a training writes to it."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from prunecli.errors import OutputError
+from prunecli.text.choice import TextChoice
+from prunecli.training import finetune as finetuning
+from prunecli.training import result, state, train
+from prunecli.training.finetune import Destination, finetune
+from tests.families import tiny_family
+from tests.training.runs import OPTIONS, lines
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+TORCH = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 640 vs 598")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Train the same model again, for 6 updates with a validation after each second; returns what was said."""
+    model = tiny_family(tmp_path / "model", "m2m_100", dropout=0.2)
+    for split, count, seed in (("train", 40, 0), ("val", 8, 1)):
+        for language in ("eng_Latn", "fra_Latn"):
+            text = "\n".join(" ".join(words) for words in lines(count, seed))
+            (tmp_path / f"{split}.{language}").write_text(text + "\n")
+
+    def call(name="out", **more):
+        said = []
+        choice = TextChoice(data=tmp_path, split="train", pairs="eng_Latn-fra_Latn")
+        finetune(model, choice, Destination(tmp_path / name, **more), OPTIONS, say=said.append)
+        return said
+
+    return call
+
+
+def failing_from(first, function, error):
+    """The function, which raises the error from this call on."""
+    calls = []
+
+    def fails(*arguments, **more):
+        calls.append(1)
+        if len(calls) >= first:
+            raise error
+        return function(*arguments, **more)
+
+    return fails
+
+
+def test_the_space_is_checked_before_the_first_step(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=16 << 20))
+    monkeypatch.setattr(train, "repeatable", None)  # called before the first step
+    with pytest.raises(OutputError, match=r"17\.\d\d MiB are needed, 16\.00 MiB are free"):
+        run()
+    assert not list(tmp_path.glob("*out*"))
+
+
+@pytest.mark.parametrize("more", [{}, {"save_every": 2, "keep_at": (3, 9), "dtype": "float64"}])
+def test_the_space_is_what_a_training_holds_at_most(run, tmp_path, monkeypatch, more):
+    needed, held, remove = [], [], shutil.rmtree
+
+    def look(*arguments, **options):
+        files = [path for path in tmp_path.glob("out*/**/*") if path.suffix in (".safetensors", ".pt")]
+        held.append(sum(path.stat().st_size for path in files))
+        remove(*arguments, **options)
+
+    monkeypatch.setattr(train, "require_space", lambda _, nbytes: needed.append(nbytes))
+    monkeypatch.setattr(shutil, "rmtree", look)
+    run(**more)
+    headers = 400_000  # of files with few bytes a tensor; a state of this model has 560,000
+    assert needed[0] <= max(held) < needed[0] + headers
+
+
+@pytest.mark.parametrize(
+    ("owner", "function", "call", "error", "left"),
+    [
+        (state, "save_tensors", 1, FULL, 0),
+        (state, "save_tensors", 2, FULL, 2),
+        (torch, "save", 1, TORCH, 0),
+        (torch, "save", 4, FULL, 2),  # of each state the first is the optimizer's
+        (state, "save_tensors", 3, FULL, 4),
+    ],
+)
+def test_a_state_that_cannot_be_written_leaves_the_one_before(
+    run, tmp_path, monkeypatch, owner, function, call, error, left
+):
+    run("whole")
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, function, failing_from(call, getattr(owner, function), error))
+        with pytest.raises(OutputError, match="the disk is full") as caught:
+            run()
+    assert (f"checkpoint-{left} is kept" if left else "the updates so far are lost") in str(caught.value)
+    assert (tmp_path / "out.training").exists() == bool(left)
+    assert any(line.startswith(f"Going on from step {left}") for line in run()) == bool(left)
+    assert weights(tmp_path / "out") == weights(tmp_path / "whole")
+
+
+def weights(directory):
+    return (directory / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("owner", "function", "call", "more"),
+    [
+        (result, "save_tensors", 1, {}),
+        (finetuning, "apply", 1, {}),
+        (finetuning, "write_json", 1, {"force": True}),  # the result is there then
+    ],
+)
+def test_a_result_that_cannot_be_written_is_written_by_the_next_run(
+    run, tmp_path, monkeypatch, owner, function, call, more
+):
+    run("whole")
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            torch, "save", failing_from(7, torch.save, TORCH)
+        )  # the weights of the last state are enough
+        patched.setattr(owner, function, failing_from(call, getattr(owner, function), FULL))
+        with pytest.raises(
+            OutputError, match="the disk is full.*; the trained weights are stored in"
+        ) as caught:
+            run()
+    assert ("with --force: it only writes" in str(caught.value)) == bool(more)
+    assert run(**more) == ["The training had ended before; writing its result."]
+    assert weights(tmp_path / "out") == weights(tmp_path / "whole")
+    assert not (tmp_path / "out.training").exists()
