@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,6 +16,12 @@ from prunecli.progress import unsaid
 from prunecli.tensors.hub.names import local_path
 from prunecli.text.tasks import HEADLESS
 from prunecli.training.finetune import Destination, finetune
+
+MOST_NATS = 700.0
+"""A loss whose exponential a float still holds."""
+
+SHOWN = 9
+"""Validations in the table beside the first."""
 
 if TYPE_CHECKING:
     from prunecli.model.stock import StockSupport
@@ -80,24 +87,21 @@ def run(
     processes.leave()
 
 
-def _cell(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
 def _show(training: Training, support: StockSupport, destination: Destination) -> None:
-    shown = training.validation[-10:]
+    steps = training.validation
+    columns: dict[str, list[str]] = {
+        "step": [f"{step.step:,}" for step in steps],
+        "loss": [f"{step.loss:.4f}" for step in steps],
+        "perplexity": [],
+        "chrF++": [f"{step.chrf:.2f}" for step in steps if step.chrf is not None],
+        "cosine": [f"{step.cosine:.4f}" for step in steps if step.cosine is not None],
+    }
+    if training.arguments["task"] == "lm":
+        columns["perplexity"] = [f"{math.exp(min(step.loss, MOST_NATS)):,.2f}" for step in steps]
+    shown = {name: column[:1] + column[1:][-SHOWN:] for name, column in columns.items() if column}
     if shown:
-        of_vectors = shown[0].cosine is not None
-        rows = [
-            [
-                f"{step.step:,}",
-                f"{step.loss:.4f}",
-                _cell(step.cosine, ".4f") if of_vectors else _cell(step.chrf, ".2f"),
-            ]
-            for step in shown
-        ]
-        score = "cosine" if of_vectors else "chrF++"
-        console.show(console.table("Validation", ("step", "loss", score), rows))
+        rows = [list(row) for row in zip(*shown.values(), strict=True)]
+        console.show(console.table("Validation", tuple(shown), rows))
     best = training.best
     chosen = f"; the best, of step {best['step']:,}, is the result" if best else ""
     speed = f"{training.tokens:,} tokens, {training.tokens_per_second:,.0f} a second"

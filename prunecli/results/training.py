@@ -25,6 +25,7 @@ class Training(Document):
     Attributes:
         left_out: files of the source that the result lacks.
         stock: whether plain transformers opens the result, and why not.
+        warmup: updates in which the learning rate rose.
         best: the step that is the result, where a validation chose it.
     """
 
@@ -35,6 +36,7 @@ class Training(Document):
     stock: dict[str, Any] = Field(default_factory=dict)
     arguments: dict[str, Any] = Field(default_factory=dict)
     steps: Count
+    warmup: Count | None = None
     epochs: Number | None = None
     metric: str | None = None
     best: dict[str, Any] | None = None

@@ -212,13 +212,17 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer, source: Checkpoint) -> d
         measured = _objective(data.task, measured_loss(options.loss, data.task), teacher, learned)
         validation = make_validation(tokenizer, model, data, options, measured, learned)
     steps = arguments.max_steps = _steps(examples, options, process_group)
+    if options.warmup > steps:
+        arguments.warmup_steps = steps // 2
+        run.report(f"Warm-up of {steps // 2:,} updates, half of the run, instead of {options.warmup:,}.")
+    last, step = last_checkpoint(run.state), 0
+    arguments.eval_on_start = validation is not None and last is None
     limit = None if options.minutes is None else 60 * options.minutes
     total = None if steps == NO_END else steps
     with run.progress("training", total, "steps") as advance:
         watch = Watch(process_group, limit=limit, advance=advance, report=run.report)
         keepers = () if run.keep is None else (Keeper(run.keep, model, source, process_group),)
         trainer = FinetuneTrainer(model, arguments, examples, objective, validation, options, watch, keepers)
-        last, step = last_checkpoint(run.state), 0
         if last is not None:
             require_sound(last)
             kept = trainer_state(last)

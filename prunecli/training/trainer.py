@@ -335,6 +335,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         metric, best = self.options.metric, self.state.best_metric
         return {
             "steps": self.state.global_step,
+            "warmup": self.args.warmup_steps,
             "epochs": round(self.state.epoch or 0.0, 4),
             "metric": metric if validation else None,
             "best": None if best is None else {"step": self.state.best_global_step, metric: round(best, 6)},

@@ -138,8 +138,9 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
         better = state.best_metric is None or (
             value > state.best_metric if args.greater_is_better else value < state.best_metric
         )
-        speed = f"{self.tokens_per_second:,.0f} tokens a second"
-        self.report(f"step {state.global_step:,}: {', '.join(parts)}{' (best)' if better else ''}; {speed}")
+        speed = f"; {self.tokens_per_second:,.0f} tokens a second" if state.global_step else ""
+        best = " (best)" if better and state.global_step else ""
+        self.report(f"step {state.global_step:,}: {', '.join(parts)}{best}{speed}")
         self._mark = time.perf_counter()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -86,7 +86,7 @@ def test_a_checkpoint_is_trained(folder):
     assert sum(not np.array_equal(old[name], new[name]) for name in old) > len(old) / 2  # in float16
     figures = json.loads((folder / "out.finetune.json").read_text())
     assert figures["format"] == "prunecli.finetune/1"
-    assert [row["step"] for row in figures["validation"]] == [2, 4]
+    assert [row["step"] for row in figures["validation"]] == [0, 2, 4]
     assert figures["tokens_per_second"] > 0
     assert "lm_head.weight" not in new
 
@@ -241,7 +241,7 @@ def test_a_classifier(folder):
     _run("bert", *text, *SMALL, "-o", "out", "--json")
     figures = json.loads((folder / "out.finetune.json").read_text())
     assert figures["arguments"]["task"] == "classification"
-    assert len(figures["validation"]) == 2
+    assert len(figures["validation"]) == 3
 
 
 def test_a_masked_language_model(folder):
