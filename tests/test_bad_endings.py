@@ -177,7 +177,9 @@ def test_what_a_kill_leaves_goes_with_the_next_run(source: Path, tmp_path: Path)
     with start(source, tmp_path / "out") as process:
         process.kill()
         process.communicate(timeout=30)
-    assert names(tmp_path) == [f".out.{process.pid}.partial", "in"]
+    partial, lock, model = names(tmp_path)
+    assert (lock, model) == (".out.prunecli-lock", "in")
+    assert partial.startswith(f".out.{process.pid}-")
     pruned(source, tmp_path / "out")
     assert names(tmp_path) == ["in", "out"]
     assert digests(source) == before

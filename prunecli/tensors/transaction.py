@@ -8,14 +8,19 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
+from hashlib import blake2s
 from pathlib import Path
+from platform import node
+from secrets import token_hex
 from types import FrameType
 from typing import NoReturn
 
 from prunecli.errors import HubError, OutputError
 from prunecli.tensors.journal import Journal, read, sync
+from prunecli.tensors.locks import writing
 from prunecli.tensors.quantities import bytes_text
 
 SPARE_BYTES = 16 << 20
@@ -52,32 +57,36 @@ def new_directory(
     """
     target = Path(os.path.abspath(target))  # noqa: PTH100 (a link stays a link)
     refuse_target(target, force=force, source=source)
-    partial = partial_name(target)
+    partial = _hidden_name(target, "partial")
+    begun: list[Path] = []
+
+    def clean() -> None:
+        begun.extend([] if resume is None else _unfinished(target, resume))
+        _sweep(target, begun)
+
     with _termination_as_exit():
         is_kept = False
         try:
-            begun = None if resume is None else _unfinished(target, resume)
-            sweep(target, begun)
-            require_space(
-                target, needed_bytes - (0 if begun is None or resume is None else _held(begun, resume))
-            )
-            if begun is None:
-                partial.mkdir()
-            else:
-                begun.rename(partial)
-            yield partial
-            _publish(partial, target, force=force)
+            with writing(_lock_name(target), clean):
+                try:
+                    require_space(target, needed_bytes - sum(_held(path, resume or "") for path in begun))
+                    try:
+                        begun.pop().rename(partial)
+                    except (IndexError, FileNotFoundError):  # nothing, or another writer took it up first
+                        partial.mkdir()
+                    yield partial
+                    _publish(partial, target, force=force)
+                except (HubError, SystemExit):
+                    is_kept = resume is not None and _held(partial, resume) > 0
+                    raise
+                finally:
+                    with _uninterrupted():
+                        if is_kept and resume is not None:
+                            Journal(partial, resume).tidy()
+                        else:
+                            shutil.rmtree(partial, ignore_errors=True)
         except OSError as error:
             raise output_error(target, error) from error
-        except (HubError, SystemExit):
-            is_kept = resume is not None and _held(partial, resume) > 0
-            raise
-        finally:
-            with _uninterrupted():
-                if is_kept and resume is not None:
-                    Journal(partial, resume).tidy()
-                else:
-                    shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager
@@ -90,13 +99,13 @@ def new_file(path: Path) -> Iterator[Path]:
     Raises:
         OutputError: its directory does not exist, `path` is there and no file, or the file cannot be written.
     """
-    partial = partial_name(path)
+    partial = _hidden_name(path, "partial")
     if os.path.lexists(path) and not path.is_file():  # root may rename over a device such as /dev/null
         raise OutputError(f"{path}: not a file, which alone is replaced", "Choose another output.")
     try:
-        sweep(path)
-        yield partial
-        partial.replace(path)
+        with writing(_lock_name(path), lambda: _sweep(path)):
+            yield partial
+            partial.replace(path)
     except FileNotFoundError as error:
         if path.parent.is_dir():
             raise output_error(path, error) from error
@@ -169,7 +178,7 @@ def _publish(partial: Path, target: Path, *, force: bool) -> None:
     if os.path.lexists(target):
         refuse_target(target, force=force)  # it appeared meanwhile
         _to_disk(partial)  # a power failure must not take the old result and the new one
-        old = target.with_name(f".{target.name}.{os.getpid()}.old")
+        old = _hidden_name(target, "old")
         with _uninterrupted():
             target.rename(old)
             try:
@@ -182,9 +191,33 @@ def _publish(partial: Path, target: Path, *, force: bool) -> None:
         partial.rename(target)
 
 
-def partial_name(target: Path) -> Path:
-    """The hidden name under which this process writes what becomes `target`."""
-    return target.with_name(f".{target.name}.{os.getpid()}.partial")
+_LEFT = r"\.\d+(?:-(?P<boot>\w{6})(?P<host>\w{6})\w{4})?\.(?P<kind>partial|old)"
+"""What the hidden names of unfinished and of replaced results end with; in 0.2.0 with the process alone."""
+
+FOREIGN_SECONDS = 3600.0
+"""Time after which a result that another machine left unchanged is taken for abandoned."""
+
+
+@cache
+def _machine() -> tuple[str, str]:
+    """Short digests of the running kernel, which containers share, and of the host's name, which outlives a boot."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:  # not on Linux
+        boot = b""
+    boot_digest, host_digest = (
+        blake2s(each, digest_size=3).hexdigest() for each in (boot, os.fsencode(node()))
+    )
+    return boot_digest, host_digest
+
+
+def _hidden_name(target: Path, kind: str) -> Path:
+    """A name for what this process writes or replaces; no other process has the same."""
+    return target.with_name(f".{target.name}.{os.getpid()}-{''.join(_machine())}{token_hex(2)}.{kind}")
+
+
+def _lock_name(target: Path) -> Path:
+    return target.with_name(f".{target.name}.prunecli-lock")
 
 
 def output_error(target: Path, error: OSError) -> OutputError:
@@ -197,18 +230,32 @@ def output_error(target: Path, error: OSError) -> OutputError:
     return OutputError(f"{target}: not written: {error.strerror or error}{of}", "Choose another --output.")
 
 
-def _unfinished(target: Path, key: str) -> Path | None:
-    """The directory with most of this work that ended processes left."""
-    pattern = re.compile(re.escape(f".{target.name}.") + r"(\d+)\.partial")
+def _abandoned(target: Path) -> dict[Path, str]:
+    """What ended writers of `target` left: path -> kind. The caller holds the lock of the writers alone."""
+    found = {}
+    now = _lock_name(target).stat().st_mtime  # by the clock of the file system
+    for path in target.parent.iterdir():
+        if match := re.fullmatch(re.escape(f".{target.name}") + _LEFT, path.name):
+            own = match["boot"] is None or match["boot"] == _machine()[0] or match["host"] == _machine()[1]
+            # A network file system may keep locks to the machine: a writer elsewhere is seen by what it writes.
+            with suppress(FileNotFoundError):
+                if own or now - _last_change(path) > FOREIGN_SECONDS:
+                    found[path] = match["kind"]
+    return found
+
+
+def _last_change(path: Path) -> float:
+    return max(each.lstat().st_mtime for each in (path, *path.rglob("*")))
+
+
+def _unfinished(target: Path, key: str) -> list[Path]:
+    """The directory with most of this work that ended processes left, if there is one."""
     found = [
         (_held(path, key), path)
-        for path in target.parent.iterdir()
-        if (match := pattern.fullmatch(path.name))
-        and not _is_other_process(int(match[1]))
-        and not path.is_symlink()
+        for path, kind in _abandoned(target).items()
+        if kind == "partial" and not path.is_symlink()
     ]
-    held, path = max(found, default=(0, target))
-    return path if held else None
+    return [path for held, path in [max(found, default=(0, target))] if held]
 
 
 def _held(directory: Path, key: str) -> int:
@@ -216,31 +263,17 @@ def _held(directory: Path, key: str) -> int:
     return read(directory, key).nbytes
 
 
-def sweep(target: Path, spared: Path | None = None) -> None:
+def _sweep(target: Path, spared: Sequence[Path] = ()) -> None:
     """Remove what killed processes left behind, `spared` excepted; a killed swap gives the old result back."""
-    pattern = re.compile(re.escape(f".{target.name}.") + r"(\d+)\.(partial|old)")
-    for path in target.parent.iterdir():
-        match = pattern.fullmatch(path.name)
-        if match and path != spared and not _is_other_process(int(match[1])):
-            if match[2] == "old" and not os.path.lexists(target):
-                path.rename(target)
-            elif path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-
-
-def _is_other_process(pid: int) -> bool:
-    """Whether `pid` runs and is not this process (containers give the same number again and again)."""
-    if pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
+    for path, kind in _abandoned(target).items():
+        if path in spared:
+            continue
+        if kind == "old" and not os.path.lexists(target):
+            path.rename(target)
+        elif path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -28,12 +28,8 @@ from prunecli.errors import CheckpointError, OutputError, UsageError, kind_and_r
 from prunecli.modules.saving import save_tensors
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.json_files import lenient, parsed, read_json
+from prunecli.tensors.locks import acquire
 from prunecli.tensors.transaction import output_error
-
-try:
-    import fcntl
-except ImportError:
-    fcntl = None  # type: ignore[assignment]
 
 FORMAT = "prunecli.finetune-state/1"
 RUN, FINISHED = "run.json", "finished.json"
@@ -52,26 +48,23 @@ def sole_writer(output: Path) -> Iterator[None]:
     Raises:
         OutputError: another one does.
     """
-    if fcntl is None:  # on Windows
-        yield
-        return
     path = output.absolute().with_name(f".{output.name}.training.pid")
-    with path.open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise OutputError(
-                f"{output}: another run trains it now (process {file.read() or 'unknown'})",
-                "Wait until it has ended, or choose another --output.",
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        try:
-            yield
-        finally:
+    try:
+        held = acquire(path)
+    except BlockingIOError:
+        raise OutputError(
+            f"{output}: another run trains it now (process {path.read_text() or 'unknown'})",
+            "Wait until it has ended, or choose another --output.",
+        ) from None
+    try:
+        if held is not None:
+            os.truncate(held, 0)
+            os.write(held, str(os.getpid()).encode())
+        yield
+    finally:
+        if held is not None:
             path.unlink(missing_ok=True)
+            os.close(held)
 
 
 HASHED = {

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from prunecli.errors import OutputError
-from prunecli.tensors import transaction
+from prunecli.tensors import locks, transaction
 from prunecli.tensors.transaction import new_directory, refuse_target
 
 
@@ -47,7 +47,7 @@ def test_appears_at_the_end(tmp_path: Path) -> None:
     target = tmp_path / "out"
     with new_directory(target, force=False, needed_bytes=10) as directory:
         assert directory.parent == tmp_path
-        assert directory.name == f".out.{os.getpid()}.partial"
+        assert directory.name.startswith(f".out.{os.getpid()}-")
         (directory / "config.json").write_text("new")
         assert not target.exists()
     assert names(tmp_path) == ["out"]
@@ -184,28 +184,80 @@ def test_a_rename_that_fails_gives_the_old_result_back(
     assert (target / "config.json").read_text() == "old"
 
 
-def dead_process() -> int:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
+def left_by_a_killed_process(target: Path) -> Path:
+    """The hidden directory of a writer that was killed."""
+    code = "import os, signal, sys; from pathlib import Path; from prunecli.tensors.transaction import new_directory\n"
+    code += "with new_directory(Path(sys.argv[1]), force=False, needed_bytes=0): os.kill(os.getpid(), signal.SIGKILL)"
+    subprocess.run([sys.executable, "-c", code, str(target)], check=False)
+    (made,) = target.parent.glob(f".{target.name}.*.partial")
+    return made
 
 
 def test_leftovers_of_killed_processes_go(tmp_path: Path) -> None:
-    dead = dead_process()
-    for name in (
-        f".out.{dead}.partial",
-        f".out.{os.getppid()}.partial",
-        f".other.{dead}.partial",
-        ".out.x.partial",
-    ):
+    left_by_a_killed_process(tmp_path / "out")
+    left_by_a_killed_process(tmp_path / "other").rename(tmp_path / ".other.partial")
+    # Of 0.2.0; the ids of running processes: numbers are used again.
+    for name in (f".out.{os.getppid()}.partial", f".out.{os.getpid()}.partial", ".out.x.partial"):
         result(tmp_path / name)
     make(tmp_path / "out")
-    kept = {f".out.{os.getppid()}.partial", f".other.{dead}.partial", ".out.x.partial", "out"}
-    assert set(names(tmp_path)) == kept
+    assert set(names(tmp_path)) == {".other.prunecli-lock", ".other.partial", ".out.x.partial", "out"}
+
+
+def test_a_writer_of_the_same_process_id_is_left_alone(tmp_path: Path) -> None:
+    """As in two containers: both are process 1."""
+    with new_directory(tmp_path / "out", force=True, needed_bytes=0) as first:
+        result(first / "mine")
+        make(tmp_path / "out")
+        assert (first / "mine" / "config.json").is_file()
+        (first / "config.json").write_text("last")
+    assert names(tmp_path) == ["out"]
+    assert (tmp_path / "out" / "config.json").read_text() == "last"
+
+
+@pytest.mark.parametrize(("hours", "stays"), [(0, True), (2, False)])
+def test_what_another_machine_writes_is_left_alone_for_an_hour(
+    tmp_path: Path, hours: int, stays: bool
+) -> None:
+    own = left_by_a_killed_process(tmp_path / "out")
+    foreign = own.rename(tmp_path / ".out.1-0123456789abcdef.partial")
+    os.utime(foreign, (time.time() - 3600 * hours,) * 2)
+    make(tmp_path / "out")
+    assert names(tmp_path) == ([foreign.name, "out"] if stays else ["out"])
+
+
+def test_without_locks_nothing_is_taken_for_abandoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = left_by_a_killed_process(tmp_path / "out")
+
+    def flock(_descriptor: int, _kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(locks.fcntl, "flock", flock)
+    make(tmp_path / "out")
+    assert names(tmp_path) == [left.name, "out"]
+
+
+def test_a_lock_whose_file_was_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its holder removes the file at the end, after this process has opened it."""
+    path, flock, calls = tmp_path / "lock", locks.fcntl.flock, []
+
+    def late(descriptor: int, kind: int) -> None:
+        calls.append(kind)
+        if len(calls) == 1:
+            path.unlink()
+        flock(descriptor, kind)
+
+    monkeypatch.setattr(locks.fcntl, "flock", late)
+    held = locks.acquire(path)
+    assert held is not None
+    with pytest.raises(BlockingIOError):
+        locks.acquire(path)
+    os.close(held)
 
 
 def test_a_killed_swap_gives_the_old_result_back(tmp_path: Path) -> None:
-    result(tmp_path / f".out.{dead_process()}.old")
+    result(tmp_path / ".out.1.old")
     with pytest.raises(OutputError, match="exists already"):
         make(tmp_path / "out")
     assert names(tmp_path) == ["out"]
@@ -217,14 +269,14 @@ def test_is_on_the_disk_before_an_old_result_goes(tmp_path: Path, monkeypatch: p
     real = transaction.sync
 
     def sync(path: Path) -> None:
-        synced.append(path.name.replace(str(os.getpid()), "PID"))
+        synced.append(path.name.partition("-")[0])
         real(path)
 
     monkeypatch.setattr(transaction, "sync", sync)
     make(tmp_path / "out")
     assert synced == []
     make(tmp_path / "out", force=True)
-    assert synced == ["file", "sub", "config.json", ".out.PID.partial"]
+    assert synced == ["file", "sub", "config.json", f".out.{os.getpid()}"]
 
 
 def test_refusal_needs_no_work(tmp_path: Path) -> None:
@@ -256,7 +308,7 @@ def test_signals_leave_nothing(tmp_path: Path, number: signal.Signals, status: i
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"writing\n"
-        assert len(names(tmp_path)) == 2
+        assert len(names(tmp_path)) == 3
         process.send_signal(number)
         assert process.wait(30) == status
     assert names(tmp_path) == ["out"]

@@ -122,7 +122,7 @@ def test_a_result_that_cannot_be_written_is_written_by_the_next_run(
         )  # the weights of the last state are enough
         patched.setattr(owner, function, failing_from(call, getattr(owner, function), FULL))
         with pytest.raises(
-            OutputError, match="the disk is full.*; the trained weights are stored in"
+            OutputError, match=r"the disk is full.*; the trained weights are stored in"
         ) as caught:
             run()
     assert ("with --force: it only writes" in str(caught.value)) == bool(more)
