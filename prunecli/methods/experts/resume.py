@@ -75,7 +75,7 @@ class PartialRun:
         if self.output is None:
             return None
         path = own_layers_path(self.output, self.process_group)
-        snapshots = Snapshots(path, self.key, process_group=self.process_group)
+        snapshots = Snapshots(path, self.key, process_group=self.process_group, say=self.say)
         if (size := snapshots.group_size(state.batches)) is not None:
             self.say(f"Going on from {path}: {size} batches are part of the way through.")
             return snapshots

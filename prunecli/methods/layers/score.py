@@ -216,7 +216,9 @@ class StateObserver:
         self._states: dict[Side, list[Tensor]] = {stack.side: [] for stack in layout.family.stacks}
 
     def begin(self, batch: Batch, device: torch.device) -> None:
-        """What runs next."""
+        """What runs next; a pass that broke off leaves nothing to it."""
+        for states in self._states.values():
+            states.clear()
         mask = batch.inputs["attention_mask"]
         self._real["encoder"] = mask.bool().to(device)
         self._real["decoder"] = batch.inputs.get("decoder_attention_mask", mask).bool().to(device)
@@ -235,8 +237,11 @@ class StateObserver:
         """The scores of all that ran since the last call.
 
         Raises:
+            DataError: no token ran.
             PruneError: they are not finite.
         """
+        if not all(sums.tokens for sums in self._sums.values()):
+            raise DataError("no token to measure layers on", "Give text with at least one token.")
         results = {side: sums.result() for side, sums in self._sums.items()}
         tokens: dict[str, int] = {side: sums.tokens for side, sums in self._sums.items()}
         self._sums = {}
@@ -283,8 +288,7 @@ class _Angles:
 
     def result(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Scores `[L]` and distances `[L + 1, L + 1]`."""
-        tokens = max(self.tokens, 1)
-        return 1 - np.diagonal(self.cosines, 1) / tokens, self.angles / tokens
+        return 1 - np.diagonal(self.cosines, 1) / self.tokens, self.angles / self.tokens
 
 
 class _Alignments:

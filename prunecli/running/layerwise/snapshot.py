@@ -5,6 +5,7 @@ The file holds the length of a JSON header (8 bytes, little-endian), the header,
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ import torch
 
 from prunecli.modules.trees import leaves, outline, rebuilt
 from prunecli.processes import ALONE, ProcessGroup
+from prunecli.progress import Say, unsaid
 from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.tensors.json_files import lenient, parsed
 
@@ -26,11 +28,14 @@ CHUNK_BYTES = 16 << 20
 LEAVES = (Stored, torch.Tensor)
 
 
-def write_snapshot(path: Path, header: Mapping[str, Any], tree: Any, states: StateStore) -> bool:
-    """Replace `path` at once by `header` (JSON) and the tensors of `tree`; False where the disk has no room for both.
+def write_snapshot(path: Path, header: Mapping[str, Any], tree: Any, states: StateStore) -> None:
+    """Replace `path` at once by `header` (JSON) and the tensors of `tree`.
 
     Args:
         tree: of `Stored`, all of them in `states`, and of tensors on the CPU.
+
+    Raises:
+        OSError: the file cannot be written, or would leave less space than it takes; `path` is as it was.
     """
     held = leaves(tree, LEAVES)
     text = json.dumps(
@@ -46,7 +51,7 @@ def write_snapshot(path: Path, header: Mapping[str, Any], tree: Any, states: Sta
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         if shutil.disk_usage(path.parent).free < 2 * (len(text) + sum(one.nbytes for one in held)):
-            return False
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with beside.open("wb", buffering=0) as file:
             file.write(struct.pack("<Q", len(text)) + text)
             for one in held:
@@ -54,11 +59,8 @@ def write_snapshot(path: Path, header: Mapping[str, Any], tree: Any, states: Sta
                     rows = states.rows(one, start, end) if isinstance(one, Stored) else one[start:end]
                     file.write(rows.reshape(-1).view(torch.uint8).numpy().data)
         beside.replace(path)
-    except OSError:  # the run itself is sound, only its way back would be longer
-        return False
     finally:
         beside.unlink(missing_ok=True)
-    return True
 
 
 def read_header(path: Path) -> dict[str, Any] | None:
@@ -137,12 +139,14 @@ class Snapshots:
         key: of the run: a file with another one is not gone on from.
         every_s: seconds between two.
         process_group: the processes go on from the same layer, or none does.
+        say: hears once that a file cannot be written, and why.
     """
 
     path: Path
     key: Mapping[str, Any]
     every_s: float = SNAPSHOT_EVERY_S
     process_group: ProcessGroup = ALONE
+    say: Say = unsaid
     written: float = field(default_factory=time.monotonic)
 
     def group_size(self, batches: int) -> int | None:
@@ -171,11 +175,20 @@ class Snapshots:
 
     def write(self, header: Mapping[str, Any], tree: Mapping[str, Any], states: StateStore) -> None:
         """Replace the files of all processes, once all have written theirs."""
-        whole = write_snapshot(self._next, {"key": dict(self.key), **header}, dict(tree), states)
-        if all(self.process_group.all_gather(whole)):
+        fault = None
+        try:
+            write_snapshot(self._next, {"key": dict(self.key), **header}, dict(tree), states)
+        except OSError as error:  # the run itself is sound
+            fault = f"{self.path}: not written: {error.strerror or error}"
+        faults = [other for other in self.process_group.all_gather(fault) if other is not None]
+        if not faults:
             self._next.replace(self.path)
-        elif whole:
-            self._next.unlink()
+        else:
+            self._next.unlink(missing_ok=True)
+            self.say(
+                f"{faults[0]}. If this run is interrupted, these batches begin again at the first layer."
+            )
+            self.say = unsaid
         self.written = time.monotonic()
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ import torch
 from safetensors.torch import load_file
 
 from prunecli.errors import DataError, PruneError
-from prunecli.methods.layers.plan import LayerOptions
-from prunecli.methods.layers.score import losses_without, moves_without, state_scores
+from prunecli.methods.layers.plan import LayerMetric, LayerOptions
+from prunecli.methods.layers.score import StateObserver, losses_without, moves_without, state_scores
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.pooling import read_pooling
+from prunecli.running.batches import observe_batches
 from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.runner import InMemory
 from tests.contracts.method_contract import load, written
@@ -84,6 +86,29 @@ def test_scores_are_those_of_the_states(tmp_path: Path, case: str) -> None:
         distances = [[reference.angular_distance(x, y) for y in own] for x in own]
         np.testing.assert_allclose(cosine.distances[side], distances, atol=5e-4)  # arccos near 1
     assert cka.distances is None
+
+
+def test_a_pass_that_breaks_off_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+    source = tiny_family(tmp_path / "source", "gpt2")
+    model, batches = load(source), [batch_of((0, 1), False)]
+    with open_model(source) as opened:
+        expected = state_scores(InMemory(model), opened.layout, batches, "cosine")
+        observer = StateObserver(opened.layout, "cosine")
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(model.transformer.h[-1], "forward", None)
+            with pytest.raises(TypeError):
+                observe_batches(InMemory(model), observer, batches, "layers")
+        observe_batches(InMemory(model), observer, batches, "layers")
+    assert observer.take().scores == expected.scores
+
+
+@pytest.mark.parametrize("metric", ["cosine", "cka"])
+def test_text_that_is_padding_alone_has_no_scores(tmp_path: Path, metric: LayerMetric) -> None:
+    source = tiny_family(tmp_path / "source", "gpt2")
+    batch = batch_of((0,), False)
+    batch = replace(batch, inputs={**batch.inputs, "attention_mask": batch.inputs["attention_mask"] * 0})
+    with open_model(source) as opened, pytest.raises(DataError, match="no token to measure layers on"):
+        state_scores(InMemory(load(source)), opened.layout, [batch], metric)
 
 
 @pytest.mark.parametrize("case", ["m2m_100", "t5", "gpt2", "nllb-moe"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from prunecli.modules.trees import leaves, map_tree, outline, rebuilt
-from prunecli.running.layerwise.snapshot import read_header, read_snapshot, write_snapshot
+from prunecli.running.layerwise.snapshot import Snapshots, read_header, read_snapshot, write_snapshot
 from prunecli.running.layerwise.states import StateStore, Stored
 
 TREE = {
@@ -30,7 +30,7 @@ def written(tmp_path: Path) -> Path:
     path = tmp_path / ".gates.json.layers"
     with StateStore(64) as states:
         held = map_tree(TREE, states.put, torch.Tensor)
-        assert write_snapshot(path, {"stage": 3}, held, states)
+        write_snapshot(path, {"stage": 3}, held, states)
     return path
 
 
@@ -46,7 +46,7 @@ def test_a_snapshot_comes_back(written: Path, memory: int) -> None:
 def test_plain_tensors_come_back_as_such(tmp_path: Path) -> None:
     tree = {"sums": [torch.arange(7), torch.randn(3, 2).double(), torch.zeros(0)]}
     with StateStore(0) as states:
-        assert write_snapshot(tmp_path / "file", {}, {**tree, "held": states.put(torch.ones(3))}, states)
+        write_snapshot(tmp_path / "file", {}, {**tree, "held": states.put(torch.ones(3))}, states)
         found = read_snapshot(tmp_path / "file", states)
         assert same(found["sums"], tree["sums"])
         assert torch.equal(states.get(found["held"]), torch.ones(3))
@@ -74,10 +74,16 @@ def test_a_full_disk_leaves_the_last_one(written: Path, monkeypatch: Any) -> Non
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: shutil._ntuple_diskusage(100, 100, 10))
     with StateStore(1 << 12) as states:
         held = states.put(torch.zeros(100))
-        assert not write_snapshot(written, {"stage": 4}, held, states)
+        with pytest.raises(OSError, match="No space left"):
+            write_snapshot(written, {"stage": 4}, held, states)
     assert read_header(written) == {"stage": 3}
 
 
-def test_a_folder_that_is_gone_is_no_failure(tmp_path: Path) -> None:
+def test_a_folder_that_is_gone_is_told_once_and_no_failure(tmp_path: Path) -> None:
+    said: list[str] = []
+    snapshots = Snapshots(tmp_path / "gone" / "file", {}, say=said.append)
     with StateStore(1 << 12) as states:
-        assert not write_snapshot(tmp_path / "gone" / "file", {}, states.put(torch.zeros(3)), states)
+        for _ in range(2):
+            snapshots.write({}, {"held": states.put(torch.zeros(3))}, states)
+    (line,) = said
+    assert "gone/file: not written: No such file or directory. If this run is interrupted" in line
