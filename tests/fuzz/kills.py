@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -100,13 +101,14 @@ class Fresh(Stable):
     def start(self, words: list[str], folder: Path) -> int:
         """See `Stable.start`."""
         asked = {"HF_ENDPOINT": self.hub, "HF_HUB_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "0"}
+        one_thread = {"OMP_NUM_THREADS": "1"}  # the last digits of a sum depend on the number of threads
         with (folder.parent / "said").open("wb") as said:
             process = subprocess.Popen(
                 [sys.executable, "-m", "prunecli", *words],
                 cwd=folder,
                 stdout=said,
                 stderr=said,
-                env={**os.environ, **(asked if self.hub else {})},
+                env={**os.environ, **one_thread, **(asked if self.hub else {})},
             )
         self._running[process.pid] = process
         return process.pid
@@ -251,8 +253,10 @@ def _unreadable(folder: Path) -> list[str]:
 
 
 def _made(folder: Path, inputs: dict[str, str]) -> dict[str, str]:
-    """What is new in a folder, but for the cache of a hub."""
+    """What is new in a folder, but for the cache of a hub; results without their command, which may have --force."""
     found = contents(folder)
+    for name in found.keys() & {"out.json"}:
+        found[name] = re.sub(r'"command": .*\n', "", (folder / name).read_text())
     return {name: found[name] for name in found if name not in inputs and name.split("/")[0] != "cache"}
 
 
