@@ -64,7 +64,7 @@ class Objective:
                 return total
             with torch.no_grad():
                 other = taught.block(number)
-            divergence = distillation(own, other, wanted, options.temperature)
+            divergence = distillation(own, other, options.temperature)
             return (1 - options.distill) * total + options.distill * divergence
 
         total = torch.stack(logits.each(loss)).sum()
@@ -81,26 +81,19 @@ class Objective:
 
 
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Sum of CE_t over the labels that are not -100.
+    """Sum of CE_t over the scored tokens.
 
     Args:
-        logits: `[..., vocabulary]`.
-        labels: `[...]`.
+        logits: `[tokens, vocabulary]`.
+        labels: `[tokens]`.
     """
-    return functional.cross_entropy(
-        logits.flatten(0, -2).float(),
-        labels.flatten(),
-        ignore_index=IGNORED,
-        label_smoothing=smoothing,
-        reduction="sum",
-    )
+    return functional.cross_entropy(logits.float(), labels, label_smoothing=smoothing, reduction="sum")
 
 
-def distillation(logits: Tensor, taught: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Sum of T^2 KL_t over the labels that are not -100; shapes as in `smoothed_cross_entropy`."""
-    rows = (labels.flatten() != IGNORED).nonzero().squeeze(1)
-    student = functional.log_softmax(logits.flatten(0, -2).index_select(0, rows).float() / temperature, -1)
-    teacher = functional.log_softmax(taught.flatten(0, -2).index_select(0, rows).float() / temperature, -1)
+def distillation(logits: Tensor, taught: Tensor, temperature: float) -> Tensor:
+    """Sum of T^2 KL_t over the scored tokens; both logits are `[tokens, vocabulary]`."""
+    student = functional.log_softmax(logits.float() / temperature, -1)
+    teacher = functional.log_softmax(taught.float() / temperature, -1)
     return temperature**2 * functional.kl_div(student, teacher, reduction="sum", log_target=True)
 
 

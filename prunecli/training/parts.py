@@ -38,11 +38,20 @@ def prepare(model: Any, checkpoint: Checkpoint, options: TrainingOptions) -> Non
         PruneError: low-rank updates are asked for, and peft is not installed.
     """
     if options.dropout is not None:
-        _set_dropouts(model, options.dropout)
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = options.dropout
+            for name, value in vars(module).items():
+                if isinstance(value, float) and "dropout" in name and not name.endswith(APART):
+                    setattr(module, name, options.dropout)
     if options.lora is not None:
         _adapt(model, checkpoint, options)
     elif options.train != "all":
-        _freeze_others(model, checkpoint, options.train)
+        names = _part(model, checkpoint, options.train)
+        if not any(name in names for name, _ in model.named_parameters()):
+            raise UsageError(f"--train {options.train}: the model has none", "Leave it out.")
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in names)
     if options.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise UsageError(f"--gradient-checkpointing: {type(model).__name__} cannot", "Leave it out.")
@@ -79,23 +88,6 @@ def _stored_parts(checkpoint: Checkpoint) -> dict[str, str]:
     for name, _ in parts_of(tuple(layer for layer in layers if layer.is_predicting)):
         del parts[name]
     return parts
-
-
-def _set_dropouts(model: nn.Module, rate: float) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = rate
-        for name, value in vars(module).items():
-            if isinstance(value, float) and "dropout" in name and not name.endswith(APART):
-                setattr(module, name, rate)
-
-
-def _freeze_others(model: nn.Module, checkpoint: Checkpoint, train: TrainedPart) -> None:
-    names = _part(model, checkpoint, train)
-    if not any(name in names for name, _ in model.named_parameters()):
-        raise UsageError(f"--train {train}: the model has none", "Leave it out.")
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in names)
 
 
 def _part(model: Any, checkpoint: Checkpoint, train: TrainedPart) -> set[str]:
@@ -173,14 +165,6 @@ def _linears(model: nn.Module, checkpoint: Checkpoint) -> list[str]:
     )
 
 
-def _stacks(model: nn.Module, checkpoint: Checkpoint) -> list[str]:
-    """The model's names of the stacks of experts' weights."""
-    if not checkpoint.runs_stock:
-        return []
-    experts = _part(model, checkpoint, "experts")
-    return sorted(name for name, stack in model.named_parameters() if name in experts and stack.dim() == 3)
-
-
 def _adapt(model: nn.Module, checkpoint: Checkpoint, options: TrainingOptions) -> None:
     """Give each linear layer of attentions and FFNs an update of a low rank, which learns alone (arXiv 2106.09685).
 
@@ -195,7 +179,8 @@ def _adapt(model: nn.Module, checkpoint: Checkpoint, options: TrainingOptions) -
     modules = dict(model.named_modules(remove_duplicate=False))
     of_experts = options.train == "experts"
     targets = [] if of_experts else _linears(model, checkpoint)
-    stacks = _stacks(model, checkpoint) if of_experts else []
+    experts = _part(model, checkpoint, "experts") if of_experts and checkpoint.runs_stock else set()
+    stacks = sorted(name for name, stack in model.named_parameters() if name in experts and stack.dim() == 3)
     if not targets and not stacks:
         what = "stacks of experts in its class" if of_experts else "linear layers of attentions or FFNs"
         raise UsageError(f"--lora: the model has no {what}", "Leave it out.")

@@ -20,7 +20,6 @@ from prunecli.training.keeping import Keep
 from prunecli.training.options import TrainingOptions
 from prunecli.training.parts import trained_parameters
 from prunecli.training.result import outputs_of
-from prunecli.training.teacher import teacher_dtype
 
 COUNTED_STEPS = 1_000_000
 """Updates among which the results that a training keeps are counted."""
@@ -41,7 +40,7 @@ def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: 
         parts[f"{options.dtype} copies"] = weights // 2  # that autocast keeps for the backward pass
     if options.teacher is not None:
         with open_model(options.teacher) as teacher:
-            parts[TEACHER] = weight_bytes(teacher, parse_dtype(teacher_dtype(options)))
+            parts[TEACHER] = weight_bytes(teacher, parse_dtype(options.dtype))
     return parts
 
 

@@ -117,24 +117,21 @@ class Start(Choices):
         if self.config is None:
             with open_model(self.path) as checkpoint:
                 task = training_task_of(checkpoint)
-                if task == "feature-extraction":
-                    task = _headless_task(checkpoint.path, say)
+                if task != "feature-extraction":
+                    return task
+                if has_modules(checkpoint.path):
+                    say(f"{MODULES_FILE} says how texts are pooled: --task embedding, their vectors.")
+                    return "embedding"
+                say(
+                    "A model without a head: --task feature-extraction, all hidden states; "
+                    "--task embedding is for vectors."
+                )
                 return task
         values = read_config(self.config)
         family = KNOWN[str(values["model_type"])]
         name = next(iter(class_names(values)), family.model_class)
         is_pair = len(family.stacks) > 1 or values.get("is_encoder_decoder") is True
         return task_of_class(name, is_pair=is_pair)
-
-
-def _headless_task(directory: Path, say: Say) -> TrainingTask:
-    if has_modules(directory):
-        say(f"{MODULES_FILE} says how texts are pooled: --task embedding, their vectors.")
-        return "embedding"
-    say(
-        "A model without a head: --task feature-extraction, all hidden states; --task embedding is for vectors."
-    )
-    return "feature-extraction"
 
 
 def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, seed: int) -> None:

@@ -140,7 +140,8 @@ def last_checkpoint(state: Path) -> Path | None:
     found = {
         int(path.parent.name.rpartition("-")[2]): path.parent
         for path in state.glob(f"checkpoint-*/{TRAINER_STATE}")
-        if path.parent.name.rpartition("-")[2].isdecimal() and _is_whole(path)
+        # Of one process's files it is the last; the others' random numbers are checked by the Trainer.
+        if path.parent.name.rpartition("-")[2].isdecimal() and lenient(trainer_state)(path.parent) is not None
     }
     return found[max(found)] if found else None
 
@@ -176,11 +177,6 @@ def storing(checkpoint: Path, *, ended: bool) -> Iterator[None]:
         ) from error
 
 
-def _is_whole(trainer_state: Path) -> bool:
-    # Of one process's files it is the last; the others' random numbers are checked by the Trainer.
-    return lenient(_parsed)(trainer_state) is not None
-
-
 def require_sound(checkpoint: Path) -> None:
     """Refuse a checkpoint of the training that cannot be gone on from.
 
@@ -205,11 +201,9 @@ def require_sound(checkpoint: Path) -> None:
 
 def trainer_state(checkpoint: Path) -> dict[str, Any]:
     """The Trainer's own state: step, best metric, log, callbacks."""
-    return _parsed(checkpoint / TRAINER_STATE)
-
-
-def _parsed(trainer_state: Path) -> dict[str, Any]:
-    made: dict[str, Any] = parsed(trainer_state.read_bytes())  # the norm of a gradient may be NaN
+    made: dict[str, Any] = parsed(
+        (checkpoint / TRAINER_STATE).read_bytes()
+    )  # the norm of a gradient may be NaN
     return made
 
 

@@ -30,11 +30,6 @@ def choose_attention(model: Any, device: torch.device, dtype: str) -> None:
         model.set_attn_implementation("eager")
 
 
-def teacher_dtype(options: TrainingOptions) -> str:
-    """The type that the teacher is computed in: that of the products."""
-    return options.dtype
-
-
 def load_teacher(
     options: TrainingOptions, student: Any, tokenizer: Any, task: TrainingTask, device: torch.device
 ) -> Any:
@@ -45,7 +40,7 @@ def load_teacher(
             another width where hidden states are.
         PruneError: it cannot be loaded, or is for another task.
     """
-    path, dtype = options.teacher, teacher_dtype(options)
+    path, dtype = options.teacher, options.dtype
     assert path is not None
     with open_model(path) as checkpoint:
         directory, size = checkpoint.path, checkpoint.config.get("vocab_size")
@@ -70,7 +65,12 @@ def load_teacher(
                 "A teacher must be given the same tokens: name another one.",
             )
     if options.loss.hidden:
-        _require_same_width(path, teacher, student)
+        own, other = (getattr(model.config, "hidden_size", None) for model in (student, teacher))
+        if own != other:
+            raise UsageError(
+                f"{path}: the teacher's hidden states are {other} wide, the model's {own}",
+                "Leave out --hidden-weight, or name a teacher of the same width.",
+            )
     return teacher
 
 
@@ -102,13 +102,4 @@ def require_positions(path: Path, teacher: Any, examples: Examples) -> None:
         raise UsageError(
             f"{path}: the teacher has {positions:,} positions, an example has {longest:,} tokens",
             f"Choose --context {positions} for a language model, or leave longer sentences out.",
-        )
-
-
-def _require_same_width(path: Path, teacher: Any, student: Any) -> None:
-    own, other = (getattr(model.config, "hidden_size", None) for model in (student, teacher))
-    if own != other:
-        raise UsageError(
-            f"{path}: the teacher's hidden states are {other} wide, the model's {own}",
-            "Leave out --hidden-weight, or name a teacher of the same width.",
         )

@@ -117,8 +117,47 @@ def train(
         if process_group.is_main:
             source().close()
         process_group.all_gather(None)  # the first has made what the others open
-        run = _Run(data, options, arguments, process_group, state, progress, report, keep, dtype)
-        return _trained(run, source)
+        with source() as checkpoint:
+            checkpoint.require_trainable()
+            _require_floats(checkpoint)
+            tokenizer = load_tokenizer(checkpoint.path)
+            for language in {name for pair in data.pairs for name in pair} if languages(tokenizer) else ():
+                language_id(tokenizer, language)
+            done = finished(state)
+            if done is not None and done["target"] != _target(options):
+                done = None
+            if done is None:
+                require_room(checkpoint, options, arguments.device, process_group, report)
+            model = load_model(checkpoint.path, device="cpu", dtype="float32")
+            choose_attention(model, arguments.device, options.dtype)
+            if checkpoint.runs_stock and (kept := not_run(model, checkpoint)):
+                report(f"Not run by {type(model).__name__}, written as they are: {in_one_line(kept)}")
+            prepare(model, checkpoint, options)
+            _require_tokens(tokenizer, model, checkpoint)
+            if done is None:
+                done = _train(
+                    model,
+                    tokenizer,
+                    checkpoint,
+                    data,
+                    options,
+                    arguments,
+                    process_group,
+                    state,
+                    progress,
+                    report,
+                    keep,
+                    dtype,
+                )
+            else:
+                report("The training had ended before; writing its result.")
+                load_weights(model, Path(done["weights"]))
+            process_group.all_gather(None)  # the first removes what the others have read by now
+            staged = state / "result"
+            if process_group.is_main:
+                stage(model, checkpoint, staged)
+        log = {key: done[key] for key in done if key not in ("format", "weights", "target")}
+        return Trained(staged, log, process_group.is_main)
     except (KeyboardInterrupt, SystemExit):  # the latter of a polite kill
         last = last_checkpoint(state)
         if process_group.world_size > 1 and last is not None:
@@ -127,53 +166,6 @@ def train(
     finally:
         if process_group.is_main and last_checkpoint(state) is None and finished(state) is None:
             shutil.rmtree(state, ignore_errors=True)
-
-
-@dataclass(frozen=True)
-class _Run:
-    """What every part of a run needs."""
-
-    data: TrainingData
-    options: TrainingOptions
-    arguments: Any
-    process_group: ProcessGroup
-    state: Path
-    progress: Progress
-    report: Say
-    keep: Keep | None
-    dtype: str | None
-
-
-def _trained(run: _Run, source: Callable[[], Checkpoint]) -> Trained:
-    options, data, state = run.options, run.data, run.state
-    with source() as checkpoint:
-        checkpoint.require_trainable()
-        _require_floats(checkpoint)
-        tokenizer = load_tokenizer(checkpoint.path)
-        for language in {name for pair in data.pairs for name in pair} if languages(tokenizer) else ():
-            language_id(tokenizer, language)
-        done = finished(state)
-        if done is not None and done["target"] != _target(options):
-            done = None
-        if done is None:
-            require_room(checkpoint, options, run.arguments.device, run.process_group, run.report)
-        model = load_model(checkpoint.path, device="cpu", dtype="float32")
-        choose_attention(model, run.arguments.device, options.dtype)
-        if checkpoint.runs_stock and (kept := not_run(model, checkpoint)):
-            run.report(f"Not run by {type(model).__name__}, written as they are: {in_one_line(kept)}")
-        prepare(model, checkpoint, options)
-        _require_tokens(tokenizer, model, checkpoint)
-        if done is None:
-            done = _train(run, model, tokenizer, checkpoint)
-        else:
-            run.report("The training had ended before; writing its result.")
-            load_weights(model, Path(done["weights"]))
-        run.process_group.all_gather(None)  # the first removes what the others have read by now
-        staged = state / "result"
-        if run.process_group.is_main:
-            stage(model, checkpoint, staged)
-    log = {key: done[key] for key in done if key not in ("format", "weights", "target")}
-    return Trained(staged, log, run.process_group.is_main)
 
 
 def _require_floats(checkpoint: Checkpoint) -> None:
@@ -185,14 +177,26 @@ def _require_floats(checkpoint: Checkpoint) -> None:
             )
 
 
-def _train(run: _Run, model: Any, tokenizer: Tokenizer, source: Checkpoint) -> dict[str, Any]:
+def _train(
+    model: Any,
+    tokenizer: Tokenizer,
+    source: Checkpoint,
+    data: TrainingData,
+    options: TrainingOptions,
+    arguments: Any,
+    process_group: ProcessGroup,
+    state: Path,
+    progress: Progress,
+    report: Say,
+    keep: Keep | None,
+    dtype: str | None,
+) -> dict[str, Any]:
     """Train to the end; the model then has the weights of the result."""
-    options, data, arguments, process_group = run.options, run.data, run.arguments, run.process_group
     teacher = learned = None
     if options.teacher is not None:
         teacher = load_teacher(options, model, tokenizer, data.task, arguments.device)
         if data.task == "embedding":
-            learned = lesson(source.path, model, tokenizer, options.teacher, teacher, run.report)
+            learned = lesson(source.path, model, tokenizer, options.teacher, teacher, report)
     examples = encode_examples(
         tokenizer,
         model,
@@ -201,7 +205,7 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer, source: Checkpoint) -> d
         seed=options.seed,
         context=options.context,
         lesson=learned,
-        progress=run.progress,
+        progress=progress,
     )
     require_batch(examples, options.batch_tokens, options.accumulate * process_group.world_size)
     if options.teacher is not None:
@@ -214,41 +218,41 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer, source: Checkpoint) -> d
     steps = arguments.max_steps = _steps(examples, options, process_group)
     if options.warmup > steps:
         arguments.warmup_steps = steps // 2
-        run.report(f"Warm-up of {steps // 2:,} updates, half of the run, instead of {options.warmup:,}.")
-    last, step = last_checkpoint(run.state), 0
+        report(f"Warm-up of {steps // 2:,} updates, half of the run, instead of {options.warmup:,}.")
+    last, step = last_checkpoint(state), 0
     arguments.eval_on_start = validation is not None and last is None
     limit = None if options.minutes is None else 60 * options.minutes
     total = None if steps == NO_END else steps
-    with run.progress("training", total, "steps") as advance:
-        watch = Watch(process_group, limit=limit, advance=advance, report=run.report)
-        keepers = () if run.keep is None else (Keeper(run.keep, model, source, process_group),)
+    with progress("training", total, "steps") as advance:
+        watch = Watch(process_group, limit=limit, advance=advance, report=report)
+        keepers = () if keep is None else (Keeper(keep, model, source, process_group),)
         trainer = FinetuneTrainer(model, arguments, examples, objective, validation, options, watch, keepers)
         if last is not None:
             require_sound(last)
             kept = trainer_state(last)
             step = kept["global_step"]
-            run.report(f"Going on from step {step:,} in {run.state}.")
+            report(f"Going on from step {step:,} in {state}.")
             trainer.restore(kept)
         if process_group.is_main:
-            (run.state / FINISHED).unlink(missing_ok=True)  # of a run to another end
-            needed = disk_bytes(model, source, options, range(step, steps), run.dtype, run.keep)
-            stored = sum(path.stat().st_size for path in run.state.glob("checkpoint-*/*"))
-            require_space(run.state, needed - stored)
+            (state / FINISHED).unlink(missing_ok=True)  # of a run to another end
+            needed = disk_bytes(model, source, options, range(step, steps), dtype, keep)
+            stored = sum(path.stat().st_size for path in state.glob("checkpoint-*/*"))
+            require_space(state, needed - stored)
         if last is not None and step >= steps:
             trainer.adopt(last)
         else:
-            order = repeatable(arguments.device, trainer.probe, process_group, run.report)
+            order = repeatable(arguments.device, trainer.probe, process_group, report)
             with watch.signals(), _alone_noticed(process_group), order:
                 trainer.train(resume_from_checkpoint=None if last is None else str(last))
     if watch.interrupted:
         step = trainer.state.global_step
-        run.report(f"Stopped after step {step:,}: {run.state} is kept; the same command goes on from it.")
+        report(f"Stopped after step {step:,}: {state} is kept; the same command goes on from it.")
         raise KeyboardInterrupt
     best, step = trainer.state.best_model_checkpoint, trainer.state.global_step
-    weights = Path(best) if validation is not None and best else run.state / f"checkpoint-{step}"
+    weights = Path(best) if validation is not None and best else state / f"checkpoint-{step}"
     done = {**trainer.figures(), "weights": str(weights), "target": _target(options)}
     if process_group.is_main:
-        mark_finished(run.state, done)
+        mark_finished(state, done)
     return done
 
 

@@ -58,9 +58,25 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
                 f"accelerate is set to {way}: each process holds the whole model here",
                 "Choose distributed_type MULTI_GPU in its config; --lora or --train take less memory.",
             )
-    on_cpu = _on_cpu(options.device)
+    device = options.device
+    if device not in ("auto", "cpu", "cuda"):
+        raise UsageError(
+            f"--device {device}: training runs on auto, cpu or cuda",
+            "Choose the GPUs with CUDA_VISIBLE_DEVICES, and start one process for each with torchrun.",
+        )
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch finds no GPU here", "Try --device cpu.")
+    on_cpu = device == "cpu" or not torch.cuda.is_available()
     if not on_cpu:
-        _require_gpus()
+        # NCCL takes one process on each GPU, and training fills it.
+        processes, gpus = started_here(), torch.cuda.device_count()
+        if processes > gpus:
+            raise UsageError(
+                f"{processes} processes on this machine, and {gpus} GPU{'s' if gpus > 1 else ''}: each process trains "
+                "on one of its own",
+                f"Start {gpus} (torchrun --nproc-per-node {gpus}), with --accumulate for larger updates; or "
+                "--device cpu.",
+            )
         fix_workspace()
     elif world_size() > 1:
         join()  # accelerate would, with a patience of half an hour
@@ -108,37 +124,6 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
     if arguments.device.type == "cuda":
         choose_device(str(arguments.device))
     return arguments
-
-
-def _on_cpu(device: str) -> bool:
-    if device not in ("auto", "cpu", "cuda"):
-        raise UsageError(
-            f"--device {device}: training runs on auto, cpu or cuda",
-            "Choose the GPUs with CUDA_VISIBLE_DEVICES, and start one process for each with torchrun.",
-        )
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch finds no GPU here", "Try --device cpu.")
-    return device == "cpu" or not torch.cuda.is_available()
-
-
-def _require_gpus() -> None:
-    """Refuse more processes than there are GPUs: NCCL takes one of each, and training fills it.
-
-    Raises:
-        UsageError: there are more on this machine.
-    """
-    processes, gpus = started_here(), torch.cuda.device_count()
-    if processes > gpus:
-        raise UsageError(
-            f"{processes} processes on this machine, and {gpus} GPU{'s' if gpus > 1 else ''}: each process trains on "
-            "one of its own",
-            f"Start {gpus} (torchrun --nproc-per-node {gpus}), with --accumulate for larger updates; or --device cpu.",
-        )
-
-
-def _mask(batch: Mapping[str, Tensor]) -> Tensor:
-    """Which tokens of the stack with the head are no padding."""
-    return batch["decoder_attention_mask" if "decoder_attention_mask" in batch else "attention_mask"]
 
 
 class FinetuneTrainer(Trainer):  # type: ignore[misc]
@@ -206,7 +191,9 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         """The batches of an update, and how many tokens are scored in them on all processes."""
         batches = list(islice(epoch_iterator, num_batches))
         scored = sum(int((batch["labels"] != IGNORED).sum()) for batch in batches)
-        read = sum(int(_mask(batch).sum()) for batch in batches)
+        # Tokens of the stack with the head; those of an encoder beside a decoder do not count.
+        masks = (batch.get("decoder_attention_mask", batch["attention_mask"]) for batch in batches)
+        read = sum(int(mask.sum()) for mask in masks)
         if self.process_group.world_size > 1:
             total = torch.tensor([scored, read], device=device)
             torch.distributed.all_reduce(total)

@@ -48,13 +48,6 @@ class Validation:
         The model is put into evaluation mode.
         """
         model.eval()
-        loss = self._loss(model, process_group)
-        scores = {"loss": loss, **self.objective.figures(loss)}
-        if self.translating is not None:
-            scores["chrf++"] = _chrf(model, self.translating, process_group)
-        return scores
-
-    def _loss(self, model: Any, process_group: ProcessGroup) -> float:
         total, count = 0.0, 0
         for rows in process_group.share(length_bucketed(self.examples.lengths, self.batch_tokens)):
             batch = self.examples.batch(rows)
@@ -63,15 +56,16 @@ class Validation:
             with torch.no_grad():
                 total += float(self.objective(model, tensors))
         total, tokens = process_group.all_reduce([total, count])
-        return total / max(tokens, 1)
-
-
-def _chrf(model: Any, task: Translating, process_group: ProcessGroup) -> float:
-    metric = make_metrics(None)["chrf++"]
-    scores = []
-    for pair in task.pairs:
-        sources, references = task.text.sentences[pair[0]], task.text.sentences[pair[1]]
-        made = translate(model, task.tokenizer, sources, pair, task.options, process_group=process_group)
-        texts = [translation.text for translation in made]
-        scores.append(float(metric.corpus_score(texts, [list(references)]).score))
-    return sum(scores) / len(scores)
+        loss = total / max(tokens, 1)
+        scores = {"loss": loss, **self.objective.figures(loss)}
+        if (task := self.translating) is not None:
+            metric, found = make_metrics(None)["chrf++"], []
+            for pair in task.pairs:
+                sources, references = (task.text.sentences[name] for name in pair)
+                made = translate(
+                    model, task.tokenizer, sources, pair, task.options, process_group=process_group
+                )
+                texts = [translation.text for translation in made]
+                found.append(float(metric.corpus_score(texts, [list(references)]).score))
+            scores["chrf++"] = sum(found) / len(found)
+        return scores

@@ -103,19 +103,17 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
         self.seconds += now - self._mark
         self._mark = now
         self.advance(1)
-        if self.limit is not None and self._is_over(now, args.device):
+        over = self.limit is not None and self.elapsed + now - self._began >= self.limit
+        if self.limit is not None and self.process_group.world_size > 1:
+            # Their clocks differ, and all must stop at the same step.
+            answer = torch.tensor([int(over)], device=args.device)
+            torch.distributed.all_reduce(answer, op=torch.distributed.ReduceOp.MAX)
+            over = bool(answer.item())
+        if over:
             control.should_training_stop = control.should_save = True
             control.should_evaluate = args.eval_strategy != "no"
         if self.interrupted:
             control.should_training_stop = control.should_save = True
-
-    def _is_over(self, now: float, device: torch.device) -> bool:
-        over = self.elapsed + now - self._began >= (self.limit or math.inf)
-        if self.process_group.world_size > 1:  # their clocks differ, and all must stop at the same step
-            answer = torch.tensor([int(over)], device=device)
-            torch.distributed.all_reduce(answer, op=torch.distributed.ReduceOp.MAX)
-            over = bool(answer.item())
-        return over
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
         """The mean loss since the last log."""

@@ -39,7 +39,7 @@ def whole(examples):
 def loss_of(model, batch):
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     with torch.no_grad():
-        return float(smoothed_cross_entropy(model(**inputs).logits, batch["labels"]))
+        return float(smoothed_cross_entropy(model(**inputs).logits.flatten(0, -2), batch["labels"].flatten()))
 
 
 def test_sequences_come_back():

@@ -80,14 +80,15 @@ def read_snapshot(path: Path, states: StateStore) -> Any:
         raise FileNotFoundError(path)
     content, offset = found
     made = []
-    with path.open("rb", buffering=0) as file:
+    with path.open("rb") as file:
         file.seek(offset)
         for shape, dtype, is_held in content["tensors"]:
             kind = getattr(torch, dtype)
             place = states.empty(tuple(shape), kind) if is_held else torch.empty(shape, dtype=kind)
             for start, end in _row_chunks(place):
                 rows = torch.empty((end - start, *shape[1:]), dtype=kind)
-                _fill(file, rows.view(-1).view(torch.uint8).numpy().data)
+                if file.readinto(rows.view(-1).view(torch.uint8).numpy().data) < rows.nbytes:
+                    raise EOFError
                 if isinstance(place, Stored):
                     states.write(place, start, rows)
                 else:
@@ -119,14 +120,6 @@ def _row_chunks(held: Stored | torch.Tensor) -> list[tuple[int, int]]:
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
-def _fill(file: Any, view: memoryview) -> None:
-    while view:
-        count = file.readinto(view)
-        if not count:
-            raise EOFError
-        view = view[count:]
-
-
 SNAPSHOT_EVERY_S = 60.0
 
 
@@ -156,7 +149,10 @@ class Snapshots:
 
     def header(self, batches: int) -> dict[str, Any] | None:
         """What all processes know of the group that was begun after so many `batches`."""
-        mine = {path: self._header(path, batches) for path in (self._next, self.path)}
+        mine = {
+            path: read_header(path) if belongs(path, self.key, batches) else None
+            for path in (self._next, self.path)
+        }
         known = self.process_group.all_gather(list(mine.values()))
         for header in known[0]:
             if header is not None and all(header in one for one in known):
@@ -198,9 +194,6 @@ class Snapshots:
     def _next(self) -> Path:
         """Where a file waits for those of the other processes."""
         return self.path.with_name(f"{self.path.name}.next")
-
-    def _header(self, path: Path, batches: int) -> dict[str, Any] | None:
-        return read_header(path) if belongs(path, self.key, batches) else None
 
 
 def belongs(path: Path, key: Mapping[str, Any], batches: int) -> bool:
