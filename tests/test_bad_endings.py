@@ -172,19 +172,6 @@ def test_signals_in_the_middle(
     assert (digests(source), digests(out)) == (before, old)
 
 
-def test_what_a_kill_leaves_goes_with_the_next_run(source: Path, tmp_path: Path) -> None:
-    before = digests(source)
-    with start(source, tmp_path / "out") as process:
-        process.kill()
-        process.communicate(timeout=30)
-    partial, lock, model = names(tmp_path)
-    assert (lock, model) == (".out.prunecli-lock", "in")
-    assert partial.startswith(f".out.{process.pid}-")
-    pruned(source, tmp_path / "out")
-    assert names(tmp_path) == ["in", "out"]
-    assert digests(source) == before
-
-
 SMALL_DISK = """
 import sys
 from prunecli.tensors import transaction, writer

@@ -17,7 +17,7 @@ import pytest
 
 from prunecli.errors import OutputError
 from prunecli.tensors import locks, transaction
-from prunecli.tensors.transaction import new_directory, refuse_target
+from prunecli.tensors.transaction import new_directory
 
 
 def names(directory: Path) -> list[str]:
@@ -277,42 +277,6 @@ def test_is_on_the_disk_before_an_old_result_goes(tmp_path: Path, monkeypatch: p
     assert synced == []
     make(tmp_path / "out", force=True)
     assert synced == ["file", "sub", "config.json", f".out.{os.getpid()}"]
-
-
-def test_refusal_needs_no_work(tmp_path: Path) -> None:
-    refuse_target(tmp_path / "out", force=False, source=tmp_path / "in")
-    result(tmp_path / "out")
-    with pytest.raises(OutputError, match="exists already"):
-        refuse_target(tmp_path / "out", force=False)
-
-
-SLOW = """
-import sys, time
-from pathlib import Path
-from prunecli.tensors.transaction import new_directory
-with new_directory(Path(sys.argv[1]), force=True, needed_bytes=1) as directory:
-    (directory / "config.json").write_text("half")
-    print("writing", flush=True)
-    time.sleep(60)
-"""
-
-
-@pytest.mark.parametrize(
-    ("number", "status"),
-    [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
-)
-def test_signals_leave_nothing(tmp_path: Path, number: signal.Signals, status: int) -> None:
-    result(tmp_path / "out")
-    with subprocess.Popen(
-        [sys.executable, "-c", SLOW, str(tmp_path / "out")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"writing\n"
-        assert len(names(tmp_path)) == 3
-        process.send_signal(number)
-        assert process.wait(30) == status
-    assert names(tmp_path) == ["out"]
-    assert (tmp_path / "out" / "config.json").read_text() == "old"
 
 
 @pytest.mark.parametrize(
