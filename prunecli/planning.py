@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from prunecli.methods.ffn.score import UnitActivations
     from prunecli.methods.layers.plan import LayerPlan
     from prunecli.text.choice import Dataset
+    from prunecli.text.tasks import TaskName
 
 
 def plan_ffn_on_text(
@@ -100,7 +101,9 @@ def plan_layers_on_text(
         return plan_layers(checkpoint, options)
     from prunecli.methods.layers.score import measure_layers
 
-    data = measured_text(checkpoint, choice, f"--metric {options.metric or 'cosine'}", say)
+    metric = options.metric or "cosine"
+    task: TaskName | None = "embedding" if metric == "embedding" else None
+    data = measured_text(checkpoint, choice, f"--metric {metric}", say, task=task)
     return plan_layers(
         checkpoint,
         replace(options, text=describe(data, choice)),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prunecli.commands import console
-from prunecli.commands.checkpoints import DemoOption, checkpoints_or_demo, texts_or_demo
+from prunecli.commands.checkpoints import DemoOption, checkpoints_or_demo, demo_text, texts_or_demo
 from prunecli.commands.options import (
     CheckpointsArgument,
     ContextOption,
@@ -25,6 +25,7 @@ from prunecli.commands.options import (
     TableOption,
     TaskOption,
     TextFilesOption,
+    WholeFilesOption,
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
 from prunecli.errors import UsageError
@@ -41,6 +42,7 @@ def bench_latency(
     pairs: PairsOption = None,
     task: TaskOption = None,
     text: TextFilesOption = None,
+    whole_files: WholeFilesOption = None,
     labelled: LabelledOption = None,
     context: ContextOption = None,
     sentences: Annotated[
@@ -95,7 +97,6 @@ def bench_latency(
 
     The first checkpoint is the baseline of the ratios.
     """
-    from prunecli.demo import DATA
     from prunecli.evaluation.latency import bench_latency as run
     from prunecli.evaluation.options import labels_for
     from prunecli.evaluation.timing import LatencyOptions
@@ -116,15 +117,16 @@ def bench_latency(
     )
     check_outputs(output, plot, table, force=force)
     labels = labels_for(checkpoints_or_demo(checkpoints, demo))
-    texts = () if text else texts_or_demo(None, demo, "test")
+    texts = () if text else texts_or_demo(None, demo, "test", checkpoints)
     choice = TextChoice(
         data=data,
         split=split,
         pairs=pairs,
         files=tuple(text or (file.path for file in texts)),
+        whole_files=False if texts and whole_files is None else whole_files,
         labelled=labelled,
         context=context,
-        demo=DATA,
+        demo=demo_text(checkpoints),
     )
     latency = run(labels, choice, options, console.progress(quiet), console.note, task=task)
     write_json(output, latency.to_json(), force=force)

@@ -62,34 +62,53 @@ def checkpoint_or_demo(given: Path | None, demo: DemoName = "translation") -> Pa
 
 
 def checkpoints_or_demo(given: Sequence[Path] | None, demo: DemoName = "translation") -> list[Path]:
-    """Those of `given`; else the bundled demo model and every prunecli checkpoint of the working directory.
-
-    Beside the language model these are the language models alone, and beside the other one the others.
-    """
+    """Those of `given`; else the bundled demo model and `checkpoints_here`."""
     if given:
         return [checkpoint_directory(path) for path in given]
-    here = [path for path in checkpoints_here() if _is_language_model(path) == (demo == "lm")]
+    here = checkpoints_here(demo)
     beside = f" with {', '.join(map(str, here))}" if here else ""
     console.note(f"No checkpoint given: using the {_NAMES[demo]}{beside}.")
     return [_bundled(demo), *here]
 
 
-def checkpoints_here() -> list[Path]:
-    """Every prunecli checkpoint of the working directory."""
-    from prunecli.model.history import written_checkpoints
+def checkpoints_here(demo: DemoName = "translation") -> list[Path]:
+    """The checkpoints of the working directory that prunecli made from a bundled model."""
+    from prunecli.model.history import made_from, written_checkpoints
 
-    return [path.relative_to(Path.cwd()) for path in written_checkpoints(Path.cwd())]
+    here = (path.relative_to(Path.cwd()) for path in written_checkpoints(Path.cwd()))
+    return [path for path in here if made_from(path, _bundled(demo))]
 
 
-def texts_or_demo(given: Sequence[TextFile] | None, demo: DemoName, split: str) -> tuple[TextFile, ...]:
+def demo_text(checkpoints: Path | Sequence[Path] | None, demo: DemoName = "translation") -> Path | None:
+    """The directory of a demo's text, for its model and those made from it; None: other models need text of their own.
+
+    Args:
+        checkpoints: that the user named; none: the bundled model is meant.
+    """
+    from prunecli.demo import DATA, LM_DATA
+    from prunecli.model.history import made_from
+
+    named = (checkpoints,) if isinstance(checkpoints, Path) else checkpoints or ()
+    if not all(made_from(path, _bundled(demo)) for path in named):
+        return None
+    return LM_DATA if demo == "lm" else DATA
+
+
+def texts_or_demo(
+    given: Sequence[TextFile] | None,
+    demo: DemoName,
+    split: str,
+    checkpoints: Path | Sequence[Path] | None = None,
+) -> tuple[TextFile, ...]:
     """The files of `given`; else, with `--demo lm`, that demo's text. It, and data sets of the hub, are said.
 
     Args:
         split: of the demo's text, val or test.
+        checkpoints: see `demo_text`.
     """
     for path in (file.path for file in given or () if is_hub_data(file.path)):
         console.note(f"Streaming {parse_hub_data(path)} from the hub.")
-    if given or demo != "lm":
+    if given or demo != "lm" or demo_text(checkpoints, demo) is None:
         return tuple(given or ())
     from prunecli.demo import LM_DATA, LM_TEXTS
 
@@ -104,10 +123,3 @@ def _bundled(demo: DemoName) -> Path:
     from prunecli.demo import CHECKPOINT, LM_CHECKPOINT
 
     return LM_CHECKPOINT if demo == "lm" else CHECKPOINT
-
-
-def _is_language_model(path: Path) -> bool:
-    from prunecli.tensors.json_files import read_json
-
-    names = read_json(path / "config.json").get("architectures") or [""]
-    return str(names[0]).endswith("ForCausalLM")

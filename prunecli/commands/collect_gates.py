@@ -11,7 +11,7 @@ import typer
 
 from prunecli import processes
 from prunecli.commands import console
-from prunecli.commands.checkpoints import DemoOption, checkpoint_or_demo, texts_or_demo
+from prunecli.commands.checkpoints import DemoOption, checkpoint_or_demo, demo_text, texts_or_demo
 from prunecli.commands.memory_options import MemoryOption, SpillDirOption, ask_huge_pages, report_run
 from prunecli.commands.options import (
     BatchTokensOption,
@@ -62,7 +62,7 @@ def collect_gates(
     ] = None,
     beam: Annotated[int, typer.Option("--beam", min=2, help="Beams per sentence with --mode beam.")] = 4,
     text: NamedTextOption = None,
-    whole_files: WholeFilesOption = False,
+    whole_files: WholeFilesOption = None,
     context: ContextOption = None,
     max_tokens: Annotated[
         int | None,
@@ -98,7 +98,6 @@ def collect_gates(
 
     Several processes share the text: torchrun --nproc-per-node 2 -m prunecli collect-gates ….
     """
-    from prunecli.demo import DATA
     from prunecli.model.checkpoint import open_model
     from prunecli.results.header import header
     from prunecli.tensors.documents import refuse_unwritable
@@ -110,13 +109,21 @@ def collect_gates(
     budget = None if memory is None else parse_size(memory)
     options = ("forced" if mode is None else mode, beam, batch_tokens, context, max_tokens, mean_outputs)
     choice = TextChoice(
-        data, split, source_file, target_file, langs, pairs, max_sentences=max_sentences, demo=DATA
+        data,
+        split,
+        source_file,
+        target_file,
+        langs,
+        pairs,
+        max_sentences=max_sentences,
+        demo=demo_text(checkpoint),
     )
-    files = texts_or_demo(text, demo, "val")
+    files = texts_or_demo(text, demo, "val", checkpoint)
     if files:
         _refuse_beside_text(choice, mode)
     else:
-        _refuse_without_text({"--whole-files": whole_files, "--context": context, "--max-tokens": max_tokens})
+        _refuse_without_text({"--whole-files": whole_files, "--lines": whole_files is False})
+        _refuse_without_text({"--context": context, "--max-tokens": max_tokens})
         _refuse_without_text({"--mean-outputs": mean_outputs})
     with processes.together() as process_group, ExitStack() as stack:
         with process_group.in_step():
@@ -127,7 +134,13 @@ def collect_gates(
             from prunecli.methods.experts.collect import collect_gates as collect
             from prunecli.methods.experts.score import CollectOptions
 
-            texts = read_corpora(files, whole_files=whole_files, max_tokens=max_tokens) if files else None
+            if whole_files is None:
+                whole_files = text is not None  # each line of the demo's files is a text
+            texts = (
+                read_corpora(files, whole_files=whole_files, max_tokens=max_tokens, say=console.note)
+                if files
+                else None
+            )
         collected = collect(
             opened,
             choice if texts is None else texts,

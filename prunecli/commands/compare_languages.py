@@ -153,6 +153,7 @@ def compare_languages(
     from prunecli.results.gates import merge
     from prunecli.results.published import read_gates
     from prunecli.text.groups import read_groups
+    from prunecli.text.plain import MIXED
 
     files = gates or [Path("gates.json")]
     if not gates and not files[0].is_file():
@@ -166,6 +167,8 @@ def compare_languages(
     writing = Writing(output, plot, table, force, quiet, json)
     check_outputs(output, plot, table, force=force)
     names = [path.name for path in files]
+    if statistics.mixed:
+        console.note(MIXED)
     if is_text:
         _refuse_of_translation(
             {

@@ -10,7 +10,7 @@ import typer
 
 from prunecli.choices import paths
 from prunecli.commands import console
-from prunecli.commands.checkpoints import checkpoint_directory, checkpoints_here
+from prunecli.commands.checkpoints import checkpoint_directory, checkpoints_here, demo_text
 from prunecli.commands.options import (
     BatchTokensOption,
     CheckpointArgument,
@@ -117,7 +117,6 @@ def compare_models(
 
     The decoder reads the references. Several language pairs are compared one by one, and averaged.
     """
-    from prunecli import demo
     from prunecli.analysis.model_similarity import MEASURES, SimilarityOptions, compare, random_label
     from prunecli.evaluation.options import labels_for
     from prunecli.model.checkpoint import open_model
@@ -152,7 +151,7 @@ def compare_models(
         pairs=pairs,
         files=tuple(text or ()),
         max_sentences=max_sentences,
-        demo=demo.DATA,
+        demo=demo_text(compared),
     )
     portions = _portions(choice, list(labels.values()))
     names = list(opened)
@@ -212,7 +211,7 @@ def _portions(choice: TextChoice, checkpoints: Sequence[Path]) -> tuple[Portion,
                 "--text does not go with --data, --source-file, --target-file, --langs or --pairs",
                 "Plain text is for models with one stack; leave out one of the two.",
             )
-        return plain_portions(read_plain(paths(choice.files)).first(choice.max_sentences))
+        return plain_portions(read_plain(paths(choice.files), max_sentences=choice.max_sentences))
     text, pairs = choice.parallel(console.note)
     if choice.pairs is None and choice.langs is None:
         pairs = pruned_pairs(checkpoints, pairs) or pairs

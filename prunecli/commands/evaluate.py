@@ -9,7 +9,7 @@ import typer
 
 from prunecli import processes
 from prunecli.commands import console
-from prunecli.commands.checkpoints import DemoOption, checkpoints_or_demo, texts_or_demo
+from prunecli.commands.checkpoints import DemoOption, checkpoints_or_demo, demo_text, texts_or_demo
 from prunecli.commands.memory_options import MemoryOption, SpillDirOption, memory_bytes
 from prunecli.commands.options import (
     BatchTokensOption,
@@ -54,7 +54,7 @@ def evaluate(
     pairs: PairsOption = None,
     task: TaskOption = None,
     text: NamedTextOption = None,
-    whole_files: WholeFilesOption = False,
+    whole_files: WholeFilesOption = None,
     labelled: LabelledOption = None,
     context: ContextOption = None,
     stride: Annotated[
@@ -174,7 +174,6 @@ def evaluate(
     Several processes share the sentences: torchrun --nproc-per-node 2 -m prunecli evaluate ….
     """
     from prunecli.commands import evaluation_tables as tables
-    from prunecli.demo import DATA
 
     budget = memory_bytes(memory, spill_dir)  # before torch is imported
 
@@ -184,7 +183,7 @@ def evaluate(
     from prunecli.text.choice import TextChoice
     from prunecli.text.named import given_names
 
-    files = texts_or_demo(text, demo, "test")
+    files = texts_or_demo(text, demo, "test", checkpoints)
     choice = TextChoice(
         data=data,
         split=split,
@@ -194,11 +193,11 @@ def evaluate(
         pairs=pairs,
         files=tuple(file.path for file in files),
         names=given_names(files),
-        whole_files=whole_files,
+        whole_files=False if files and not text and whole_files is None else whole_files,
         labelled=labelled,
         max_sentences=max_sentences,
         context=context,
-        demo=DATA,
+        demo=demo_text(checkpoints),
     )
     options = EvaluationOptions(
         decoding=DecodingOptions(beam, batch_tokens, max_new_tokens),

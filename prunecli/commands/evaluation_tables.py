@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from prunecli.commands import console
 from prunecli.evaluation.significance import too_few
 from prunecli.results.scores import SCORES, Score
+from prunecli.tensors.quantities import counted
 
 if TYPE_CHECKING:
     from prunecli.results.evaluation import Evaluation
@@ -157,7 +158,8 @@ def show_task(evaluation: Evaluation) -> None:
     test, few = evaluation.significance, None
     # McNemar's test is exact: where there is too little it finds nothing.
     if test is not None and not test["test"].startswith("McNemar"):
-        few = too_few(evaluation.data["texts"], "texts")
+        tested = test.get("examples", evaluation.data["texts"])
+        few = too_few(tested, "windows" if "windows" in test["test"] else "texts")
     if few:
         test = None
         console.warn(few)
@@ -176,7 +178,8 @@ def _task_table(evaluation: Evaluation, test: Mapping[str, Any] | None) -> conso
         marked = test["of"] if test is not None and p_value is not None and p_value < test["level"] else None
         rows.append([result.checkpoint, *_cells(columns, result.scores, marked)])
     data = evaluation.data
-    title = f"{evaluation.task}, {', '.join(data['files'])}, {data['texts']:,} texts"
+    texts = counted(data["texts"], "document" if data.get("whole_files") else "text")
+    title = f"{evaluation.task}, {', '.join(data['files'])}, {texts}"
     return console.table(title, ["checkpoint", *(score.title for score in columns.values())], rows)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from prunecli import processes
+from prunecli.commands.checkpoints import demo_text
 from prunecli.commands.finetune_options import (
     CheckpointingOption,
     DropoutOption,
@@ -35,6 +36,7 @@ from prunecli.commands.options import (
     TextFilesOption,
     TrainingDeviceOption,
     TrainingTaskOption,
+    WholeFilesOption,
     refuse_absent,
     refuse_absent_text,
 )
@@ -86,6 +88,7 @@ def finetune(
     langs: LangsOption = None,
     pairs: PairsOption = None,
     text: TextFilesOption = None,
+    whole_files: WholeFilesOption = None,
     valid_text: Annotated[
         list[Path] | None,
         typer.Option(
@@ -252,7 +255,6 @@ def finetune(
 
     Several processes: torchrun --standalone --nproc-per-node 2 -m prunecli finetune …; batches are per process.
     """
-    from prunecli import demo
     from prunecli.text.choice import TextChoice
     from prunecli.training import options as training
 
@@ -262,14 +264,16 @@ def finetune(
         langs=langs,
         pairs=pairs,
         files=tuple(text or ()),
+        whole_files=whole_files,
         labelled=labelled,
         max_sentences=max_sentences,
         context=context,
-        demo=demo.DATA,
+        demo=demo_text(tokenizer or from_scratch or checkpoint),
     )
     valid = TextChoice(
         split=valid_split,
         files=tuple(valid_text or ()),
+        whole_files=whole_files,
         labelled=valid_labelled,
         max_sentences=max_valid,
     )

@@ -122,7 +122,7 @@ TextFilesOption = Annotated[
     typer.Option(
         "--text",
         callback=refuse_absent_text,
-        help="File of plain text, one a line; may be given again.",
+        help="File of plain text; may be given again.",
         metavar="FILE",
         show_default=False,
     ),
@@ -133,14 +133,20 @@ NamedTextOption = Annotated[
         "--text",
         callback=refuse_absent_text,
         parser=parse_text_file,
-        help="File of plain text, one a line, or hf://ORG/NAME:SPLIT[:1000]:COLUMN; may be given again. With NAME= "
-        "what is measured is told apart by name.",
+        help="File of plain text, or hf://ORG/NAME:SPLIT[:1000]:COLUMN; may be given again. With NAME= what is "
+        "measured is told apart by name.",
         metavar="[NAME=]FILE",
         show_default=False,
     ),
 ]
 WholeFilesOption = Annotated[
-    bool, typer.Option("--whole-files", help="Each --text file is one text, not each of its lines.")
+    bool | None,
+    typer.Option(
+        "--whole-files/--lines",
+        help="Each --text file is one document, cut into windows of --context, or each of its lines is a text. "
+        "Default: whole files for causal language models, lines for all others.",
+        show_default=False,
+    ),
 ]
 LabelledOption = Annotated[
     Path | None,
@@ -184,7 +190,12 @@ OrderOption = Annotated[
 ]
 MaxSentencesOption = Annotated[
     int | None,
-    typer.Option("--max-sentences", min=1, help="Use only the first N sentences.", metavar="N"),
+    typer.Option(
+        "--max-sentences",
+        min=1,
+        help="Use only the first N sentences; of --text the first N lines, with --whole-files too.",
+        metavar="N",
+    ),
 ]
 DeviceOption = Annotated[
     str,

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prunecli.commands import console
+from prunecli.commands.checkpoints import demo_text
 from prunecli.commands.options import (
     BatchTokensOption,
     CheckpointArgument,
     ConfigOnlyOption,
+    ContextOption,
     DataOption,
     DenseOnlyOption,
     DeviceOption,
@@ -28,6 +30,7 @@ from prunecli.commands.options import (
     SideName,
     SplitOption,
     TextFilesOption,
+    WholeFilesOption,
 )
 from prunecli.commands.rewriting import How, Shown, removal
 from prunecli.errors import UsageError
@@ -95,6 +98,8 @@ def prune_ffn(
     langs: LangsOption = None,
     pairs: PairsOption = None,
     text: TextFilesOption = None,
+    whole_files: WholeFilesOption = None,
+    context: ContextOption = None,
     max_sentences: MaxSentencesOption = None,
     batch_tokens: BatchTokensOption = 4096,
     device: DeviceOption = "auto",
@@ -115,7 +120,6 @@ def prune_ffn(
 
     Quality comes back by training: prunecli finetune.
     """
-    from prunecli import demo
     from prunecli.evaluation.on_text import RunOptions
     from prunecli.methods.ffn.narrow import MEASURED, NarrowOptions, refuse_contradictions
     from prunecli.text.choice import TextChoice
@@ -126,8 +130,10 @@ def prune_ffn(
         langs=langs,
         pairs=pairs,
         files=tuple(text or ()),
+        whole_files=whole_files,
         max_sentences=max_sentences,
-        demo=demo.DATA,
+        context=context,
+        demo=demo_text(checkpoint),
     )
     named = choice.first_given
     default: UnitScore = "norms" if named is None else "activation-norm"

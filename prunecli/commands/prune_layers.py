@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prunecli.commands import console
+from prunecli.commands.checkpoints import demo_text
 from prunecli.commands.options import (
     BatchTokensOption,
     CheckpointArgument,
     ConfigOnlyOption,
+    ContextOption,
     DataOption,
     DeviceOption,
     DryRunOption,
@@ -28,6 +30,7 @@ from prunecli.commands.options import (
     SplitOption,
     StreamOption,
     TextFilesOption,
+    WholeFilesOption,
 )
 from prunecli.commands.rewriting import How, Shown, removal
 from prunecli.errors import UsageError
@@ -117,6 +120,8 @@ def prune_layers(
     langs: LangsOption = None,
     pairs: PairsOption = None,
     text: TextFilesOption = None,
+    whole_files: WholeFilesOption = None,
+    context: ContextOption = None,
     max_sentences: MaxSentencesOption = None,
     batch_tokens: BatchTokensOption = 4096,
     device: DeviceOption = "auto",
@@ -137,7 +142,6 @@ def prune_layers(
 
     One layer of each stack stays. Quality comes back by training: prunecli finetune.
     """
-    from prunecli import demo
     from prunecli.evaluation.on_text import RunOptions
     from prunecli.methods.layers.plan import LayerOptions, refuse_contradictions
     from prunecli.text.choice import TextChoice
@@ -161,8 +165,10 @@ def prune_layers(
         langs=langs,
         pairs=pairs,
         files=tuple(text or ()),
+        whole_files=whole_files,
         max_sentences=max_sentences,
-        demo=demo.DATA,
+        context=context,
+        demo=demo_text(checkpoint),
     )
     refuse_contradictions(options)
     named = choice.first_given

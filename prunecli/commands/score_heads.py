@@ -31,6 +31,7 @@ from prunecli.commands.options import (
     TargetFileOption,
     TaskOption,
     TextFilesOption,
+    WholeFilesOption,
     refuse_absent_text,
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
@@ -51,6 +52,7 @@ def score_heads(
     langs: LangsOption = None,
     pairs: PairsOption = None,
     text: TextFilesOption = None,
+    whole_files: WholeFilesOption = None,
     labelled: LabelledOption = None,
     task: TaskOption = None,
     method: Annotated[
@@ -123,8 +125,7 @@ def score_heads(
 
     The gradient method's file holds sums over examples, so files of several texts merge in prune-heads.
     """
-    from prunecli import demo
-    from prunecli.commands.checkpoints import checkpoint_or_demo
+    from prunecli.commands.checkpoints import checkpoint_or_demo, demo_text
     from prunecli.commands.head_tables import draw, show
     from prunecli.model.checkpoint import open_model
     from prunecli.text.choice import TextChoice
@@ -139,10 +140,11 @@ def score_heads(
         langs=langs,
         pairs=pairs,
         files=tuple(text or ()),
+        whole_files=whole_files,
         labelled=labelled,
         max_sentences=max_sentences,
         context=context,
-        demo=demo.DATA,
+        demo=demo_text(checkpoint),
     )
     with open_model(checkpoint_or_demo(checkpoint)) as opened:
         layers = (

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from prunecli.commands import console
+from prunecli.commands.checkpoints import demo_text
 from prunecli.commands.options import (
     BatchTokensOption,
     CheckpointArgument,
     ConfigOnlyOption,
+    ContextOption,
     DataOption,
     DenseOnlyOption,
     DeviceOption,
@@ -28,6 +30,7 @@ from prunecli.commands.options import (
     SeedOption,
     SplitOption,
     TextFilesOption,
+    WholeFilesOption,
 )
 from prunecli.commands.rewriting import How
 from prunecli.errors import UsageError
@@ -114,6 +117,8 @@ def share_ffn(
     langs: LangsOption = None,
     pairs: PairsOption = None,
     text: TextFilesOption = None,
+    whole_files: WholeFilesOption = None,
+    context: ContextOption = None,
     max_sentences: MaxSentencesOption = None,
     batch_tokens: BatchTokensOption = 4096,
     device: DeviceOption = "auto",
@@ -134,7 +139,6 @@ def share_ffn(
 
     Each layer keeps its own norm. Quality comes back by training: prunecli finetune.
     """
-    from prunecli import demo
     from prunecli.evaluation.on_text import RunOptions
     from prunecli.methods.ffn.plan import FfnOptions
     from prunecli.text.choice import TextChoice
@@ -159,8 +163,10 @@ def share_ffn(
         langs=langs,
         pairs=pairs,
         files=tuple(text or ()),
+        whole_files=whole_files,
         max_sentences=max_sentences,
-        demo=demo.DATA,
+        context=context,
+        demo=demo_text(checkpoint),
     )
     named = choice.first_given
     if keep_units != "activations" and named is not None:

@@ -102,10 +102,16 @@ class CausalModels:
             name: self._scores(texts, rows, name, compared=shown) | continued.get(name, {})
             for name, rows in names.items()
         }
-        sizes = np.array([utf8_bytes(one) for one in self._text.texts])
+        if (
+            self._text.whole_files
+        ):  # of few documents; other windows than the first's cannot be tested against them
+            own_windows = is_first or windows == self._windows
+            values = read.nats / read.tokens.sum(axis=1) if own_windows else np.zeros(0)
+        else:
+            values = texts.nats / np.log(2) / np.array([utf8_bytes(one) for one in self._text.texts])
         return Measured(
             scores.pop(None),
-            texts.nats / np.log(2) / sizes,
+            values,
             cut,
             {name: own for name, own in scores.items() if name is not None},
         )

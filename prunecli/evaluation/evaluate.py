@@ -74,7 +74,7 @@ def evaluate(
         raise UsageError(f"--task {task}: one process does it", "Start it without torchrun.")
     return evaluate_task(
         directories,
-        choice.read(task),
+        choice.read(task, say),
         options,
         output,
         force=force,

@@ -23,7 +23,7 @@ from prunecli.model.cost import Load
 from prunecli.model.history import pruned_pairs
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.text.choice import Dataset, TextChoice
-from prunecli.text.columns import file_names
+from prunecli.text.columns import described
 from prunecli.text.parallel import pair_name
 from prunecli.text.tasks import TaskName, task_of, task_of_all
 
@@ -80,13 +80,12 @@ def bench_latency(
 
 def _described(data: Dataset, options: LatencyOptions) -> dict[str, Any]:
     """The fields of the file that say what is timed; those of translation as ever."""
-    text = data.text
     about: dict[str, Any] = {}
     if data.task == "translation":
         about["pair"] = pair_name(*data.pairs[0])
     else:
         about["task"] = data.task
-        about["data"] = {"files": file_names(text), "sha256": text.sha256}
+        about["data"] = described(data.text)
     if data.context is not None:
         about["context"] = data.context
     if data.task in ("translation", "lm"):

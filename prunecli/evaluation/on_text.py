@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from prunecli.errors import UsageError
 from prunecli.progress import Say, unsaid
 from prunecli.text.choice import Dataset, TextChoice
+from prunecli.text.columns import described
 from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.text.tasks import TaskName, task_of
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -30,11 +32,14 @@ class RunOptions:
     device: str = "auto"
 
 
-def measured_text(checkpoint: Checkpoint, choice: TextChoice, what: str, say: Say = unsaid) -> Dataset:
-    """Parallel text for a model with an encoder and a decoder, plain text for others.
+def measured_text(
+    checkpoint: Checkpoint, choice: TextChoice, what: str, say: Say = unsaid, *, task: TaskName | None = None
+) -> Dataset:
+    """Parallel text for a model with an encoder and a decoder, plain text for others (see `TextChoice.whole_files`).
 
     Args:
         what: the option that asks for it, for messages.
+        task: that plain text is for. If None, `lm` for causal language models, `mlm` for all others.
 
     Raises:
         UsageError: text of the other kind, or none.
@@ -44,12 +49,13 @@ def measured_text(checkpoint: Checkpoint, choice: TextChoice, what: str, say: Sa
         if choice.files:
             raise UsageError("--text goes with models that have one side.", "Give parallel text: --data DIR.")
         return choice.read("translation", say)
-    other = next((name for name, given in choice.given.items() if given and name != "--text"), None)
+    plain = ("--text", "--whole-files", "--lines", "--context")
+    other = next((name for name, given in choice.given.items() if given and name not in plain), None)
     if other is not None:
-        raise UsageError(f"{other} goes with models that translate.", "Give --text FILE, one text a line.")
+        raise UsageError(f"{other} goes with models that translate.", "Give --text FILE.")
     if not choice.files:
-        raise UsageError(f"{what} needs text.", "Give --text FILE, one text a line.")
-    return choice.read("lm")
+        raise UsageError(f"{what} needs text.", "Give --text FILE.")
+    return choice.read(task or ("lm" if task_of(checkpoint) == "lm" else "mlm"), say)
 
 
 def describe(data: Dataset, choice: TextChoice) -> dict[str, Any]:
@@ -57,7 +63,7 @@ def describe(data: Dataset, choice: TextChoice) -> dict[str, Any]:
     if isinstance(data.text, ParallelText):
         names = [pair_name(*pair) for pair in data.pairs]
         return {"split": choice.split or "val", "pairs": names, "sentences": len(data.text)}
-    return {"files": [path.name for path in data.text.files], "sha256": data.text.sha256}
+    return described(data.text)
 
 
 def model_and_batches(
@@ -94,12 +100,13 @@ def model_and_batches(
     if isinstance(text, ParallelText):
         examples = [translation_examples(tokenizer, model, text, [pair]) for pair in data.pairs]
         return model, [batch for one in examples for batch in one.batches(size)]
-    return model, _plain(tokenizer, model, text.texts, size, predicting=predicting, pooling=pooling)
+    return model, _plain(tokenizer, model, data, text.texts, size, predicting=predicting, pooling=pooling)
 
 
 def _plain(
     tokenizer: Any,
     model: Any,
+    data: Dataset,
     texts: Sequence[str],
     batch_tokens: int,
     *,
@@ -107,14 +114,22 @@ def _plain(
     pooling: Pooling | None,
 ) -> list[Batch]:
     from prunecli.running.encoding import embedding_examples, padding_id, text_examples
+    from prunecli.running.examples import Examples, Sequences, TextExamples
     from prunecli.running.masking import mlm_examples
-    from prunecli.running.windows import lm_windows, window_examples
+    from prunecli.running.windows import lm_windows, stretches, window_examples
 
+    examples: Examples
+    context = data.context
     if pooling is not None:
-        return embedding_examples(tokenizer, model, pooling, texts).batches(batch_tokens)
-    if not predicting:
-        return text_examples(tokenizer, model, texts).batches(batch_tokens)
-    if model.can_generate():
-        windows = lm_windows(tokenizer, model, texts)
-        return window_examples(windows, padding_id(model, tokenizer)).batches(batch_tokens)
-    return mlm_examples(tokenizer, model, texts).batches(batch_tokens)
+        examples = embedding_examples(tokenizer, model, pooling, texts, context)
+    elif data.task == "lm" and predicting:
+        windows = lm_windows(tokenizer, model, texts, context=context)
+        examples = window_examples(windows, padding_id(model, tokenizer))
+    elif data.task == "lm":
+        ids = Sequences(stretches(tokenizer, model, texts, context))
+        examples = TextExamples(ids, ids, padding_id(model, tokenizer))
+    elif predicting:
+        examples = mlm_examples(tokenizer, model, texts, context=context)
+    else:
+        examples = text_examples(tokenizer, model, texts, context)
+    return examples.batches(batch_tokens)

@@ -17,7 +17,7 @@ from prunecli.evaluation.measured import Measured
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.text.choice import Dataset, Text
-from prunecli.text.columns import file_names
+from prunecli.text.columns import described
 from prunecli.text.labelled import LabelledText, label_ids
 from prunecli.text.plain import PlainText
 
@@ -41,6 +41,8 @@ TESTS: Mapping[OtherTask, tuple[str, str]] = {
     "lm": ("paired t-test", "bits_per_byte"),
 }
 """Task -> the test of significance, and the score that it tests."""
+OF_WINDOWS = ("paired t-test over the windows' losses", "perplexity")
+"""The same for `lm` where files are whole documents."""
 LAYER_MAJOR: tuple[OtherTask, ...] = ("lm", "mlm")
 """Tasks that can run layer by layer."""
 
@@ -59,7 +61,7 @@ def evaluate_task(
     """Measure each checkpoint at the task of `data`, compare with the first, write `output`.
 
     `lm`: perplexity and bits per byte, divergence from the first (`CausalModels`); paired t-test over the texts' bits
-    per byte. `mlm`: the loss of hidden tokens;
+    per byte, or over the windows' losses where files are whole documents. `mlm`: the loss of hidden tokens;
     paired t-test over the texts' mean losses. `classification`: accuracy, F1 and Matthews correlation;
     McNemar's exact test. `embedding`: cosine to the first one's vectors; of scored pairs Spearman's correlation, of
     aligned sentences the accuracy of retrieval, by McNemar's exact test.
@@ -104,7 +106,8 @@ def evaluate_task(
             label: _measure(label, checkpoint, causal or embedding, data, options, progress, report)
             for label, checkpoint in opened.items()
         }
-    test = TESTS.get(task) if embedding is None else embedding.test
+    whole = isinstance(text, PlainText) and text.whole_files and task == "lm"
+    test = OF_WINDOWS if whole else TESTS.get(task) if embedding is None else embedding.test
     evaluation = _evaluation(opened, task, text, options, measured, test)
     if output is not None:
         write_json(output, evaluation.to_json(), force=force)
@@ -286,11 +289,17 @@ def _evaluation(
         )
     tested = None
     if test is not None and len(measured) > 1:
-        tested = {"test": test[0], "of": test[1], "level": options.level, "baseline": baseline}
+        tested = {
+            "test": test[0],
+            "of": test[1],
+            "level": options.level,
+            "baseline": baseline,
+            "examples": len(measured[baseline].values),
+        }
     return Evaluation(
         **header(Evaluation.FORMAT, list(opened.values()), options.seed if task == "mlm" else None),
         task=task,
-        data={"files": file_names(text), "texts": len(text), "sha256": text.sha256},
+        data={"texts": len(text), **described(text)},
         significance=tested,
         results=results,
     )
@@ -303,5 +312,7 @@ def _rounded(scores: Mapping[str, Any]) -> dict[str, Any]:
 def _p_value(test: tuple[str, str], baseline: NDArray[Any], values: NDArray[Any]) -> float | None:
     from prunecli.evaluation.paired import mcnemar_test, paired_t_test
 
+    if len(baseline) != len(values):  # windows of another tokenizer
+        return None
     p_value = (mcnemar_test if test[0].startswith("McNemar") else paired_t_test)(baseline, values)
     return None if p_value is None else round(p_value, 6)

@@ -25,8 +25,11 @@ from prunecli.running.lengths import max_positions, position_count, vocabulary_s
 from prunecli.text.choice import Dataset
 from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText
-from prunecli.text.plain import PlainText
+from prunecli.text.plain import PlainText, bounded
 from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
+
+PROMPT = 128
+"""Tokens of a prompt that is cut out of a document where no `context` is given."""
 
 
 @dataclass(frozen=True)
@@ -195,9 +198,12 @@ def _continued(
     count: int,
     new_tokens: int,
 ) -> Continuation:
-    """Each text a prompt; with `context` the whole text one after another, cut to prompts of so many tokens."""
+    """Each line is a prompt, or each stretch of `PROMPT` tokens of a document.
+
+    With `context` the texts stand one after another, and are cut to prompts of so many tokens.
+    """
     from prunecli.running.encoding import padding_id, require_task, text_examples
-    from prunecli.running.windows import packed_examples
+    from prunecli.running.windows import packed_examples, stretches
 
     require_task(model, "lm")
     limit = position_count(model)
@@ -206,23 +212,27 @@ def _continued(
     )  # the prefill's token, which is the first that is fed
     if room is not None and limit is not None:
         _require_positions(checkpoint, new_tokens + 1, limit)
-    if context is None:
+    if room is not None and context is not None and context > room:
+        raise UsageError(
+            f"{checkpoint.path}: prompts of {context:,} tokens and {new_tokens + 1:,} new ones were asked for, the "
+            f"model has {limit:,} positions",
+            f"Ask for at most --context {room}.",
+        )
+    length = context or min(PROMPT, room or PROMPT)
+    texts = bounded(text.texts, length * count)
+    if context is None and not text.whole_files:
         ids = text_examples(tokenizer, model, text.first(count).texts, skip_empty=False).ids
         rows = [ids[i].tolist()[:room] for i in range(len(ids))]
+    elif context is None:
+        rows = stretches(tokenizer, model, texts, length)[:count]
     else:
-        if room is not None and context > room:
-            raise UsageError(
-                f"{checkpoint.path}: prompts of {context:,} tokens and {new_tokens + 1:,} new ones were asked for, the "
-                f"model has {limit:,} positions",
-                f"Ask for at most --context {room}.",
-            )
-        ids = packed_examples(tokenizer, model, text.texts, context).ids
+        ids = packed_examples(tokenizer, model, texts, context).ids
         rows = [ids[i].tolist() for i in range(len(ids)) if len(ids[i]) == context][:count]
-        if len(rows) < count:
-            raise DataError(
-                f"{', '.join(map(str, text.files))}: {len(rows):,} prompts of {context:,} tokens, {count:,} are needed",
-                "Give more text, a smaller --context, or fewer --sentences.",
-            )
+    if len(rows) < count:
+        raise DataError(
+            f"{', '.join(map(str, text.files))}: {len(rows):,} prompts of {length:,} tokens, {count:,} are needed",
+            "Give more text, a smaller --context, or fewer --sentences.",
+        )
     return Continuation(tuple(map(tuple, rows)), padding_id(model, tokenizer), new_tokens)
 
 

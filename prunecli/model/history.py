@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prunecli import __version__
-from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.structure import KEY
 from prunecli.tensors.hub.names import origin
 from prunecli.tensors.json_files import lenient, read_object
@@ -56,6 +56,15 @@ def written_checkpoints(directory: Path) -> list[Path]:
     """The checkpoints that prunecli wrote in `directory` (not below), by name."""
     configs = {path.parent: lenient(read_object)(path) for path in directory.glob("*/config.json")}
     return sorted(path for path, config in configs.items() if config and KEY in config)
+
+
+def made_from(path: Path, origin: Path) -> bool:
+    """Whether the checkpoint `path` is `origin` or was made from it, by its config.json and the history in it."""
+    sources = [source for step in _steps(path) or () if isinstance(source := step.get("source"), Mapping)]
+    if not sources:
+        return lenient(read_object)(path / "config.json") == read_object(origin / "config.json")
+    fingerprint = open_model(origin).fingerprint
+    return any(source.get("fingerprint") == fingerprint for source in sources)
 
 
 def pruned_pairs(

@@ -298,8 +298,9 @@ def _cell(score: str, scores: Mapping[str, float]) -> str | None:
 
 def _test(result: Evaluated, evaluation: Evaluation) -> str | None:
     """The p-value of a single test, or how many pairs are significantly worse and better."""
-    data = numbers(evaluation.data)
-    if evaluation.task != "classification" and data.get("sentences", data.get("texts", LEAST)) < LEAST:
+    data = numbers(evaluation.data) | numbers(evaluation.significance or {})
+    examples = data.get("examples", data.get("sentences", data.get("texts", LEAST)))
+    if evaluation.task != "classification" and examples < LEAST:
         return None
     if result.p_value is not None:
         return _p_text(result.p_value)

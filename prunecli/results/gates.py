@@ -39,6 +39,8 @@ class GateStatistics(Tabled):
         dtype: that the model was computed in; None where the file does not say it.
         routers: `router_fingerprint` of the checkpoint that was run; None where the file does not say it.
         split: of the text, where the command line of the file names it.
+        whole_files: each file of plain text was one document, or each line was; None: unknown, or of both kinds.
+        mixed: statistics of whole documents and of single lines were merged.
     """
 
     FORMAT: ClassVar[str] = "prunecli.gates/1"
@@ -56,6 +58,8 @@ class GateStatistics(Tabled):
     dtype: str | None = None
     routers: str | None = None
     split: str | None = None
+    whole_files: bool | None = None
+    mixed: bool = False
 
     @property
     def format(self) -> str:
@@ -99,6 +103,7 @@ class GateStatistics(Tabled):
                 dtype=payload.get("dtype"),
                 routers=str(model["routers"]) if "routers" in model else None,
                 split=asked(payload, "--split"),
+                whole_files=payload.get("whole_files"),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             missing = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({reason_of(error)})"
@@ -122,6 +127,7 @@ class GateStatistics(Tabled):
                 for pair, sums in self.entries.items()
             },
             **({} if self.dtype is None else {"dtype": self.dtype}),
+            **({} if self.whole_files is None else {"whole_files": self.whole_files}),
         }
 
     def _tables(self) -> Tables:
@@ -214,11 +220,14 @@ def merge(parts: Sequence[GateStatistics], names: Sequence[str] | None = None) -
             found.setdefault(pair, []).append(sums)
     entries = {pair: combine(held, first.mode) for pair, held in found.items()}
     splits = dict.fromkeys(part.split for part in parts if part.split is not None)
+    kinds = {part.whole_files for part in parts}
     return replace(
         first,
         entries=entries,
         lacks=frozenset[str]().union(*(part.lacks for part in parts)),
         split=" and ".join(splits) or None,
+        whole_files=first.whole_files if len(kinds) == 1 else None,
+        mixed={True, False} <= kinds,
     )
 
 

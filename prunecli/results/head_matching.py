@@ -48,8 +48,11 @@ def merge(parts: Sequence[HeadScores], names: Sequence[str] | None = None) -> He
                     f"{names[0]} and {name} cannot be merged: {what} differ.",
                     "Merge only scores of one model, one task and one --importance.",
                 )
+    kinds = {part.whole_files for part in parts}
     return replace(
         first,
+        whole_files=first.whole_files if len(kinds) == 1 else None,
+        mixed={True, False} <= kinds,
         examples=sum(part.examples for part in parts),
         values={
             name: sum((part.values[name] for part in parts[1:]), first.values[name]) for name in first.heads

@@ -74,6 +74,7 @@ class HeadScores(Tabled):
         also: of the same: scores in other metrics, from the same runs.
         reported: of all-but-one, where heads were chosen on other text than is reported.
         texts, split: what they were scored on, where the command line of the file names it.
+        whole_files, mixed: see `GateStatistics`.
     """
 
     FORMAT: ClassVar[str] = "prunecli.heads/1"
@@ -95,6 +96,8 @@ class HeadScores(Tabled):
     reported: ReportedHeads | None = None
     texts: tuple[str, ...] = ()
     split: str | None = None
+    whole_files: bool | None = None
+    mixed: bool = False
 
     @property
     def sign(self) -> int:
@@ -157,6 +160,7 @@ class HeadScores(Tabled):
                 dtype=payload.get("dtype"),
                 texts=_texts(payload),
                 split=asked(payload, "--split"),
+                whole_files=payload.get("whole_files"),
             )
             if method == "gradient":
                 scores = _with_tokens(scores, payload, path)
@@ -195,6 +199,8 @@ class HeadScores(Tabled):
             payload["best"] = self.best()
         if self.dtype is not None:
             payload["dtype"] = self.dtype
+        if self.whole_files is not None:
+            payload["whole_files"] = self.whole_files
         if self.also:
             payload["also"] = {
                 other.metric: {

@@ -19,7 +19,7 @@ from prunecli.text.parallel import (
     read_pair,
     read_parallel,
 )
-from prunecli.text.plain import PlainText, read_plain
+from prunecli.text.plain import PlainText, convention, read_plain
 from prunecli.text.tasks import TaskName, TrainingTask
 
 Text = ParallelText | PlainText | LabelledText
@@ -36,20 +36,21 @@ _TASKS: Mapping[str, tuple[TaskName, ...]] = {
         ("--valid-split", "--spm", "--hypotheses", "--groups", "--beam", "--comet"), ("translation",)
     ),
     **dict.fromkeys(("--labelled", "--valid-labelled"), ("classification",)),
-    **dict.fromkeys(("--text", "--valid-text", "--whole-files", "--context", "--memory"), _PLAIN),
+    **dict.fromkeys(("--text", "--valid-text", "--whole-files", "--lines", "--context", "--memory"), _PLAIN),
     **dict.fromkeys(("--stride", "--continuations"), ("lm",)),
 }
 """Option -> the tasks that it goes with."""
 _OF_EMBEDDING = (
     *("--data", "--source-file", "--target-file", "--langs", "--pairs"),
-    *("--labelled", "--text", "--whole-files", "--context"),
+    *("--labelled", "--text", "--whole-files", "--lines", "--context"),
     *("--valid-split", "--valid-text", "--valid-labelled"),
 )
 """Options that go with the vectors of texts."""
 _NEEDS: Mapping[TrainingTask, str] = {
     "translation": "Give --data DIR, or --source-file, --target-file and --pairs.",
     "classification": "Give --labelled FILE: label<TAB>text on every line, or JSON lines.",
-    **dict.fromkeys((*_PLAIN, "feature-extraction"), "Give --text FILE, one text a line."),
+    "lm": "Give --text FILE.",
+    **dict.fromkeys(("mlm", "feature-extraction"), "Give --text FILE, one text a line."),
     "embedding": "Give --text FILE, one text a line; --labelled FILE of scored pairs; or --data DIR of aligned text.",
 }
 """Task -> the text that it needs."""
@@ -103,9 +104,10 @@ class TextChoice(Choices):
         langs, pairs: see `parse_pairs`.
         files: of plain text.
         names: of `files`, by which what is measured is told apart; empty: they have none.
-        whole_files: each of `files` is one text, not each of its lines.
+        whole_files: each of `files` is one text, or each of its lines is. If None, causal language models read whole
+            files, all others lines.
         labelled: file of labelled text.
-        max_sentences: only the first so many; None: all.
+        max_sentences: only the first so many, of plain text lines, see `read_plain`; None: all.
         context: see `Dataset`.
         demo: what `data` is where it is None: the demo's text; None: a text must be named.
     """
@@ -118,7 +120,7 @@ class TextChoice(Choices):
     pairs: Names | None = None
     files: Path | str | Sequence[Path | str] = ()
     names: tuple[str, ...] = ()
-    whole_files: bool = False
+    whole_files: bool | None = None
     labelled: Path | str | None = None
     max_sentences: int | None = None
     context: int | None = None
@@ -134,7 +136,7 @@ class TextChoice(Choices):
             "--langs": self.langs,
             "--pairs": self.pairs,
             "--text": self.files or None,
-            "--whole-files": self.whole_files or None,
+            "--lines" if self.whole_files is False else "--whole-files": self.whole_files,
             "--labelled": self.labelled,
             "--context": self.context,
         }
@@ -194,7 +196,7 @@ class TextChoice(Choices):
         """The text of `task`.
 
         Args:
-            say: hears that the demo's text is read.
+            say: hears that the demo's text is read, or whether each file or each line is a text.
 
         Raises:
             UsageError: options that contradict each other, or no text for the task.
@@ -208,13 +210,19 @@ class TextChoice(Choices):
         Raises:
             UsageError, DataError: as `read`.
         """
+        whole_files = task == "lm" if self.whole_files is None else self.whole_files
         if task == "embedding":
             task = self._kind_of_embedding()
         if task == "translation":
             return self.parallel(say)
         if task != "classification":
-            plain = read_plain(paths(self.files), whole_files=self.whole_files, names=self.names)
-            return plain.first(self.max_sentences), ()
+            files = paths(self.files)
+            plain = read_plain(
+                files, whole_files=whole_files, names=self.names, max_sentences=self.max_sentences
+            )
+            if (line := convention(files, whole_files=whole_files)) is not None:
+                say(line)
+            return plain, ()
         if self.labelled is None:
             raise UsageError("classification needs labels", _NEEDS[task])
         return read_labelled(self.labelled).first(self.max_sentences), ()

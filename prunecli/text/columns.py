@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prunecli.errors import DataError
 from prunecli.text.choice import Pairs, Text
 from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText
+from prunecli.text.plain import PlainText
 
 
 def columns(text: Text, pairs: Pairs = ()) -> dict[str, list[str]]:
@@ -32,8 +35,11 @@ def columns(text: Text, pairs: Pairs = ()) -> dict[str, list[str]]:
     return {"": list(text.texts)}
 
 
-def file_names(text: Text) -> list[str]:
-    """Of what the texts were read from."""
+def described(text: Text) -> dict[str, Any]:
+    """The fields of a result that tell which text was read: `files`, `sha256`, and `whole_files` of plain text."""
     if isinstance(text, ParallelText):
-        return [f"{text.split}.{language}" for language in text.languages]
-    return [path.name for path in text.files]
+        files = [f"{text.split}.{language}" for language in text.languages]
+    else:
+        files = [path.name for path in text.files]
+    whole = {"whole_files": text.whole_files} if isinstance(text, PlainText) else {}
+    return {"files": files, "sha256": text.sha256, **whole}

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from prunecli.choices import Choices
 from prunecli.errors import DataError, UsageError, reason_of
+from prunecli.progress import Say, unsaid
 from prunecli.text.hub_data import is_hub_data, read_hub_data
 from prunecli.text.json_lines import Chat, is_json_lines, read_json_lines
 from prunecli.text.named import TextFile, names_of
-from prunecli.text.plain import read_plain
+from prunecli.text.plain import bounded, convention, read_plain
 from prunecli.text.tokens import Tokenizer, require_rows, tokenized
 
 AT_ONCE = 1 << 8
@@ -29,11 +30,13 @@ class Corpus(Choices):
         name: under which it is measured.
         files: where it is from.
         documents: texts and chats, in the order of the files and of their lines.
+        whole_files: each file of plain text is one document, or each of its lines is; None: not known.
     """
 
     name: str
     files: tuple[Path, ...]
     documents: tuple[str | Chat, ...]
+    whole_files: bool | None = None
 
     @property
     def sha256(self) -> str:
@@ -45,7 +48,11 @@ class Corpus(Choices):
 
 
 def read_corpora(
-    files: Sequence[TextFile], *, whole_files: bool = False, max_tokens: int | None = None
+    files: Sequence[TextFile],
+    *,
+    whole_files: bool = True,
+    max_tokens: int | None = None,
+    say: Say = unsaid,
 ) -> tuple[Corpus, ...]:
     """Read files of text; those of one name are one corpus, the first of a name says where it stands.
 
@@ -53,8 +60,10 @@ def read_corpora(
     is plain text in UTF-8.
 
     Args:
-        whole_files: each file of plain text is one text; else each of its lines is.
-        max_tokens: that are needed of each name; of a data set no more is read.
+        whole_files: each file of plain text is one document; else each of its lines is.
+        max_tokens: that are needed of each name; of a data set no more is read, and of a file no more than
+            `bounded` leaves.
+        say: hears whether each file or each line is a document.
 
     Raises:
         UsageError: no file is given, or a data set without a bound.
@@ -65,15 +74,20 @@ def read_corpora(
         raise UsageError("no text was given", "Name one or more with --text NAME=FILE.")
     found: dict[str, Corpus] = {}
     for name, file in zip(names_of(files), files, strict=True):
-        before = found.get(name, Corpus(name, (), ()))
+        before = found.get(name, Corpus(name, (), (), whole_files))
         documents: tuple[str | Chat, ...]
         if is_hub_data(file.path):
             documents = read_hub_data(file.path, max_tokens)
         elif is_json_lines(file.path):
             documents = read_json_lines(file.path)
         else:
-            documents = read_plain([file.path], whole_files=whole_files).texts
-        found[name] = Corpus(name, (*before.files, file.path), (*before.documents, *documents))
+            texts = read_plain([file.path], whole_files=whole_files).texts
+            documents = texts if max_tokens is None else bounded(texts, max_tokens)
+        found[name] = replace(
+            before, files=(*before.files, file.path), documents=(*before.documents, *documents)
+        )
+    if (line := convention([file.path for file in files], whole_files=whole_files)) is not None:
+        say(line)
     return tuple(found.values())
 
 

@@ -1,14 +1,16 @@
-"""Plain text: files of one text per line, or each file one text."""
+"""Plain text: each file is a document, or each of its lines is a text."""
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prunecli.errors import DataError, UsageError
-from prunecli.text.hub_data import is_hub_data, read_hub_data
+from prunecli.tensors.quantities import counted
+from prunecli.text.hub_data import CHARACTERS, is_hub_data, read_hub_data
 from prunecli.text.json_lines import Chat, is_json_lines, read_json_lines
 from prunecli.text.lines import read_lines, require_count
 
@@ -21,11 +23,13 @@ class PlainText:
         files: where they are from.
         texts: without line ends at their ends; none is blank.
         names: of each text, the one that its file was given; empty: none was.
+        whole_files: each file of plain text is one text; else each of its lines is.
     """
 
     files: tuple[Path, ...]
     texts: tuple[str, ...]
     names: tuple[str, ...] = ()
+    whole_files: bool = False
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -43,54 +47,98 @@ class PlainText:
             found.setdefault(name, []).append(number)
         return found
 
-    def first(self, count: int | None) -> PlainText:
-        """The first `count` texts, of each name where there are names; all of them where it is None.
+    def first(self, count: int) -> PlainText:
+        """The first `count` texts.
 
         Raises:
             DataError: there are fewer.
         """
-        if not self.names:
-            require_count(count, len(self), "texts", ", ".join(map(str, self.files)), "there are")
-            return PlainText(self.files, self.texts[:count])
-        for name, numbers in self.by_name.items():
-            require_count(count, len(numbers), "texts", name, "there are")
-        kept = sorted(number for numbers in self.by_name.values() for number in numbers[:count])
-        return PlainText(self.files, tuple(self.texts[n] for n in kept), tuple(self.names[n] for n in kept))
+        require_count(count, len(self), "texts", ", ".join(map(str, self.files)), "there are")
+        return replace(self, texts=self.texts[:count], names=self.names[:count])
+
+
+MIXED = (
+    "Warning: of the files that are added up, some read whole documents and others single lines (--lines)."
+)
+"""What is told of statistics of both kinds."""
 
 
 def read_plain(
-    files: Sequence[Path | str], *, whole_files: bool = False, names: Sequence[str] = ()
+    files: Sequence[Path | str],
+    *,
+    whole_files: bool = False,
+    names: Sequence[str] = (),
+    max_sentences: int | None = None,
 ) -> PlainText:
-    r"""Read UTF-8 text; blank lines are skipped, a byte order mark and the `\r` of line ends are left out.
+    r"""Read UTF-8 text without byte order marks; `\r\n` ends a line as `\n` does.
 
-    A file called `.jsonl` holds an object a line, whose `text` is one; `hf://…` is a data set of the hub.
+    A file called `.jsonl` holds an object a line, whose `text` is one text; `hf://…` is a data set of the hub.
 
     Args:
         files: in the order in which they are to be read.
-        whole_files: each file is one text, its line ends and blank lines included; else each line is one.
+        whole_files: each file is one text, with its line ends and blank lines except those at its end; else each line
+            that is not blank is one.
         names: of each file; empty: they have none.
+        max_sentences: read the first so many lines that are not blank (of JSON lines and data sets: texts), of each
+            name where there are names, whether or not a file is one text; None: all.
 
     Raises:
         UsageError: no file is given, or a data set without a bound.
         PruneError: a data set, and `datasets` is not installed.
-        DataError: no such file, an empty one, or one that is not UTF-8 (with the line), or a chat.
+        DataError: no such file, an empty one, or one that is not UTF-8 (with the line), or a chat; fewer than
+            `max_sentences`.
     """
     if not files:
         raise UsageError("no file of text was given", "Name one or more with --text.")
     paths = tuple(Path(file) for file in files)
     texts: list[str] = []
     owners: list[str] = []
-    for number, path in enumerate(paths):
-        if is_hub_data(path):
-            texts += _texts_alone(path, read_hub_data(path))
-        elif is_json_lines(path):
-            texts += _texts_alone(path, read_json_lines(path))
+    read: Counter[str] = Counter()
+    for path, name in zip(paths, names or [""] * len(paths), strict=True):
+        if is_plain(path):
+            rows: Sequence[str] = read_lines(path)
         else:
-            lines = read_lines(path)
-            texts += ["\n".join(lines)] if whole_files else [line for line in lines if line.strip()]
-        if names:
-            owners += [names[number]] * (len(texts) - len(owners))
-    return PlainText(paths, tuple(texts), tuple(owners))
+            rows = _texts_alone(path, read_hub_data(path) if is_hub_data(path) else read_json_lines(path))
+        filled = [number for number, row in enumerate(rows) if row.strip()]
+        filled = filled[: None if max_sentences is None else max_sentences - read[name]]
+        read[name] += len(filled)
+        if whole_files and is_plain(path):
+            texts += ["\n".join(rows[: filled[-1] + 1])] if filled else []
+        else:
+            texts += [rows[number] for number in filled]
+        owners += [name] * (len(texts) - len(owners))
+    for name, present in read.items():
+        what = "lines" if whole_files else "texts"
+        require_count(max_sentences, present, what, name or ", ".join(map(str, paths)), "there are")
+    return PlainText(paths, tuple(texts), tuple(owners) if names else (), whole_files)
+
+
+def bounded(texts: Sequence[str], max_tokens: int) -> tuple[str, ...]:
+    """The first `CHARACTERS` x `max_tokens` characters of `texts`, which hold `max_tokens` tokens of most texts."""
+    left = CHARACTERS * max_tokens
+    kept = []
+    for text in texts:
+        if left <= 0:
+            break
+        kept.append(text[:left])
+        left -= len(text)
+    return tuple(kept)
+
+
+def is_plain(path: Path) -> bool:
+    """Whether a file is neither JSON lines nor a data set of the hub."""
+    return not is_hub_data(path) and not is_json_lines(path)
+
+
+def convention(files: Sequence[Path], *, whole_files: bool) -> str | None:
+    """The line that tells what a text of `files` is, with the option for the other; None: none of them is plain."""
+    count = sum(map(is_plain, files))
+    if not count:
+        return None
+    if whole_files:
+        how = "as a whole document" if count == 1 else "as whole documents"
+        return f"Text: {counted(count, 'file')} {how} (--lines takes each line as a text)."
+    return f"Text: {counted(count, 'file')}, each line a text (--whole-files takes each file as one text)."
 
 
 def _texts_alone(path: Path, documents: Sequence[str | Chat]) -> list[str]:

@@ -45,6 +45,7 @@ class Measured:
         tokens: layer's name -> that were routed, where they were counted.
         alone: language or text of several that were asked for -> the values that it alone gives, of the layers that it
             counts in.
+        mixed: see `GateStatistics`.
     """
 
     values: Mapping[str, Values]
@@ -57,6 +58,7 @@ class Measured:
     split: str | None = None
     tokens: Mapping[str, int] = field(default_factory=dict)
     alone: Mapping[str, Mapping[str, Values]] = field(default_factory=dict)
+    mixed: bool = False
 
 
 def measure_languages(
@@ -151,6 +153,7 @@ def measure_texts(
         split=statistics.split,
         tokens=_tokens(statistics, sums),
         alone=alone if 1 < len(names) <= MOST_ALONE else {},
+        mixed=statistics.mixed,
     )
 
 

@@ -40,6 +40,7 @@ from prunecli.model.structure import STATISTICS_OF
 from prunecli.progress import Progress, silent
 from prunecli.results.gate_matching import other_form
 from prunecli.results.gates import GateStatistics
+from prunecli.text.plain import MIXED
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -291,7 +292,8 @@ def _reasons(
         )
     thetas = ", ".join(f"{theta:.4f} ({side})" for side, theta in selection.thresholds.items())
     counted = ", counted as in the authors' released code" if measured.mode == "published" else ""
-    return (chosen, f"Threshold theta: {thetas}{counted}.") if thetas else (chosen,)
+    told = (chosen, f"Threshold theta: {thetas}{counted}.") if thetas else (chosen,)
+    return (*told, MIXED) if measured.mixed else told
 
 
 def _languages(options: ExpertOptions) -> str:

@@ -33,6 +33,7 @@ from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.runner import InMemory, Runner
 from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.text.choice import TextChoice
+from prunecli.text.plain import PlainText
 from prunecli.text.tasks import TaskName, task_of
 from prunecli.text.tokens import load_tokenizer
 
@@ -173,7 +174,8 @@ def score_heads(
         ).values()
         best = None if selected is None else report_best(loaded, data, scores.best(), ablation, progress)
         scores = replace(scores, also=tuple(others), reported=best)
-    scores = replace(scores, dtype=dtype_name(dtype))
+    whole_files = data.text.whole_files if isinstance(data.text, PlainText) else None
+    scores = replace(scores, dtype=dtype_name(dtype), whole_files=whole_files)
     if output is not None:
         write_json(Path(output), scores_document(scores, checkpoint, options), force=force)
     return scores

@@ -25,6 +25,7 @@ from prunecli.model.history import given, history_step
 from prunecli.model.stock import uniform_heads
 from prunecli.results.head_matching import check_matches, merge, numbered
 from prunecli.results.heads import HeadScores, Method, read_scores
+from prunecli.text.plain import MIXED
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -259,6 +260,7 @@ def _reasons(options: HeadOptions, request: Request, scores: HeadScores | None) 
     default = "" if options.normalize else " (default)"
     normalised = "not normalised" if request.normalize == "none" else f"normalised {request.normalize}"
     where = f", from {', '.join(map(str, options.files))}" if options.files else ""
-    return (
-        f"Heads of {of} by {scores.method} over {scores.examples:,} examples, {normalised}{default}{where}.",
+    chosen = (
+        f"Heads of {of} by {scores.method} over {scores.examples:,} examples, {normalised}{default}{where}."
     )
+    return (chosen, MIXED) if scores.mixed else (chosen,)
