@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import UnionType
@@ -53,7 +54,12 @@ def signature(function: Callable[..., Any]) -> dict[str, Parameter]:
     hints = get_type_hints(function, include_extras=True)
     defaults = {name: given.default for name, given in inspect.signature(function).parameters.items()}
     parameters = [_parameter(name, hints[name], default) for name, default in defaults.items()]
-    return {parameter.name: parameter for parameter in parameters}
+    named = {parameter.name: parameter for parameter in parameters}
+    for parameter in parameters:
+        if parameter.negative is not None:
+            other = parameter.negative.removeprefix("--")
+            named[other] = replace(parameter, name=other, negative=f"--{parameter.name}")
+    return named
 
 
 VALUE_NAMES = {int: "N", float: "X", Path: "PATH", str: "TEXT"}

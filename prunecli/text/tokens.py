@@ -15,6 +15,8 @@ from prunecli.text.lines import near_names
 
 Tokenizer = Any
 """A tokenizer of transformers."""
+VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.spm", "*.tiktoken", "*.tokenizer", "tekken.json")
+"""Files that hold a tokenizer's tokens; a few kinds, such as those of bytes, have none."""
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
@@ -34,8 +36,17 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     if config is not None:
         options["config"] = config
     remedy = "Copy the model's tokenizer files (tokenizer.json, tokenizer_config.json, …) into it."
+    is_missing = not any(file for pattern in VOCABULARIES for file in directory.glob(pattern))
+    missing = f"{directory}: the tokenizer is missing: none of {', '.join(VOCABULARIES)} is there"
     with _sound(f"{directory}: no tokenizer could be loaded", remedy):
-        tokenizer = AutoTokenizer.from_pretrained(str(directory), **options)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(directory), **options)
+        except ValueError as error:
+            if is_missing:
+                raise CheckpointError(missing, remedy) from error
+            raise
+        if is_missing and tokenizer.vocab_files_names:  # transformers makes an empty one; those of bytes need no file
+            raise CheckpointError(missing, remedy)
         if has_lone_surrogates([getattr(tokenizer, name, None) for name in ("init_kwargs", "chat_template")]):
             raise ValueError(f"its settings hold {LONE}, which cannot be saved")
     return tokenizer
@@ -51,7 +62,8 @@ def _sound(fault: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        is_panic = type(error).__name__ == "PanicException"
+        if isinstance(error, CheckpointError) or not (is_panic or isinstance(error, Exception)):
             raise
         raise CheckpointError(f"{fault} ({kind_and_reason(error)})", remedy) from error
 
