@@ -45,7 +45,9 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
             if is_missing:
                 raise CheckpointError(missing, remedy) from error
             raise
-        if is_missing and tokenizer.vocab_files_names:  # transformers makes an empty one; those of bytes need no file
+        if (
+            is_missing and tokenizer.vocab_files_names
+        ):  # transformers makes an empty one; those of bytes need no file
             raise CheckpointError(missing, remedy)
         if has_lone_surrogates([getattr(tokenizer, name, None) for name in ("init_kwargs", "chat_template")]):
             raise ValueError(f"its settings hold {LONE}, which cannot be saved")

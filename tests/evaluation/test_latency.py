@@ -215,7 +215,7 @@ LABELLED = "0\tthe hen in the inn\ta hat\n1\tno\tthe inn\n0\ta hen\tno\n1\tthe h
 @pytest.fixture
 def text(tmp_path):
     (tmp_path / "lines.txt").write_text("".join(f"{line}\n" for line in LINES))
-    return TextChoice(files=(tmp_path / "lines.txt",))
+    return TextChoice(files=(tmp_path / "lines.txt",), whole_files=False)
 
 
 @pytest.fixture
@@ -288,6 +288,18 @@ def test_prompts_of_one_length(tmp_path, text, monkeypatch):
         bench_latency({"full": path}, replace(text, context=60), replace(options, new_tokens=4))
     with pytest.raises(UsageError, match="64 new tokens"):
         bench_latency({"full": path}, text, replace(options, new_tokens=63))
+
+
+def test_prompts_are_cut_out_of_documents(tmp_path, text, monkeypatch):
+    clocked = Clocked(monkeypatch)
+    monkeypatch.setattr(workloads, "PROMPT", 9)
+    path = tiny_family(tmp_path / "full", "gpt2")
+    options = replace(QUICK, sentences=3, batch_sizes=(1,), runs=1, new_tokens=2)
+    latency = bench_latency({"full": path}, replace(text, whole_files=None), options)
+    assert [shape for shape, _ in clocked.passes if shape[1] > 1] == [(1, 9)] * 3
+    assert latency.data["whole_files"] is True
+    with pytest.raises(DataError, match="4 prompts of 9 tokens, 8 are needed"):
+        bench_latency({"full": path}, replace(text, whole_files=True), replace(options, sentences=8))
 
 
 def test_examples_of_a_classifier(tmp_path, labelled, monkeypatch):

@@ -13,7 +13,9 @@ from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.paired import mcnemar_test, paired_t_test
 from prunecli.evaluation.tasks import evaluate_task
 from prunecli.modules.loading import load_model
+from prunecli.running.losses import measure_losses
 from prunecli.running.runner import InMemory
+from prunecli.running.windows import lm_windows, window_examples
 from prunecli.text.choice import Dataset
 from prunecli.text.labelled import read_labelled
 from prunecli.text.plain import read_plain
@@ -69,12 +71,14 @@ def test_language_models_side_by_side(causal, text, tmp_path):
     assert payload["format"] == "prunecli.evaluation/1"
     assert payload["task"] == "lm"
     assert payload["seed"] is None
-    assert payload["data"] == {"files": ["text.txt"], "texts": 3, "sha256": text.sha256}
+    described = {"files": ["text.txt"], "texts": 3, "sha256": text.sha256, "whole_files": False}
+    assert payload["data"] == described
     assert payload["significance"] == {
         "test": "paired t-test",
         "of": "bits_per_byte",
         "level": 0.05,
         "baseline": "full",
+        "examples": 3,
     }
     bits = []
     for (label, path), row in zip(causal.items(), payload["results"], strict=True):
@@ -128,11 +132,22 @@ def test_one_checkpoint_is_not_compared(causal, text, tmp_path):
     assert len(payload["results"]) == 1
 
 
-def test_one_text_has_no_p_value(causal, folder, tmp_path):
+def test_the_windows_of_documents_are_compared(causal, folder, tmp_path):
     whole = read_plain([folder / "text.txt"], whole_files=True)
-    payload = evaluate_task(causal, Dataset("lm", whole), OPTIONS, tmp_path / "e.json").to_json()
-    assert payload["data"]["texts"] == 1
+    payload = evaluate_task(causal, Dataset("lm", whole), OPTIONS, tmp_path / "one.json").to_json()
+    assert (payload["data"]["texts"], payload["significance"]["examples"]) == (1, 1)
     assert payload["results"][1]["p_value"] is None
+    payload = evaluate_task(causal, Dataset("lm", whole, context=9), OPTIONS).to_json()
+    nats = []
+    for path in causal.values():
+        runner, tokenizer = _open(path)
+        windows = lm_windows(tokenizer, runner.model, whole.texts, context=9)
+        batches = window_examples(windows, 1).batches(1 << 20)
+        sums, counts = measure_losses(runner, batches, len(windows), "reading")
+        nats.append(sums / counts)
+    assert payload["significance"]["examples"] == len(nats[0]) > 2
+    assert payload["significance"]["test"] == "paired t-test over the windows' losses"
+    assert payload["results"][1]["p_value"] == pytest.approx(paired_t_test(*nats), abs=1e-6)
 
 
 def test_refused_before_a_model_is_loaded(causal, classifiers, text, tmp_path, monkeypatch):

@@ -9,7 +9,8 @@ import pytest
 from prunecli import demo
 from prunecli.errors import DataError, UsageError
 from prunecli.text.choice import TextChoice
-from prunecli.text.plain import PlainText
+from prunecli.text.plain import PlainText, convention
+from prunecli.text.tasks import TaskName
 
 ENGLISH, FRENCH = "eng_Latn", "fra_Latn"
 
@@ -48,13 +49,32 @@ def test_each_task_reads_its_own_text(tmp_path: Path) -> None:
     labelled.write_text("1\tthe hen\n0\tno\n")
     choice = TextChoice(files=(plain,), labelled=labelled, max_sentences=1, context=8)
     data = choice.read("lm")
-    assert (data.text, data.pairs, data.context) == (PlainText((plain,), ("the hen",)), (), 8)
+    assert (data.text, data.pairs, data.context) == (PlainText((plain,), ("the hen",), (), True), (), 8)
     assert len(choice.read("classification").text) == 1
-    whole = TextChoice(files=(plain,), whole_files=True).read("mlm").text
-    assert whole == PlainText((plain,), ("the hen\n\nno",))
     for task in ("translation", "classification", "lm"):
         with pytest.raises(UsageError, match=r"no text is given|needs labels|no file of text"):
             TextChoice().read(task)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("task", "asked", "whole"),
+    [
+        ("lm", None, True),
+        ("lm", False, False),
+        ("mlm", None, False),
+        ("mlm", True, True),
+        ("embedding", None, False),
+        ("feature-extraction", None, False),
+    ],
+)
+def test_causal_language_models_read_whole_files_and_all_others_lines(
+    tmp_path: Path, task: TaskName, asked: bool | None, whole: bool
+) -> None:
+    path, said = tmp_path / "a.txt", list[str]()
+    path.write_text("the hen\n\nno\n")
+    text, _ = TextChoice(files=(path,), whole_files=asked).text_of(task, said.append)
+    assert text == PlainText((path,), ("the hen\n\nno",) if whole else ("the hen", "no"), (), whole)
+    assert said == [convention([path], whole_files=whole)]
 
 
 def test_options_of_other_tasks_are_refused() -> None:

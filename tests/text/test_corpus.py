@@ -11,6 +11,7 @@ import pytest
 
 from prunecli.errors import DataError, UsageError
 from prunecli.text.corpus import Corpus, read_corpora, token_rows
+from prunecli.text.hub_data import CHARACTERS
 from prunecli.text.named import TextFile
 from prunecli.text.tokens import load_tokenizer
 from tests.tiny import write_plain_tokenizer
@@ -36,7 +37,9 @@ def test_files_of_one_name_are_one_text(tmp_path: Path) -> None:
         TextFile(write(tmp_path / "prose.txt", "three")),
         TextFile(write(tmp_path / "b.jsonl.gz", {"text": "four\nlines"}), "code"),
     ]
-    code, prose = read_corpora(files)
+    said = list[str]()
+    code, prose = read_corpora(files, whole_files=False, say=said.append)
+    assert said == ["Text: 2 files, each line a text (--whole-files takes each file as one text)."]
     assert (code.name, code.documents) == ("code", ("one", "two", "four\nlines"))
     assert code.files == (files[0].path, files[2].path)
     assert (prose.name, prose.documents) == ("prose", ("three",))
@@ -47,8 +50,11 @@ def test_whole_files_are_documents_and_json_lines_stay_lines(tmp_path: Path) -> 
         write(tmp_path / "a.py", "if x:", "    y"),
         write(tmp_path / "a.ndjson", {"text": "p"}, {"text": "q"}),
     )
-    corpus = read_corpora([TextFile(plain, "a"), TextFile(rows, "a")], whole_files=True)[0]
-    assert corpus.documents == ("if x:\n    y", "p", "q")
+    files = [TextFile(plain, "a"), TextFile(rows, "a")]
+    corpus = read_corpora(files)[0]
+    assert (corpus.documents, corpus.whole_files) == (("if x:\n    y", "p", "q"), True)
+    plain.write_text("a" * 100)
+    assert read_corpora(files, max_tokens=2)[0].documents == ("a" * 2 * CHARACTERS, "p", "q")
 
 
 def test_an_object_in_plain_text_is_text(tmp_path: Path) -> None:

@@ -81,6 +81,20 @@ def test_no_such_directory(tmp_path):
         load_tokenizer(tmp_path / "nothing")
 
 
-def test_a_directory_without_tokenizer(tmp_path):
-    with pytest.raises(CheckpointError, match="no tokenizer could be loaded"):
+@pytest.mark.parametrize("model_type", ["bert", "llama", "nllb-moe", "qwen3_moe"])
+@pytest.mark.parametrize("settings", [None, '{"unk_token": "<unk>"}'])
+def test_a_tokenizer_that_is_missing(tmp_path, model_type, settings):
+    """Of some families transformers makes an empty one."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    if settings is not None:
+        (tmp_path / "tokenizer_config.json").write_text(settings)
+    with pytest.raises(
+        CheckpointError, match=r"the tokenizer is missing: none of tokenizer\.json, vocab\*,"
+    ) as caught:
         load_tokenizer(tmp_path)
+    assert "Copy the model's tokenizer files" in (caught.value.remedy or "")
+
+
+def test_a_tokenizer_of_bytes_needs_no_tokens(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+    assert load_tokenizer(tmp_path)("hat")["input_ids"] == [107, 100, 119, 1]
