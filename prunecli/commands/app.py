@@ -35,7 +35,7 @@ COLLECT_AFTER = 50_000
 
 
 class _Flags:
-    """Help that names no type after a switch: `--force <bool>` would ask for a value that it does not take."""
+    """Help that names no type after a switch, as in `--force <bool>`, but the switch for the opposite."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help text; rich would take `[ids]` for markup and leave this out."""
@@ -48,9 +48,15 @@ class _Flags:
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
-            if getattr(param, "is_flag", False):
-                param.metavar = ""
+            if getattr(param, "is_flag", False) and param.metavar is None:
+                param.metavar = "".join(param.secondary_opts)
         return params
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help; a column of their own for the opposites would narrow all texts."""
+        for param in self.get_params(ctx):
+            param.secondary_opts = []
+        super().format_help(ctx, formatter)  # type: ignore[misc]
 
 
 class _Command(_Flags, TyperCommand):

@@ -62,7 +62,8 @@ def made_from(path: Path, origin: Path) -> bool:
     """Whether the checkpoint `path` is `origin` or was made from it, by its config.json and the history in it."""
     sources = [source for step in _steps(path) or () if isinstance(source := step.get("source"), Mapping)]
     if not sources:
-        return lenient(read_object)(path / "config.json") == read_object(origin / "config.json")
+        config = lenient(read_object)(path / "config.json") or {}
+        return {**config, KEY: None} == {**read_object(origin / "config.json"), KEY: None}
     fingerprint = open_model(origin).fingerprint
     return any(source.get("fingerprint") == fingerprint for source in sources)
 

@@ -38,7 +38,7 @@ def read_lines(path: Path | str) -> tuple[str, ...]:
             f"{path}, line {line:,}: not UTF-8 (byte 0x{data[error.start]:02x})", "Convert the file to UTF-8."
         ) from error
     if not text.strip():
-        raise DataError(f"{path}: the file is empty", "It needs one sentence per line.")
+        raise DataError(f"{path}: the file is empty", "Name a file with text.")
     # Not splitlines(), which would also cut at U+2028, form feeds and the like, inside a sentence.
     lines = text.split("\n")
     if not lines[-1]:

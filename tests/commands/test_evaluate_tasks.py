@@ -43,12 +43,13 @@ def _run(*arguments):
 
 
 def test_perplexity(folder):
-    result = _run("full", "small", "--task", "lm", "--text", "a.txt", "--text", "b.txt")
+    result = _run("full", "small", "--task", "lm", "--text", "a.txt", "--text", "b.txt", "--lines")
     for text in ("perplexity", "bits/byte", "full", "small", "a.txt, b.txt, 4 texts"):
         assert text in result.stdout
     assert "paired t-test" not in result.stdout
     assert "*" not in result.stdout
     assert "4 texts are too few for a test of significance" in result.stderr
+    assert "Text: 2 files, each line a text (--whole-files takes each file as one text)." in result.stderr
     assert "Written to evaluation.json." in result.stderr
     payload = json.loads((folder / "evaluation.json").read_text())
     assert payload["task"] == "lm"
@@ -58,10 +59,17 @@ def test_perplexity(folder):
 
 def test_enough_texts_for_a_test(folder):
     (folder / "many.txt").write_text("the hat\nno\nten hens\n" * 10)
-    result = _run("full", "small", "--text", "many.txt")
-    assert "paired t-test" in result.stdout
+    result = _run("full", "small", "--text", "many.txt", "--lines")
+    assert "(paired t-test)" in result.stdout
     assert "*" in result.stdout
     assert "too few" not in result.stderr
+    result = _run("full", "small", "--text", "many.txt", "-o", "documents.json")
+    assert "lm, many.txt, 1 document\n" in result.stdout
+    assert "3 windows are too few for a test of significance" in result.stderr
+    assert "Text: 1 file as a whole document (--lines takes each line as a text)." in result.stderr
+    result = _run("full", "small", "--text", "many.txt", "--context", "5", "-o", "windows.json")
+    assert "(paired t-test over the windows' losses)" in result.stdout
+    assert "*" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -218,7 +226,7 @@ def test_steps_of_a_training_are_drawn_against_updates(folder, monkeypatch):
         (("full", "--text", "cut.txt.gz"), DataError, "cut.txt.gz: not a whole gzip file"),
         (("full", "--task", "lm", "--text", "a.txt", "--stride", "64"), UsageError, "--stride 64"),
         (("full", "--task", "lm", "--text", "none.txt"), DataError, "none.txt: no such file"),
-        (("full", "--task", "lm", "--text", "a.txt", "--max-sentences", "9"), DataError, "9 texts"),
+        (("full", "--task", "lm", "--text", "a.txt", "--max-sentences", "9"), DataError, "9 lines"),
         (("full", "--task", "mlm", "--text", "a.txt"), UnsupportedModelError, "It can do: lm"),
         (("full", "--task", "lm", "--text", "a.txt", "-o", "b.txt"), OutputError, "b.txt"),
         (("full", "--task", "lm", "--text", "a.txt", "--plot", "a.pdf"), UsageError, "only PNG"),

@@ -12,6 +12,7 @@ import pytest
 
 from prunecli.commands.inspect import inspect
 from prunecli.commands.prune_layers import prune_layers
+from prunecli.demo import DATA
 from prunecli.methods.layers.names import LayerMetric
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
@@ -145,7 +146,8 @@ def test_two_runs_write_the_same_bytes(models: dict[str, Path], tmp_path: Path) 
         ("gpt2", ("--data", "."), "--data goes with models that translate", 2),
         ("m2m_100", ("--text", "text.txt"), "--text goes with models that have one side", 2),
         ("m2m_100", ("--layers", "1"), "of which stack", 2),
-        ("m2m_100", ("--contiguous", "--count", 1), "how many layers of each stack", 2),
+        ("m2m_100", (), "no text is given", 2),
+        ("m2m_100", ("--contiguous", "--count", 1, "--data", DATA), "how many layers of each stack", 2),
         ("m2m_100", ("--side", "encoder", "--encoder", 1), "--side does not go with", 2),
     ],
 )

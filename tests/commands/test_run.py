@@ -47,12 +47,18 @@ def example(
 
 def test_signature_is_what_typer_makes_of_the_function():
     found = signature(example)
-    assert list(found) == ["first", "files", "number", "color", "memory", "output", "plain-name"]
-    assert [found[name].kind for name in found] == ["positional", *["option"] * 3, "flag", *["option"] * 2]
+    assert list(found) == ["first", "files", "number", "color", "memory", "output", "plain-name", "no-memory"]
+    assert [found[name].kind for name in found] == [
+        "positional",
+        *["option"] * 3,
+        "flag",
+        *["option"] * 2,
+        "flag",
+    ]
     assert [name for name in found if found[name].role == "input"] == ["first", "files"]
     assert [name for name in found if found[name].role == "output"] == ["output"]
     assert [name for name in found if found[name].multiple] == ["files"]
-    assert found["memory"].negative == "--no-memory"
+    assert (found["memory"].negative, found["no-memory"].negative) == ("--no-memory", "--memory")
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from prunecli.errors import (
     UnsupportedModelError,
     UsageError,
 )
+from prunecli.text.tokens import load_tokenizer
 from tests.commands.heads import kept
 from tests.commands.heads import run as prune
 from tests.families import tiny_family
@@ -134,10 +135,10 @@ def test_ablation_by_beam_search(shallow: Path) -> None:
 def test_enough_examples_for_a_test(folder: Path) -> None:
     (folder / "many.txt").write_text("the hat\nno\nten hens\n" * 10)
     tiny_family(folder / "other", "gpt2")
-    result = run("other", "--text", "many.txt", "--method", "ablation")
+    result = run("other", "--text", "many.txt", "--lines", "--method", "ablation")
     assert "make it significantly worse" in result.stdout
     assert "too few" not in result.stderr
-    result = run("other", "--text", "many.txt", "--method", "all-but-one", "--context", 9, "-o", "one.json")
+    result = run("other", "--text", "many.txt", "--lines", "--method", "all-but-one", "-o", "one.json")
     assert "* differs from the whole model" in result.stdout
 
 
@@ -161,10 +162,10 @@ def test_all_but_one_chosen_on_one_split_reported_on_another(folder: Path) -> No
     ("family", "changes", "arguments", "task"),
     [
         ("bert", {}, ("--text", "text.txt"), "mlm"),
-        ("gpt2", {}, ("--text", "text.txt"), "lm"),
+        ("gpt2", {}, ("--text", "text.txt", "--lines"), "lm"),
         ("bert", CLASSIFIER, ("--labelled", "text.tsv"), "classification"),
         ("bert", CLASSIFIER, ("--labelled", "text.tsv", "--method", "ablation"), "classification"),
-        ("llama", {}, ("--text", "text.txt", "--method", "all-but-one"), "lm"),
+        ("llama", {}, ("--text", "text.txt", "--lines", "--method", "all-but-one"), "lm"),
     ],
 )
 def test_tasks(folder: Path, family: str, changes: dict[str, Any], arguments: Any, task: str) -> None:
@@ -172,6 +173,15 @@ def test_tasks(folder: Path, family: str, changes: dict[str, Any], arguments: An
     run("other", *arguments, "--json")
     assert scores()["task"] == task
     assert scores()["examples"] == 3
+    assert scores().get("whole_files") is (None if task == "classification" else False)
+
+
+def test_the_examples_of_documents_are_their_windows(folder: Path) -> None:
+    tiny_family(folder / "other", "gpt2")
+    result = run("other", "--text", "text.txt", "--context", 9)
+    assert "Text: 1 file as a whole document (--lines takes each line as a text)." in result.stderr
+    tokens = len(load_tokenizer(folder / "other")((folder / "text.txt").read_text())["input_ids"])
+    assert (scores()["examples"], scores()["whole_files"]) == (-(-(tokens - 1) // 8), True)
 
 
 def test_draws_the_map(folder: Path) -> None:
@@ -218,7 +228,12 @@ def test_scores_of_a_pruned_model_have_original_numbers(folder: Path) -> None:
             UsageError,
             "--importance goes with --method",
         ),
-        (("m", "--method", "ablation", "--metric", "accuracy"), UsageError, "not one of translation"),
+        (
+            ("m", "--method", "ablation", "--metric", "accuracy", "--data", "data", *PAIRS),
+            UsageError,
+            "not one of translation",
+        ),
+        (("m",), UsageError, "no text is given"),
         (("m", "--data", "nothing", *PAIRS), DataError, "no such directory"),
         (("m", "--data", "data", "--pairs", "eng_Latn-xxx_Latn"), PruneError, "xxx_Latn"),
         (("m", "--task", "lm", "--text", "text.txt"), PruneError, "lm"),
