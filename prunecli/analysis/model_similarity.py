@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -240,6 +240,8 @@ def _represented(
     from prunecli.modules.devices import choose_device
     from prunecli.modules.drawing import random_model
     from prunecli.modules.loading import load_model
+    from prunecli.running.encoding import text_examples, translation_examples
+    from prunecli.running.examples import Examples
     from prunecli.running.runner import InMemory
     from prunecli.text.tokens import load_tokenizer
 
@@ -251,24 +253,22 @@ def _represented(
     runner = InMemory(model)
     with progress(f"{label}: reading", sum(map(len, portions)), "sentences") as advance:
         for portion in portions:
-            batches = _batches(tokenizer, runner.model, portion, options)
+            examples: Examples
+            if portion.pair is None or portion.targets is None:
+                examples = text_examples(
+                    tokenizer, runner.model, portion.sources, options.context, skip_empty=False
+                )
+            else:
+                sentences = dict(zip(portion.pair, (portion.sources, portion.targets), strict=True))
+                text = ParallelText(portion.name, sentences)
+                examples = translation_examples(tokenizer, runner.model, text, [portion.pair])
+            batches = examples.batches(options.batch_tokens)
             directory = Path(tempfile.mkdtemp(dir=scratch))
             yield portion.name, represent(runner, components(checkpoint), batches, directory, advance)
             if not keep:
                 shutil.rmtree(directory)
     del runner, model
     gc.collect()  # before the next one is loaded
-
-
-def _batches(tokenizer: Any, model: Any, portion: Portion, options: SimilarityOptions) -> Any:
-    from prunecli.running.encoding import text_examples, translation_examples
-
-    if portion.pair is None or portion.targets is None:
-        texts = text_examples(tokenizer, model, portion.sources, options.context, skip_empty=False)
-        return texts.batches(options.batch_tokens)
-    source, target = portion.pair
-    text = ParallelText(portion.name, {source: portion.sources, target: portion.targets})
-    return translation_examples(tokenizer, model, text, [portion.pair]).batches(options.batch_tokens)
 
 
 def _similarities(

@@ -41,8 +41,9 @@ class _Flags:
         """Print the help text; rich would take `[ids]` for markup and leave this out."""
         from rich.markup import escape
 
-        for part in (self, *self.params, *getattr(self, "commands", {}).values()):  # type: ignore[attr-defined]
+        for part in (self, *self.get_params(ctx), *getattr(self, "commands", {}).values()):
             part.help = escape(part.help or "")
+            part.secondary_opts = []  # their column would narrow all texts
         super().format_help(ctx, formatter)  # type: ignore[misc]
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -51,12 +52,6 @@ class _Flags:
             if getattr(param, "is_flag", False) and param.metavar is None:
                 param.metavar = "".join(param.secondary_opts)
         return params
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help; a column of their own for the opposites would narrow all texts."""
-        for param in self.get_params(ctx):
-            param.secondary_opts = []
-        super().format_help(ctx, formatter)  # type: ignore[misc]
 
 
 class _Command(_Flags, TyperCommand):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -36,7 +35,6 @@ from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
     from prunecli.results.gates import GateStatistics
-    from prunecli.text.choice import TextChoice
 
 ROWS_SHOWN = 12
 
@@ -119,12 +117,25 @@ def collect_gates(
         demo=demo_text(checkpoint),
     )
     files = texts_or_demo(text, demo, "val", checkpoint)
-    if files:
-        _refuse_beside_text(choice, mode)
-    else:
-        _refuse_without_text({"--whole-files": whole_files, "--lines": whole_files is False})
-        _refuse_without_text({"--context": context, "--max-tokens": max_tokens})
-        _refuse_without_text({"--mean-outputs": mean_outputs})
+    of_translation = {
+        **choice.given,
+        "--max-sentences": max_sentences is not None,
+        "--mode": mode is not None,
+    }
+    of_text = {
+        "--whole-files": whole_files,
+        "--lines": whole_files is False,
+        "--context": context,
+        "--max-tokens": max_tokens,
+        "--mean-outputs": mean_outputs,
+    }
+    refused = next((name for name, given in (of_translation if files else of_text).items() if given), None)
+    if refused is not None and files:
+        raise UsageError(
+            f"{refused} goes with models that translate, --text with language models", "Give one."
+        )
+    if refused is not None:
+        raise UsageError(f"{refused} goes with --text", "Give --text NAME=FILE, or leave it out.")
     with processes.together() as process_group, ExitStack() as stack:
         with process_group.in_step():
             if process_group.is_main:  # before a model is fetched
@@ -136,14 +147,12 @@ def collect_gates(
 
             if whole_files is None:
                 whole_files = text is not None  # each line of the demo's files is a text
-            texts = (
-                read_corpora(files, whole_files=whole_files, max_tokens=max_tokens, say=console.note)
-                if files
-                else None
-            )
+            texts = None
+            if files:
+                texts = read_corpora(files, whole_files=whole_files, max_tokens=max_tokens, say=console.note)
         collected = collect(
             opened,
-            choice if texts is None else texts,
+            texts or choice,
             CollectOptions(*options),
             output,
             force=force,
@@ -167,65 +176,40 @@ def collect_gates(
         console.note(f"Written to {output}.")
 
 
-def _refuse_beside_text(choice: TextChoice, mode: Mode | None) -> None:
-    given = choice.first_given or ("--max-sentences" if choice.max_sentences else None)
-    given = given or ("--mode" if mode else None)
-    if given is not None:
-        raise UsageError(f"{given} goes with models that translate, --text with language models", "Give one.")
-
-
-def _refuse_without_text(given: Mapping[str, Any]) -> None:
-    for name, value in given.items():
-        if value:
-            raise UsageError(f"{name} goes with --text", "Give --text NAME=FILE, or leave it out.")
-
-
 def _show(statistics: GateStatistics) -> None:
     """Per entry: tokens, and how many of a layer's experts rank first for nine tokens in ten."""
-    if statistics.mode == "text":
-        _show_texts(statistics)
-        return
-    rows = []
-    for pair, sums in list(statistics.entries.items())[:ROWS_SHOWN]:
-        shares = _busy_experts(statistics.layers, sums.top1)
-        first, last = int(sums.tokens[0]), int(sums.tokens[-1])
-        rows.append((pair, f"{first:,}", f"{last:,}", shares["encoder"], shares["decoder"]))
-    columns = ("pair", "encoder tokens", "decoder tokens", "busy experts, encoder", "decoder")
-    console.show(console.table("Gate statistics", columns, rows))
-    hidden = len(statistics.entries) - len(rows)
-    more = f"{hidden} more pairs in the file. " if hidden else ""
-    console.out(
-        f"{more}Busy: those that take 90% of a layer's first choices, of {statistics.num_experts}; mean over layers."
-    )
-
-
-def _show_texts(statistics: GateStatistics) -> None:
-    """Also how many experts no token was routed to, of all layers."""
-    rows = []
-    for name, sums in list(statistics.entries.items())[:ROWS_SHOWN]:
-        unseen = f"{int((sums.routed == 0).sum()):,} of {sums.routed.size:,}"
-        shares = _busy_experts(statistics.layers, sums.top1)
-        busy = " / ".join(share for share in shares.values() if share != "-")
-        rows.append((name, f"{int(sums.tokens[0]):,}", busy, unseen))
-    console.show(
-        console.table("Gate statistics", ("text", "tokens", "busy experts", "experts without a token"), rows)
-    )
-    hidden = len(statistics.entries) - len(rows)
-    more = f"{hidden} more texts in the file. " if hidden else ""
-    both = "; of the encoder / of the decoder" if rows and "/" in rows[0][2] else ""
-    console.out(
-        f"{more}Busy: those that take 90% of a layer's first choices, of {statistics.num_experts}; mean over layers"
-        f"{both}."
-    )
-
-
-def _busy_experts(layers: Sequence[str], top1: Any) -> Mapping[str, str]:
     import numpy as np
 
     from prunecli.results.gates import side_of
 
-    counts: dict[str, list[int]] = {"encoder": [], "decoder": []}
-    for layer, row in zip(layers, top1, strict=True):
-        running = np.cumsum(np.sort(row)[::-1])
-        counts[side_of(layer)].append(int(np.searchsorted(running, 0.9 * running[-1]) + 1))
-    return {side: f"{np.mean(found):.1f}" if found else "-" for side, found in counts.items()}
+    is_text = statistics.mode == "text"
+    rows: list[tuple[str, ...]] = []
+    for name, sums in list(statistics.entries.items())[:ROWS_SHOWN]:
+        counts: dict[str, list[int]] = {"encoder": [], "decoder": []}
+        for layer, row in zip(statistics.layers, sums.top1, strict=True):
+            running = np.cumsum(np.sort(row)[::-1])
+            counts[side_of(layer)].append(int(np.searchsorted(running, 0.9 * running[-1]) + 1))
+        shares = [f"{np.mean(found):.1f}" if found else "-" for found in counts.values()]
+        first, last = f"{int(sums.tokens[0]):,}", f"{int(sums.tokens[-1]):,}"
+        if is_text:
+            busy = " / ".join(share for share in shares if share != "-")
+            rows.append((name, first, busy, f"{int((sums.routed == 0).sum()):,} of {sums.routed.size:,}"))
+        else:
+            rows.append((name, first, last, *shares))
+    columns: tuple[str, ...] = (
+        "pair",
+        "encoder tokens",
+        "decoder tokens",
+        "busy experts, encoder",
+        "decoder",
+    )
+    if is_text:
+        columns = ("text", "tokens", "busy experts", "experts without a token")
+    console.show(console.table("Gate statistics", columns, rows))
+    hidden = len(statistics.entries) - len(rows)
+    more = f"{hidden} more {columns[0]}s in the file. " if hidden else ""
+    both = "; of the encoder / of the decoder" if is_text and "/" in rows[0][2] else ""
+    console.out(
+        f"{more}Busy: those that take 90% of a layer's first choices, of {statistics.num_experts}; mean over layers"
+        f"{both}."
+    )

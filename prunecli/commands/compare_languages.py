@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,9 +23,6 @@ from prunecli.errors import StatisticsError, UsageError
 from prunecli.tensors.quantities import parse_names, parse_share
 
 if TYPE_CHECKING:
-    from prunecli.analysis.language_comparison import LanguageOptions
-    from prunecli.analysis.text_comparison import TextOptions
-    from prunecli.results.gates import GateStatistics
     from prunecli.results.tabled import Tabled
 
 
@@ -146,12 +142,19 @@ def compare_languages(
     have like importance vectors, and how many experts each layer keeps under a global threshold. Of texts: how alike
     the experts are that they select, and which are those of one alone.
     """
-    from prunecli.analysis.language_comparison import language_options
+    import numpy as np
+
+    from prunecli.analysis.language_comparison import (
+        compare_by_language,
+        language_options,
+        similarity_matrices,
+    )
     from prunecli.analysis.language_experts import parse_linkage
-    from prunecli.analysis.text_comparison import TextOptions
+    from prunecli.analysis.text_comparison import TextOptions, compare_by_text
     from prunecli.methods.experts.metrics import metric_named
     from prunecli.results.gates import merge
     from prunecli.results.published import read_gates
+    from prunecli.tensors.documents import write_json
     from prunecli.text.groups import read_groups
     from prunecli.text.plain import MIXED
 
@@ -164,109 +167,74 @@ def compare_languages(
     statistics = merge([read_gates(path) for path in files], [str(path) for path in files])
     is_text = statistics.mode == "text"
     output = output or Path("texts.json" if is_text else "languages.json")
-    writing = Writing(output, plot, table, force, quiet, json)
     check_outputs(output, plot, table, force=force)
     names = [path.name for path in files]
     if statistics.mixed:
         console.note(MIXED)
+    result: Tabled
+    leave_out: tuple[str, ...] = ()
     if is_text:
-        _refuse_of_translation(
-            {
-                "--strategy": strategy not in (None, "per-layer"),
-                "--balance": balance is not None,
-                "--langs": langs is not None,
-                "--layer-metric": layer_metric is not None,
-                "--groups": groups is not None,
-            }
-        )
+        of_translation = {
+            "--strategy": strategy not in (None, "per-layer"),
+            "--balance": balance is not None,
+            "--langs": langs is not None,
+            "--layer-metric": layer_metric is not None,
+            "--groups": groups is not None,
+        }
+        for option, is_given in of_translation.items():
+            if is_given:
+                raise UsageError(
+                    f"{option} is of translation; these statistics are of texts.",
+                    "--for chooses among the texts.",
+                )
         if metric is not None:
             metric_named(metric)
         chosen = parse_names("--for", texts)
         colours = {} if families is None else read_groups(families)
-        _compare_texts(
-            statistics, TextOptions(ratio, metric, min_per_layer, method, chosen, colours), names, writing
+        result = found = compare_by_text(
+            statistics, TextOptions(ratio, metric, min_per_layer, method, chosen, colours), names
         )
-        return
-    if texts is not None:
-        raise UsageError(
-            "--for names texts of language models; these statistics are by pairs of languages.",
-            "Name languages with --langs.",
-        )
-    options = language_options(
-        ratio=ratio,
-        metric=metric,
-        strategy=strategy,
-        balance=balance,
-        minimum=min_per_layer,
-        linkage=method,
-        languages=langs,
-        layer_metric=layer_metric,
-        groups=groups,
-        families=families,
-    )
-    _compare_languages(statistics, options, names, writing)
-
-
-@dataclass(frozen=True)
-class Writing:
-    """--output, --plot, --table, --force, --quiet and --json."""
-
-    output: Path
-    plot: Path | None
-    table: Path | None
-    force: bool
-    quiet: bool
-    json: bool
-
-    def write(self, result: Tabled, show: Callable[[], None], leave_out: Sequence[str] = ()) -> None:
-        """The result as file, as tables, and on stdout in one of two forms."""
-        from prunecli.tensors.documents import write_json
-
-        write_json(self.output, result.to_json(), force=self.force)
-        write_table(self.table, result, force=self.force, leave_out=leave_out)
-        if self.json:
-            console.print_json(result.to_json())
-        elif not self.quiet:
-            show()
-            console.note(written(self.output, self.plot, self.table))
-
-
-def _refuse_of_translation(given: Mapping[str, bool]) -> None:
-    for option, is_given in given.items():
-        if is_given:
+        show = partial(show_texts, found)
+        if plot is not None:
+            plot_texts(plot, found)
+    else:
+        if texts is not None:
             raise UsageError(
-                f"{option} is of translation; these statistics are of texts.",
-                "--for chooses among the texts.",
+                "--for names texts of language models; these statistics are by pairs of languages.",
+                "Name languages with --langs.",
             )
-
-
-def _compare_texts(
-    statistics: GateStatistics, options: TextOptions, files: Sequence[str], writing: Writing
-) -> None:
-    from prunecli.analysis.text_comparison import compare_by_text
-
-    found = compare_by_text(statistics, options, files)
-    if writing.plot is not None:
-        plot_texts(writing.plot, found)
-    writing.write(found, lambda: show_texts(found))
-
-
-def _compare_languages(
-    statistics: GateStatistics, options: LanguageOptions, files: Sequence[str], writing: Writing
-) -> None:
-    import numpy as np
-
-    from prunecli.analysis.language_comparison import compare_by_language, similarity_matrices
-
-    languages = compare_by_language(statistics, options, files)
-    if writing.plot is not None:
-        similarity = languages.similarity
-        if similarity is None:
-            matrices = None
-        elif similarity.encoder is None or similarity.decoder is None:
-            matrices = similarity_matrices(statistics, options, languages.pairs)
-        else:
-            matrices = {"encoder": np.array(similarity.encoder), "decoder": np.array(similarity.decoder)}
-        plot_languages(writing.plot, languages, matrices)
-    few = len(languages.pairs) <= TABLE_PAIRS
-    writing.write(languages, lambda: show_languages(languages), () if few else ("similarity",))
+        options = language_options(
+            ratio=ratio,
+            metric=metric,
+            strategy=strategy,
+            balance=balance,
+            minimum=min_per_layer,
+            linkage=method,
+            languages=langs,
+            layer_metric=layer_metric,
+            groups=groups,
+            families=families,
+        )
+        result = languages = compare_by_language(statistics, options, names)
+        show = partial(show_languages, languages)
+        if len(languages.pairs) > TABLE_PAIRS:
+            leave_out = ("similarity",)
+        if plot is not None:
+            similarity = languages.similarity
+            if similarity is None:
+                matrices = None
+            elif similarity.encoder is None or similarity.decoder is None:
+                matrices = similarity_matrices(statistics, options, languages.pairs)
+            else:
+                matrices = {
+                    "encoder": np.array(similarity.encoder),
+                    "decoder": np.array(similarity.decoder),
+                }
+            plot_languages(plot, languages, matrices)
+    write_json(output, result.to_json(), force=force)
+    write_table(table, result, force=force, leave_out=leave_out)
+    if json:
+        console.print_json(result.to_json())
+    elif not quiet:
+        show()
+        console.note(written(output, plot, table))

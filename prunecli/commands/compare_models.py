@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -34,12 +33,6 @@ from prunecli.commands.options import (
 from prunecli.commands.outputs import check_outputs, write_table, written
 from prunecli.errors import UsageError
 from prunecli.tensors.hub.names import checkpoint_path
-
-if TYPE_CHECKING:
-    from prunecli.analysis.model_similarity import Comparison, Portion, SimilarityOptions
-    from prunecli.model.checkpoint import Checkpoint
-    from prunecli.results.similarity import Similarity
-    from prunecli.text.choice import TextChoice
 
 MeasureChoice = Literal["cka", "lns", "both"]
 """Values of --measure."""
@@ -117,11 +110,28 @@ def compare_models(
 
     The decoder reads the references. Several language pairs are compared one by one, and averaged.
     """
-    from prunecli.analysis.model_similarity import MEASURES, SimilarityOptions, compare, random_label
+    from prunecli.analysis.model_similarity import (
+        MEASURES,
+        SimilarityOptions,
+        compare,
+        neighbours_of,
+        parallel_portions,
+        plain_portions,
+        random_label,
+    )
+    from prunecli.analysis.similarity_results import similarity_of
+    from prunecli.commands.similarity_table import show_comparison
     from prunecli.evaluation.options import labels_for
     from prunecli.model.checkpoint import open_model
+    from prunecli.model.history import pruned_pairs
+    from prunecli.modules.devices import choose_devices
+    from prunecli.modules.fitting import fitting_dtype
+    from prunecli.modules.precision import dtype_name
+    from prunecli.results.header import header
+    from prunecli.results.similarity import Similarity
     from prunecli.tensors.documents import write_json
     from prunecli.text.choice import TextChoice
+    from prunecli.text.plain import read_plain
 
     check_outputs(output, plot, table, force=force)
     compared = _compared(checkpoint, other)
@@ -137,7 +147,7 @@ def compare_models(
         batch_tokens=batch_tokens,
         context=context,
         device=device,
-        dtype=_dtype(opened, device, dtype),
+        dtype=dtype_name(fitting_dtype(opened, choose_devices(device), dtype, say=console.note)),
         random_seeds=tuple(range(random_baseline or 0)),
     )
     if context is not None and not text:
@@ -153,14 +163,45 @@ def compare_models(
         max_sentences=max_sentences,
         demo=demo_text(compared),
     )
-    portions = _portions(choice, list(labels.values()))
+    if choice.files:
+        if any(given for name, given in choice.given.items() if name != "--text"):
+            raise UsageError(
+                "--text does not go with --data, --source-file, --target-file, --langs or --pairs",
+                "Plain text is for models with one stack; leave out one of the two.",
+            )
+        portions = plain_portions(read_plain(paths(choice.files), max_sentences=max_sentences))
+    else:
+        parallel, directions = choice.parallel(console.note)
+        if pairs is None and langs is None:
+            directions = pruned_pairs(list(labels.values()), directions) or directions
+        portions = parallel_portions(parallel, directions)
     names = list(opened)
     found = compare(opened, portions, options, console.progress(quiet))
     shown = names[: len(compared)]
     main = found[shown[-1]]
     references = {name: found[name] for name in names[2:]}
     randoms = [found[random_label(seed)] for seed in options.random_seeds]
-    result = _result(opened, main, references, randoms, portions, options)
+    result = similarity_of(
+        main,
+        list(references.values()),
+        randoms,
+        **header(Similarity.FORMAT, list(opened.values()), None),
+        checkpoints=list(opened),
+        benchmarks=list(references),
+        **({"random_seeds": list(options.random_seeds)} if randoms else {}),
+        device=options.device,
+        dtype=options.dtype,
+        context=context,
+        text=[
+            {
+                "name": portion.name,
+                "sentences": len(portion),
+                "neighbours": neighbours_of(portion, options),
+                "sha256": portion.sha256,
+            }
+            for portion in portions
+        ],
+    )
     write_json(output, result.to_json(), force=force)
     write_table(table, result, force=force, leave_out=("matrices",))
     if plot is not None:
@@ -171,17 +212,16 @@ def compare_models(
     if json:
         console.print_json(result.to_json())
     elif not quiet:
-        _show(main, shown, list(references.values()), randoms, portions)
+        show_comparison(main, shown, list(references.values()), randoms)
+        least, width = min(map(len, portions)), max(main.widths)
+        many = f"each of {len(portions)} pairs, averaged" if len(portions) > 1 else portions[0].name
+        console.out(f"{least:,} sentences of {many}.")
+        if "cka" in main.similarities and least < width:
+            console.out(
+                f"With fewer sentences than the width of the outputs ({least:,} < {width:,}) CKA comes out too high: "
+                "give more, or --benchmarks to compare with."
+            )
         console.note(written(output, plot, table))
-
-
-def _dtype(opened: Mapping[str, Checkpoint], device: str, dtype: str) -> str:
-    """The type of all models, of which one is in memory at a time."""
-    from prunecli.modules.devices import choose_devices
-    from prunecli.modules.fitting import fitting_dtype
-    from prunecli.modules.precision import dtype_name
-
-    return dtype_name(fitting_dtype(opened, choose_devices(device), dtype, say=console.note))
 
 
 def _compared(checkpoint: Path | None, other: Path | None) -> list[Path]:
@@ -197,78 +237,3 @@ def _compared(checkpoint: Path | None, other: Path | None) -> list[Path]:
     of = f", the first of {len(here)} checkpoints here" if len(here) > 1 else ""
     console.note(f"No checkpoint given: comparing the bundled demo model with {here[0]}{of}.")
     return [demo.CHECKPOINT, here[0]]
-
-
-def _portions(choice: TextChoice, checkpoints: Sequence[Path]) -> tuple[Portion, ...]:
-    """Plain text where it is named, else parallel, of the pairs that the checkpoints were pruned for."""
-    from prunecli.analysis.model_similarity import parallel_portions, plain_portions
-    from prunecli.model.history import pruned_pairs
-    from prunecli.text.plain import read_plain
-
-    if choice.files:
-        if any(given for name, given in choice.given.items() if name != "--text"):
-            raise UsageError(
-                "--text does not go with --data, --source-file, --target-file, --langs or --pairs",
-                "Plain text is for models with one stack; leave out one of the two.",
-            )
-        return plain_portions(read_plain(paths(choice.files), max_sentences=choice.max_sentences))
-    text, pairs = choice.parallel(console.note)
-    if choice.pairs is None and choice.langs is None:
-        pairs = pruned_pairs(checkpoints, pairs) or pairs
-    return parallel_portions(text, pairs)
-
-
-def _result(
-    opened: Mapping[str, Checkpoint],
-    main: Comparison,
-    references: Mapping[str, Comparison],
-    randoms: Sequence[Comparison],
-    portions: Sequence[Portion],
-    options: SimilarityOptions,
-) -> Similarity:
-    from prunecli.analysis.model_similarity import neighbours_of
-    from prunecli.analysis.similarity_results import similarity_of
-    from prunecli.results.header import header
-    from prunecli.results.similarity import Similarity
-
-    return similarity_of(
-        main,
-        list(references.values()),
-        randoms,
-        **header(Similarity.FORMAT, list(opened.values()), None),
-        checkpoints=list(opened),
-        benchmarks=list(references),
-        **({"random_seeds": list(options.random_seeds)} if randoms else {}),
-        device=options.device,
-        dtype=options.dtype,
-        context=options.context,
-        text=[
-            {
-                "name": portion.name,
-                "sentences": len(portion),
-                "neighbours": neighbours_of(portion, options),
-                "sha256": portion.sha256,
-            }
-            for portion in portions
-        ],
-    )
-
-
-def _show(
-    main: Comparison,
-    names: Sequence[str],
-    references: Sequence[Comparison],
-    randoms: Sequence[Comparison],
-    portions: Sequence[Portion],
-) -> None:
-    from prunecli.commands.similarity_table import show_comparison
-
-    show_comparison(main, names, references, randoms)
-    least, width = min(map(len, portions)), max(main.widths)
-    many = f"each of {len(portions)} pairs, averaged" if len(portions) > 1 else portions[0].name
-    console.out(f"{least:,} sentences of {many}.")
-    if "cka" in main.similarities and least < width:
-        console.out(
-            f"With fewer sentences than the width of the outputs ({least:,} < {width:,}) CKA comes out too high: give "
-            "more, or --benchmarks to compare with."
-        )

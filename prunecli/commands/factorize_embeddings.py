@@ -25,13 +25,11 @@ from prunecli.commands.rewriting import How, Shown, change
 from prunecli.model.define import UnitKind
 
 if TYPE_CHECKING:
-    from prunecli.methods.embeddings.dimensions import EmbeddingOptions
     from prunecli.methods.embeddings.factorize import Factors
     from prunecli.methods.embeddings.plan import EmbeddingPlan
     from prunecli.methods.embeddings.quality import Quality as RowQuality
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.results.rewriting import Factorization
-    from prunecli.text.choice import Lines
 
 SideName = Literal["input", "output", "both"]
 
@@ -160,7 +158,11 @@ def factorize_embeddings(
     and output share a table they go on sharing one: hidden states are projected to n in the output layer. Afterwards,
     finetune --teacher recovers the quality.
     """
+    from prunecli.commands.embedding_plot import draw, require_unit
     from prunecli.methods.embeddings.dimensions import EmbeddingOptions
+    from prunecli.methods.embeddings.factorize import fit_embeddings
+    from prunecli.methods.embeddings.plan import plan_embeddings
+    from prunecli.methods.embeddings.rewrite import rewrite_embeddings
     from prunecli.text.choice import TextChoice
 
     options = EmbeddingOptions(
@@ -183,27 +185,18 @@ def factorize_embeddings(
     with how.open(checkpoint) as opened:
         how.check(opened)
         lines = TextChoice(data=data, split=split, langs=langs, files=tuple(text or ())).lines()
-        _run(opened, options, lines, plot, how)
-
-
-def _run(checkpoint: Checkpoint, options: EmbeddingOptions, text: Lines, plot: Path | None, how: How) -> None:
-    from prunecli.commands.embedding_plot import draw, require_unit
-    from prunecli.methods.embeddings.factorize import fit_embeddings
-    from prunecli.methods.embeddings.plan import plan_embeddings
-    from prunecli.methods.embeddings.rewrite import rewrite_embeddings
-
-    plan = plan_embeddings(checkpoint, options, text)
-    if plot is not None:
-        require_unit(plan)
-    how.note(*plan.reasons)
-    if (warning := _growth(checkpoint, plan)) is not None:
-        console.warn(warning)
-    is_fitted = how.output is not None and how.weights
-    factors = fit_embeddings(checkpoint, plan, how.progress) if is_fitted else None
-    shown = how.apply(checkpoint, rewrite_embeddings(checkpoint, plan, factors))
-    if plot is not None and factors is not None:
-        draw(checkpoint, plan, factors, plot, how.progress)
-    how.show(lambda: _document(shown, plan, factors), lambda: _show(shown, plan, factors))
+        plan = plan_embeddings(opened, options, lines)
+        if plot is not None:
+            require_unit(plan)
+        how.note(*plan.reasons)
+        if (warning := _growth(opened, plan)) is not None:
+            console.warn(warning)
+        is_fitted = how.output is not None and how.weights
+        factors = fit_embeddings(opened, plan, how.progress) if is_fitted else None
+        shown = how.apply(opened, rewrite_embeddings(opened, plan, factors))
+        if plot is not None and factors is not None:
+            draw(opened, plan, factors, plot, how.progress)
+        how.show(lambda: _document(shown, plan, factors), lambda: _show(shown, plan, factors))
 
 
 def _embedding_parameters(checkpoint: Checkpoint, plan: EmbeddingPlan) -> tuple[int, int]:

@@ -38,11 +38,7 @@ from prunecli.methods.ffn.names import UnitScore
 from prunecli.tensors.quantities import parse_share
 
 if TYPE_CHECKING:
-    from prunecli.evaluation.on_text import RunOptions
     from prunecli.methods.ffn.arrange import FfnPlan
-    from prunecli.methods.ffn.narrow import NarrowOptions
-    from prunecli.model.checkpoint import Checkpoint
-    from prunecli.text.choice import TextChoice
 
 
 def prune_ffn(
@@ -155,20 +151,15 @@ def prune_ffn(
     with how.open(checkpoint) as opened:
         if checkpoint is None and not dense_only:
             how.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")
-        _run(opened, options, choice, RunOptions(batch_tokens, device), how)
+        from prunecli.commands.ffn_table import ffn_document
+        from prunecli.methods.ffn.rewrite import rewrite_ffn
+        from prunecli.planning import plan_widths_on_text
 
-
-def _run(
-    checkpoint: Checkpoint, options: NarrowOptions, choice: TextChoice, running: RunOptions, how: How
-) -> None:
-    from prunecli.commands.ffn_table import ffn_document
-    from prunecli.methods.ffn.rewrite import rewrite_ffn
-    from prunecli.planning import plan_widths_on_text
-
-    plan = plan_widths_on_text(checkpoint, choice, options, running, progress=how.progress, say=console.note)
-    how.note(*plan.reasons)
-    shown = how.apply(checkpoint, rewrite_ffn(checkpoint, plan))
-    how.show(lambda: ffn_document(shown, plan, options.seed, narrowed=True), lambda: _show(shown, plan))
+        running = RunOptions(batch_tokens, device)
+        plan = plan_widths_on_text(opened, choice, options, running, progress=how.progress, say=console.note)
+        how.note(*plan.reasons)
+        shown = how.apply(opened, rewrite_ffn(opened, plan))
+        how.show(lambda: ffn_document(shown, plan, seed, narrowed=True), lambda: _show(shown, plan))
 
 
 def _show(shown: Shown, plan: FfnPlan) -> None:

@@ -26,9 +26,8 @@ from prunecli.methods.heads.names import HeadMetric, Normalize
 from prunecli.tensors.quantities import parse_share
 
 if TYPE_CHECKING:
-    from prunecli.methods.heads.plan import HeadOptions, HeadPlan
+    from prunecli.methods.heads.plan import HeadPlan
     from prunecli.model.attention import AttentionKind, AttentionLayer
-    from prunecli.model.checkpoint import Checkpoint
     from prunecli.results.rewriting import HeadSelection
 
 
@@ -120,7 +119,8 @@ def prune_heads(
     A layer may lose all of its heads. A checkpoint that was pruned before can be pruned further: --ratio counts from
     what it holds.
     """
-    from prunecli.methods.heads.plan import HeadOptions
+    from prunecli.methods.heads.plan import HeadOptions, plan_heads
+    from prunecli.methods.heads.rewrite import rewrite_heads
 
     if heads is not None and (scores or metric == "random"):
         raise UsageError("--heads excludes --scores and --metric random.", "Give scores, or ids.")
@@ -141,17 +141,10 @@ def prune_heads(
     with how.open(checkpoint) as opened:
         if heads is None and ratio is None and count is None:
             how.note("No --ratio given: removing 20% of the heads.")
-        _run(opened, options, how)
-
-
-def _run(checkpoint: Checkpoint, options: HeadOptions, how: How) -> None:
-    from prunecli.methods.heads.plan import plan_heads
-    from prunecli.methods.heads.rewrite import rewrite_heads
-
-    plan = plan_heads(checkpoint, options)
-    how.note(*plan.reasons)
-    shown = how.apply(checkpoint, rewrite_heads(checkpoint, plan))
-    how.show(lambda: _document(shown, plan, options.seed), lambda: _show(shown, plan))
+        plan = plan_heads(opened, options)
+        how.note(*plan.reasons)
+        shown = how.apply(opened, rewrite_heads(opened, plan))
+        how.show(lambda: _document(shown, plan, seed), lambda: _show(shown, plan))
 
 
 def _document(shown: Shown, plan: HeadPlan, seed: int) -> HeadSelection:

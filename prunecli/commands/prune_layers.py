@@ -38,11 +38,8 @@ from prunecli.methods.layers.names import LayerMetric
 from prunecli.tensors.quantities import parse_share
 
 if TYPE_CHECKING:
-    from prunecli.evaluation.on_text import RunOptions
-    from prunecli.methods.layers.plan import LayerOptions, LayerPlan
-    from prunecli.model.checkpoint import Checkpoint
+    from prunecli.methods.layers.plan import LayerPlan
     from prunecli.results.rewriting import LayerSelection
-    from prunecli.text.choice import TextChoice
 
 
 def prune_layers(
@@ -181,19 +178,14 @@ def prune_layers(
         )
     how = How(None if dry_run else output, force, quiet, json, not config_only, explain)
     with how.open(checkpoint, stream=stream) as opened:
-        _run(opened, options, choice, RunOptions(batch_tokens, device), how)
+        from prunecli.methods.layers.rewrite import rewrite_layers
+        from prunecli.planning import plan_layers_on_text
 
-
-def _run(
-    checkpoint: Checkpoint, options: LayerOptions, choice: TextChoice, running: RunOptions, how: How
-) -> None:
-    from prunecli.methods.layers.rewrite import rewrite_layers
-    from prunecli.planning import plan_layers_on_text
-
-    plan = plan_layers_on_text(checkpoint, choice, options, running, progress=how.progress, say=console.note)
-    how.note(*plan.reasons)
-    shown = how.apply(checkpoint, rewrite_layers(checkpoint, plan))
-    how.show(lambda: _document(shown, plan, options.seed), lambda: _show(shown, plan))
+        running = RunOptions(batch_tokens, device)
+        plan = plan_layers_on_text(opened, choice, options, running, progress=how.progress, say=console.note)
+        how.note(*plan.reasons)
+        shown = how.apply(opened, rewrite_layers(opened, plan))
+        how.show(lambda: _document(shown, plan, seed), lambda: _show(shown, plan))
 
 
 def _rows(shown: Shown, plan: LayerPlan) -> list[dict[str, Any]]:

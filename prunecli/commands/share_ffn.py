@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -36,12 +36,6 @@ from prunecli.commands.rewriting import How
 from prunecli.errors import UsageError
 from prunecli.methods.ffn.names import FfnInit, KeepUnits
 from prunecli.methods.sharing import Treatment
-
-if TYPE_CHECKING:
-    from prunecli.evaluation.on_text import RunOptions
-    from prunecli.methods.ffn.plan import FfnOptions
-    from prunecli.model.checkpoint import Checkpoint
-    from prunecli.text.choice import TextChoice
 
 
 def share_ffn(
@@ -173,25 +167,19 @@ def share_ffn(
         raise UsageError(
             f"{named} goes with --keep-units activations: nothing else looks at text.", "Leave it out."
         )
-    running = RunOptions(batch_tokens, device)
     how = How(None if dry_run else output, force, quiet, json, not config_only, explain)
     with how.open(checkpoint) as opened:
         if checkpoint is None and not dense_only:
             how.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")
-        _run(opened, options, choice, running, how)
+        from prunecli.commands.ffn_table import ffn_document, show_ffns
+        from prunecli.methods.ffn.rewrite import rewrite_ffn
+        from prunecli.planning import plan_ffn_on_text
 
-
-def _run(
-    checkpoint: Checkpoint, options: FfnOptions, choice: TextChoice, running: RunOptions, how: How
-) -> None:
-    from prunecli.commands.ffn_table import ffn_document, show_ffns
-    from prunecli.methods.ffn.rewrite import rewrite_ffn
-    from prunecli.planning import plan_ffn_on_text
-
-    plan = plan_ffn_on_text(checkpoint, choice, options, running, progress=how.progress, say=console.note)
-    how.note(*plan.reasons)
-    shown = how.apply(checkpoint, rewrite_ffn(checkpoint, plan))
-    how.show(lambda: ffn_document(shown, plan, plan.seed), lambda: show_ffns(shown, plan))
+        running = RunOptions(batch_tokens, device)
+        plan = plan_ffn_on_text(opened, choice, options, running, progress=how.progress, say=console.note)
+        how.note(*plan.reasons)
+        shown = how.apply(opened, rewrite_ffn(opened, plan))
+        how.show(lambda: ffn_document(shown, plan, plan.seed), lambda: show_ffns(shown, plan))
 
 
 def _width(text: str | None) -> int | Literal["match"] | None:

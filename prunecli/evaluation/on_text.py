@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from prunecli.progress import Say, unsaid
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.columns import described
 from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.text.plain import PlainText
 from prunecli.text.tasks import TaskName, task_of
 
 if TYPE_CHECKING:
@@ -89,47 +89,17 @@ def model_and_batches(
     from prunecli.modules.devices import choose_devices
     from prunecli.modules.fitting import fitting_dtype
     from prunecli.modules.loading import load_model
-    from prunecli.running.encoding import translation_examples
+    from prunecli.running.batches import task_batches
+    from prunecli.running.encoding import text_examples
     from prunecli.text.tokens import load_tokenizer
 
     tokenizer = load_tokenizer(checkpoint.path)
     devices = choose_devices(options.device)
     dtype = fitting_dtype(dict.fromkeys(labels_for([checkpoint.path]), checkpoint), devices, say=say)
     model = load_model(checkpoint.path, device=devices, dtype=dtype)
-    text, size = data.text, options.batch_tokens
-    if isinstance(text, ParallelText):
-        examples = [translation_examples(tokenizer, model, text, [pair]) for pair in data.pairs]
-        return model, [batch for one in examples for batch in one.batches(size)]
-    return model, _plain(tokenizer, model, data, text.texts, size, predicting=predicting, pooling=pooling)
-
-
-def _plain(
-    tokenizer: Any,
-    model: Any,
-    data: Dataset,
-    texts: Sequence[str],
-    batch_tokens: int,
-    *,
-    predicting: bool,
-    pooling: Pooling | None,
-) -> list[Batch]:
-    from prunecli.running.encoding import embedding_examples, padding_id, text_examples
-    from prunecli.running.examples import Examples, Sequences, TextExamples
-    from prunecli.running.masking import mlm_examples
-    from prunecli.running.windows import lm_windows, stretches, window_examples
-
-    examples: Examples
-    context = data.context
-    if pooling is not None:
-        examples = embedding_examples(tokenizer, model, pooling, texts, context)
-    elif data.task == "lm" and predicting:
-        windows = lm_windows(tokenizer, model, texts, context=context)
-        examples = window_examples(windows, padding_id(model, tokenizer))
-    elif data.task == "lm":
-        ids = Sequences(stretches(tokenizer, model, texts, context))
-        examples = TextExamples(ids, ids, padding_id(model, tokenizer))
-    elif predicting:
-        examples = mlm_examples(tokenizer, model, texts, context=context)
-    else:
-        examples = text_examples(tokenizer, model, texts, context)
-    return examples.batches(batch_tokens)
+    text = data.text
+    if predicting or pooling is not None or not isinstance(text, PlainText):
+        batches = task_batches(tokenizer, model, data, options.batch_tokens, pooling)
+        return model, [batch for of_text in batches.values() for batch in of_text]
+    examples = text_examples(tokenizer, model, text.texts, data.context, whole=data.task == "lm")
+    return model, examples.batches(options.batch_tokens)

@@ -171,9 +171,18 @@ def decoding(
     Raises:
         UnsupportedModelError, UsageError, DataError: as `workload`; a language that the tokenizer lacks.
     """
-    _require_generation(checkpoint)
+    config: Any = SimpleNamespace(**checkpoint.config)
+    if checkpoint.architecture is not None:  # of another family, what it can do is known once it is loaded
+        from prunecli.modules.building import model_class, stock_config
+
+        stock, config = model_class(checkpoint), stock_config(checkpoint)  # with its own names and defaults
+        if not stock.can_generate():
+            raise UnsupportedModelError(
+                f"{checkpoint.path}: the model is a {stock.__name__}, which generates no text",
+                "Name a checkpoint of a translation or language model, or give the text of its task: --text, "
+                "--labelled.",
+            )
     tokenizer = load_tokenizer(checkpoint.path)
-    config = _config(checkpoint)
     vocabulary = vocabulary_size(config)
     forced = language_id(tokenizer, pair[1], vocabulary) if languages(tokenizer) else None
     limit = max_positions(config)  # None: nothing bounds them
@@ -203,7 +212,7 @@ def _continued(
     With `context` the texts stand one after another, and are cut to prompts of so many tokens.
     """
     from prunecli.running.encoding import padding_id, require_task, text_examples
-    from prunecli.running.windows import packed_examples, stretches
+    from prunecli.running.windows import packed_examples
 
     require_task(model, "lm")
     limit = position_count(model)
@@ -220,14 +229,13 @@ def _continued(
         )
     length = context or min(PROMPT, room or PROMPT)
     texts = bounded(text.texts, length * count)
-    if context is None and not text.whole_files:
-        ids = text_examples(tokenizer, model, text.first(count).texts, skip_empty=False).ids
-        rows = [ids[i].tolist()[:room] for i in range(len(ids))]
-    elif context is None:
-        rows = stretches(tokenizer, model, texts, length)[:count]
-    else:
+    if context is not None:
         ids = packed_examples(tokenizer, model, texts, context).ids
-        rows = [ids[i].tolist() for i in range(len(ids)) if len(ids[i]) == context][:count]
+    elif text.whole_files:
+        ids = text_examples(tokenizer, model, texts, length, whole=True).ids
+    else:
+        ids = text_examples(tokenizer, model, text.first(count).texts, skip_empty=False).ids
+    rows = [ids[i].tolist()[:room] for i in range(len(ids)) if context in (None, len(ids[i]))][:count]
     if len(rows) < count:
         raise DataError(
             f"{', '.join(map(str, text.files))}: {len(rows):,} prompts of {length:,} tokens, {count:,} are needed",
@@ -241,27 +249,4 @@ def _require_positions(checkpoint: Checkpoint, new_tokens: int, limit: int) -> N
         raise UsageError(
             f"{checkpoint.path}: {new_tokens} new tokens were asked for, the model has {limit} positions",
             f"Ask for at most --new-tokens {limit - 1}.",
-        )
-
-
-def _config(checkpoint: Checkpoint) -> Any:
-    """The model's config, of a declared family with its own names and defaults."""
-    config: Any = SimpleNamespace(**checkpoint.config)
-    if checkpoint.architecture is not None:
-        from prunecli.modules.building import stock_config
-
-        config = stock_config(checkpoint)
-    return config
-
-
-def _require_generation(checkpoint: Checkpoint) -> None:
-    if checkpoint.architecture is None:  # known once it is loaded
-        return
-    from prunecli.modules.building import model_class
-
-    stock = model_class(checkpoint)
-    if not stock.can_generate():
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: the model is a {stock.__name__}, which generates no text",
-            "Name a checkpoint of a translation or language model, or give the text of its task: --text, --labelled.",
         )

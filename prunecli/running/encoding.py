@@ -212,25 +212,33 @@ def labelled_examples(tokenizer: Any, model: Any, text: LabelledText) -> Labelle
 
 
 def text_examples(
-    tokenizer: Any, model: Any, texts: Sequence[str], context: int | None = None, *, skip_empty: bool = True
+    tokenizer: Any,
+    model: Any,
+    texts: Sequence[str],
+    context: int | None = None,
+    *,
+    skip_empty: bool = True,
+    whole: bool = False,
 ) -> TextExamples:
     """Texts for a model with one stack, cut to `window_length`; a token's label is the token.
 
     Args:
         skip_empty: leave out texts without a token.
+        whole: make an example of each stretch of so many tokens, not of a text's first one alone.
 
     Raises:
         UsageError: the model has fewer positions than `context`.
         DataError: a text without a token, or no text with one.
     """
     longest = window_length(model, tokenizer, context)
-    rows = encoded(tokenizer, model, texts, truncation=True, max_length=longest)
+    cut = {} if whole else {"truncation": True, "max_length": longest}
+    rows = encoded(tokenizer, model, texts, **cut)
     empty = [number for number, row in enumerate(rows) if not row]
     if empty and not skip_empty:
         raise DataError(f"text {empty[0] + 1:,} ({texts[empty[0]]!r}) has no token", "Leave it out.")
     if len(empty) == len(rows):
         raise DataError("no text has a token", "Give other text.")
-    ids = Sequences([row for row in rows if row])
+    ids = Sequences([row[i : i + longest] for row in rows for i in range(0, len(row), longest)])
     return TextExamples(ids, ids, padding_id(model, tokenizer))
 
 

@@ -73,29 +73,6 @@ def lm_windows(
     return windows
 
 
-def stretches(
-    tokenizer: Any, model: Any, texts: Sequence[str], context: int | None = None
-) -> list[list[int]]:
-    """Cut the tokens of each text into stretches that do not overlap; the last one of a text is what is left.
-
-    Args:
-        context: tokens of a stretch; default: see `window_length`.
-
-    Raises:
-        UsageError: the model has fewer positions than `context`.
-        DataError: no text has a token.
-    """
-    length = window_length(model, tokenizer, context)
-    rows = [
-        ids[start : start + length]
-        for ids in encoded(tokenizer, model, texts)
-        for start in range(0, len(ids), length)
-    ]
-    if not rows:
-        raise DataError("no text has a token", "Give other text.")
-    return rows
-
-
 def window_examples(windows: Sequence[Window], pad_id: int) -> TextExamples:
     """Windows as examples, each with the tokens that are counted in it."""
     ids, labels = ([*window.ids] for window in windows), (window.labels for window in windows)

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from prunecli.choices import Choices
 from prunecli.errors import DataError, UsageError, reason_of
@@ -107,23 +106,22 @@ def token_rows(tokenizer: Tokenizer, corpus: Corpus, vocabulary: int | None = No
         # Longer than the model takes is no news here.
         rows = iter(tokenized(tokenizer, texts, verbose=False)["input_ids"] if texts else ())
         for number, document in enumerate(some, start=start + 1):
-            is_text = isinstance(document, str)
-            row = list(next(rows)) if is_text else _chat_row(tokenizer, corpus, number, document)
+            if isinstance(document, str):
+                row = list(next(rows))
+            else:
+                where = f"{', '.join(map(str, corpus.files))}: chat {number:,}"
+                if not getattr(tokenizer, "chat_template", None):
+                    raise DataError(
+                        f"{where}: the model's tokenizer has no chat template",
+                        'Give plain text, or JSON lines with "text" in place of "messages".',
+                    )
+                try:
+                    made = tokenizer.apply_chat_template(list(document), return_dict=False)
+                    row = [int(token) for token in made]
+                except Exception as error:  # whatever a template of the model's own raises
+                    raise DataError(
+                        f"{where}: the tokenizer's chat template does not take it ({reason_of(error)})"
+                    ) from error
             if vocabulary is not None:
                 require_rows(tokenizer, [row], vocabulary)
             yield row
-
-
-def _chat_row(tokenizer: Tokenizer, corpus: Corpus, number: int, chat: Any) -> list[int]:
-    where = f"{', '.join(map(str, corpus.files))}: chat {number:,}"
-    if not getattr(tokenizer, "chat_template", None):
-        raise DataError(
-            f"{where}: the model's tokenizer has no chat template",
-            'Give plain text, or JSON lines with "text" in place of "messages".',
-        )
-    try:
-        return [int(token) for token in tokenizer.apply_chat_template(list(chat), return_dict=False)]
-    except Exception as error:  # whatever a template of the model's own raises
-        raise DataError(
-            f"{where}: the tokenizer's chat template does not take it ({reason_of(error)})"
-        ) from error

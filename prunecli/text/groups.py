@@ -18,33 +18,28 @@ def read_groups(path: Path) -> dict[str, str]:
     Raises:
         DataError: no such file, an empty one, or a line that is neither; a language in two groups.
     """
-    groups = _object(path) if path.suffix.lower() == ".json" else _lines(path)
+    groups: dict[str, str] = {}
+    if path.suffix.lower() == ".json":
+        groups = read_json(path, error=DataError)
+        if not isinstance(groups, dict) or not all(
+            isinstance(group, str) and group for group in groups.values()
+        ):
+            raise DataError(f"{path}: not an object of language: group", FORM)
+    else:
+        try:
+            lines = read_lines(path)
+        except DataError as error:
+            raise DataError(error.message, FORM) from error
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            language, _, group = (part.strip() for part in line.partition("\t"))
+            if not language or not group or "\t" in group:
+                raise DataError(f"{path}: line {number} is not a language, a tab and a group: {line!r}", FORM)
+            if groups.setdefault(language, group) != group:
+                raise DataError(f"{path}: line {number}: {language} is in {groups[language]} already", FORM)
     if not groups:
         raise DataError(f"{path}: no language", FORM)
-    return groups
-
-
-def _object(path: Path) -> dict[str, str]:
-    value = read_json(path, error=DataError)
-    if not isinstance(value, dict) or not all(isinstance(group, str) and group for group in value.values()):
-        raise DataError(f"{path}: not an object of language: group", FORM)
-    return value
-
-
-def _lines(path: Path) -> dict[str, str]:
-    groups: dict[str, str] = {}
-    try:
-        lines = read_lines(path)
-    except DataError as error:
-        raise DataError(error.message, FORM) from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        language, _, group = (part.strip() for part in line.partition("\t"))
-        if not language or not group or "\t" in group:
-            raise DataError(f"{path}: line {number} is not a language, a tab and a group: {line!r}", FORM)
-        if groups.setdefault(language, group) != group:
-            raise DataError(f"{path}: line {number}: {language} is in {groups[language]} already", FORM)
     return groups
 
 

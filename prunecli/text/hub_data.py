@@ -99,7 +99,8 @@ def read_hub_data(path: Path | str, max_tokens: int | None = None) -> tuple[str 
     left = None if max_tokens is None else CHARACTERS * max_tokens
     for document in _documents(data):
         documents.append(document)
-        if left is not None and (left := left - _length(document)) <= 0:
+        contents = [document] if isinstance(document, str) else [str(one["content"]) for one in document]
+        if left is not None and (left := left - sum(map(len, contents))) <= 0:
             break
     if not documents:
         raise DataError(f"{data}: no rows", "Name another split.")
@@ -144,9 +145,3 @@ def _document(where: str, row: dict[str, Any], column: str | None) -> str | Chat
         {key: value for key, value in message.items() if value is not None or key == "content"}
         for message in document
     )
-
-
-def _length(document: str | Chat) -> int:
-    if isinstance(document, str):
-        return len(document)
-    return sum(len(str(message["content"])) for message in document)

@@ -28,11 +28,15 @@ def read_json_lines(path: Path) -> tuple[str | Chat, ...]:
     Raises:
         DataError: no such file, or one that is not as it should be (with the line).
     """
-    return tuple(
-        _json_line(f"{path}, line {number:,}", line)
-        for number, line in enumerate(read_lines(path), start=1)
-        if line.strip()
-    )
+    documents = []
+    for number, line in enumerate(read_lines(path), start=1):
+        where = f"{path}, line {number:,}"
+        if line.strip():
+            document = document_of(parsed_line(where, line, _REMEDY))
+            if document is None:
+                raise DataError(f'{where}: neither a "text" nor a chat of "messages"', _REMEDY)
+            documents.append(document)
+    return tuple(documents)
 
 
 def parsed_line(where: str, line: str, remedy: str) -> Any:
@@ -45,13 +49,6 @@ def parsed_line(where: str, line: str, remedy: str) -> Any:
         return parsed(line)
     except ValueError as error:
         raise DataError(f"{where}: not JSON ({error})", remedy) from error
-
-
-def _json_line(where: str, line: str) -> str | Chat:
-    document = document_of(parsed_line(where, line, _REMEDY))
-    if document is None:
-        raise DataError(f'{where}: neither a "text" nor a chat of "messages"', _REMEDY)
-    return document
 
 
 def document_of(row: Any) -> str | Chat | None:

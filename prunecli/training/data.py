@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,8 @@ from prunecli.running.windows import packed_examples
 from prunecli.text.choice import Text, TextChoice
 from prunecli.text.columns import columns
 from prunecli.text.labelled import LabelledText
-from prunecli.text.parallel import ParallelText, has_split, pair_name, read_parallel
+from prunecli.text.parallel import ParallelText, has_split, lines_sha256, pair_name, read_parallel
+from prunecli.text.plain import PlainText
 from prunecli.text.tasks import TrainingTask
 from prunecli.text.tokens import Tokenizer
 from prunecli.training.embedding import Lesson
@@ -45,8 +44,9 @@ class TrainingData:
         """What the result depends on, as JSON."""
         return {
             "task": self.task,
-            "train": _digest(self.train),
-            "valid": None if self.valid is None else _digest(self.valid),
+            "train": self.train.sha256,
+            "valid": None if self.valid is None else self.valid.sha256,
+            **({"whole_files": self.train.whole_files} if isinstance(self.train, PlainText) else {}),
             "pairs": [pair_name(*pair) for pair in self.pairs],
         }
 
@@ -86,23 +86,10 @@ def read_training_data(
     return TrainingData(task, train, valid.text_of(task)[0])
 
 
-def _digest(text: Text) -> str:
-    if isinstance(text, ParallelText):
-        return hashlib.sha256(json.dumps(_by_language(text), sort_keys=True).encode()).hexdigest()
-    return text.sha256
-
-
-def _by_language(text: ParallelText) -> dict[str, str]:
-    return {
-        name: hashlib.sha256("\n".join(text.sentences[name]).encode()).hexdigest() for name in text.languages
-    }
-
-
 def _digests(text: Text) -> dict[str, str]:
     if isinstance(text, ParallelText):
-        return {f"{text.split}.{name}": digest for name, digest in _by_language(text).items()}
-    files = (text.path,) if isinstance(text, LabelledText) else text.files
-    return {", ".join(map(str, files)): text.sha256}
+        return {f"{text.split}.{name}": lines_sha256(lines) for name, lines in text.sentences.items()}
+    return {", ".join(map(str, text.files)): text.sha256}
 
 
 def encode_examples(

