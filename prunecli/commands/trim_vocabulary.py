@@ -99,8 +99,9 @@ def trim_vocabulary(
 ) -> None:
     """Remove the tokens that the given text does not need, from the embeddings and from the tokenizer.
 
-    Special and added tokens, language codes, single characters and bytes always stay. The text falls into the same
-    tokens as before, under new ids; this is checked before anything is written. Other text falls into smaller ones.
+    Special and added tokens, language codes, single characters and bytes always stay, and so does what the chat
+    template writes. The text falls into the same tokens as before, under new ids, as whole files, as single lines and
+    as chat messages; this is checked before anything is written. Other text falls into smaller tokens.
     """
     from prunecli import demo
     from prunecli.methods.vocabulary.select import VocabularyOptions
@@ -180,10 +181,10 @@ def _show(shown: Shown, plan: VocabularyPlan) -> None:
     if check.changed:
         console.out(
             f"{tokens.share:.2%} of the running tokens stay; {check.changed:,} of {check.sentences:,} different "
-            f"sentences fall into other tokens ({check.running_before:,} -> {check.running_after:,} in all)."
+            f"texts fall into other tokens ({check.running_before:,} -> {check.running_after:,} in all)."
         )
     else:
-        console.out(f"All {check.sentences:,} different sentences fall into the same tokens as before.")
+        console.out(f"All {check.sentences:,} different texts fall into the same tokens as before.")
     shown.show_place()
 
 

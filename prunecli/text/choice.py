@@ -83,7 +83,7 @@ class Lines:
         splits: of a directory; empty: of none.
         asked: languages that were chosen; empty: all.
         languages: of the splits.
-        plain: what was read from files.
+        plain: the files, each a whole document; their lines are among `texts`.
     """
 
     texts: tuple[str, ...]
@@ -313,7 +313,7 @@ class TextChoice(Choices):
                 text = read_parallel(data, split, asked or languages_of(data, split))
                 texts += [line for lines in text.sentences.values() for line in lines if line.strip()]
                 languages |= dict.fromkeys(text.languages)
-        plain = read_plain(paths(self.files)) if self.files else None
-        if plain is not None:
-            texts += plain.texts
+        plain = read_plain(paths(self.files), whole_files=True) if self.files else None
+        for document in () if plain is None else plain.texts:
+            texts += [line for line in document.split("\n") if line.strip()]
         return Lines(tuple(texts), splits, asked, tuple(languages), plain)

@@ -48,7 +48,7 @@ def test_trims_to_the_text(model: Path, folder: Path) -> None:
     result = run(model, "--data", "data", "--langs", "eng_Latn", "--text", "data/test.deu_Latn")
     assert result.status == 0, result.err
     assert "Written: trimmed-vocabulary (opens with prunecli" in result.out
-    assert "All 4 different sentences fall into the same tokens as before." in result.out
+    assert "All 4 different texts fall into the same tokens as before." in result.out
     out = folder / "trimmed-vocabulary"
     assert names(out) == [
         "README.md",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tests.commands.calls import call
 run = partial(call, trim_vocabulary)
 
 
-def trimmed(source: Path, output: Path, lines: tuple[str, ...], *options: object) -> Path:
+def trimmed(source: Path, output: Path, lines: Sequence[str], *options: object) -> Path:
     """Trim `source` to `lines`; returns `output`."""
     file = output.parent / "lines"
     file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -34,9 +34,10 @@ from tests.contracts.method_contract import (
 )
 from tests.families import tiny_family
 from tests.families.records import CASES, own_layouts
-from tests.methods.vocabulary.makers import KINDS, SEEN
+from tests.methods.vocabulary.makers import CHAT, DOCUMENT, KINDS, SEEN
 from tests.tiny import tiny_nllb_moe
 
+ROLES = ("system", "user", "assistant", "user")
 LINES = ("the tin hat", "a hen on the tin", "then on")
 
 
@@ -176,9 +177,11 @@ def test_trimming_twice_equals_trimming_once(source: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_tokenizer(kind: str, tmp_path: Path) -> None:
     source = KINDS[kind](tmp_path / "source")
-    out = trimmed(source, tmp_path / "out", SEEN)
+    (source / "chat_template.jinja").write_text(CHAT)
+    out = trimmed(source, tmp_path / "out", DOCUMENT.split("\n"))
     old, new = load_tokenizer(source), load_tokenizer(out)
-    for line in SEEN:
+    chat = [{"role": role, "content": text} for role, text in zip(ROLES, (*SEEN, DOCUMENT), strict=True)]
+    for line in (*SEEN, DOCUMENT, f"{DOCUMENT}\n", old.apply_chat_template(chat, tokenize=False)):
         assert old.tokenize(line) == new.tokenize(line)
         ids = new(line)["input_ids"]
         assert old.convert_ids_to_tokens(old(line)["input_ids"]) == new.convert_ids_to_tokens(ids)

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from prunecli.methods.vocabulary.chat import chat_texts
 from prunecli.progress import Progress, silent
 from prunecli.text.choice import Lines
 from prunecli.text.tokens import tokenized
 
-BATCH = 4096
-"""Sentences that are tokenised at once."""
+BATCH = 4_000_000
+"""Characters that are tokenised at once, if the longest text has no more."""
+PIECE = 1_000_000
+"""Characters after which a long document is cut, to bound the memory of its tokens."""
+OVERLAP = 16
+"""Lines that two neighbouring pieces of a document share: no token spans more line ends."""
+REACH = 64
+"""Characters of a message that the tokens at its ends may depend on."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """The sentences that the vocabulary has to serve.
+    """The text that the vocabulary has to serve.
 
     Attributes:
         lines: each once, none blank.
@@ -27,6 +34,9 @@ class Text:
         splits: those of a directory that they are from.
         languages: of these splits.
         files: names of the others.
+        documents: the files of more than one line, in pieces.
+        messages: the beginnings and ends of lines and documents, inside of what the chat template writes around them.
+        template: what the chat template writes.
     """
 
     lines: tuple[str, ...]
@@ -34,26 +44,69 @@ class Text:
     splits: tuple[str, ...] = ()
     languages: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    documents: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
+    template: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, lines: Lines) -> Text:
-        """The sentences of `lines`."""
+    def of(cls, lines: Lines, tokenizer: Any) -> Text:
+        """`lines`, their documents, and both as messages to a chat model.
+
+        Tokens depend on what stands around a line: line ends and blank lines in a document, roles in a chat.
+        """
         counted = Counter(lines.texts)
         names = () if lines.plain is None else tuple(path.name for path in lines.plain.files)
-        return cls(tuple(counted), tuple(counted.values()), lines.splits, lines.languages, names)
+        documents = () if lines.plain is None else [text for text in lines.plain.texts if "\n" in text]
+        template, frames = chat_texts(tokenizer)
+        messages = {*counted, *documents, *(line for document in documents for line in document.split("\n"))}
+        ends = {end for text in messages for end in (_ends(text), _ends(text.strip()))}
+        return cls(
+            tuple(counted),
+            tuple(counted.values()),
+            lines.splits,
+            lines.languages,
+            names,
+            tuple(piece for document in documents for piece in _pieces(document)),
+            tuple(sorted(f"{before}{text}{after}" for before, after in frames for text in ends)),
+            template,
+        )
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every text that has to fall into the same tokens as before."""
+        return (*self.lines, *self.documents, *self.messages, *self.template)
 
     @property
     def sentences(self) -> int:
-        """All of them, repeated ones too."""
+        """All lines, repeated ones too."""
         return sum(self.repeats)
 
     @property
     def sha256(self) -> str:
-        """A hash of the sentences."""
+        """A hash of the lines."""
         digest = hashlib.sha256()
         for line, count in zip(self.lines, self.repeats, strict=True):
             digest.update(f"{count} {line}\n".encode())
         return digest.hexdigest()
+
+
+def _pieces(document: str) -> Iterator[str]:
+    """`document` with a last line end, cut at line ends where it is long; neighbours share `OVERLAP` lines."""
+    lines = f"{document}\n".splitlines(keepends=True)
+    first = 0
+    while first < len(lines):
+        last, length = first, 0
+        while last < len(lines) and (length < PIECE or last <= first + OVERLAP):
+            length += len(lines[last])
+            last += 1
+        yield "".join(lines[first:last])
+        first = last if last == len(lines) else last - OVERLAP
+
+
+def _ends(text: str) -> str:
+    """`text` without the words in its middle."""
+    first, last = text.find(" ", REACH), text.rfind(" ", 0, max(len(text) - REACH, 0))
+    return text[:first] + text[last:] if -1 < first < last else text
 
 
 @dataclass(frozen=True)
@@ -62,9 +115,11 @@ class TokenCounts:
 
     Attributes:
         counts: token -> occurrences; special tokens around the sentences are left out.
+        template: tokens that the chat template writes.
     """
 
     counts: Mapping[str, int]
+    template: Set[str] = frozenset()
 
     @property
     def total(self) -> int:
@@ -78,20 +133,33 @@ class TokenCounts:
 
 
 def count_tokens(tokenizer: Any, text: Text, progress: Progress = silent) -> TokenCounts:
-    """Tokenise `text` as source, and as target where that is cut by a model of its own (Marian)."""
+    """Tokenise `text`, as source and, if target text has a model of its own (Marian), as target.
+
+    A token counts as often as it occurs in the lines, in the documents or in the messages, where it occurs most.
+    """
+    with progress("counting tokens", len(text.all), "texts") as advance:
+        lines = _counted(tokenizer, dict(zip(text.lines, text.repeats, strict=True)), advance)
+        documents, messages, template = (
+            _counted(tokenizer, Counter(texts), advance)
+            for texts in (text.documents, text.messages, text.template)
+        )
+    for token in template:
+        del messages[token]
+    return TokenCounts(lines | documents | messages, template.keys())
+
+
+def _counted(tokenizer: Any, view: Mapping[str, int], advance: Callable[[int], None]) -> Counter[str]:
     counts: Counter[Any] = Counter()
-    modes = 2 if is_two_sided(tokenizer) else 1
-    repeats = iter(text.repeats * modes)
-    with progress("counting tokens", len(text.lines) * modes, "sentences") as advance:
-        for batch in _batches(tokenizer, text.lines):
-            for tokens in batch:
-                repeated = next(repeats)
-                for token in tokens:
-                    counts[token] += repeated
-            advance(len(batch))
+    for part in batches(tuple(view)):
+        for tokens, text in zip(
+            _tokens(tokenizer, part), part * (2 if is_two_sided(tokenizer) else 1), strict=True
+        ):
+            for token in tokens:
+                counts[token] += view[text]
+        advance(len(part))
     if getattr(tokenizer, "is_fast", False):
-        return TokenCounts({str(tokenizer.convert_ids_to_tokens(key)): n for key, n in counts.items()})
-    return TokenCounts(dict(counts))
+        return Counter({str(tokenizer.convert_ids_to_tokens(key)): n for key, n in counts.items()})
+    return counts
 
 
 def is_two_sided(tokenizer: Any) -> bool:
@@ -109,18 +177,29 @@ def as_target(tokenizer: Any) -> Iterator[None]:
         tokenizer._switch_to_input_mode()
 
 
-def _batches(tokenizer: Any, lines: Sequence[str]) -> Iterator[list[list[Any]]]:
-    """Tokens of the lines, many lines at a time: ids of a fast tokenizer, text of a slow one (its pieces may be more
-    than its vocabulary); those of all lines as target after those of all lines as source.
+def batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    """The texts in order, many short ones or few long ones at a time."""
+    part: list[str] = []
+    length = 0
+    for text in texts:
+        if part and length + len(text) > BATCH:
+            yield part
+            part, length = [], 0
+        part.append(text)
+        length += len(text)
+    if part:
+        yield part
+
+
+def _tokens(tokenizer: Any, texts: list[str]) -> list[list[Any]]:
+    """Tokens of each text: ids of a fast tokenizer, strings of a slow one (its pieces may be more than its vocabulary);
+    those of a two-sided one as source, then those as target.
     """
-    for start in range(0, len(lines), BATCH):
-        part = list(lines[start : start + BATCH])
-        if getattr(tokenizer, "is_fast", False):
-            options = {"add_special_tokens": False, "truncation": False, "verbose": False}
-            yield tokenized(tokenizer, part, **options)["input_ids"]
-        else:
-            yield [tokenizer.tokenize(line) for line in part]
+    if getattr(tokenizer, "is_fast", False):
+        options = {"add_special_tokens": False, "truncation": False, "verbose": False}
+        return list(tokenized(tokenizer, texts, **options)["input_ids"])
+    rows = [tokenizer.tokenize(text) for text in texts]
     if is_two_sided(tokenizer):
         with as_target(tokenizer):
-            for start in range(0, len(lines), BATCH):
-                yield [tokenizer.tokenize(line) for line in lines[start : start + BATCH]]
+            rows += [tokenizer.tokenize(text) for text in texts]
+    return rows

@@ -77,7 +77,8 @@ def plan_vocabulary(
             f"{where}: holds no tokenizer whose vocabulary could be trimmed",
             "Copy the model's tokenizer files (tokenizer.json, tokenizer_config.json, …) into it.",
         )
-    text, tokenizer = Text.of(lines), load_tokenizer(checkpoint.path)
+    tokenizer = load_tokenizer(checkpoint.path)
+    text = Text.of(lines, tokenizer)
     vocabulary = read_vocabulary(tokenizer, where)
     documents = with_defaults(checkpoint.config, default_ids(checkpoint)), _generation(side)
     needed = [number for document in documents for number in named_ids(document)]
@@ -104,7 +105,7 @@ def _files(
     patched = renumbered(generation, change)
     if patched != generation:
         files[GENERATION] = (json.dumps(patched, indent=2, ensure_ascii=False) + "\n").encode()
-    return files | dict.fromkeys(models_that_differ(side, files, text) if is_fast else ())
+    return files | dict.fromkeys(models_that_differ(side, files, text.all) if is_fast else ())
 
 
 def _generation(side: Mapping[str, bytes]) -> dict[str, Any]:

@@ -189,11 +189,12 @@ def _parts(
     seen = {token for token, count in counts.counts.items() if count >= options.min_count}
     parts = {
         "special and added": set(vocabulary.special) | named,
+        "chat template": set(counts.template),
         IN_TEXT: seen,
         "asked for": set(options.keep),
         "characters and bytes": set(segmentation.always),
     }
-    parts["on the way to them"] = segmentation.closure(seen | set(options.keep))
+    parts["on the way to them"] = segmentation.closure(seen | counts.template | set(options.keep))
     known: set[str] = set()
     for name, part in parts.items():
         parts[name] = {token for token in part if token in vocabulary.ids} - known

@@ -7,12 +7,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from prunecli.errors import CheckpointError
 from prunecli.methods.vocabulary.files import SENTENCEPIECE
-from prunecli.methods.vocabulary.measure import BATCH, Text, as_target, is_two_sided
+from prunecli.methods.vocabulary.measure import Text, as_target, batches, is_two_sided
 from prunecli.methods.vocabulary.vocabulary import token_ids
 from prunecli.progress import Progress, silent
 from prunecli.text.tokens import load_tokenizer, tokenized
@@ -25,9 +26,9 @@ class Check:
     """What came out.
 
     Attributes:
-        sentences: that were compared, each once.
-        changed: of these, the ones that hold tokens which go, and so fall into others.
-        running_before: tokens of all sentences, special ones included.
+        sentences: number of texts that were compared: lines, documents, messages to a chat model, each once.
+        changed: number of these texts that hold removed tokens, and so fall into others.
+        running_before: tokens of all these texts, special ones included.
         running_after: with the trimmed tokenizer.
     """
 
@@ -65,7 +66,7 @@ def check_same(
 ) -> Check:
     """Compare the original tokenizer with the trimmed one, token by token.
 
-    Every token that stays must have its new id, and every sentence whose tokens all stay must fall into them.
+    Every token that stays must have its new id, and every text whose tokens all stay must fall into these tokens.
 
     Args:
         tokenizers: the original and the trimmed one.
@@ -89,28 +90,26 @@ def check_same(
         )
     total = Check(0, 0, 0, 0)
     sides = (False, True) if is_two_sided(original) else (False,)
-    with progress("comparing tokens", len(text.lines) * len(sides), "sentences") as advance:
-        for as_targets in sides:
-            for start in range(0, len(text.lines), BATCH):
-                lines = text.lines[start : start + BATCH]
-                rows = [_encode(tokenizer, lines, as_targets) for tokenizer in tokenizers]
-                total = _compare(total, lines, (rows[0], rows[1]), new_ids, where)
-                advance(len(lines))
+    with progress("comparing tokens", len(text.all) * len(sides), "texts") as advance:
+        for as_targets, part in product(sides, batches(text.all)):
+            rows = [_encode(tokenizer, part, as_targets) for tokenizer in tokenizers]
+            total = _compare(total, part, (rows[0], rows[1]), new_ids, where)
+            advance(len(part))
     return total
 
 
 def models_that_differ(
-    before: Mapping[str, bytes], after: Mapping[str, bytes | None], text: Text
+    before: Mapping[str, bytes], after: Mapping[str, bytes | None], texts: Sequence[str]
 ) -> tuple[str, ...]:
-    """Names of the shortened SentencePiece models that cut a sentence otherwise, though all of its pieces stay."""
+    """Names of the shortened SentencePiece models that cut a text otherwise, though all of its pieces stay."""
     return tuple(
         name
         for name, data in after.items()
-        if data is not None and name.endswith(SENTENCEPIECE) and _differs(before[name], data, text.lines)
+        if data is not None and name.endswith(SENTENCEPIECE) and _differs(before[name], data, texts)
     )
 
 
-def _differs(before: bytes, after: bytes, lines: Sequence[str]) -> bool:
+def _differs(before: bytes, after: bytes, texts: Sequence[str]) -> bool:
     from sentencepiece import SentencePieceProcessor
 
     try:
@@ -118,17 +117,16 @@ def _differs(before: bytes, after: bytes, lines: Sequence[str]) -> bool:
     except RuntimeError:
         return True
     kept = {models[1].id_to_piece(number) for number in range(models[1].get_piece_size())}
-    for start in range(0, len(lines), BATCH):
-        part = list(lines[start : start + BATCH])
+    for part in batches(texts):
         rows = [model.encode(part, out_type=str) for model in models]
         if any(one != other for one, other in zip(*rows, strict=True) if kept.issuperset(one)):
             return True
     return False
 
 
-def _encode(tokenizer: Any, lines: Sequence[str], target: bool) -> list[list[int]]:
+def _encode(tokenizer: Any, lines: list[str], target: bool) -> list[list[int]]:
     with as_target(tokenizer) if target else nullcontext():
-        rows = tokenized(tokenizer, list(lines), truncation=False, verbose=False)["input_ids"]
+        rows = tokenized(tokenizer, lines, truncation=False, verbose=False)["input_ids"]
     return [list(row) for row in rows]
 
 

@@ -25,6 +25,12 @@ TEXT = (
 SEEN = (TEXT[0], "the cats sat at the end of the garden road", "the house, the dog!")
 """What they are trimmed to; its second sentence is not among `TEXT`."""
 
+DOCUMENT = f"{SEEN[0]}\n\n{SEEN[1]}.\n\n\n{SEEN[2]}"
+"""The same sentences with blank lines between them."""
+
+CHAT = "{% for message in messages %}<|{{ message.role }}|>\n\n{{ message.content }}\n{% endfor %}"
+"""A chat template whose roles are ordinary text, written around a message without a special token."""
+
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 _NAMES = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 
@@ -63,8 +69,8 @@ def _byte_bpe() -> Any:
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
-        TEXT * 4,
-        trainers.BpeTrainer(vocab_size=400, initial_alphabet=sorted(alphabet), show_progress=False),
+        (*TEXT * 4, *(f"{DOCUMENT}\n\n\n<|user|>\n\n<|assistant|>",) * 4),
+        trainers.BpeTrainer(vocab_size=420, initial_alphabet=sorted(alphabet), show_progress=False),
     )
     tokenizer.add_special_tokens([END])
     return tokenizer

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from prunecli.errors import CheckpointError, DataError, UsageError
+from prunecli.methods.vocabulary import measure
 from prunecli.methods.vocabulary.measure import Text, TokenCounts
 from prunecli.methods.vocabulary.segmentation import Segmentation
 from prunecli.methods.vocabulary.select import TokenChoice, VocabularyOptions, select_tokens
 from prunecli.methods.vocabulary.vocabulary import Vocabulary
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.tiny import VOCAB
 
@@ -134,6 +136,32 @@ def test_files_have_names_alone(tmp_path: Path, checkpoint: Checkpoint) -> None:
     from prunecli.text.choice import TextChoice
 
     (tmp_path / "lines").write_text("a\n\na\nb\n")
-    text = Text.of(TextChoice(files=(tmp_path / "lines",)).lines())
+    text = Text.of(TextChoice(files=(tmp_path / "lines",)).lines(), load_tokenizer(checkpoint.path))
     assert (text.lines, text.repeats, text.files) == (("a", "b"), (2, 1), ("lines",))
     assert text.sentences == 3
+    assert (text.documents, text.messages, text.template) == (("a\n\na\nb\n",), (), ())
+
+
+def test_tokens_of_the_chat_template_stay_however_rare(checkpoint: Checkpoint) -> None:
+    made = decided(checkpoint, TokenCounts(COUNTS.counts, {"da"}), min_count=3)
+    assert made.parts["chat template"] == 1
+    assert "da" in tokens(made)
+
+
+def test_a_long_document_is_cut_so_that_no_line_end_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "PIECE", 10)
+    monkeypatch.setattr(measure, "OVERLAP", 2)
+    document = "\n".join(map(str, range(20)))
+    pieces = list(measure._pieces(document))
+    joints = {tuple(piece.splitlines()[n : n + 3]) for piece in pieces for n in range(20)}
+    assert all((str(n), str(n + 1), str(n + 2)) in joints for n in range(18))
+    assert 2 < len(pieces) < 10
+    assert max(map(len, pieces)) < 15
+
+
+def test_the_middle_of_a_long_message_is_left_out() -> None:
+    first, last = "a " * 40, " b" * 40
+    short = measure._ends(f"{first}gone{last}")
+    assert "gone" not in short
+    assert (short[:64], short[-64:]) == (first[:64], last[-64:])
+    assert measure._ends(first) == first
