@@ -18,6 +18,12 @@ from prunecli.tensors.reader import TensorInfo, TensorReader
 REMEDY = "config.json and the weights are not of one checkpoint; copy both again."
 OF_AN_EXPERT = re.compile(r"(?:^|\.)experts?\.")
 """What is found in the names of tensors of experts."""
+_OF_A_WIDTH = re.compile(r"norm|proj|dense|linear")
+"""What is found in the names of norms and projections, whose axes are widths of the model."""
+_ROUTING = re.compile(r"expert|rout|gate\b|score|balanc|correction")
+"""What is found in the names of tensors that a router has for each expert."""
+_WIDTH_KEYS = ("_size", "_dim", "_rank", "d_model", "n_embd")
+"""Endings of the keys of config.json that state a width."""
 UNDECLARED = "prunecli would damage what it does not know; it changes no model of this kind."
 
 Info = TypeVar("Info")
@@ -172,7 +178,8 @@ def _sparse_layer(
         if not is_float(rest[suffix].dtype):
             raise CheckpointError(f"{where}.{suffix} is quantised ({rest[suffix].dtype})", UNDECLARED)
     for suffix, info in rest.items():
-        if suffix not in cut and count in info.shape and not suffix.startswith(mixture.shared):
+        is_known = suffix in cut or suffix.startswith(mixture.shared)
+        if not is_known and count in info.shape and not _is_of_a_width(sizes, suffix, count):
             raise CheckpointError(
                 f"{where}.{suffix} {list(info.shape)} has an entry for each of {count} experts, or so it seems: "
                 f"no part of a model of type {sizes.family.model_type}",
@@ -206,6 +213,13 @@ def _sparse_layer(
         is_predicting=_is_predicting(sizes, mixture, name, number),
         constants=constants,
     )
+
+
+def _is_of_a_width(sizes: Sizes, suffix: str, count: int) -> bool:
+    """Whether an axis of `count` entries is a width of the model, by the tensor's name, not one entry per expert."""
+    held = (sizes.config, *(value for value in sizes.config.values() if isinstance(value, Mapping)))
+    widths = {value for values in held for key, value in values.items() if key.endswith(_WIDTH_KEYS)}
+    return count in widths and bool(_OF_A_WIDTH.search(suffix)) and not _ROUTING.search(suffix)
 
 
 def _in_order(sizes: Sizes, suffixes: tuple[str, ...]) -> tuple[str, ...]:

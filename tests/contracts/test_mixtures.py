@@ -34,12 +34,12 @@ def stock_class(model_type: str) -> Any:
     return getattr(transformers, EXPERTS_ONLY[model_type].model_class)
 
 
-def save_tiny(directory: Path, model_type: str) -> Path:
+def save_tiny(directory: Path, model_type: str, **changes: Any) -> Path:
     """A tiny model of the stock class with random weights, biases of its routers too."""
     from transformers import CONFIG_MAPPING
 
     torch.manual_seed(7)
-    model = stock_class(model_type)(CONFIG_MAPPING[model_type](**TINY[model_type])).eval()
+    model = stock_class(model_type)(CONFIG_MAPPING[model_type](**{**TINY[model_type], **changes})).eval()
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         if "bias" in name and value.shape[-1:] == (EXPERTS,):
             value.data.uniform_(-0.1, 0.1)

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError
+from prunecli.methods.experts.constant import rewrite_constant
 from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import ExpertPlan, plan_experts
 from prunecli.methods.experts.rewrite import rewrite_experts
@@ -20,6 +22,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.model.inventory import take_inventory
 from prunecli.pipeline import apply
 from tests.contracts.test_mixtures import save_tiny
+from tests.tiny import write_json
 
 Tensors = dict[str, Tensor]
 EXPERT = "model.layers.2.mlp.experts.5"
@@ -144,6 +147,28 @@ def test_what_cannot_be_is_refused(
         checkpoint.check()
 
 
+def test_as_many_experts_as_the_model_is_wide(tmp_path: Path) -> None:
+    """What is unknown is told by its name then: a norm goes with the width, a bias of a router with the experts."""
+    source = save_tiny(tmp_path / "square", "qwen3_moe", num_experts=32, num_local_experts=32)
+
+    def with_norm(tensors: Tensors) -> None:
+        tensors["model.layers.2.mlp.output_norm.weight"] = torch.ones(32)
+
+    def with_bias(tensors: Tensors) -> None:
+        tensors["model.layers.2.mlp.router_norm.bias"] = torch.ones(32)
+
+    with open_model(changed(source, tmp_path / "norm", with_norm)) as checkpoint:
+        kept = {layer.name: tuple(range(31)) for layer in checkpoint.mixtures}
+        outputs = {output.name: output for output in rewrite_experts(checkpoint, ExpertPlan(kept)).outputs}
+    assert outputs["model.layers.2.mlp.output_norm.weight"].shape == (32,)
+    assert outputs["model.layers.2.mlp.gate.weight"].shape == (31, 32)
+    with (
+        open_model(changed(source, tmp_path / "bias", with_bias)) as checkpoint,
+        pytest.raises(CheckpointError, match=r"router_norm.bias .* has an entry for each of 32 experts"),
+    ):
+        checkpoint.check()
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -247,6 +272,30 @@ def test_layers_that_predict_further_tokens_come_last(saved: Callable[[str], Pat
             (2, False),
             (3, True),
         ]
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5])
+def test_constants_leave_the_other_settings_as_asked(
+    ratio: float, saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Where no expert goes, too; a key that config.json does not state is not set."""
+    path = changed(saved("glm4_moe"), tmp_path / "mtp", with_predicting_layer)
+    options = ExpertOptions(metric="random", amount=Amount(ratio=ratio), mtp="drop", active=1, constant=True)
+    config = json.loads((path / "config.json").read_text())
+    for key in ("num_nextn_predict_layers", "left_out"):
+        stated = {
+            key if name == "num_nextn_predict_layers" else name: value for name, value in config.items()
+        }
+        write_json(path / "config.json", stated)
+        with open_model(path) as checkpoint:
+            plan = plan_experts(checkpoint, options)
+            means = {
+                layer.name: np.zeros((8, 32)) for layer in checkpoint.mixtures if not layer.is_predicting
+            }
+            result = rewrite_constant(checkpoint, plan, means).config
+        assert result["num_experts_per_tok"] == 1
+        assert result.get("num_nextn_predict_layers") == (None if key == "left_out" else 0)
+        assert ("approximate_experts" in result) == bool(ratio)
 
 
 def with_predicting_layer(tensors: Tensors) -> None:

@@ -17,6 +17,7 @@ from prunecli.errors import StatisticsError, UnsupportedModelError, UsageError
 from prunecli.methods.experts.granularity import aggregate_texts
 from prunecli.methods.experts.measured import read_all
 from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.methods.experts.rewrite import changed_settings
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import with_keys
 from prunecli.model.mixtures import predicting_tensors
@@ -115,8 +116,8 @@ def rewrite_constant(checkpoint: Checkpoint, plan: ExpertPlan, means: Means) -> 
     mixture = checkpoint.resolved.family.mixture
     assert mixture is not None
     inner = "text_config." if mixture.counts[0].startswith("text_config.") else ""
-    settings = {f"{inner}{KEY}": stated, **{key: 0 for key in mixture.predicted if plan.mtp == "drop"}}
-    return replace(rewrite, config=with_keys(rewrite.config, settings if gone else {}))
+    constants = {f"{inner}{KEY}": stated} if gone else {}
+    return replace(rewrite, config=with_keys(rewrite.config, changed_settings(checkpoint, plan) | constants))
 
 
 def _rows(values: NDArray[np.float64]) -> Callable[[int, int], NDArray[np.float64]]:

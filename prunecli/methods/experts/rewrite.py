@@ -55,13 +55,13 @@ def rewrite_experts(checkpoint: Checkpoint, plan: ExpertPlan) -> Rewrite:
         originals = {name: layers[name].original_experts for name in changed}
         structure = structure.keeping_experts(changed, originals)
     rewrite = rewritten(checkpoint, structure, tuple(outputs), plan.step, plan.decision)
-    config = with_keys(rewrite.config, _settings(checkpoint, plan))
+    config = with_keys(rewrite.config, changed_settings(checkpoint, plan))
     moved = [layers[name] for name in changed]
     return replace(rewrite, config=renumbered(checkpoint.path, config, moved, moves.places))
 
 
-def _settings(checkpoint: Checkpoint, plan: ExpertPlan) -> dict[str, int]:
-    """What config.json says of the router and of layers that predict further tokens, where the plan changes it."""
+def changed_settings(checkpoint: Checkpoint, plan: ExpertPlan) -> dict[str, int]:
+    """The keys of config.json that `--active` and `--mtp drop` change, with their new values."""
     sizes, mixture = checkpoint.resolved.sizes, checkpoint.resolved.family.mixture
     assert mixture is not None
     settings = {key: 0 for key in mixture.predicted if plan.mtp == "drop" and sizes.states(key)}
