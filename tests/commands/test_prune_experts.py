@@ -432,7 +432,16 @@ REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
     "odd type": (("--dtype", "int3"), "int3", 2),
     "empty name": (("--source", "a,,b"), "empty name", 2),
     "gates and ids": (("--gates", "gates.json", "--experts", "gates.json"), "exclude", 2),
-    "ratio of ids": (("--experts", "gates.json", "--ratio", 0.5), "names what stays", 2),
+    "choice of ids": (
+        ("--experts", "gates.json", "--ratio", 0.5, "--metric", "top1", "--round-to", 4),
+        "does not go with --ratio, --fit, --experts-per-layer or --metric or --round-to",
+        2,
+    ),
+    "languages of no statistics": (
+        ("--metric", "random", "--source", "eng_Latn"),
+        "choose statistics; --metric random reads none",
+        2,
+    ),
     "statistics as ids": (("--experts", "gates.json"), "go with --gates", 1),
     "no statistics": (("--gates", "none.json"), "prunecli collect-gates", 1),
 }

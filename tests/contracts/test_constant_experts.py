@@ -125,8 +125,11 @@ def test_the_full_model_with_means(model_type: str, folder: Path) -> None:
 
     kept = {layer.name: [[0, 5], [1, 2, 4, 6, 7], [3, 4, 5]][number] for number, layer in enumerate(layers)}
     (folder / "ids.json").write_text(json.dumps({"kept": kept}))
-    result = prune(source, "--experts", "ids.json", "--constant-experts", "-o", "out")
+    result = prune(source, "--experts", "ids.json", "--constant-experts", "--for", "prose,code", "-o", "out")
     assert result.status == 0, result.err
+    step = json.loads((folder / "out" / "config.json").read_text())["prunecli"]["history"][-1]
+    assert step["arguments"] == {"constant_experts": True, "for": ["prose", "code"]}
+    assert [Path(one["file"]).name for one in step["statistics"]] == ["ids.json", "gates.json"]
 
     full = stock_class(model_type).from_pretrained(source).eval()
     means: dict[str, dict[int, Tensor]] = {}

@@ -12,6 +12,7 @@ from prunecli.architectures.classes import SEQ2SEQ
 from prunecli.choices import Choices, paths
 from prunecli.errors import UsageError
 from prunecli.methods.experts.measured import MIN_TOKENS
+from prunecli.methods.experts.metrics import WITHOUT_STATISTICS
 from prunecli.methods.experts.names import Granularity, MetricName, Predicting, Strategy
 from prunecli.results.gates import GateStatistics
 
@@ -113,6 +114,12 @@ def check_kind(options: ExpertOptions, is_text: bool) -> None:
         raise UsageError(
             f"--round-to {options.round_to} rounds the number of each layer; --strategy {options.strategy} gives none.",
             "Use --strategy per-layer.",
+        )
+    chosen = options.texts or options.sources or options.targets or options.granularity
+    if chosen and options.metric in WITHOUT_STATISTICS and not options.constant:
+        raise UsageError(
+            f"--for, --source, --target and --granularity choose statistics; --metric {options.metric} reads none.",
+            "Leave one of them out.",
         )
     if options.constant and not is_text:
         raise UsageError("--constant-experts is of language models; this one translates.", "Leave it out.")

@@ -124,7 +124,8 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
     )
     reasons = _reasons(options, measured, balance, selection, any(layer.is_predicting for layer in layers))
     arguments = _arguments(checkpoint, options, request, measured, balance, fit)
-    files = () if options.metric in WITHOUT_STATISTICS else options.files
+    is_read = options.constant or options.metric not in WITHOUT_STATISTICS
+    files = options.files if is_read else ()
     warning = scarcity_warning(
         measured.few, kept, sum(layer.num_experts for layer in layers), options.min_tokens
     )
@@ -160,10 +161,19 @@ def _from_ids(
     originals: Sequence[int],
     dropped: Mapping[str, tuple[int, ...]],
 ) -> ExpertPlan:
-    if options.amount != Amount():
+    chosen = {
+        "--ratio, --fit, --experts-per-layer": options.amount != Amount(),
+        "--metric": options.metric,
+        "--strategy": options.strategy != "per-layer",
+        "--balance": options.balance,
+        "--min-per-layer": options.minimum,
+        "--round-to": options.round_to > 1,
+        "--granularity": options.granularity,
+    }
+    if odd := [name for name, is_given in chosen.items() if is_given]:
         raise UsageError(
-            "--experts names what stays; it goes with none of --ratio, --fit, --experts-per-layer.",
-            "Leave them out, or select from statistics with --gates.",
+            f"--experts names the experts to keep; it does not go with {' or '.join(odd)}.",
+            "Leave one of them out, or select from statistics with --gates.",
         )
     kept = {**read_experts(path, layers, originals, options.sources, options.targets), **dropped}
     arguments = {
@@ -172,9 +182,11 @@ def _from_ids(
         "mtp": options.mtp if options.mtp == "drop" else None,
         "active": options.active,
         "constant_experts": options.constant or None,
+        "for": list(options.texts),
         "dtype": options.dtype,
     }
-    step = _step(checkpoint, arguments, (path,), layers, kept)
+    files = (path, *(options.files if options.constant else ()))  # the statistics hold the means
+    step = _step(checkpoint, arguments, files, layers, kept)
     reasons = (f"Experts by {path}{_languages(options)}.",)
     return ExpertPlan(
         kept,
