@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from prunecli.commands.prune_heads import prune_heads
+from prunecli.methods.heads import plan
 from prunecli.methods.heads.names import HeadMetric, Normalize
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
@@ -367,6 +368,18 @@ def test_uniform_results_are_stock_models(
         assert made.structure.history[-1]["arguments"]["uniform"] is True
 
 
+def test_uniform_reports_the_attentions_that_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the encoder's, which held fewer heads before."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan, "uniform_heads", lambda _: (1, 2, 3, 4))
+    source = tiny_family(tmp_path / "source", "m2m_100", encoder_attention_heads=2, decoder_attention_heads=4)
+    arguments = ("--metric", "random", "--uniform", "--count", 1, "--attention", "decoder")
+    result = run(source, *arguments)
+    assert "3 heads stay in every decoder attention; a stock model may keep 1, 2, 3, 4." in result.err
+
+
 def test_dry_runs_say_what_would_be_a_stock_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     source = tiny_family(tmp_path / "llama", "llama")
@@ -387,6 +400,7 @@ def test_uniform_is_refused_where_no_config_can_say_it(model: Path, folder: Path
 
 def test_uniform_and_given_heads_exclude_each_other(model: Path, folder: Path) -> None:
     (folder / "kept.json").write_text("{}")
-    result = run(model, "--heads", "kept.json", "--uniform")
-    assert result.status == 2
-    assert "--uniform" in result.err
+    for options in (("--uniform",), ("--normalize", "none")):
+        result = run(model, "--heads", "kept.json", *options)
+        assert result.status == 2
+        assert "it goes with none of" in result.err

@@ -158,12 +158,14 @@ def _uniformly(
     layers: Sequence[AttentionLayer], kept: Mapping[str, Sequence[int]], able: Sequence[int], request: Request
 ) -> str:
     """How many stay, and how many go where that is more than was asked for."""
-    held = sum(len(layer.heads) for layer in layers if layer.kind in request.kinds)
-    gone = sum(len(layer.heads) - len(kept[layer.name]) for layer in layers)
+    chosen = [layer for layer in layers if layer.kind in request.kinds]
+    held = sum(len(layer.heads) for layer in chosen)
+    gone = _removed(layers, kept)
     asked = request.count if request.ratio is None else removed_count(request.ratio, held)
     more = "" if gone == asked else f"{gone} of {held} heads go ({gone / held:.0%}), {asked} were asked for: "
-    each = min(map(len, kept.values()))
-    return f"{more}{each} heads stay in every layer; a stock model may keep {', '.join(map(str, able))}."
+    each = min(len(kept[layer.name]) for layer in chosen)
+    where = "layer" if request.kinds == KINDS else f"{' and '.join(request.kinds)} attention"
+    return f"{more}{each} heads stay in every {where}; a stock model may keep {', '.join(map(str, able))}."
 
 
 def _uniform(checkpoint: Checkpoint) -> tuple[int, ...]:
@@ -185,9 +187,10 @@ def _from_selection(
     checkpoint: Checkpoint, path: Path, options: HeadOptions, layers: Sequence[AttentionLayer]
 ) -> HeadPlan:
     others = (options.ratio is not None, options.count is not None, options.kinds != KINDS, options.minimum)
-    if any(others) or options.uniform:
+    if any(others) or options.uniform or options.normalize is not None:
         raise UsageError(
-            "--heads names what stays; it goes with none of --ratio, --count, --attention, --min-per-layer, --uniform.",
+            "--heads names what stays; it goes with none of --ratio, --count, --attention, --min-per-layer, --uniform, "
+            "--normalize.",
             "Leave them out, or select by --scores.",
         )
     kept = read_selection(path, layers)
