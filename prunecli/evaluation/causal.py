@@ -18,7 +18,7 @@ from prunecli.evaluation.language_model import TextLosses, bits_per, of_texts, p
 from prunecli.evaluation.measured import Measured
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.running.encoding import padding_id
+from prunecli.running.encoding import filling
 from prunecli.running.examples import Batch
 from prunecli.running.lengths import window_length
 from prunecli.running.losses import measure_losses
@@ -89,7 +89,7 @@ class CausalModels:
             self._refuse(label, "it reads the texts in other windows (the same --context makes them alike)")
             is_compared = False
         continued = self._continue(label, runner, tokenizer, windows, progress) if is_compared else {}
-        batches = window_examples(windows, padding_id(runner.model, tokenizer)).batches(
+        batches = window_examples(windows, *filling(runner.model, tokenizer)).batches(
             options.decoding.batch_tokens
         )
         read = self._read(runner, batches, len(windows), is_compared, f"{label}: reading", progress)

@@ -23,7 +23,7 @@ from prunecli.modules.hops import Spread, connect
 from prunecli.modules.machine import give_back, keep_freed_blocks
 from prunecli.modules.saving import keeping_config
 from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.modules.stock_classes import fitted_class, stock_class
+from prunecli.modules.stock_classes import config_class, fitted_class, stock_class
 from prunecli.modules.stock_model import load_stock_model, refused_by_layer
 from prunecli.tensors.hub.names import origin
 
@@ -170,8 +170,10 @@ def _stock(
 
 def _from_pretrained(checkpoint: Checkpoint, model_class: Any, dtype: torch.dtype) -> Any:
     # Where a result would name the file of its weights it says why no stock class opens it.
-    options = {WEIGHTS_KEY: None} if WEIGHTS_KEY in checkpoint.config else {}
+    options: dict[str, Any] = {WEIGHTS_KEY: None} if WEIGHTS_KEY in checkpoint.config else {}
     try:
+        if (config := config_class(checkpoint, model_class)) is not model_class.config_class:
+            options["config"] = config.from_pretrained(checkpoint.path, local_files_only=True)
         with no_bars():
             model, info = model_class.from_pretrained(
                 checkpoint.path, dtype=dtype, local_files_only=True, output_loading_info=True, **options

@@ -7,11 +7,14 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+import torch
+
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names, depths_beyond
 from prunecli.model.mixtures import stated_counts
 from prunecli.model.sparse_layer import SparseLayer
+from prunecli.modules.building import NoValues, cannot_make
 from prunecli.modules.constant_experts import class_of_constants
 from prunecli.modules.stock_names import StockNames
 from prunecli.modules.uneven import class_of_counts
@@ -21,7 +24,7 @@ SHARED_LAYERS = 1000
 
 
 def stock_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
-    """The class of transformers of this name; None: the one that config.json names.
+    """The class of transformers of this name; None: the one that config.json names, or else one of the model type.
 
     Raises:
         UnsupportedModelError: there is none, or it is of another family.
@@ -29,17 +32,76 @@ def stock_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
     import transformers
 
     if name is None:
-        name = next(iter(class_names(checkpoint.config)), "")
-    found = getattr(transformers, name, None)
-    config_class = getattr(found, "config_class", None)
+        name = next(iter(class_names(checkpoint.config)), "") or _class_of_type(checkpoint)
+    found, model_type = getattr(transformers, name, None), checkpoint.model_type
+    is_of_type = getattr(getattr(found, "config_class", None), "model_type", None) == model_type
     # `architectures` alone is not believed: a class of another family would fill what it lacks with random numbers.
-    if found is None or getattr(config_class, "model_type", None) != checkpoint.model_type:
+    if found is None or not (is_of_type or name in _classes_of_type(model_type)):
         raise UnsupportedModelError(
-            f'{checkpoint.path}: the model family "{checkpoint.model_type}" is unknown here '
-            f"(class {name or 'not given'})",
-            "Check model_type and architectures in its config.json.",
+            f'{checkpoint.path}: the model family "{model_type}" is unknown here (class {name or "not given"})',
+            "It runs code of its own (auto_map), which prunecli never does."
+            if "auto_map" in checkpoint.config
+            else "Check model_type and architectures in its config.json.",
         )
     return found
+
+
+def config_class(checkpoint: Checkpoint, model_class: Any) -> Any:
+    """The config class of `model_class`; of a type that only borrows the class, that of the type."""
+    from transformers import CONFIG_MAPPING
+
+    own = model_class.config_class
+    return own if own.model_type == checkpoint.model_type else CONFIG_MAPPING[checkpoint.model_type]
+
+
+def _classes_of_type(model_type: str) -> list[str]:
+    """The classes that transformers opens models of a type with, those with a head for text first, the base last."""
+    from transformers.models.auto import modeling_auto
+
+    heads = (
+        "SEQ_TO_SEQ_CAUSAL_LM",
+        "MASKED_LM",
+        "CAUSAL_LM",
+        "SEQUENCE_CLASSIFICATION",
+        "TOKEN_CLASSIFICATION",
+    )
+    mappings = (*(f"FOR_{head}_" for head in (*heads, "QUESTION_ANSWERING", "IMAGE_TEXT_TO_TEXT")), "")
+    named = (
+        getattr(modeling_auto, f"MODEL_{mapping}MAPPING_NAMES").get(model_type, ()) for mapping in mappings
+    )
+    return [name for names in named for name in ((names,) if isinstance(names, str) else names)]
+
+
+def _class_of_type(checkpoint: Checkpoint) -> str:
+    """The first class of the model's type whose parameters are all there."""
+    if checkpoint.family is not None:
+        return checkpoint.family.model_class
+    names = _classes_of_type(checkpoint.model_type)
+    return next((name for name in names if _is_whole(checkpoint, stock_class(checkpoint, name))), "")
+
+
+def _is_whole(checkpoint: Checkpoint, model_class: Any) -> bool:
+    model = empty_model(checkpoint, model_class)
+    names = StockNames(checkpoint, model)
+    held = {*model.all_tied_weights_keys, *map(names.parameter, checkpoint.tensors)}
+    return held >= {name for name, _ in model.named_parameters()}
+
+
+def empty_model(checkpoint: Checkpoint, model_class: Any, **options: Any) -> Any:
+    """A model of the class on the meta device, without values.
+
+    Raises:
+        CheckpointError: transformers refuses a value of config.json.
+    """
+    _require_depth(checkpoint)
+    try:
+        own = config_class(checkpoint, model_class)
+        config = own.from_pretrained(checkpoint.path, local_files_only=True)
+        config.get_text_config().output_router_logits = False  # a layer that answers has none
+        with torch.device("meta"), NoValues():
+            return model_class._from_config(config, **options)
+    except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
+        raise cannot_make(checkpoint, error) from error
 
 
 def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:

@@ -19,11 +19,11 @@ from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.quantisation import KEYS
 from prunecli.model.sparse_layer import SparseLayer
-from prunecli.modules.building import NoValues, cannot_make, missing_tensors, on_each
+from prunecli.modules.building import missing_tensors, on_each
 from prunecli.modules.filling import Destination, chunk_for, expert_names, fill, read_into, require_shape
 from prunecli.modules.hops import Spread, places
 from prunecli.modules.staging import Staging
-from prunecli.modules.stock_classes import fitted_class
+from prunecli.modules.stock_classes import empty_model, fitted_class
 from prunecli.modules.stock_experts import expert_modules, part_names, use_own_experts
 from prunecli.modules.stock_names import REMEDY, StockNames, has_tensor
 
@@ -99,7 +99,7 @@ def make_stock_model(checkpoint: Checkpoint, dtype: torch.dtype, *, output: bool
         CheckpointError: a tensor is missing, unexpected or misshapen.
     """
     checkpoint.check()
-    model = _on_meta(checkpoint, dtype)
+    model = empty_model(checkpoint, fitted_class(checkpoint), dtype=dtype)
     names = StockNames(checkpoint, model)
     mixtures = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
     taken = expert_names(layer for layer in checkpoint.mixtures if layer.is_predicting)
@@ -180,17 +180,6 @@ def compute_buffers(model: Any, device: torch.device) -> None:
             module._buffers[name] = torch.empty_like(computed[name], device=device)
         if absent:
             model._init_weights(module)
-
-
-def _on_meta(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
-    stock = fitted_class(checkpoint)
-    try:
-        config = stock.config_class.from_pretrained(checkpoint.path, local_files_only=True)
-        config.get_text_config().output_router_logits = False  # a layer that answers has none
-        with torch.device("meta"), NoValues():
-            return stock._from_config(config, dtype=dtype)
-    except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
-        raise cannot_make(checkpoint, error) from error
 
 
 def _experts(

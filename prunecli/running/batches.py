@@ -15,8 +15,8 @@ from prunecli.modules.pooling import Pooling
 from prunecli.progress import Progress, silent
 from prunecli.running.encoding import (
     embedding_examples,
+    filling,
     labelled_examples,
-    padding_id,
     require_task,
     translation_examples,
 )
@@ -77,7 +77,7 @@ def task_batches(
             examples = {name: mlm_examples(tokenizer, model, text.texts, context=data.context)}
         else:
             windows = lm_windows(tokenizer, model, text.texts, context=data.context)
-            examples = {name: window_examples(windows, padding_id(model, tokenizer))}
+            examples = {name: window_examples(windows, *filling(model, tokenizer))}
     return {name: of_text.batches(batch_tokens) for name, of_text in examples.items()}
 
 

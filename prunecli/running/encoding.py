@@ -38,7 +38,7 @@ def require_task(model: Any, task: TaskName) -> None:
     able: Mapping[TaskName, bool] = {
         "translation": generates and is_pair,
         "classification": name.endswith("ForSequenceClassification"),
-        "mlm": name.endswith("ForMaskedLM"),
+        "mlm": name.endswith(("ForMaskedLM", "WithLMHeadModel")),  # the latter: XLM, FlauBERT
         "lm": generates and not is_pair,
         "embedding": not is_pair,
     }
@@ -83,6 +83,21 @@ def padding_id(model: Any, tokenizer: Any) -> int:
         if isinstance(value, int) and value >= 0 and (size is None or value < size):
             return value
     return 0
+
+
+def depends_on_padding(model: Any) -> bool:
+    """Whether padding on the right changes what transformers' class computes for the other tokens.
+
+    A sparse attention that keeps the best `index_topk` keys breaks ties by the number of keys, padding among them;
+    CPM-Ant takes padding to be on the left, whatever the mask.
+    """
+    config = model.config.get_text_config()
+    return getattr(config, "index_topk", None) is not None or config.model_type == "cpmant"
+
+
+def filling(model: Any, tokenizer: Any) -> tuple[int, bool]:
+    """`padding_id` and `depends_on_padding`."""
+    return padding_id(model, tokenizer), depends_on_padding(model)
 
 
 def encoded(tokenizer: Any, model: Any, texts: Sequence[str], **options: Any) -> list[list[int]]:
@@ -239,7 +254,7 @@ def text_examples(
     if len(empty) == len(rows):
         raise DataError("no text has a token", "Give other text.")
     ids = Sequences([row[i : i + longest] for row in rows for i in range(0, len(row), longest)])
-    return TextExamples(ids, ids, padding_id(model, tokenizer))
+    return TextExamples(ids, ids, *filling(model, tokenizer))
 
 
 def embedding_examples(

@@ -51,6 +51,8 @@ class Examples(ABC):
 
     max_rows: int | None = None
     """Examples of a batch at most, where the number of tokens is not all that bounds them."""
+    equal: bool = False
+    """Whether a batch holds examples of one length alone: the model's outputs depend on padding."""
 
     @property
     @abstractmethod
@@ -63,7 +65,10 @@ class Examples(ABC):
 
     def batches(self, batch_tokens: int) -> list[Batch]:
         """All examples, those of like lengths together: see `length_bucketed`."""
-        return [self.batch(rows) for rows in length_bucketed(self.lengths, batch_tokens, self.max_rows)]
+        return [
+            self.batch(rows)
+            for rows in length_bucketed(self.lengths, batch_tokens, self.max_rows, equal=self.equal)
+        ]
 
     def set_epoch(self, epoch: int) -> None:  # noqa: B027
         """Which epoch the batches from now on are of."""
@@ -115,6 +120,7 @@ class TextExamples(Examples):
     ids: Sequences
     labels: Sequences
     pad_id: int
+    equal: bool = False
 
     @property
     def lengths(self) -> Sequence[tuple[int, int]]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from prunecli.errors import DataError, UnsupportedModelError
 from prunecli.running.encoding import encoded, padding_id, require_task, require_tokens
 from prunecli.running.examples import IGNORED, Batch, Examples, Sequences
-from prunecli.running.lengths import window_length
+from prunecli.running.lengths import vocabulary_size, window_length
 
 MASK_PROBABILITY = 0.15
 MASKED_SHARE, RANDOM_SHARE = 0.8, 0.1
@@ -108,11 +108,12 @@ def mlm_examples(
     numbers = [number for number, ids in enumerate(rows) if not special[np.asarray(ids, np.int64)].all()]
     if not numbers:
         raise DataError("no text has a token that could be hidden")
+    size = vocabulary_size(model.config) or len(tokenizer)
     return MaskedExamples(
         Sequences([rows[number] for number in numbers]),
         numbers,
         special,
-        np.flatnonzero(~special[: min(len(tokenizer), model.config.vocab_size)]),
+        np.flatnonzero(~special[: min(len(tokenizer), size)]),
         tokenizer.mask_token_id,
         padding_id(model, tokenizer),
         seed,

@@ -73,10 +73,10 @@ def lm_windows(
     return windows
 
 
-def window_examples(windows: Sequence[Window], pad_id: int) -> TextExamples:
+def window_examples(windows: Sequence[Window], pad_id: int, equal: bool = False) -> TextExamples:
     """Windows as examples, each with the tokens that are counted in it."""
     ids, labels = ([*window.ids] for window in windows), (window.labels for window in windows)
-    return TextExamples(Sequences([*ids]), Sequences([*labels]), pad_id)
+    return TextExamples(Sequences([*ids]), Sequences([*labels]), pad_id, equal)
 
 
 def packed_examples(

@@ -10,7 +10,11 @@ if TYPE_CHECKING:
 
 
 def length_bucketed(
-    lengths: Sequence[int] | Sequence[tuple[int, int]], max_tokens: int, max_sentences: int | None = None
+    lengths: Sequence[int] | Sequence[tuple[int, int]],
+    max_tokens: int,
+    max_sentences: int | None = None,
+    *,
+    equal: bool = False,
 ) -> list[list[int]]:
     """Cut sentences into batches of like lengths, the longest first; every index appears once.
 
@@ -21,6 +25,7 @@ def length_bucketed(
         lengths: tokens of each sentence, or of its source and its target.
         max_tokens: padded tokens in a batch.
         max_sentences: sentences in a batch, or None for no bound.
+        equal: whether a batch holds sentences of one length alone, so that nothing is padded.
 
     Returns:
         Indices into `lengths`; ties are in index order, so that the result is a function of the arguments.
@@ -32,7 +37,8 @@ def length_bucketed(
     for index in order:
         # Sorted by the larger side: the first sentence of a batch has its padded length.
         full = batches and (len(batches[-1]) + 1) * longest > max_tokens
-        if not batches or full or len(batches[-1]) == max_sentences:
+        other = batches and equal and sizes[index] != sizes[batches[-1][0]]
+        if not batches or full or other or len(batches[-1]) == max_sentences:
             batches.append([])
             longest = max(sizes[index])
         batches[-1].append(index)

@@ -23,6 +23,7 @@ Task = TypeVar("Task", bound=str)
 _ENDINGS: Mapping[str, TrainingTask] = {
     "Model": "feature-extraction",
     "LMHeadModel": "lm",
+    "WithLMHeadModel": "mlm",
     "ForSequenceClassification": "classification",
     "ForMaskedLM": "mlm",
 }
@@ -80,9 +81,8 @@ def task_of_all(checkpoints: Sequence[Path], of: Callable[[Checkpoint], Task]) -
 
 
 def _class_name(checkpoint: Checkpoint) -> str:
-    from prunecli.model.declared import class_names
     from prunecli.modules.building import model_class
+    from prunecli.modules.stock_classes import stock_class
 
-    if checkpoint.architecture is None:
-        return next(iter(class_names(checkpoint.config)), "")
-    return str(model_class(checkpoint).__name__)
+    known = stock_class if checkpoint.architecture is None else model_class
+    return str(known(checkpoint).__name__)

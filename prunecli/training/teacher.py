@@ -12,7 +12,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.running.encoding import require_task
 from prunecli.running.examples import Examples
-from prunecli.running.lengths import position_count
+from prunecli.running.lengths import position_count, vocabulary_size
 from prunecli.text.tasks import TrainingTask
 from prunecli.text.tokens import load_tokenizer
 from prunecli.training.options import TrainingOptions
@@ -45,9 +45,10 @@ def load_teacher(
     with open_model(path) as checkpoint:
         directory, size = checkpoint.path, checkpoint.config.get("vocab_size")
     by_token = task != "embedding" or options.loss.hidden > 0
-    if by_token and size is not None and size != student.config.vocab_size:
+    own_size = vocabulary_size(student.config)
+    if by_token and None not in (size, own_size) and size != own_size:
         raise UsageError(
-            f"{path}: the teacher has a vocabulary of {size:,}, the model one of {student.config.vocab_size:,}",
+            f"{path}: the teacher has a vocabulary of {size:,}, the model one of {own_size:,}",
             "A teacher must predict the same tokens: name a model with the same tokenizer.",
         )
     if by_token:

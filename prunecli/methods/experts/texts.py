@@ -22,7 +22,13 @@ from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.stock_model import refused_by_layer
 from prunecli.modules.stock_names import REMEDY
 from prunecli.results.gate_sums import TEXT_SUMS, GateSums, Mode
-from prunecli.running.encoding import decoder_inputs, padding_id, require_task, require_tokens
+from prunecli.running.encoding import (
+    decoder_inputs,
+    depends_on_padding,
+    padding_id,
+    require_task,
+    require_tokens,
+)
 from prunecli.running.layerwise.budget import stock_activation_bytes, stock_state_bytes
 from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.lengths import vocabulary_size, window_length
@@ -127,8 +133,9 @@ class TextPasses:
 
     def batches(self) -> Iterator[TextBatch]:
         """See `Passes`."""
+        equal = depends_on_padding(self.runner.model)
         for name, windows in self.windows.items():
-            for rows in length_bucketed([len(window) for window in windows], self.batch_tokens):
+            for rows in length_bucketed([len(window) for window in windows], self.batch_tokens, equal=equal):
                 yield TextBatch(name, [windows[row] for row in rows])
 
     def size(self, batch: TextBatch) -> int:
