@@ -14,7 +14,7 @@ from prunecli.errors import CheckpointError, kind_and_reason, reason_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.layout import ModelLayout
-from prunecli.model.opening import WEIGHTS_KEY, result_config
+from prunecli.model.opening import WEIGHTS_KEY, auto_classes, readable, result_config
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY
 from prunecli.modules.attention import fit_attention, module_name
@@ -149,7 +149,13 @@ def model_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
     if name is not None:
         classes = ", ".join(known.name for known in family.classes) or family.model_class
         raise CheckpointError(f"{checkpoint.path}: no {name} can be made of it", f"Choose one of {classes}.")
-    return getattr(transformers, family.model_class)
+    own = family.model_class
+    if not class_names(
+        checkpoint.config
+    ):  # the family's own, else another head that the tensors are of, else none
+        able = [*auto_classes(family, readable(checkpoint.resolved, checkpoint.tensors), ()).values()]
+        own = own if own in able else able[len(able) > 1]
+    return getattr(transformers, own)
 
 
 def missing_tensors(checkpoint: Checkpoint, names: Sequence[str]) -> CheckpointError:
