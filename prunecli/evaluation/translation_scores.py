@@ -69,9 +69,10 @@ def score_translations(
                     scores[label][name] = replace(
                         known, values={**known.values, "comet": float(values.mean())}
                     )
-                of_means = bootstrap_of_means(own, options.samples, options.seed) if compare else []
-                for label, test_of_means in zip(labels, of_means, strict=False):
-                    tests[label][name]["comet"] = test_of_means
+                if compare:
+                    of_means = bootstrap_of_means(own, options.samples, options.seed)
+                    for label, test_of_means in zip(labels, of_means, strict=True):
+                        tests[label][name]["comet"] = test_of_means
             advance(1)
     by_pair = {label: {pair: scores[label][pair_name(*pair)] for pair in pairs} for label in labels}
     first = by_pair[labels[0]]

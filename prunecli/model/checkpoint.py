@@ -9,7 +9,7 @@ from typing import Any
 
 from prunecli.architectures import EXPERTS_ONLY, FAMILIES, REDUCED_PREFIX, WHOLE_MIXTURES, Architecture
 from prunecli.errors import CheckpointError, UnsupportedModelError, located
-from prunecli.model.declared import Sizes
+from prunecli.model.declared import Sizes, require_type
 from prunecli.model.embedding import resolve_tables, resolve_ties
 from prunecli.model.fingerprint import fingerprint, router_fingerprint, samples_of
 from prunecli.model.layout import ModelLayout, resolve
@@ -60,10 +60,8 @@ class Checkpoint(TensorReader):
             CheckpointError: as `quantised`.
         """
         model_type = self.model_type.removeprefix(REDUCED_PREFIX)
-        declared, whole = (
-            FAMILIES.get(model_type) or EXPERTS_ONLY.get(model_type),
-            WHOLE_MIXTURES.get(model_type),
-        )
+        declared = FAMILIES.get(model_type) or EXPERTS_ONLY.get(model_type)
+        whole = WHOLE_MIXTURES.get(model_type)
         if whole is None or whole.mixture is None:
             return declared
         beginnings, endings = whole.mixture.predicting, (".weight", ".bias", *whole.buffers)
@@ -250,6 +248,7 @@ class Checkpoint(TensorReader):
                 "prune-experts, collect-gates, finetune, evaluate, bench-latency and inspect work.",
             )
         if self.architecture is None:
+            require_type(self.path, self.config)
             supported = ", ".join((*FAMILIES, *WHOLE_MIXTURES))
             raise UnsupportedModelError(
                 f'{self.path}: the model family "{self.model_type}" is not supported'

@@ -11,7 +11,7 @@ import torch
 
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import class_names, depths_beyond
+from prunecli.model.declared import class_names, depths_beyond, require_type
 from prunecli.model.mixtures import stated_counts
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.building import NoValues, cannot_make
@@ -28,9 +28,11 @@ def stock_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
 
     Raises:
         UnsupportedModelError: there is none, or it is of another family.
+        CheckpointError: config.json names no type.
     """
     import transformers
 
+    require_type(checkpoint.path, checkpoint.config)
     if name is None:
         name = next(iter(class_names(checkpoint.config)), "") or _class_of_type(checkpoint)
     found, model_type = getattr(transformers, name, None), checkpoint.model_type

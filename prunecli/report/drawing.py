@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from prunecli.report.markup import Html, element, join, number, scrolling
 from prunecli.report.style import SERIES
@@ -41,7 +42,7 @@ def path(*steps: str | float, kind: str, title: str = "") -> Html:
 def outline(*steps: str | float) -> str:
     """The text of a path: 'M', 1.0, 2.5, 'H', 3.0 -> 'M1 2.5H3'."""
     words: list[str] = []
-    for before, step in zip(("", *steps), steps, strict=False):
+    for before, step in pairwise(("", *steps)):
         words.append(
             step if isinstance(step, str) else f"{'' if isinstance(before, str) else ' '}{number(step)}"
         )

@@ -113,7 +113,7 @@ def run_forward(
                 run.forward(
                     [partial(forward, batch) for batch in group.batches],
                     observer=observer,
-                    reduce=partial(_reduced, group, reduce),
+                    reduce=ignored if observer is None else partial(_reduced, group, reduce),
                     finish=partial(_finished, group, finish, advance),
                 )
 
@@ -158,7 +158,7 @@ def observe_batches(
 
 
 def _reduced(group: Group[Batch], reduce: Callable[[Batch, Any], None], seen: list[Any]) -> None:
-    for batch, of_pass in zip(group.batches, seen, strict=False):  # without an observer nothing was seen
+    for batch, of_pass in zip(group.batches, seen, strict=True):
         reduce(batch, of_pass)
 
 

@@ -12,6 +12,7 @@ from prunecli.architectures import FAMILIES, OLDER_TYPES, REDUCED_PREFIX
 from prunecli.errors import CheckpointError
 from prunecli.tensors.hub.names import no_such_directory
 from prunecli.tensors.json_files import DEEPEST, is_deep, is_finite, read_object
+from prunecli.tensors.other_formats import of_directory, of_file
 from prunecli.tensors.pickled import read_pickled
 from prunecli.tensors.reader import WeightFile
 from prunecli.tensors.safetensors_files import read_header
@@ -33,9 +34,8 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not directory.exists():
         raise no_such_directory(directory)
     if not directory.is_dir():
-        raise CheckpointError(
-            f"{directory}: a file, not a directory", "Give the directory that holds config.json."
-        )
+        what, remedy = of_file(directory)
+        raise CheckpointError(f"{directory}: {what}", remedy)
     path = directory / "config.json"
     if not path.is_file():
         raise _elsewhere(directory) or CheckpointError(
@@ -94,14 +94,15 @@ def _or_train(directory: Path) -> str:
 
 
 def _elsewhere(directory: Path) -> CheckpointError | None:
-    """What to say of a sentence-transformers model whose transformer has a folder of its own."""
+    """What to say of a sentence-transformers model whose transformer has a folder of its own, or of another format."""
     for folder in folders_of(directory):
         if _is_transformer(directory / folder / "config.json"):
             return CheckpointError(
                 f"{directory}: not a checkpoint (the transformer lies in {folder}, as {MODULES_FILE} says)",
                 f"Give {directory / folder}; its result takes the place of {folder} in a copy of the directory.",
             )
-    return None
+    found = of_directory(directory)
+    return None if found is None else CheckpointError(f"{directory}: {found[0]}", found[1])
 
 
 def _is_transformer(config: Path) -> bool:

@@ -69,9 +69,8 @@ def masked(window: Sequence[int], marks: Marks) -> tuple[list[int], list[int]]:
     inputs: list[int] = []
     targets: list[int] = []
     place = 0
-    for sentinel, before, length in zip(
-        marks.sentinels, _parts(drawn, shown, spans), _parts(drawn, hidden, spans), strict=False
-    ):
+    parts = _parts(drawn, shown, spans), _parts(drawn, hidden, spans)
+    for sentinel, before, length in zip(marks.sentinels[:spans], *parts, strict=True):
         inputs += [*ids[place : place + before], sentinel]
         place += before + length
         targets += [sentinel, *ids[place - length : place]]

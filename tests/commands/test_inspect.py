@@ -192,7 +192,7 @@ def test_bad_checkpoints_end_in_one_or_two_lines(tmp_path: Path, capsys: pytest.
     assert "no such directory" in capsys.readouterr().err
     assert run(tmp_path) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert "not a checkpoint" in lines[0]
+    assert "an empty directory" in lines[0]
     assert len(lines) == 2
 
 

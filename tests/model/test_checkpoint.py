@@ -229,7 +229,7 @@ class TestDirectories:
             open_model(tiny / "config.json")
 
     def test_an_empty_directory_is_no_checkpoint(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match=r"not a checkpoint \(it holds no config.json\)"):
+        with pytest.raises(CheckpointError, match="an empty directory"):
             open_model(tmp_path)
 
     @pytest.mark.parametrize("text", ["", "{", "[]", "nonsense", '"x"', '{"a": 1, "a": 2}', "\udcff"])

@@ -93,8 +93,10 @@ class Sums:
             entries: of each batch of this process, one for each of its passes.
             seen: of all its passes.
         """
-        passes = iter(seen)
-        mine = [dict(zip(batch, passes, strict=False)) for batch in entries]
+        owners = [(number, entry) for number, batch in enumerate(entries) for entry in batch]
+        mine: list[dict[Entry, LayerSums]] = [{} for _ in entries]
+        for (number, entry), layers in zip(owners, seen, strict=True):
+            mine[number][entry] = layers
         for batch in self._process_group.gather_shares(mine):
             for entry, layers in batch.items():
                 if layers or entry not in self.entries:

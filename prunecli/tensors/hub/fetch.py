@@ -17,8 +17,9 @@ from prunecli.tensors.hub.answers import names_inside, no_description, require_d
 from prunecli.tensors.hub.failures import host, is_offline, one_line, plain_errors, reason
 from prunecli.tensors.hub.names import HubName, hub_name, snapshot_in
 from prunecli.tensors.json_files import parsed
+from prunecli.tensors.other_formats import described
 from prunecli.tensors.quantities import bytes_text
-from prunecli.tensors.side_files import MODULES_FILE, WEIGHTS, belonging, module_folders
+from prunecli.tensors.side_files import MODULES_FILE, belonging, module_folders
 
 CONFIG = "config.json"
 
@@ -131,7 +132,8 @@ def look_up(name: HubName, say: Say = unsaid) -> Snapshot:
     files = answer.siblings or []
     sizes = {file.rfilename: file.size or 0 for file in files}
     if CONFIG not in sizes:
-        raise CheckpointError(f"it holds no {CONFIG}, so it is no checkpoint of transformers")
+        what = f"it holds no {CONFIG}, so it is no checkpoint of transformers"
+        raise CheckpointError(*(described(_files(sizes), name.repo, lambda _: None) or (what,)))
     if cached is None or cached.parent.name != answer.sha:
         with _bars(False):  # by the revision, so that the cache knows later what it stands for
             cached = _fetch(name.repo, CONFIG, name.revision)
@@ -174,9 +176,13 @@ def weight_files(files: Collection[str], read: Callable[[str], Any]) -> tuple[st
             if missing := [shard for shard in shards if shard not in files]:
                 raise CheckpointError(f"its {index} names {missing[0]}, which it does not hold")
             return (index, *shards)
-    others = sorted(name for name in files if name.endswith(WEIGHTS))
-    instead = f"; it has {others[0]}" if others else ""
-    raise CheckpointError(f"it holds no weights that prunecli reads ({' or '.join(WEIGHT_NAMES)}{instead})")
+    what = f"it holds no weights that prunecli reads ({' or '.join(WEIGHT_NAMES)})"
+    raise CheckpointError(*(described(_files(files), "DIR", read) or (what,)))
+
+
+def _files(files: Collection[str]) -> list[str]:
+    """Those that may say what the model is; checkpoints in its folders have no name on the hub."""
+    return [name for name in files if not name.endswith("/config.json")]
 
 
 def missing_weights(directory: Path, read: Callable[[str], Any]) -> list[str]:

@@ -14,12 +14,13 @@ from prunecli.errors import DataError, StatisticsError
 from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.resume import Saver, read_state, write_state
 from prunecli.methods.experts.rewrite import rewrite_experts
-from prunecli.methods.experts.score import CollectOptions, State, score
+from prunecli.methods.experts.score import CollectOptions, State, Sums, score
 from prunecli.methods.experts.translation import Translation
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.pipeline import apply
-from prunecli.results.gate_sums import SUMS
+from prunecli.processes import ALONE
+from prunecli.results.gate_sums import SUMS, GateSums
 from prunecli.results.gates import GateStatistics
 from prunecli.running.runner import InMemory
 from prunecli.text.parallel import ParallelText
@@ -64,6 +65,16 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     config = path / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 16}))
     return Subject(path)
+
+
+def test_lost_sums_are_no_silence() -> None:
+    """Sums of a pass that no entry owns, and an entry without a pass."""
+    sums = Sums({}, GateSums.zeros(1, 4, SUMS), ALONE)
+    for seen in ([], [{}], [{}, {}, {}]):
+        with pytest.raises(ValueError, match="argument 2 is"):
+            sums.add([[("a",)], [("b",)]], seen)
+    sums.add([[("a",)], [("b",)]], [{}, {}])
+    assert [*sums.entries] == [("a",), ("b",)]
 
 
 def forced_by_hand(subject: Subject, source: str, target: str) -> list[list[np.ndarray]]:

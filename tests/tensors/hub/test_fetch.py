@@ -200,8 +200,8 @@ def test_a_missing_revision(model, hub):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"model.safetensors": b""}, r"holds no config\.json"),
-        ({"config.json": b"{}", "model.gguf": b"0"}, "no weights that prunecli reads"),
+        ({"model.safetensors": b""}, r"holds weights and no config\.json"),
+        ({"config.json": b"{}", "model.gguf": b"0"}, "holds weights of llama.cpp, in GGUF"),
         (
             {"config.json": b"{}", "model.safetensors.index.json": b"{"},
             "model.safetensors.index.json is not JSON",

@@ -118,7 +118,7 @@ def test_what_is_fetched_is_what_a_directory_of_the_same_files_carries(tmp_path)
 
 
 def test_a_model_without_weights_that_are_read_is_refused():
-    with pytest.raises(CheckpointError, match=r"no weights that prunecli reads .*it has model\.Q4\.gguf"):
+    with pytest.raises(CheckpointError, match=r"holds weights of llama.cpp, in GGUF \(model\.Q4\.gguf\)"):
         needed_files({"config.json": 1, "model.Q4.gguf": 1}, _never)
 
 
