@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import shutil
 from pathlib import Path
 
 import pytest
 
-from prunecli import pipeline
 from prunecli.model.checkpoint import open_model
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import names
@@ -141,13 +137,6 @@ def test_files_that_would_be_wrong_are_left_out_and_named(folder: Path) -> None:
     assert "chat_template.jinja" in written
 
 
-def test_an_existing_output_is_replaced_with_force(model: Path, folder: Path) -> None:
-    for _ in range(2):
-        result = run(model, "--data", "data", "--force", "--quiet")
-        assert result.status == 0, result.err
-    assert names(folder) == ["data", "trimmed-vocabulary"]
-
-
 def test_generation_config_is_renumbered(folder: Path) -> None:
     source = tiny_nllb_moe(folder / "model")
     old = load_tokenizer(source).get_vocab()
@@ -198,13 +187,6 @@ def test_refusals(arguments: tuple[str, ...], status: int, message: str, model: 
     assert names(folder) == ["data"]
 
 
-def test_an_output_inside_of_the_checkpoint_is_refused(folder: Path) -> None:
-    source = tiny_nllb_moe(folder / "model")
-    result = run(source, "--data", "data", "-o", "model/out")
-    assert result.status == 1
-    assert "overlaps the checkpoint" in result.err
-
-
 def test_weights_of_another_size_leave_nothing_behind(folder: Path) -> None:
     source = tiny_nllb_moe(folder / "model")
     config = json.loads((source / "config.json").read_text())
@@ -213,32 +195,3 @@ def test_weights_of_another_size_leave_nothing_behind(folder: Path) -> None:
     assert result.status == 1
     assert "tensors do not fit config.json" in result.err
     assert names(folder) == ["data", "model"]
-
-
-@pytest.mark.parametrize("existing", [False, True])
-@pytest.mark.parametrize("place", ["write_tensors", "_write_side_files", "_check_written"])
-def test_a_full_disk_leaves_nothing_behind(
-    place: str, existing: bool, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if existing:
-        assert run(model, "--data", "data", "--quiet").status == 0
-    before = digests(folder)
-
-    def full(*arguments: object, **options: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(pipeline, place, full)
-    result = run(model, "--data", "data", "--force", "--min-count", 2)
-    assert result.status == 1
-    assert "the disk is full; nothing was written" in result.err
-    assert digests(folder) == before
-    assert names(folder) == ["data", *(["trimmed-vocabulary"] if existing else [])]
-
-
-def test_a_checkpoint_without_a_tokenizer_is_refused(model: Path, folder: Path) -> None:
-    shutil.copytree(model, folder / "model")
-    (folder / "model" / "tokenizer.json").unlink()
-    result = run("model", "--data", "data")
-    assert result.status == 1
-    assert "holds no tokenizer whose vocabulary could be trimmed" in result.err
-    assert len(result.err.strip().splitlines()) == 2

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prunecli.errors import CheckpointError, DataError, PruneError, UnsupportedModelError
+from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError
 from prunecli.methods.vocabulary import measure
 from prunecli.methods.vocabulary import rewrite as rewrite_module
 from prunecli.methods.vocabulary.measure import Text, count_tokens
@@ -21,7 +21,7 @@ from prunecli.methods.vocabulary.select import VocabularyOptions
 from prunecli.methods.vocabulary.verify import check_same, load_trimmed, models_that_differ
 from prunecli.methods.vocabulary.vocabulary import read_vocabulary
 from prunecli.model.checkpoint import open_model
-from prunecli.text.choice import Lines, TextChoice
+from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.methods.vocabulary.makers import END, KINDS, SEEN, TEXT, sentencepiece_model
@@ -218,12 +218,6 @@ def test_a_tokenizer_without_files_that_can_be_shortened_is_refused(tmp_path: Pa
         trimmed(source)
 
 
-def test_a_tokenizer_larger_than_the_embeddings_is_refused(tmp_path: Path) -> None:
-    source = tiny_family(tmp_path / "in", "gpt2", vocab_size=40)
-    with pytest.raises(CheckpointError, match="embeddings have 40 rows"):
-        trimmed(source, ("the hat",))
-
-
 def test_a_trimmed_tokenizer_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="here: the trimmed tokenizer cannot be read: it: no tokenizer"):
         load_trimmed({"tokenizer.json": b"{}"}, {"model_type": "gpt2"}, "here")
@@ -262,16 +256,3 @@ def test_language_codes_stay(tmp_path: Path) -> None:
     assert {"deu_Latn", "eng_Latn", "fra_Latn", "<mask>"} <= set(tokenizer.get_added_vocab())
     tokenizer.src_lang = "fra_Latn"
     assert tokenizer.convert_ids_to_tokens(tokenizer("the")["input_ids"]) == ["fra_Latn", "\u2581the", "</s>"]
-
-
-def test_text_that_is_missing_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "val.eng").write_text("a\n")
-    (tmp_path / "val.deu").write_text("b\n")
-    lines = TextChoice(data=tmp_path, split="val").lines()
-    assert (lines.texts, lines.splits, lines.languages) == (("b", "a"), ("val",), ("deu", "eng"))
-    with pytest.raises(DataError, match="no split 'test'"):
-        TextChoice(data=tmp_path, split="test").lines()
-    with pytest.raises(DataError, match="no text in 'fra'"):
-        TextChoice(data=tmp_path, split="val", langs="fra").lines()
-    with pytest.raises(DataError, match="no such file"):
-        TextChoice(files=(tmp_path / "none",)).lines()

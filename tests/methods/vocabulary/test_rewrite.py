@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.vocabulary.rewrite import resized, trimmed_tensors, vocabulary_size
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors.stream import Copy, Rows, Slices, check_expressions
-from prunecli.tensors.writer import write_tensors
 from tests.families import tiny_family
 from tests.tiny import VOCAB, write_json
 
@@ -32,25 +30,6 @@ def test_rows_of_tables_and_columns_of_biases(tmp_path: Path) -> None:
             output for name, output in outputs.items() if name not in ("model.shared.weight", bias.name)
         ]
         assert all(output.expression == Copy(output.name) for output in others)
-        (tmp_path / "out").mkdir()
-        write_tensors(opened, list(outputs.values()), tmp_path / "out")
-        wanted = {
-            "model.shared.weight": opened.read("model.shared.weight")[list(KEPT)],
-            "final_logits_bias": opened.read("final_logits_bias")[:, list(KEPT)],
-        }
-        from safetensors.numpy import load_file
-
-        made = load_file(tmp_path / "out" / "model.safetensors")
-        for name, values in wanted.items():
-            np.testing.assert_array_equal(made[name], values)
-
-
-def test_a_cast(tmp_path: Path) -> None:
-    with open_model(tiny_family(tmp_path / "in", "llama")) as opened:
-        outputs = trimmed_tensors(opened, KEPT, "float16")
-        assert {output.dtype for output in outputs} == {"F16"}
-        with pytest.raises(UsageError):
-            trimmed_tensors(opened, KEPT, "float12")
 
 
 @pytest.mark.parametrize("kept", [(), (1, 0), (0, 0), (-1, 0), (0, VOCAB)])
