@@ -1,4 +1,4 @@
-"""`evaluate` of families that no record declares: by the class that transformers opens their type with."""
+"""The class that a checkpoint runs in: `evaluate` of families that no record declares, and without `architectures`."""
 
 from __future__ import annotations
 
