@@ -430,7 +430,8 @@ with stream_model("org/tiny") as opened:
 def test_a_killed_run_goes_on(source, hub):
     ((status, _, said),) = ended(start(Path.cwd(), hub.url, code=KILLED, processes=1))
     assert status == -signal.SIGKILL, said
-    (left,) = hidden()
+    left, lock = hidden()
+    assert lock == ".out.prunecli-lock"
     assert json.loads((Path(left) / NAME).read_text())["complete"]
     said = []
     with stream_model("org/tiny") as opened:

@@ -1,4 +1,4 @@
-"""A disk that is too small, or full by the time that a training writes to it."""
+"""The state of a training on a disk that is too small, or full by the time that the training writes to it."""
 
 from __future__ import annotations
 
