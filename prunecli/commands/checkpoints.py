@@ -98,7 +98,7 @@ def texts_or_demo(
     given: Sequence[TextFile] | None,
     demo: DemoName,
     split: str,
-    checkpoints: Path | Sequence[Path] | None = None,
+    checkpoints: Path | Sequence[Path] | None,
 ) -> tuple[TextFile, ...]:
     """The files of `given`; else, with `--demo lm`, that demo's text. It, and data sets of the hub, are said.
 

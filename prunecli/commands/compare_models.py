@@ -9,7 +9,12 @@ import typer
 
 from prunecli.choices import paths
 from prunecli.commands import console
-from prunecli.commands.checkpoints import checkpoint_directory, checkpoints_here, demo_text
+from prunecli.commands.checkpoints import (
+    checkpoint_directory,
+    checkpoint_or_demo,
+    checkpoints_here,
+    demo_text,
+)
 from prunecli.commands.options import (
     BatchTokensOption,
     CheckpointArgument,
@@ -110,6 +115,7 @@ def compare_models(
 
     The decoder reads the references. Several language pairs are compared one by one, and averaged.
     """
+    from prunecli import demo
     from prunecli.analysis.model_similarity import (
         MEASURES,
         SimilarityOptions,
@@ -134,7 +140,14 @@ def compare_models(
     from prunecli.text.plain import read_plain
 
     check_outputs(output, plot, table, force=force)
-    compared = _compared(checkpoint, other)
+    if checkpoint is not None:
+        compared = [checkpoint_directory(path) for path in (checkpoint, other) if path is not None]
+    elif here := checkpoints_here():
+        of = f", the first of {len(here)} checkpoints here" if len(here) > 1 else ""
+        console.note(f"No checkpoint given: comparing the bundled demo model with {here[0]}{of}.")
+        compared = [demo.CHECKPOINT, here[0]]
+    else:
+        compared = [checkpoint_or_demo(None)]
     if benchmarks and len(compared) == 1:
         raise UsageError("--benchmarks goes with two models", "Name the checkpoint to compare with.")
     if random_baseline and len(compared) == 1:
@@ -222,18 +235,3 @@ def compare_models(
                 "give more, or --benchmarks to compare with."
             )
         console.note(written(output, plot, table))
-
-
-def _compared(checkpoint: Path | None, other: Path | None) -> list[Path]:
-    """The one or two checkpoints; without any, the demo model and what prunecli wrote here."""
-    if checkpoint is not None:
-        return [checkpoint_directory(path) for path in (checkpoint, other) if path is not None]
-    from prunecli import demo
-
-    here = checkpoints_here()
-    if not here:
-        console.note("No checkpoint given: using the bundled demo model.")
-        return [demo.CHECKPOINT]
-    of = f", the first of {len(here)} checkpoints here" if len(here) > 1 else ""
-    console.note(f"No checkpoint given: comparing the bundled demo model with {here[0]}{of}.")
-    return [demo.CHECKPOINT, here[0]]

@@ -66,8 +66,13 @@ def lm_windows(
             "Windows must overlap: a stride is from 1 to the window's tokens - 1.",
         )
     windows = []
-    for number, ids in enumerate(encoded(tokenizer, model, texts)):
-        windows += _windows(number, _started(tokenizer, model, ids), length, step)
+    for number, row in enumerate(encoded(tokenizer, model, texts)):
+        ids, done = _started(tokenizer, model, row), 1  # nothing comes before the first token
+        for begin in range(0, len(ids), step):
+            end = min(begin + length, len(ids))
+            if end > done:
+                windows.append(Window(number, tuple(ids[begin:end]), end - done))
+                done = end
     if not windows:
         raise DataError("the text has no token to predict")
     return windows
@@ -122,13 +127,3 @@ def _started(tokenizer: Any, model: Any, ids: list[int]) -> list[int]:
         return ids
     require_tokens(tokenizer, model, [[start]])
     return [start, *ids]
-
-
-def _windows(text: int, ids: Sequence[int], length: int, step: int) -> list[Window]:
-    windows, done = [], 1  # nothing comes before the first token
-    for begin in range(0, len(ids), step):
-        end = min(begin + length, len(ids))
-        if end > done:
-            windows.append(Window(text, tuple(ids[begin:end]), end - done))
-            done = end
-    return windows

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from prunecli.errors import DataError, PruneError, UsageError, reason_of
 from prunecli.text.json_lines import Chat, document_of
@@ -118,30 +117,27 @@ def _documents(data: HubData) -> Iterator[str | Chat]:
     try:
         rows = datasets.load_dataset(data.name, data.config, split=data.split, streaming=True)
         for number, row in enumerate(islice(rows, data.count), start=1):
-            yield _document(f"{data}, row {number:,}", row, data.column)
+            where, columns = f"{data}, row {number:,}", ", ".join(row)
+            if data.column is not None:
+                if data.column not in row:
+                    raise DataError(f"{where}: has no column {data.column!r}", f"Its columns: {columns}.")
+                value = row[data.column]
+                row = {"text" if isinstance(value, str) else "messages": value}
+            document = document_of(row)
+            if document is None:
+                raise DataError(
+                    f"{where}: neither text nor a chat",
+                    f"Name a column behind the split; its columns: {columns}. A chat is a list of role and content.",
+                )
+            if not isinstance(document, str):  # a table has every key in each message
+                document = tuple(
+                    {key: value for key, value in message.items() if value is not None or key == "content"}
+                    for message in document
+                )
+            yield document
     except PruneError:
         raise
     except Exception as error:  # whatever a server, a format or a name of a split runs into there
         raise DataError(
             f"{data}: cannot be read ({reason_of(error)})", "Check its name, split and config."
         ) from error
-
-
-def _document(where: str, row: dict[str, Any], column: str | None) -> str | Chat:
-    if column is not None:
-        if column not in row:
-            raise DataError(f"{where}: has no column {column!r}", f"Its columns: {', '.join(row)}.")
-        row = {"text" if isinstance(row[column], str) else "messages": row[column]}
-    document = document_of(row)
-    if document is None:
-        raise DataError(
-            f"{where}: neither text nor a chat",
-            f"Name a column behind the split; its columns: {', '.join(row)}. A chat is a list of role and content.",
-        )
-    if isinstance(document, str):
-        return document
-    # A table has every key in each message.
-    return tuple(
-        {key: value for key, value in message.items() if value is not None or key == "content"}
-        for message in document
-    )

@@ -29,7 +29,18 @@ def read_lines(path: Path | str) -> tuple[str, ...]:
     """
     path = Path(path)
     refuse_pointer(path, DataError)
-    data = _read(path)
+    try:
+        data = path.read_bytes()
+        if path.suffix == PACKED and data:
+            data = gzip.decompress(data)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DataError(f"{path}: no such file", _ONE_A_LINE) from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path}: a directory, not a file", _ONE_A_LINE) from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(
+            f"{path}: not a whole gzip file ({reason_of(error)})", "Copy the file again."
+        ) from error
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -44,23 +55,6 @@ def read_lines(path: Path | str) -> tuple[str, ...]:
     if not lines[-1]:
         lines.pop()
     return tuple(line.removesuffix("\r") for line in lines)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise DataError(f"{path}: no such file", _ONE_A_LINE) from error
-    except IsADirectoryError as error:
-        raise DataError(f"{path}: a directory, not a file", _ONE_A_LINE) from error
-    if path.suffix != PACKED or not data:
-        return data
-    try:
-        return gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(
-            f"{path}: not a whole gzip file ({reason_of(error)})", "Copy the file again."
-        ) from error
 
 
 def near_names(name: str, known: Iterable[str], label: str = "Known") -> str:

@@ -51,18 +51,17 @@ def names_of(files: Sequence[TextFile]) -> tuple[str, ...]:
 
     Two files without names whose own are the same, or one with the name that another was given, have their whole path.
     """
-    own = [_own_name(file.path) for file in files]
+    own = [
+        parse_hub_data(path).name.rpartition("/")[2]
+        if is_hub_data(path)
+        else path.name.lstrip(".").split(".")[0] or path.name
+        for path in (file.path for file in files)
+    ]
     taken = [one if file.name is None else file.name for one, file in zip(own, files, strict=True)]
     return tuple(
         str(file.path) if file.name is None and taken.count(name) > 1 else name
         for name, file in zip(taken, files, strict=True)
     )
-
-
-def _own_name(path: Path) -> str:
-    if is_hub_data(path):
-        return parse_hub_data(path).name.rpartition("/")[2]
-    return path.name.lstrip(".").split(".")[0] or path.name
 
 
 def given_names(files: Sequence[TextFile]) -> tuple[str, ...]:

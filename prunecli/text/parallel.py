@@ -194,27 +194,21 @@ def _language_files(directory: Path, split: str) -> dict[str, Path]:
         raise DataError(f"{directory}: no such directory", "Name a directory of text with --data.")
     files = _splits(directory).get(split)
     if not files:
-        _refuse_compressed(directory, split)
+        for folder, pattern in ((directory, f"{split}.*"), (directory / split, f"*.{split}")):
+            names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+            for suffix, tool in _UNPACKED_BY.items():
+                if packed := [name for name in names if fnmatchcase(name, pattern + suffix)]:
+                    more = ", …" if len(packed) > 1 else ""
+                    raise DataError(
+                        f"{directory}: the split {split!r} is compressed ({min(packed)}{more})",
+                        f"Unpack it: {tool} --keep {folder / pattern}{suffix}",
+                    )
         splits = sorted(name for name, files in _splits(directory).items() if len(files) > 1)
         raise DataError(
             f"{directory}: no split {split!r} (no files {split}.LANG nor {split}/LANG.{split})",
             f"Splits found: {', '.join(splits[:SHOWN])}." if splits else "No split was found in it.",
         )
     return dict(sorted(files.items()))
-
-
-def _refuse_compressed(directory: Path, split: str) -> None:
-    """Say that a split is there, but packed."""
-    for folder, pattern in ((directory, f"{split}.*"), (directory / split, f"*.{split}")):
-        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-        for suffix, tool in _UNPACKED_BY.items():
-            packed = [name for name in names if fnmatchcase(name, pattern + suffix)]
-            if packed:
-                more = ", …" if len(packed) > 1 else ""
-                raise DataError(
-                    f"{directory}: the split {split!r} is compressed ({min(packed)}{more})",
-                    f"Unpack it: {tool} --keep {folder / pattern}{suffix}",
-                )
 
 
 def _splits(directory: Path) -> dict[str, dict[str, Path]]:

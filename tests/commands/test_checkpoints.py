@@ -66,10 +66,10 @@ def test_the_text_of_the_language_model_is_taken_where_none_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     own = (TextFile(Path("x")),)
-    assert texts_or_demo(own, "lm", "val") == own
-    assert texts_or_demo(None, "translation", "val") == ()
+    assert texts_or_demo(own, "lm", "val", None) == own
+    assert texts_or_demo(None, "translation", "val", None) == ()
     assert capsys.readouterr().err == ""
-    taken = texts_or_demo(None, "lm", "val")
+    taken = texts_or_demo(None, "lm", "val", None)
     assert taken == tuple(TextFile(demo.LM_DATA / f"val.{name}", name) for name in demo.LM_TEXTS)
     assert "No --text given: using the demo's text, prose and code" in capsys.readouterr().err
 
@@ -83,5 +83,5 @@ def test_the_text_of_a_demo_is_for_its_model_and_those_made_from_it_alone(folder
     for named in (mine, [made, mine], lm, demo.LM_CHECKPOINT, Path("org/name"), folder / "nothing"):
         assert demo_text(named) is None
     assert demo_text([lm], "lm") == demo.LM_DATA
-    assert texts_or_demo(None, "lm", "val", [lm]) == texts_or_demo(None, "lm", "val")
+    assert texts_or_demo(None, "lm", "val", [lm]) == texts_or_demo(None, "lm", "val", None)
     assert texts_or_demo(None, "lm", "val", [mine]) == ()

@@ -99,19 +99,6 @@ def test_the_task_is_what_the_model_is_for(folder, arguments, task):
     assert json.loads((folder / "plain.json").read_text())["results"] == found["results"]
 
 
-def test_a_text_in_windows(folder):
-    """One text of many tokens, the context of the model or less."""
-    (folder / "long.txt").write_text("ten hens in a hat " * 40)
-    losses = []
-    for context in ("64", "20", "2"):
-        arguments = ("full", "--text", "long.txt", "--context", context, "-o", f"{context}.json")
-        (row,) = json.loads(_run(*arguments, "--json").stdout)["results"]
-        assert (row["context"], row["stride"]) == (int(context), int(context) - 1)
-        losses.append(row["scores"]["loss"])
-        assert row["scores"]["tokens"] > 400
-    assert len(set(losses)) == 3
-
-
 def test_texts_by_name_against_the_first(folder):
     texts = ("--text", "hats=a.txt", "--text", "b.txt", "--text", "hats=b.txt", "--continuations", "2")
     result = _run(
@@ -132,13 +119,6 @@ def test_texts_by_name_against_the_first(folder):
     lines = result.stdout.splitlines()
     (shown,) = [line for line in lines if line.split()[:2] == ["hats", "small"]]
     assert f"{other['by_text']['hats']['kl_divergence']:.4f}" in shown
-
-
-def test_whole_files_and_a_stride(folder):
-    arguments = ("full", "--task", "lm", "--text", "a.txt", "--stride", "9", "--whole-files", "--json")
-    payload = json.loads(_run(*arguments).stdout)
-    assert payload["data"]["texts"] == 1
-    assert payload == json.loads((folder / "evaluation.json").read_text())
 
 
 def test_accuracy(folder):
@@ -205,12 +185,10 @@ def test_steps_of_a_training_are_drawn_against_updates(folder, monkeypatch):
     ("arguments", "error", "message"),
     [
         (("full", "--task", "lm"), UsageError, "lm needs text"),
-        (("full",), UsageError, "lm needs text"),
         (("c-full",), UsageError, "classification needs labels"),
         (("c-full", "--text", "a.txt"), UsageError, "--text goes with --task mlm or lm, not classification"),
         (("full", "c-full", "--text", "a.txt"), UsageError, "full is for lm, c-full for classification"),
         (("full", "--task", "translation", "--text", "a.txt"), UsageError, "not translation"),
-        (("full", "--text", "a.txt", "--pairs", "a-b"), UsageError, "--pairs goes with --task translation"),
         (("full", "--task", "mlm", "--text", "a.txt", "--stride", "3"), UsageError, "--stride goes with"),
         (("full", "--text", "a.txt", "--context", "65"), UsageError, "--context 65: the model has 64 pos"),
         (("c-full", "--labelled", "text.tsv", "--memory", "8GiB"), UsageError, "--memory goes with"),
@@ -230,7 +208,6 @@ def test_steps_of_a_training_are_drawn_against_updates(folder, monkeypatch):
         (("full", "--task", "mlm", "--text", "a.txt"), UnsupportedModelError, "It can do: lm"),
         (("full", "--task", "lm", "--text", "a.txt", "-o", "b.txt"), OutputError, "b.txt"),
         (("full", "--task", "lm", "--text", "a.txt", "--plot", "a.pdf"), UsageError, "only PNG"),
-        (("full", "--task", "lm", "--text", "a.txt", "--plot", "no/a.png"), OutputError, "no such directory"),
     ],
 )
 def test_refused(folder, arguments, error, message):
@@ -242,16 +219,6 @@ def test_refused(folder, arguments, error, message):
         _run(*arguments)
     assert message in str(caught.value)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
-
-
-def test_a_plot_that_exists_is_not_replaced(folder):
-    pytest.importorskip("matplotlib")
-    (folder / "old.png").write_text("old")
-    arguments = ("full", "--task", "lm", "--text", "a.txt", "--plot", "old.png")
-    with pytest.raises(OutputError, match="exists already"):
-        _run(*arguments)
-    _run(*arguments, "--force")
-    pixels(folder / "old.png")
 
 
 def test_the_table_has_the_json_s_values(folder):

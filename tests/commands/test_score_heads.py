@@ -236,9 +236,7 @@ def test_scores_of_a_pruned_model_have_original_numbers(folder: Path) -> None:
         (("m",), UsageError, "no text is given"),
         (("m", "--data", "nothing", *PAIRS), DataError, "no such directory"),
         (("m", "--data", "data", "--pairs", "eng_Latn-xxx_Latn"), PruneError, "xxx_Latn"),
-        (("m", "--task", "lm", "--text", "text.txt"), PruneError, "lm"),
         (("m", "--dtype", "float16", "--data", "data", *PAIRS), UsageError, "small gradients vanish"),
-        (("m", "--task", "classification"), UsageError, "needs labels"),
         (("nothing",), PruneError, "nothing"),
     ],
 )

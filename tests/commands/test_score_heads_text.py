@@ -37,19 +37,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("arguments", "message"),
     [
         (("reader", "--text", "a.txt", *PAIR), "--pairs goes with --task translation, not lm"),
-        (("classifier", "--labelled", "a.tsv", "--data", "."), "--data goes with --task translation"),
-        (("reader", "--labelled", "a.tsv"), "--labelled goes with --task classification, not lm"),
-        (("translator", "--text", "a.txt"), "--text goes with --task mlm or lm, not translation"),
-        (("classifier", "--labelled", "a.tsv", "--text", "a.txt"), "--text goes with --task mlm or lm"),
-        (("reader",), "lm needs text"),
-        (
-            ("translator", "--source-file", "a.txt", *PAIR),
-            "--source-file, --target-file and --pairs go together",
-        ),
-        (
-            ("translator", "--source-file", "a.txt", "--target-file", "a.fr", *PAIR, "--data", "."),
-            "--source-file does not go with --data or --langs",
-        ),
         (
             (
                 "translator",

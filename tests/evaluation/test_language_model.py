@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from prunecli.errors import DataError, UnsupportedModelError
+from prunecli.errors import DataError
 from prunecli.evaluation.language_model import (
     TextLosses,
     bits_per,
@@ -49,20 +49,6 @@ def recording(steps):
         yield steps.append
 
     return progress
-
-
-@pytest.mark.parametrize("context", [2, 7, 64])
-def test_windows_of_a_context_lose_only_what_is_before_them(causal, context):
-    """Each token from those before it in its window, whose first is the last of the window before."""
-    runner, tokenizer = causal
-    found = lm_losses(runner, tokenizer, LINES, 100, context=context)
-    for line, nats in zip(LINES, found.nats, strict=True):
-        ids = [2, *tokenizer(line, verbose=False)["input_ids"]]
-        expected = 0.0
-        for start in range(0, len(ids) - 1, context - 1):
-            window = ids[start : start + context]
-            expected += causal_nll(runner.model, window, len(window) - 1)
-        assert nats == pytest.approx(expected, rel=1e-5)
 
 
 def test_progress_counts_the_tokens_that_are_read(masked):
@@ -135,10 +121,3 @@ def test_a_damaged_model_is_refused(tmp_path):
     runner.model.get_input_embeddings().weight.data[:] = math.nan
     with pytest.raises(DataError, match="not a finite number"):
         lm_losses(runner, tokenizer, LINES, 100)
-
-
-def test_the_wrong_kind_of_model_is_refused(causal, masked):
-    with pytest.raises(UnsupportedModelError, match="lm: the model is a BertForMaskedLM"):
-        lm_losses(*masked, LINES, 100)
-    with pytest.raises(UnsupportedModelError, match="mlm: the model is a GPT2LMHeadModel"):
-        mlm_losses(*causal, LINES, 100)

@@ -194,6 +194,7 @@ def test_labelled_texts(tmp_path):
     assert batch["labels"].tolist() == [1, 0]
     assert set(batch) == {"input_ids", "attention_mask", "labels", "token_type_ids"}
     assert batch["input_ids"].shape == batch["token_type_ids"].shape
+    assert set(batch["token_type_ids"].unique().tolist()) == {0, 1}
 
 
 def test_a_model_without_the_head_is_refused(tmp_path):

@@ -111,11 +111,6 @@ def test_an_empty_file_is_refused(tmp_path, text):
         read_lines(_write(tmp_path / "x", text))
 
 
-def test_bytes_that_are_not_utf8_are_named_with_file_and_line(tmp_path):
-    with pytest.raises(DataError, match=r"x, line 3: not UTF-8 \(byte 0xff\)"):
-        read_lines(_write(tmp_path / "x", b"a\nb\nc\xff\n"))
-
-
 def test_no_such_directory(tmp_path):
     with pytest.raises(DataError, match="no such directory"):
         read_parallel(tmp_path / "nothing", "dev")
