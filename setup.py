@@ -1,4 +1,7 @@
-"""The long description of the package index: README.md, whose links to files of the repository lead nowhere there."""
+"""What pyproject.toml cannot say: recipes/ becomes a folder of the package, and links of README.md become absolute.
+
+The package index shows README.md, whose links to files of the repository lead nowhere there.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_namespace_packages, setup
 
 ROOT = Path(__file__).parent
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?![a-z]+:|#)([^)\s]+)\)")
@@ -30,6 +33,8 @@ if __name__ == "__main__":
         import tomli as tomllib
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     setup(
+        packages=[*find_namespace_packages(include=["prunecli*"]), "prunecli.recipes.files"],
+        package_dir={"prunecli.recipes.files": "recipes"},
         long_description=long_description(
             (ROOT / "README.md").read_text(encoding="utf-8"), project.get("urls", {}).get("Repository")
         ),
