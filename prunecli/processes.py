@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -17,6 +18,9 @@ from typing import Any, TypeVar
 from prunecli.errors import PruneError, reason_of
 
 T = TypeVar("T")
+
+COMMAND: ContextVar[Sequence[str]] = ContextVar("COMMAND", default=())
+"""The words of the command line that prunecli carries out; empty where a program calls prunecli."""
 
 PATIENCE = timedelta(days=7)
 """How long one process waits for the others; one that ends is noticed at once."""

@@ -231,9 +231,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         arguments = _as_meant(arguments)
         _register(arguments)
+        called = processes.COMMAND.set(["prunecli", *arguments])
         try:
             app(args=arguments, prog_name="prunecli", standalone_mode=True)
         finally:  # a BrokenPipeError, if nobody reads what Python still holds back
+            processes.COMMAND.reset(called)
             sys.stdout.flush()
             sys.stderr.flush()
     except BaseException as error:

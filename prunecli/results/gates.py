@@ -15,7 +15,7 @@ from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, reason_of
 from prunecli.results.arrays import checked_array
 from prunecli.results.gate_sums import COUNTS, SUMS, TEXT_SUMS, GateSums, Mode, combine, shape_of
-from prunecli.results.header import asked
+from prunecli.results.header import joined, split_of
 from prunecli.results.tabled import Tabled, Tables
 
 ANY = "X"
@@ -38,7 +38,7 @@ class GateStatistics(Tabled):
         lacks: names of the sums that the file does not give; zeros stand for them.
         dtype: that the model was computed in; None where the file does not say it.
         routers: `router_fingerprint` of the checkpoint that was run; None where the file does not say it.
-        split: of the text, where the command line of the file names it.
+        split: of a directory of parallel text.
         whole_files: each file of plain text was one document, or each line was; None: unknown, or of both kinds.
         mixed: statistics of whole documents and of single lines were merged.
     """
@@ -102,7 +102,7 @@ class GateStatistics(Tabled):
                 entries=entries,
                 dtype=payload.get("dtype"),
                 routers=str(model["routers"]) if "routers" in model else None,
-                split=asked(payload, "--split"),
+                split=split_of(payload),
                 whole_files=payload.get("whole_files"),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -128,6 +128,7 @@ class GateStatistics(Tabled):
             },
             **({} if self.dtype is None else {"dtype": self.dtype}),
             **({} if self.whole_files is None else {"whole_files": self.whole_files}),
+            **({} if self.split is None else {"split": self.split}),
         }
 
     def _tables(self) -> Tables:
@@ -219,13 +220,12 @@ def merge(parts: Sequence[GateStatistics], names: Sequence[str] | None = None) -
         for pair, sums in part.entries.items():
             found.setdefault(pair, []).append(sums)
     entries = {pair: combine(held, first.mode) for pair, held in found.items()}
-    splits = dict.fromkeys(part.split for part in parts if part.split is not None)
     kinds = {part.whole_files for part in parts}
     return replace(
         first,
         entries=entries,
         lacks=frozenset[str]().union(*(part.lacks for part in parts)),
-        split=" and ".join(splits) or None,
+        split=joined(part.split for part in parts),
         whole_files=first.whole_files if len(kinds) == 1 else None,
         mixed={True, False} <= kinds,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import StatisticsError
 from prunecli.model.depth import renaming_since
+from prunecli.results.header import joined
 from prunecli.results.heads import HeadScores
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def merge(parts: Sequence[HeadScores], names: Sequence[str] | None = None) -> He
             name: sum((part.values[name] for part in parts[1:]), first.values[name]) for name in first.heads
         },
         tokens={name: sum(part.tokens[name] for part in parts) for name in first.tokens},
+        texts=tuple(dict.fromkeys(text for part in parts for text in part.texts)),
+        split=joined(part.split for part in parts),
     )
 
 

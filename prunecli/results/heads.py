@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from prunecli.errors import StatisticsError, reason_of
 from prunecli.results.arrays import MOST, checked_array
-from prunecli.results.header import asked
+from prunecli.results.header import asked, split_of
 from prunecli.results.tabled import Row, Tabled, Tables
 from prunecli.tensors.json_files import read_json
 
@@ -73,7 +73,8 @@ class HeadScores(Tabled):
         dtype: that the model was computed in; None where the file does not say it.
         also: of the same: scores in other metrics, from the same runs.
         reported: of all-but-one, where heads were chosen on other text than is reported.
-        texts, split: what they were scored on, where the command line of the file names it.
+        texts: pairs, languages or files that the heads were scored on, where they were named.
+        split: of a directory of text.
         whole_files, mixed: see `GateStatistics`.
     """
 
@@ -158,8 +159,8 @@ class HeadScores(Tabled):
                 heads=heads,
                 values=_arrays(payload[key], heads, f"{path}: {key}", signed=method != "gradient"),
                 dtype=payload.get("dtype"),
-                texts=_texts(payload),
-                split=asked(payload, "--split"),
+                texts=tuple(map(str, payload["texts"])) if "texts" in payload else _texts(payload),
+                split=split_of(payload),
                 whole_files=payload.get("whole_files"),
             )
             if method == "gradient":
@@ -186,6 +187,8 @@ class HeadScores(Tabled):
             "model": {"fingerprint": self.fingerprint, "model_type": self.model_type},
             "task": self.task,
             "examples": self.examples,
+            **({"texts": list(self.texts)} if self.texts else {}),
+            **({} if self.split is None else {"split": self.split}),
             "heads": {name: list(ids) for name, ids in self.heads.items()},
         }
         if self.method == "gradient":
@@ -258,8 +261,8 @@ class HeadScores(Tabled):
 def _texts(payload: Mapping[str, Any]) -> tuple[str, ...]:
     """The pairs, languages or files that the command line names."""
     options = ("--pairs", "--langs", "--text", "--labelled")
-    found = next((value for option in options if (value := asked(payload, option)) is not None), "")
-    return tuple(name.strip() for name in found.split(",") if name.strip())
+    found = next(filter(None, (asked(payload, option) for option in options)), [])
+    return tuple(name.strip() for name in ",".join(found).split(",") if name.strip())
 
 
 def _lists(arrays: Mapping[str, Array]) -> dict[str, list[float]]:

@@ -127,6 +127,17 @@ class TextChoice(Choices):
     demo: Path | str | None = None
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """The pairs, languages or files that are named."""
+        named = parse_names("--pairs", self.pairs) or parse_names("--langs", self.langs)
+        return named or tuple(map(str, paths(self.files or self.labelled or ())))
+
+    @property
+    def split_read(self) -> str | None:
+        """The split of a directory of parallel text; None for other text."""
+        return None if self.files or self.labelled or self.source_file else self.split or "val"
+
+    @property
     def given(self) -> dict[str, bool]:
         """Option that names text -> whether it was given."""
         values = {
@@ -244,7 +255,7 @@ class TextChoice(Choices):
                 raise UsageError("--source-file does not go with --data or --langs", "Give one of them.")
             text = read_pair(self.source_file, self.target_file, self.pairs)
             return text.first(count), ((text.languages[0], text.languages[1]),)
-        split = self.split or "val"
+        split = self.split_read or "val"
         data = self._directory(say)
         pairs = parse_pairs(self.pairs, self.langs, languages_of(data, split))
         needed = tuple(dict.fromkeys(name for pair in pairs for name in pair))

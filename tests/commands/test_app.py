@@ -56,6 +56,19 @@ def test_help_lists_every_command_and_imports_no_heavy_library() -> None:
             assert name in result.stdout
 
 
+def test_results_hold_the_command_line_that_was_called(tmp_path: Path) -> None:
+    code = (
+        "from contextlib import suppress; from prunecli.commands.app import main; from prunecli import processes\n"
+        "with suppress(SystemExit): main(['inspect', '--json'])\n"
+        "assert not processes.COMMAND.get()\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, "--secret"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert json.loads(result.stdout)["command"] == ["prunecli", "inspect", "--json"], result.stderr
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_shows_its_texts_as_they_are_written(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -55,7 +55,7 @@ P_VALUES = {A: np.array([0.5, 0.001]), B: np.array([1.0, 0.0, 0.2]), C: np.zeros
     "made",
     [
         scores(),
-        scores(per="token", tokens={A: 7, B: 7, C: 9}),
+        scores(per="token", tokens={A: 7, B: 7, C: 9}, texts=("a, b.txt", "c.txt"), split="dev"),
         scores("ablation"),
         scores("ablation", p_values=P_VALUES),
         scores("all-but-one", metric="loss", p_values=P_VALUES),
@@ -78,8 +78,12 @@ PER_TOKEN = {A: 8, B: 8, C: 5}
 def test_scores_per_token_are_means_over_the_tokens() -> None:
     made = scores(per="token", tokens=PER_TOKEN)
     assert made.importance() == {A: {0: 0.125, 1: 0.375}, B: {0: 0.0, 2: 0.25, 3: 0.125}, C: {}}
-    whole = merge([made, scores(per="token", tokens=dict.fromkeys(PER_TOKEN, 2), examples=1)])
+    other = scores(
+        per="token", tokens=dict.fromkeys(PER_TOKEN, 2), examples=1, texts=("b.txt", "a.txt"), split="dev"
+    )
+    whole = merge([replace(made, texts=("a.txt",)), other])
     assert (whole.tokens, whole.examples, whole.per) == ({A: 10, B: 10, C: 7}, 5, "token")
+    assert (whole.texts, whole.split) == (("a.txt", "b.txt"), "dev")
 
 
 def test_a_file_that_does_not_say_it_is_per_example(tmp_path: Path) -> None:
@@ -88,6 +92,24 @@ def test_a_file_that_does_not_say_it_is_per_example(tmp_path: Path) -> None:
     assert payload.pop("importance") == "example"
     path.write_text(json.dumps(payload))
     assert read_scores(path).per == "example"
+
+
+@pytest.mark.parametrize(
+    ("command", "texts", "split"),
+    [
+        (["--text", "a.txt", "--text=b.txt"], ("a.txt", "b.txt"), None),
+        (["--split=dev", "--pairs", "a-b, b-a", "--split", "test"], ("a-b", "b-a"), "test"),
+        (["--langs"], (), None),
+        (None, (), None),
+    ],
+)
+def test_the_text_of_an_older_file_is_that_of_its_command_line(
+    tmp_path: Path, command: list[str] | None, texts: tuple[str, ...], split: str | None
+) -> None:
+    payload = {"format": HeadScores.FORMAT, **scores().to_json(), "command": command}
+    found = HeadScores.from_json(payload, tmp_path)
+    assert (found.texts, found.split) == (texts, split)
+    assert HeadScores.from_json({**payload, "texts": ["c.txt"], "split": "val"}, tmp_path).texts == ("c.txt",)
 
 
 def test_keys_of_the_file() -> None:

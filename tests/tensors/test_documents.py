@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from prunecli import __version__
 from prunecli.errors import DataError, OutputError, PruneError, StatisticsError
 from prunecli.model.checkpoint import open_model
+from prunecli.processes import COMMAND
 from prunecli.results.header import header
 from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.tensors.json_files import read_json
@@ -87,15 +89,29 @@ def test_an_output_that_is_a_directory_or_lies_in_none(tmp_path: Path) -> None:
 
 
 def test_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["/usr/bin/prunecli", "collect-gates"])
+    monkeypatch.setattr("sys.argv", ["pytest", "--password", "1234"])
     checkpoint = open_model(tiny_nllb_moe(tmp_path / "tiny"))
     assert header("prunecli.gates/1", [checkpoint], 3) == {
         "format": "prunecli.gates/1",
         "prunecli": __version__,
-        "command": ["prunecli", "collect-gates"],
+        "command": [],
         "models": [{"path": "tiny", "fingerprint": checkpoint.fingerprint, "model_type": "nllb-moe"}],
         "seed": 3,
     }
+
+
+def test_the_command_is_that_of_the_command_line_without_its_secrets(tmp_path: Path) -> None:
+    token = "hf_" + "a1B2" * 8
+    words = [
+        "prunecli",
+        "evaluate",
+        f"https://me:{token}@example.invalid/org/name",
+        f"--x={token}",
+        "-o",
+        "a@b",
+    ]
+    command = copy_context().run(lambda: (COMMAND.set(words), header("prunecli.evaluation/1", [], None))[1])
+    assert command["command"] == [*words[:2], "https://***@example.invalid/org/name", "--x=***", "-o", "a@b"]
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,21 @@ def test_causal_language_models_read_whole_files_and_all_others_lines(
     assert said == [convention([path], whole_files=whole)]
 
 
+@pytest.mark.parametrize(
+    ("choice", "texts", "split"),
+    [
+        (TextChoice(pairs="a-b, b-a"), ("a-b", "b-a"), "val"),
+        (TextChoice("data", "dev", langs=("a", "b")), ("a", "b"), "dev"),
+        (TextChoice(source_file="a", target_file="b", pairs="a-b", split="val"), ("a-b",), None),
+        (TextChoice(files=("a, b.txt", "c.txt"), split="val"), ("a, b.txt", "c.txt"), None),
+        (TextChoice(labelled="a.tsv"), ("a.tsv",), None),
+        (TextChoice(), (), "val"),
+    ],
+)
+def test_results_name_the_text(choice: TextChoice, texts: tuple[str, ...], split: str | None) -> None:
+    assert (choice.texts, choice.split_read) == (texts, split)
+
+
 def test_options_of_other_tasks_are_refused() -> None:
     choice = TextChoice(files=(Path("a"),), langs="a,b")
     with pytest.raises(UsageError, match="--langs goes with --task translation, not lm"):

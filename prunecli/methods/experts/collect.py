@@ -147,7 +147,8 @@ def collect_gates(
     if report is not None:
         report = replace(report, bytes_read=int(*process_group.all_reduce([report.bytes_read])))
     whole_files = material.corpora[0].whole_files if isinstance(material, Texts) else None
-    statistics = replace(statistics, dtype=dtype_name(kind), whole_files=whole_files)
+    split = choice.split_read if isinstance(choice, TextChoice) else None
+    statistics = replace(statistics, dtype=dtype_name(kind), split=split, whole_files=whole_files)
     sums = None
     if outputs is not None:
         sums = OutputSums.of(checkpoint.fingerprint, process_group.all_gather(outputs))

@@ -175,7 +175,13 @@ def score_heads(
         best = None if selected is None else report_best(loaded, data, scores.best(), ablation, progress)
         scores = replace(scores, also=tuple(others), reported=best)
     whole_files = data.text.whole_files if isinstance(data.text, PlainText) else None
-    scores = replace(scores, dtype=dtype_name(dtype), whole_files=whole_files)
+    scores = replace(
+        scores,
+        dtype=dtype_name(dtype),
+        texts=choice.texts,
+        split=choice.split_read,
+        whole_files=whole_files,
+    )
     if output is not None:
         write_json(Path(output), scores_document(scores, checkpoint, options), force=force)
     return scores
