@@ -78,6 +78,8 @@ def run(
     plan = resolve(label, read_recipe(recipe), signatures(), overrides, builtin_variables())
     steps = plan.steps if html is None else (*plan.steps, page_step(plan.steps, html))
     state = state_file(recipe)
+    if plan.left_out is not None:
+        console.note(f"{label}: {plan.left_out}")
     if dry_run:
         for outcome in preview(steps, read_state(state), force):
             verdict = "up to date" if outcome.reason is None else f"would run: {outcome.reason}"

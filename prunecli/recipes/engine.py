@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -40,6 +41,7 @@ class Parameter:
         multiple: whether it takes several values.
         required: whether the command cannot do without.
         negative: the option that stands for false, where there is one.
+        needs: package that the parameter needs and a plain installation may lack.
         beside: with it the command also writes a directory, of its output's name and this ending.
         fault: what is wrong with a value, or None.
         path: the path that a value without a fault names, where the role is of one.
@@ -51,6 +53,7 @@ class Parameter:
     multiple: bool = False
     required: bool = False
     negative: str | None = None
+    needs: str | None = None
     beside: str = ""
     fault: Callable[[str], str | None] = lambda _value: None
     path: Callable[[str], Path] = Path
@@ -58,6 +61,9 @@ class Parameter:
 
 Commands = Mapping[str, Mapping[str, Parameter]]
 """Command -> its parameters by name."""
+
+PICTURES = "matplotlib"
+"""The package that draws: no later step reads a picture, therefore a recipe runs without."""
 
 PASSED_BY_RUN = ("force", "dry-run", "quiet", "help")
 """Options that `run` passes itself."""
@@ -108,10 +114,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a recipe comes to: its steps in order, and the closing table."""
+    """What a recipe comes to: its steps in order, the closing table, and what is left out for lack of a package."""
 
     steps: tuple[Step, ...]
     report: Report | None
+    left_out: str | None = None
 
 
 def resolve(
@@ -132,9 +139,10 @@ def resolve(
     Raises:
         UsageError: with every fault found: an unknown command, option or variable, a value that the option
             does not take, two steps of one name or output, an input that neither exists nor is made by
-            an earlier step.
+            an earlier step, an option whose package is not installed. Pictures are left out instead.
     """
     faults: list[str] = []
+    pictures: list[str] = []
     variables = resolve_variables(text, overrides or {}, builtins or {}, faults)
     steps: list[Step] = []
     for number, step_text in enumerate(text.steps, 1):
@@ -142,7 +150,7 @@ def resolve(
             continue
         for name, values in expand(step_text, variables, number, faults):
             earlier = [output for step in steps for output in step.makes]
-            step = _resolve_step(step_text, name, values, commands, earlier, faults)
+            step = _resolve_step(step_text, name, values, commands, earlier, faults, pictures)
             steps += [] if step is None else [step]
     if not steps and not faults:
         faults.append("no step is left: no `when` holds, or every `for-each` is empty")
@@ -153,7 +161,8 @@ def resolve(
         faults += _report_faults(report, steps)
     if faults:
         raise faults_error(path, faults)
-    return Recipe(tuple(steps), report)
+    left_out = f"no picture of {_joined(pictures)}: {_absent(PICTURES)}" if pictures else None
+    return Recipe(tuple(steps), report, left_out)
 
 
 def _resolve_step(
@@ -163,8 +172,14 @@ def _resolve_step(
     commands: Commands,
     earlier: Sequence[Path],
     faults: list[str],
+    pictures: list[str],
 ) -> Step | None:
-    """The step, or None where there is no such command; `earlier` are the outputs of the steps before it."""
+    """The step, or None if there is no such command.
+
+    Args:
+        earlier: outputs of the steps before this one.
+        pictures: gets the name of the step if its picture is left out.
+    """
     where = f"step {name!r}"
     parameters = commands.get(text.command)
     if parameters is None:
@@ -182,6 +197,11 @@ def _resolve_step(
             faults.append(f"{where}: {text.command} has no option {argument!r}{near(argument, parameters)}")
         elif argument in PASSED_BY_RUN:
             faults.append(f"{where}: {argument!r} is for `prunecli run` to pass, not for a recipe")
+        elif parameter.needs is not None and find_spec(parameter.needs) is None:
+            if parameter.needs == PICTURES:
+                pictures.append(name)
+            else:
+                faults.append(f"{where}, {argument}: {_absent(parameter.needs)}")
         else:
             words, fault = _command_line(parameter, value)
             (positionals if parameter.kind == "positional" else options).extend(words)
@@ -196,6 +216,8 @@ def _resolve_step(
             elif parameter.role != "value" and fault is None:
                 named = map(parameter.path, _texts(value, parameter))
                 paths[parameter.role] += (path for path in named if not is_hub_data(path))
+                if any(map(is_hub_data, _texts(value, parameter))) and find_spec("datasets") is None:
+                    faults.append(f"{where}, {argument}: {_absent('datasets')}")
     for parameter in parameters.values():
         # Without it the recipe would not know what the step makes.
         needed = parameter.required or (parameter.name == "output" and parameter.role == "output")
@@ -211,6 +233,10 @@ def _resolve_step(
         beside=tuple(Path(f"{output}{ending}") for ending in endings for output in paths["output"]),
         accepts=frozenset(option for option in PASSED_BY_RUN if option in parameters),
     )
+
+
+def _absent(package: str) -> str:
+    return f"{package} is not installed (pip install {package})"
 
 
 def _texts(value: Resolved, parameter: Parameter) -> list[str]:
@@ -311,7 +337,7 @@ def _joined(names: Sequence[str]) -> str:
     """Steps by name; of many the first alone, and how many more."""
     if len(names) > 3:
         return f"{names[0]!r} and {len(names) - 1} more"
-    return ", ".join(map(repr, names[:-1])) + f" and {names[-1]!r}"
+    return " and ".join(filter(None, [", ".join(map(repr, names[:-1])), repr(names[-1])]))
 
 
 def _report_faults(report: Report, steps: Sequence[Step]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import pytest
 import typer
 
-from prunecli.commands import run as command
+from prunecli.commands import run
 from prunecli.commands.signatures import signature, signatures
 from prunecli.errors import PruneError, UsageError
 from prunecli.recipes.bundled import bundled_recipes, find_recipe
@@ -90,7 +90,7 @@ def test_shipped_recipes_fit_the_real_commands(path, tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
     for name in ("train.tsv", "dev.tsv", "train.txt", "valid.txt", "test.txt"):
         (tmp_path / name).write_text("0\ta\n")
-    assert resolve(path, read_recipe(path), signatures(), {}, command.builtin_variables()).steps
+    assert resolve(path, read_recipe(path), signatures(), {}, run.builtin_variables()).steps
 
 
 def test_files_of_named_texts_are_inputs(tmp_path, monkeypatch):
@@ -179,6 +179,44 @@ def test_a_page_of_what_the_recipe_made(workplace):
     assert "[2/2] --html made/page.html: up to date" in again.stderr
 
 
+PLOTTED = """\
+steps:
+  - {name: COMMAND, command: COMMAND, arguments: {OPTION, output: made}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "command", "option", "fault"),
+    [
+        ("matplotlib", "compare-languages", "gates: gates.json, plot: a.png", None),
+        ("peft", "finetune", "lora: 4", "step 'finetune', lora: peft is not installed (pip install peft)"),
+        (
+            "datasets",
+            "evaluate",
+            "checkpoints: [], text: 'hf://org/name:train'",
+            "step 'evaluate', text: datasets is not installed (pip install datasets)",
+        ),
+    ],
+)
+def test_packages_are_looked_for_before_the_first_step(
+    workplace, monkeypatch, capsys, package, command, option, fault
+):
+    monkeypatch.chdir(workplace)
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    (workplace / "recipe.yaml").write_text(PLOTTED.replace("COMMAND", command).replace("OPTION", option))
+    if fault is not None:
+        with pytest.raises(UsageError) as refused:
+            run.run("recipe.yaml")
+        assert refused.value.message == f"recipe.yaml: {fault}"
+        return
+    run.run("recipe.yaml", dry_run=True)
+    said = capsys.readouterr()
+    assert "--plot" not in said.out
+    assert said.err == (
+        "recipe.yaml: no picture of 'compare-languages': matplotlib is not installed (pip install matplotlib)\n"
+    )
+
+
 def test_a_failing_step_ends_the_run_with_its_status(workplace):
     (workplace / "gates.json").write_text("{")
     result = prunecli(workplace, "recipe.yaml")
@@ -192,7 +230,7 @@ def test_the_recipe_of_the_page_is_one(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "commands" / "run.md").read_text(encoding="utf-8")
     path = tmp_path / "page.yaml"
     path.write_text(page.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
-    recipe = resolve(path, read_recipe(path), signatures(), {}, command.builtin_variables())
+    recipe = resolve(path, read_recipe(path), signatures(), {}, run.builtin_variables())
     assert [step.command for step in recipe.steps] == ["collect-gates", "prune-experts", "prune-experts"]
 
 
@@ -229,7 +267,7 @@ def test_an_unknown_name_is_refused(given, remedy):
 
 def test_without_a_name_those_that_there_are_are_listed(capsys):
     with pytest.raises(UsageError, match="no recipe was named"):
-        command.run()
+        run.run()
     listed = capsys.readouterr().out
     assert [name for name in bundled_recipes() if name not in listed] == []
 
@@ -250,16 +288,16 @@ steps:
 def test_an_unknown_command_is_a_fault(tmp_path, monkeypatch):
     (tmp_path / "recipe.yaml").write_text("steps: [{name: a, command: run}]")
     with pytest.raises(UsageError, match="there is no command 'run'"):
-        command.run(str(tmp_path / "recipe.yaml"))
+        run.run(str(tmp_path / "recipe.yaml"))
 
 
 def test_force_and_quiet_reach_the_commands_that_have_them(monkeypatch):
     words = []
     monkeypatch.setattr(subprocess, "Popen", lambda given, env: words.append(given))
-    monkeypatch.setattr(command, "wait", lambda child: 0)
+    monkeypatch.setattr(run, "wait", lambda child: 0)
     step = Step("a", "evaluate", ("--beam", "4"), accepts=frozenset({"force", "quiet"}))
-    command._execute(step, True, True)
-    command._execute(Step("b", "inspect", ()), True, True)
+    run._execute(step, True, True)
+    run._execute(Step("b", "inspect", ()), True, True)
     assert words[0][1:] == ["-m", "prunecli", "evaluate", "--force", "--quiet", "--beam", "4"]
     assert words[1][1:] == ["-m", "prunecli", "inspect"]
 
@@ -309,9 +347,9 @@ def test_an_interrupt_is_said_once_by_the_step_and_how_to_go_on_by_the_recipe(wo
         raise KeyboardInterrupt
 
     monkeypatch.chdir(workplace)
-    monkeypatch.setattr(command, "_execute", interrupted)
+    monkeypatch.setattr(run, "_execute", interrupted)
     with pytest.raises(typer.Exit) as ended:
-        command.run("recipe.yaml")
+        run.run("recipe.yaml")
     assert ended.value.exit_code == 130
     assert capsys.readouterr().err.splitlines()[1:] == [
         "recipe.yaml: the same command goes on with this step."
@@ -320,4 +358,4 @@ def test_an_interrupt_is_said_once_by_the_step_and_how_to_go_on_by_the_recipe(wo
 
 def test_a_step_that_a_signal_ended_has_the_status_of_a_shell(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
-    assert command.wait(child) == 137
+    assert run.wait(child) == 137
