@@ -164,8 +164,8 @@ def _warn_of_large(decision: Decision | None) -> None:
 
 def opened_by(support: StockSupport) -> str:
     """What opens a result, for the line that says where it is."""
-    opens = "opens with prunecli, or from_pretrained(…, trust_remote_code=True)"
-    return "stock layout" if support.is_stock else opens
+    ways = "prunecli.load_model, or from_pretrained(…, trust_remote_code=True)"
+    return "stock layout" if support.is_stock else f"opens only where prunecli is installed: {ways}"
 
 
 def not_carried(source: Checkpoint) -> list[str]:

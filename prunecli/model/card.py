@@ -144,7 +144,9 @@ def _sentences(matter: Mapping[str, Any], config: Mapping[str, Any]) -> list[str
     if matter["library_name"] != "sentence-transformers":
         return []
     trust = ", trust_remote_code=True" if shim_classes(config) else ""
-    return [f'`sentence_transformers.SentenceTransformer("{DIRECTORY}"{trust})` opens it with its pooling.']
+    where = f", where {PACKAGE} is installed" if trust else ""
+    call = f'sentence_transformers.SentenceTransformer("{DIRECTORY}"{trust})'
+    return [f"`{call}` opens it with its pooling{where}."]
 
 
 def _kept(

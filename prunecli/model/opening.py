@@ -51,7 +51,9 @@ class PrunecliModel(PreTrainedModel):
         try:
             import prunecli
         except ImportError:
-            raise ImportError(f"{path} is no stock model: opening it needs PACKAGE.") from None
+            raise ImportError(
+                f"{path} is not a stock model: opening it needs PACKAGE. Install it from its repository."
+            ) from None
         if isinstance(device_map, dict):
             if len(set(map(str, device_map.values()))) != 1:
                 raise ValueError(f"device_map={device_map}: prunecli loads a model on one device.")
@@ -115,7 +117,8 @@ def result_config(
         opened_by = auto_classes(family, readable(result, names), classes)
         auto_map |= {auto: f"{SHIM}.{CLASS_PREFIX}{name}" for auto, name in opened_by.items()}
         config[WEIGHTS_KEY] = (
-            f"{support.line} Open it with trust_remote_code=True, or with prunecli.load_model."
+            f"{support.line} Open it where {PACKAGE} is installed, "
+            "with prunecli.load_model or trust_remote_code=True."
         )
     if classes:  # vLLM opens experts that are constants by the stock name
         is_named = support.is_stock or bool(structure.constants)

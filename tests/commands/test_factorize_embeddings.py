@@ -50,7 +50,10 @@ def test_the_demo_model_without_any_option(folder: Path) -> None:
     assert "Factorising both sides (default); input and output share a table." in result.err
     assert "Not given, so: --map-dim 8, --expand-dim 128." in result.err
     assert "Every token counts alike" in result.err
-    assert "Written: factorised-embeddings (opens with prunecli" in result.out
+    assert (
+        "Written: factorised-embeddings (opens only where prunecli is installed: prunecli.load_model"
+        in result.out
+    )
     assert np.isfinite(logits(folder / "factorised-embeddings").numpy()).all()
 
 

@@ -55,7 +55,7 @@ def test_without_options_the_choices_are_said(model: Path, folder: Path) -> None
     result = done(model)
     assert "No --config given: SharedEncNoDec." in result.err
     assert "No --init given: a shared FFN is the mean" in result.err
-    assert "Written: shared-ffn (opens with prunecli" in result.out
+    assert "Written: shared-ffn (opens only where prunecli is installed: prunecli.load_model" in result.out
     first = ENCODER.format(0)
     assert owners("shared-ffn") == {
         **{ENCODER.format(n): first for n in range(3)},

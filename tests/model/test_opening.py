@@ -109,6 +109,8 @@ def test_without_prunecli_it_is_named_and_no_index_is(
     import sys
 
     monkeypatch.setitem(sys.modules, "prunecli", None)
-    with pytest.raises(ImportError, match="opening it needs the Python package prunecli") as caught:
+    with pytest.raises(
+        ImportError, match=r"needs the Python package prunecli\. Install it from its repository"
+    ) as caught:
         SPACE["PrunecliModel"].from_pretrained(tmp_path)
-    assert "install" not in str(caught.value)
+    assert "pip install" not in str(caught.value)

@@ -178,7 +178,7 @@ def _uniform(checkpoint: Checkpoint) -> tuple[int, ...]:
             f"--uniform: {checkpoint.path} cannot lose heads and be a stock model: {why}.",
             "Remove experts, layers or tokens instead."
             if family.must_be_stock
-            else "Leave --uniform out: the result opens with prunecli.",
+            else "Leave --uniform out: the result then opens only where prunecli is installed.",
         )
     return numbers
 
