@@ -139,10 +139,12 @@ def _shown(step: Step) -> str:
 def _report(plan: Recipe) -> None:
     if plan.report is None:
         return
-    from prunecli.recipes.closing import closing_table
+    from prunecli.recipes.closing import closing_table, needing_prunecli
 
     columns, rows = closing_table(plan.report)
     console.show(console.table(plan.report.title, columns, rows))
+    if names := needing_prunecli(plan.report):
+        console.out(f"Open only where prunecli is installed: {', '.join(names)}.")
 
 
 def _execute(step: Step, replace: bool, quiet: bool) -> int:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import open_model
+from prunecli.model.opening import shim_classes
 from prunecli.recipes.engine import Report
 from prunecli.results.document import Document, numbers
 from prunecli.results.evaluation import Evaluated, Evaluation
@@ -69,6 +70,15 @@ def closing_table(report: Report) -> tuple[list[str], list[list[str]]]:
     return ["checkpoint", *shown], [
         [name, *(texts[index] for texts in shown.values())] for index, name in enumerate(report.checkpoints)
     ]
+
+
+def needing_prunecli(report: Report) -> list[str]:
+    """Names of the rows whose models open only where prunecli is installed."""
+    names = []
+    for name, path in report.checkpoints.items():
+        with open_model(path) as checkpoint:
+            names += [name] if shim_classes(checkpoint.config) else []
+    return names
 
 
 def _rows(paths: Sequence[Path]) -> list[_Row]:
