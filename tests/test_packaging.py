@@ -1,9 +1,14 @@
-"""What the package index shows: README.md, whose links must lead somewhere from there."""
+"""What is built and published: the source distribution, the wheel, and README.md, whose links must lead somewhere."""
 
 from __future__ import annotations
 
 import re
 import runpy
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +61,35 @@ def test_other_links_stay(setup: dict[str, Any], text: str, absolute: str, bare:
     make: Callable[[str, str | None], str] = setup["long_description"]
     assert make(text, ADDRESS) == make(text, f"{ADDRESS}/") == absolute
     assert make(text, None) == bare
+
+
+FOLDERS = ("benchmarks", "docs", "prunecli", "recipes", "tests", "tools")
+
+
+def build(what: str, source: Path, where: Path) -> Path:
+    code = f"from setuptools import build_meta; build_meta.build_{what}({str(where)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
+    (made,) = where.iterdir()
+    return made
+
+
+def test_the_source_distribution_is_the_repository_and_its_wheel_holds_the_recipes(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", minversion="77")
+    made = ("__pycache__", "*.egg-info")
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, tmp_path / "source" / folder, ignore=shutil.ignore_patterns(*made))
+    for path in filter(Path.is_file, ROOT.glob("[!.]*")):
+        shutil.copy(path, tmp_path / "source")
+    files = {
+        path.relative_to(tmp_path / "source") for path in (tmp_path / "source").rglob("*") if path.is_file()
+    }
+    with tarfile.open(build("sdist", tmp_path / "source", tmp_path / "sdist")) as archive:
+        archive.extractall(tmp_path)
+    (source,) = tmp_path.glob("prunecli-*")
+    assert sorted(str(path) for path in files if not (source / path).is_file()) == []
+    with zipfile.ZipFile(build("wheel", source, tmp_path / "wheel")) as wheel:
+        for path in (ROOT / "recipes").iterdir():
+            assert wheel.read(f"prunecli/recipes/files/{path.name}") == path.read_bytes()
 
 
 def test_nobody_is_told_to_install_from_an_index_what_is_not_on_it() -> None:

@@ -144,7 +144,7 @@ def _report(plan: Recipe) -> None:
     columns, rows = closing_table(plan.report)
     console.show(console.table(plan.report.title, columns, rows))
     if names := needing_prunecli(plan.report):
-        console.out(f"Open only where prunecli is installed: {', '.join(names)}.")
+        console.out(f"Open only where prunecli is installed: {'; '.join(names)}.")
 
 
 def _execute(step: Step, replace: bool, quiet: bool) -> int:
