@@ -57,7 +57,9 @@ def closing_table(report: Report) -> tuple[list[str], list[list[str]]]:
     Raises:
         PruneError: a file that is damaged or of another kind, or no checkpoint where there should be one.
     """
-    rows = _rows(list(report.checkpoints.values()))
+    from prunecli.evaluation.options import labels_for  # imports torch, which a run itself has no need of
+
+    rows = [_row(path, label) for label, path in labels_for([*report.checkpoints.values()]).items()]
     columns = dict(_sizes(rows))
     for file in report.evaluations:
         evaluation = _read(file, Evaluation)
@@ -79,12 +81,6 @@ def needing_prunecli(report: Report) -> list[str]:
         with open_model(path) as checkpoint:
             names += [name] if shim_classes(checkpoint.config) else []
     return names
-
-
-def _rows(paths: Sequence[Path]) -> list[_Row]:
-    from prunecli.evaluation.options import labels_for  # imports torch, which a run itself has no need of
-
-    return [_row(path, label) for label, path in labels_for(paths).items()]
 
 
 def _row(path: Path, label: str) -> _Row:

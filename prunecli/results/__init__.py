@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,50 +51,16 @@ def read(path: Path | str) -> Tabled:
 
 
 def formats() -> Mapping[str, type[Tabled]]:
-    """Format -> its class."""
-    from prunecli.results.decisions import Decisions
-    from prunecli.results.evaluation import Evaluation
-    from prunecli.results.explanations import Explanation
+    """Format -> the class that reads and writes it, of every module of this package."""
     from prunecli.results.gates import GateStatistics
-    from prunecli.results.head_comparison import HeadComparison
-    from prunecli.results.heads import HeadScores
-    from prunecli.results.inspection import Inspection
-    from prunecli.results.languages import Languages
-    from prunecli.results.latency import Latency
-    from prunecli.results.rewriting import (
-        ExpertSelection,
-        Factorization,
-        HeadSelection,
-        LayerSelection,
-        VocabularySelection,
-    )
-    from prunecli.results.sharing import AttentionSharing, FfnSharing
-    from prunecli.results.similarity import Similarity
-    from prunecli.results.texts import Texts
-    from prunecli.results.training import Training
+    from prunecli.results.tabled import Tabled
 
-    classes: tuple[type[Tabled], ...] = (
-        Evaluation,
-        Latency,
-        Languages,
-        Texts,
-        Similarity,
-        Training,
-        GateStatistics,
-        HeadScores,
-        HeadComparison,
-        Inspection,
-        ExpertSelection,
-        HeadSelection,
-        LayerSelection,
-        FfnSharing,
-        AttentionSharing,
-        Factorization,
-        VocabularySelection,
-        Decisions,
-        Explanation,
-    )
-    return {**{kind.FORMAT: kind for kind in classes}, GateStatistics.TEXT_FORMAT: GateStatistics}
+    found: dict[str, type[Tabled]] = {GateStatistics.TEXT_FORMAT: GateStatistics}
+    for module in iter_modules(__path__):
+        for kind in vars(import_module(f"{__name__}.{module.name}")).values():
+            if isinstance(kind, type) and issubclass(kind, Tabled) and "FORMAT" in vars(kind):
+                found[kind.FORMAT] = kind
+    return found
 
 
 __all__ = ["formats", "read"]

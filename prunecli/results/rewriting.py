@@ -14,7 +14,7 @@ from prunecli.results.document import Count, Document, Record
 from prunecli.results.tabled import Row, Tables, scalars
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from typing_extensions import Self
 
@@ -116,16 +116,14 @@ class ExpertSelection(Rewriting):
                 f"{path}: format is {payload['format']!r}, not {cls.FORMAT!r}.",
                 "Statistics go with --gates, selections with --experts.",
             )
-        if stray := _without_ids(kept):
-            raise StatisticsError(f"{path}: {stray[0]!r} is not a list of expert ids.")
+        _require_ids(kept, path, "expert")
         return super().from_json(payload, path)
 
     def _own_tables(self) -> Tables:
         """`kept`: an expert; `few_tokens`: an expert; `thresholds`; `fit`."""
-        few = [{"name": name, "expert": expert} for name, ids in self.few_tokens.items() for expert in ids]
         return {
-            "few_tokens": few,
-            "kept": [{"name": name, "expert": expert} for name, ids in self.kept.items() for expert in ids],
+            "few_tokens": _ids("name", "expert", self.few_tokens),
+            "kept": _ids("name", "expert", self.kept),
             "thresholds": [{"side": side, "threshold": theta} for side, theta in self.thresholds.items()],
             "fit": [] if self.fit is None else [self.fit.to_json()],
         }
@@ -150,26 +148,24 @@ class HeadSelection(Rewriting):
         kept = payload.get("kept")
         if not isinstance(kept, dict):
             raise StatisticsError(f'{path}: holds no heads under "kept".', "Print the selection again.")
-        if stray := _without_ids(kept):
-            raise StatisticsError(
-                f"{path}: {stray[0]} has no list of head ids.", "Print the selection again."
-            )
+        _require_ids(kept, path, "head")
         return super().from_json(payload, path)
 
     def _own_tables(self) -> Tables:
         """`kept`: a head."""
-        return {
-            "kept": [{"attention": name, "head": head} for name, ids in self.kept.items() for head in ids]
-        }
+        return {"kept": _ids("attention", "head", self.kept)}
 
 
-def _without_ids(kept: Mapping[str, Any]) -> list[str]:
-    """Names under which there is something else than a list of whole numbers."""
-    return [
-        name
-        for name, ids in kept.items()
-        if not isinstance(ids, list) or not all(type(number) is int for number in ids)
-    ]
+def _require_ids(kept: Mapping[str, Any], path: Path, part: str) -> None:
+    for name, ids in kept.items():
+        if not isinstance(ids, list) or not all(type(number) is int for number in ids):
+            raise StatisticsError(
+                f"{path}: {name!r} is not a list of {part} ids.", "Print the selection again."
+            )
+
+
+def _ids(place: str, part: str, kept: Mapping[str, Sequence[int]]) -> list[Row]:
+    return [{place: name, part: number} for name, ids in kept.items() for number in ids]
 
 
 class RankedLayer(Record):

@@ -7,7 +7,7 @@ imported only when it is called.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -121,10 +121,10 @@ def refuse_table(path: Path, *, force: bool) -> None:
         UsageError: its ending is not that of a form.
         OutputError: it exists and `force` is not given, is a directory, or lies in none.
     """
-    if path.suffix.lower() not in FORMS:
+    if path.suffix.lower() not in (".csv", ".md", ".tex"):
         raise UsageError(
             f"--table {path}: tables are written as CSV, Markdown or LaTeX",
-            f"Choose a name that ends in {', '.join([*FORMS][:-1])} or {[*FORMS][-1]}.",
+            "Choose a name that ends in .csv, .md or .tex.",
         )
     refuse_unwritable(path, force=force)
 
@@ -139,20 +139,17 @@ def write_tables(path: Path, tables: Tables, *, force: bool = False) -> None:
         UsageError, OutputError: as `refuse_table`.
     """
     refuse_table(path, force=force)
-    text = FORMS[path.suffix.lower()](tables)
+    form = path.suffix.lower()
+    if form == ".csv":
+        text = str(stacked(tables).to_csv(index=False, lineterminator="\n"))
+    else:
+        head, one = ("## {}\n", _markdown) if form == ".md" else ("% {}", _latex)
+        text = "\n".join(f"{head.format(name)}\n{one(frame(rows))}" for name, rows in tables.items())
     with new_file(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="")
 
 
-def _csv(tables: Tables) -> str:
-    return str(stacked(tables).to_csv(index=False, lineterminator="\n"))
-
-
-def _markdown(tables: Tables) -> str:
-    return "\n".join(f"## {name}\n\n{_markdown_table(frame(rows))}" for name, rows in tables.items())
-
-
-def _markdown_table(made: pd.DataFrame) -> str:
+def _markdown(made: pd.DataFrame) -> str:
     """pandas' own needs another package."""
     rule = ["---" if made[name].dtype == object else "---:" for name in made]
     rows = [[_cell(value) for value in row] for row in made.astype(object).itertuples(index=False)]
@@ -163,12 +160,8 @@ def _cell(value: Any) -> str:
     return "" if _is_missing(value) else " ".join(str(value).replace("|", "\\|").split())
 
 
-def _latex(tables: Tables) -> str:
+def _latex(made: pd.DataFrame) -> str:
     """For a document that uses booktabs."""
-    return "\n".join(f"% {name}\n{_latex_table(frame(rows))}" for name, rows in tables.items())
-
-
-def _latex_table(made: pd.DataFrame) -> str:
     numbers = "".join("l" if made[name].dtype == object else "r" for name in made)
     shown = made.astype(object).map(lambda value: "" if _is_missing(value) else str(value))
     return str(shown.to_latex(index=False, escape=True, column_format=numbers))
@@ -178,7 +171,3 @@ def _is_missing(value: Any) -> bool:
     import pandas as pd
 
     return bool(pd.isna(value))
-
-
-FORMS: Mapping[str, Callable[[Tables], str]] = {".csv": _csv, ".md": _markdown, ".tex": _latex}
-"""Ending -> what writes tables so."""

@@ -147,7 +147,7 @@ def test_a_printed_selection_can_be_applied_again(model: Path, folder: Path) -> 
         ({"kept": None}, "holds no heads"),
         ({"kept": {FIRST: [0]}}, "another model"),
         ({FIRST: [0, 4]}, f"keeps head 4 of {FIRST}"),
-        ({FIRST: "all"}, "no list of head ids"),
+        ({FIRST: "all"}, "not a list of head ids"),
     ],
 )
 def test_selections_of_another_model_are_refused(

@@ -175,7 +175,7 @@ def test_cells(read: Callable[[Any], Tabled]) -> None:
         ({**EXPERTS, "kept": [1]}, StatisticsError, "format is 'prunecli.experts/1', not"),
         ({**EXPERTS, "kept": {"e.1": [True]}}, StatisticsError, "'e.1' is not a list of expert ids"),
         ({**HEADS, "kept": None}, StatisticsError, 'holds no heads under "kept"'),
-        ({**HEADS, "kept": {"e.0": ["1"]}}, StatisticsError, "e.0 has no list of head ids"),
+        ({**HEADS, "kept": {"e.0": ["1"]}}, StatisticsError, "'e.0' is not a list of head ids"),
         ({**HEADS, "bytes_after": -1}, DataError, "bytes_after: Input should be greater"),
         ({**LAYERS, "layers": [{}]}, DataError, "layers.0.name: Field required"),
         ({**FFNS, "groups": 3}, DataError, "groups: Input should be a valid list"),
