@@ -20,7 +20,7 @@ from prunecli.commands.options import DryRunOption, ForceOption, QuietOption
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
-    from prunecli.recipes.engine import Recipe, Step
+    from prunecli.recipes.engine import Step
 
 
 def run(
@@ -55,6 +55,7 @@ def run(
     """
     from prunecli.commands.signatures import signatures
     from prunecli.recipes.bundled import find_recipe, shown_name
+    from prunecli.recipes.closing import closing_table, needing_prunecli
     from prunecli.recipes.engine import resolve
     from prunecli.recipes.page import page_step
     from prunecli.recipes.run import preview, read_state, run_steps, state_file
@@ -106,8 +107,11 @@ def run(
             "once that is mended, the same command goes on with it."
         )
         raise typer.Exit(last.status)
-    if not quiet:
-        _report(plan)
+    if plan.report is not None and not quiet:
+        columns, rows = closing_table(plan.report)
+        console.show(console.table(plan.report.title, columns, rows))
+        if names := needing_prunecli(plan.report):
+            console.out(f"Open only where prunecli is installed: {'; '.join(names)}.")
 
 
 def _list() -> None:
@@ -134,17 +138,6 @@ def builtin_variables() -> Mapping[str, str]:
 
 def _shown(step: Step) -> str:
     return shlex.join(["prunecli", step.command, *step.arguments])
-
-
-def _report(plan: Recipe) -> None:
-    if plan.report is None:
-        return
-    from prunecli.recipes.closing import closing_table, needing_prunecli
-
-    columns, rows = closing_table(plan.report)
-    console.show(console.table(plan.report.title, columns, rows))
-    if names := needing_prunecli(plan.report):
-        console.out(f"Open only where prunecli is installed: {'; '.join(names)}.")
 
 
 def _execute(step: Step, replace: bool, quiet: bool) -> int:

@@ -89,8 +89,8 @@ def _row(path: Path, label: str) -> _Row:
             experts: int | None = sum(layer.num_experts for layer in checkpoint.require_mixtures())
         except UnsupportedModelError:  # a model without experts has sizes all the same
             experts = None
-        parameters = sum(info.numel for info in checkpoint.tensors.values())
-        return _Row(path, label, checkpoint.fingerprint, experts, parameters, checkpoint.total_bytes)
+        sizes = checkpoint.total_parameters, checkpoint.total_bytes
+        return _Row(path, label, checkpoint.fingerprint, experts, *sizes)
 
 
 def _texts(rows: Sequence[_Row], column: Column) -> list[str]:

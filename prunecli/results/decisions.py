@@ -164,11 +164,7 @@ def record(
     is_long = sum(len(place.ids) for place in decision.places) > LONGEST_LIST
     places = [_place(decision, index, is_long=is_long, full=full) for index in range(len(decision.places))]
     fields: dict[str, Any] = {
-        "metric": decision.metric,
-        "how": decision.how,
-        "least": decision.least,
-        "bound": decision.bound,
-        "thresholds": dict(decision.thresholds),
+        **{name: getattr(decision, name) for name in ("metric", "how", "least", "bound", "thresholds")},
         "origin": OriginRecord(**_said(asdict(decision.origin))),
     }
     head: dict[str, Any] = {} if step is None else {"step": step, "command": command}
@@ -189,14 +185,11 @@ def _place(decision: Decision, index: int, *, is_long: bool, full: bool) -> Plac
         return Packed.of(values) if is_long else place.ids[values].tolist()
 
     fields: dict[str, Any] = {
-        "name": place.name,
-        "side": place.side,
-        "layer": place.layer,
-        "kind": place.kind,
-        "cut": place.cut,
+        **{
+            name: getattr(place, name)
+            for name in ("name", "side", "layer", "kind", "cut", "tokens", "metric")
+        },
         "cutoff": cut.cutoff,
-        "tokens": place.tokens,
-        "metric": place.metric,
         "ids": None if is_range else numbers(place.ids),
         "values": numbers(place.values),
         "ranks": numbers(decision.ranks[index]) if is_told else None,

@@ -89,7 +89,17 @@ class GateStatistics(Tabled):
             experts = int(payload["num_experts"])
             model = payload["model"]
             entries = {
-                str(pair): _sums(names, sums, len(layers), experts, f"{path}: {pair}")
+                str(pair): GateSums(
+                    **{
+                        name: checked_array(
+                            sums[name],
+                            shape_of(name, len(layers), experts),
+                            f"{path}: {pair}: {name}",
+                            counts=name in COUNTS,
+                        )
+                        for name in names
+                    }
+                )
                 for pair, sums in payload["entries"].items()
             }
             statistics = cls(
@@ -181,17 +191,6 @@ def _require_entries(statistics: GateStatistics, path: Path, format_: str) -> Ga
         if not is_text and not all(split_pair(pair)):
             raise StatisticsError(f"{path}: {pair!r} is not a pair SOURCE-TARGET.")
     return statistics
-
-
-def _sums(names: Sequence[str], value: Mapping[str, Any], layers: int, experts: int, where: str) -> GateSums:
-    return GateSums(
-        **{
-            name: checked_array(
-                value[name], shape_of(name, layers, experts), f"{where}: {name}", counts=name in COUNTS
-            )
-            for name in names
-        }
-    )
 
 
 def merge(parts: Sequence[GateStatistics], names: Sequence[str] | None = None) -> GateStatistics:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -78,8 +78,7 @@ class HeadComparison(Document):
 
     def _tables(self) -> Tables:
         """`correlations`: all, and each kind; `heads`: a row each."""
-
-        def rows(records: list[Any]) -> list[dict[str, Any]]:
-            return [record.to_json() for record in records]
-
-        return {"correlations": rows(self.correlations), "heads": rows(self.heads)}
+        return {
+            "correlations": [correlation.to_json() for correlation in self.correlations],
+            "heads": [head.to_json() for head in self.heads],
+        }

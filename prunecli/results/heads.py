@@ -159,7 +159,7 @@ class HeadScores(Tabled):
                 heads=heads,
                 values=_arrays(payload[key], heads, f"{path}: {key}", signed=method != "gradient"),
                 dtype=payload.get("dtype"),
-                texts=tuple(map(str, payload["texts"])) if "texts" in payload else _texts(payload),
+                texts=tuple(map(str, payload.get("texts") or _texts(payload))),
                 split=split_of(payload),
                 whole_files=payload.get("whole_files"),
             )
@@ -258,11 +258,11 @@ class HeadScores(Tabled):
         return rows
 
 
-def _texts(payload: Mapping[str, Any]) -> tuple[str, ...]:
+def _texts(payload: Mapping[str, Any]) -> list[str]:
     """The pairs, languages or files that the command line names."""
     options = ("--pairs", "--langs", "--text", "--labelled")
-    found = next(filter(None, (asked(payload, option) for option in options)), [])
-    return tuple(name.strip() for name in ",".join(found).split(",") if name.strip())
+    named = ",".join(value for option in options for value in asked(payload, option))
+    return [name.strip() for name in named.split(",") if name.strip()]
 
 
 def _lists(arrays: Mapping[str, Array]) -> dict[str, list[float]]:

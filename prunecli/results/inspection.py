@@ -12,7 +12,9 @@ from prunecli.results.header import header
 from prunecli.results.tabled import Row, Tables, picked
 
 if TYPE_CHECKING:
+    from prunecli.model.attention import AttentionLayer
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.model.ffn import FfnLayer
     from prunecli.model.inventory import Inventory
 
 WAY = ("device", "dtype", "ratio", "weight_bytes", "needed_bytes", "fits", "state_tokens")
@@ -182,28 +184,14 @@ class Inspection(Document):
     @classmethod
     def of(cls, checkpoint: Checkpoint, inventory: Inventory, fit: Fit | None = None) -> Inspection:
         """What a checkpoint holds; `fit` is the answer to --fit."""
-        attentions = [
-            {
-                "name": layer.name,
-                "kind": layer.kind,
-                "heads": layer.heads,
-                "original_heads": layer.original_heads,
-                "shared_with": layer.owner if layer.is_shared else None,
-                "removed": layer.removed,
-            }
-            for layer in inventory.attentions
-        ]
+
+        def fields(layer: AttentionLayer | FfnLayer, *names: str) -> dict[str, Any]:
+            found = {name: getattr(layer, name) for name in ("name", *names, "removed")}
+            return {**found, "shared_with": layer.owner if layer.is_shared else None}
+
+        attentions = [fields(layer, "kind", "heads", "original_heads") for layer in inventory.attentions]
         ffns = [
-            {
-                "name": layer.name,
-                "side": layer.side,
-                "layer": layer.layer,
-                "width": layer.width,
-                "shared_with": layer.owner if layer.is_shared else None,
-                "removed": layer.removed,
-                "sparse": layer.is_sparse,
-            }
-            for layer in inventory.ffns
+            {**fields(layer, "side", "layer", "width"), "sparse": layer.is_sparse} for layer in inventory.ffns
         ]
         files = [
             {"name": str(path.relative_to(checkpoint.path)), "bytes": checkpoint.file_bytes(path)}
@@ -240,14 +228,8 @@ class Inspection(Document):
                 }
                 for part, amount in {**self.parts, "total": self.total}.items()
             ],
-            "stacks": [
-                {"side": one.side, "layers": len(one.layers), "original_layers": one.original_layers}
-                for one in self.stacks
-            ],
-            "experts": [
-                {"name": one.name, "experts": len(one.experts), "original_experts": one.original_experts}
-                for one in self.layers
-            ],
+            "stacks": [{**one.to_json(), "layers": len(one.layers)} for one in self.stacks],
+            "experts": [{**one.to_json(), "experts": len(one.experts)} for one in self.layers],
             "heads": [
                 {
                     "name": one.name,

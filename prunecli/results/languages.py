@@ -145,9 +145,7 @@ class Languages(Document):
     def _matrices_of_pairs(self) -> Languages:
         if self.similarity is not None:
             for side in (self.similarity.encoder, self.similarity.decoder):
-                if side is None:
-                    continue
-                if len(side) != len(self.pairs) or any(len(row) != len(self.pairs) for row in side):
+                if side is not None and {len(side), *map(len, side)} != {len(self.pairs)}:
                     raise ValueError("similarity: not a row and a column for each pair")
         return self
 
@@ -157,7 +155,12 @@ class Languages(Document):
         return {
             "relations": [] if similarity is None else _relations(similarity.relations),
             "similarity": [] if similarity is None else _similarity(self.pairs, similarity),
-            "clusters": [row for side in SIDES for row in _clusters(side, getattr(self.clustering, side))],
+            "clusters": [
+                {"side": side, **row}
+                for side in SIDES
+                if (tree := getattr(self.clustering, side)) is not None
+                for row in joined(tree.languages, tree.matrix)
+            ],
             "experts_per_layer": [] if layers is None else _layers(layers),
             "experts_by_group": [] if layers is None else [group.to_json() for group in layers.by_group],
         }
@@ -192,11 +195,6 @@ def _similarity(pairs: Sequence[str], similarity: Similarities) -> list[Row]:
         }
         for row, column in combinations(range(len(pairs)), 2)
     ]
-
-
-def _clusters(side: str, tree: Tree | None) -> list[Row]:
-    """Each two clusters that join, by the languages in them."""
-    return [] if tree is None else [{"side": side, **row} for row in joined(tree.languages, tree.matrix)]
 
 
 def _layers(counts: ExpertsPerLayer) -> list[Row]:

@@ -47,13 +47,12 @@ class FfnSharing(Rewriting):
 
     def _own_tables(self) -> Tables:
         """`groups`: an FFN that is stored; `layers`: a layer and whose FFN it runs."""
-        owners = {member: group.owner for group in self.groups for member in group.members}
         return {
             "groups": [
                 {**scalars(group.to_json()), "members": len(group.members), "sources": len(group.sources)}
                 for group in self.groups
             ],
-            "layers": [{"name": name, "owner": owner} for name, owner in owners.items()],
+            "layers": [{"name": name, "owner": one.owner} for one in self.groups for name in one.members],
         }
 
 
@@ -88,12 +87,11 @@ class AttentionSharing(Rewriting):
 
     def _own_tables(self) -> Tables:
         """`groups`: an attention that is stored; `layers`: an attention and whose tensors it runs."""
-        owners = {member: group.owner for group in self.groups for member in group.members}
         counted = ("members", "sources", "heads")
         return {
             "groups": [
                 {**scalars(group.to_json()), **{key: len(getattr(group, key)) for key in counted}}
                 for group in self.groups
             ],
-            "layers": [{"name": name, "owner": owner} for name, owner in owners.items()],
+            "layers": [{"name": name, "owner": one.owner} for one in self.groups for name in one.members],
         }
