@@ -83,7 +83,7 @@ class Record:
     """What is kept of a step that ended well: its fingerprint, and the identity of each output and input."""
 
     fingerprint: str
-    outputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str | None] = field(default_factory=dict)
     inputs: Mapping[str, str | None] = field(default_factory=dict)
 
 
@@ -223,16 +223,10 @@ def run_steps(
         if status != 0:
             return outcomes
         if reason is not None:
-            state[step.key] = Record(fingerprint(step, inputs), _written(step), inputs)
+            written = {str(output): identity(output) for output in step.outputs}
+            for output in step.outputs:
+                if written[str(output)] is None:
+                    raise OutputError(f"step {step.name!r} ended well but did not write {output}")
+            state[step.key] = Record(fingerprint(step, inputs), written, inputs)
             write_state(path, state)
     return outcomes
-
-
-def _written(step: Step) -> dict[str, str]:
-    contents: dict[str, str] = {}
-    for output in step.outputs:
-        content = identity(output)
-        if content is None:
-            raise OutputError(f"step {step.name!r} ended well but did not write {output}")
-        contents[str(output)] = content
-    return contents

@@ -63,21 +63,8 @@ def check_matches(statistics: GateStatistics, checkpoint: Checkpoint) -> None:
             f"that of {checkpoint.path} picks {top_k}.",
             "Collect the gates of this checkpoint.",
         )
-    if other_form(statistics, checkpoint) is not None:
-        _check_routers(statistics, checkpoint)
-
-
-def other_form(statistics: GateStatistics, checkpoint: Checkpoint) -> str | None:
-    """The fingerprint of the model that was run, where that is neither `checkpoint` nor what it was made from."""
-    known = {
-        checkpoint.fingerprint,
-        *checkpoint.structure.fingerprints(),
-        *checkpoint.structure.statistics_of(),
-    }
-    return None if statistics.fingerprint in known else statistics.fingerprint
-
-
-def _check_routers(statistics: GateStatistics, checkpoint: Checkpoint) -> None:
+    if other_form(statistics, checkpoint) is None:
+        return
     reason = "its weights are others"
     if checkpoint.quantised or method_of(checkpoint.config):
         if statistics.routers == checkpoint.router_fingerprint:
@@ -92,6 +79,16 @@ def _check_routers(statistics: GateStatistics, checkpoint: Checkpoint) -> None:
         f"The statistics are of another model than {checkpoint.path}: {reason}.",
         "Collect the gates of this checkpoint.",
     )
+
+
+def other_form(statistics: GateStatistics, checkpoint: Checkpoint) -> str | None:
+    """The fingerprint of the model that was run, where that is neither `checkpoint` nor what it was made from."""
+    known = {
+        checkpoint.fingerprint,
+        *checkpoint.structure.fingerprints(),
+        *checkpoint.structure.statistics_of(),
+    }
+    return None if statistics.fingerprint in known else statistics.fingerprint
 
 
 def _ends(names: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from pydantic import Field
 from prunecli.architectures.records import Side
 from prunecli.results.document import Count, Document, Record
 from prunecli.results.header import header
-from prunecli.results.tabled import Row, Tables, picked
+from prunecli.results.tabled import Tables, picked
 
 if TYPE_CHECKING:
     from prunecli.model.attention import AttentionLayer
@@ -219,6 +219,9 @@ class Inspection(Document):
     def _tables(self) -> Tables:
         """`parameters`, `stacks`, `experts`, `heads`, `ffns`, `modules` (of a family that is not supported), `fit`."""
         modules = {} if self.surmise is None else self.surmise.modules
+        fit, ways = self.fit, dict[str, list[Way]]()
+        if fit is not None:
+            ways = {"whole": fit.whole, "pruned": fit.pruned, "layer by layer": fit.by_layer.ways}
         return {
             "parameters": [
                 {
@@ -241,14 +244,13 @@ class Inspection(Document):
             ],
             "ffns": [layer.to_json() for layer in self.ffns],
             "modules": [{"module": name, "tensors": len(names)} for name, names in modules.items()],
-            "fit": [] if self.fit is None else _fit(self.fit),
+            "fit": [
+                {
+                    "way": name,
+                    **picked(way.to_json(), WAY),
+                    "besides_bytes": way.needed_bytes - way.weight_bytes,
+                }
+                for name, group in ways.items()
+                for way in group
+            ],
         }
-
-
-def _fit(fit: Fit) -> list[Row]:
-    ways = {"whole": fit.whole, "pruned": fit.pruned, "layer by layer": fit.by_layer.ways}
-    return [
-        {"way": name, **picked(way.to_json(), WAY), "besides_bytes": way.needed_bytes - way.weight_bytes}
-        for name, group in ways.items()
-        for way in group
-    ]

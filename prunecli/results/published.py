@@ -34,6 +34,8 @@ def read_gates(
 ) -> GateStatistics:
     """Read a gates.json, or statistics that the paper's authors published.
 
+    Those are `{pair: {"top1": [...], "conf1": [...], "mean": [...]}}`; pairs are named SRC-TGT, SRC-X or X-TGT.
+
     Args:
         path: the file.
         layers: names of the model's sparse layers, which a published file does not give; default: those of
@@ -46,30 +48,8 @@ def read_gates(
     payload = read_json(path)
     if not isinstance(payload, dict):
         raise StatisticsError(f"{path}: no gate statistics.", "A list of expert ids goes with --experts.")
-    if "format" not in payload:
-        return published_statistics(payload, path, layers, num_experts)
-    return GateStatistics.from_json(payload, path)
-
-
-def published_statistics(
-    payload: Mapping[str, Any],
-    path: Path,
-    layers: Sequence[str] | None = None,
-    num_experts: int | None = None,
-) -> GateStatistics:
-    """Statistics from `{pair: {"top1": [...], "conf1": [...], "mean": [...]}}`.
-
-    Pairs are named SRC-TGT, SRC-X or X-TGT.
-
-    Args:
-        payload: the file's content.
-        path: for messages.
-        layers: names of the sparse layers, encoder first; default: NLLB-200 54.5B's.
-        num_experts: experts per layer; default 128.
-
-    Raises:
-        StatisticsError: not of this form, lists of another length, NaN.
-    """
+    if "format" in payload:
+        return GateStatistics.from_json(payload, path)
     names = NLLB_200_LAYERS if layers is None else tuple(layers)
     experts = NLLB_200_EXPERTS if num_experts is None else num_experts
     for pair, entry in payload.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, ClassVar
 
@@ -10,7 +9,7 @@ from pydantic import Field, model_validator
 
 from prunecli.results.document import Count, Document, Number, Record
 from prunecli.results.languages import check_linkage, joined
-from prunecli.results.tabled import Row, Tables
+from prunecli.results.tabled import Tables
 
 
 class TextTree(Record):
@@ -89,16 +88,14 @@ class Texts(Document):
                 for one, other in pairs
             ],
             "clusters": [] if tree is None else joined(tree.texts, tree.matrix),
-            "layers": [_row(layer, self.texts) for layer in self.layers],
+            "layers": [
+                {
+                    "layer": layer.layer,
+                    "experts": layer.kept,
+                    "common": len(layer.common),
+                    **{f"own_{text}": len(layer.own.get(text, [])) for text in self.texts},
+                    "jaccard_mean": layer.jaccard,
+                }
+                for layer in self.layers
+            ],
         }
-
-
-def _row(layer: TextLayer, texts: Sequence[str]) -> Row:
-    own = {f"own_{text}": len(layer.own.get(text, [])) for text in texts}
-    return {
-        "layer": layer.layer,
-        "experts": layer.kept,
-        "common": len(layer.common),
-        **own,
-        "jaccard_mean": layer.jaccard,
-    }
