@@ -20,26 +20,6 @@ def page_step(steps: Sequence[Step], page: Path) -> Step:
     in_the_way = next((output for output in outputs if related(page, output)), None)
     if in_the_way is not None:
         raise UsageError(f"--html {page}: {in_the_way} of the recipe is in the way", "Choose another name.")
-    given = [path for step in steps for path in step.inputs if not any(related(path, out) for out in outputs)]
-    originals = [path for path in given if (path / "config.json").is_file()]
-    models = [model for step in steps for model in step.models]
-    named = dict.fromkeys([*map(str, originals), *map(str, models)])
-    return Step(
-        name=f"--html {page}",
-        command="report",
-        arguments=(
-            *(word for name in named for word in ("--original", name)),
-            *("--output", str(page), "--", str(_folder(outputs))),
-        ),
-        inputs=(*outputs, *dict.fromkeys(originals)),
-        models=tuple(dict.fromkeys(models)),
-        outputs=(page,),
-        accepts=frozenset({"force", "quiet"}),
-    )
-
-
-def _folder(outputs: Sequence[Path]) -> Path:
-    """The folder that all of them lie in, deep as can be."""
     here = Path.cwd()
     try:
         common = Path(os.path.commonpath([(here / output).parent for output in outputs]))
@@ -49,4 +29,20 @@ def _folder(outputs: Sequence[Path]) -> Path:
         raise UsageError(
             "--html: the outputs of the recipe lie in no one folder", "Let its steps write into one folder."
         )
-    return common.relative_to(here) if common.is_relative_to(here) else common
+    folder = common.relative_to(here) if common.is_relative_to(here) else common
+    given = [path for step in steps for path in step.inputs if not any(related(path, out) for out in outputs)]
+    originals = [path for path in given if (path / "config.json").is_file()]
+    models = [model for step in steps for model in step.models]
+    named = dict.fromkeys([*map(str, originals), *map(str, models)])
+    return Step(
+        name=f"--html {page}",
+        command="report",
+        arguments=(
+            *(word for name in named for word in ("--original", name)),
+            *("--output", str(page), "--", str(folder)),
+        ),
+        inputs=(*outputs, *dict.fromkeys(originals)),
+        models=tuple(dict.fromkeys(models)),
+        outputs=(page,),
+        accepts=frozenset({"force", "quiet"}),
+    )

@@ -33,12 +33,13 @@ def identity(path: Path, exclude: Iterable[Path] = ()) -> str | None:
         return f"file:{path.stat().st_size}:{_file_hash(path)}"
     if not path.is_dir():
         return None
-    excluded = {Path(os.path.abspath(item)) for item in exclude}  # noqa: PTH100 (links are left as they are)
+    # Links are left as they are.
+    home, *excluded = (Path(os.path.abspath(item)) for item in (path, *exclude))  # noqa: PTH100
     digest = hashlib.sha256()
-    for file in _files(Path(os.path.abspath(path)), excluded):  # noqa: PTH100
+    for file in _files(home, set(excluded)):
         status = file.stat()
         content = _file_hash(file) if status.st_size <= HASHED_WHOLE_BYTES else str(status.st_mtime_ns)
-        name = file.relative_to(os.path.abspath(path)).as_posix()  # noqa: PTH100
+        name = file.relative_to(home).as_posix()
         digest.update(f"{name}\0{status.st_size}\0{content}\n".encode())
     return f"directory:{digest.hexdigest()}"
 

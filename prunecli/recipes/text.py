@@ -126,16 +126,13 @@ def read_recipe(path: Path) -> RecipeText:
     try:
         return RecipeText.model_validate({key: value for key, value in text.items() if value is not None})
     except ValidationError as error:
-        raise faults_error(path, [_pydantic_fault(fault) for fault in error.errors()]) from error
-
-
-def _pydantic_fault(fault: Any) -> str:
-    parts = (f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in fault["loc"])
-    where = "".join(parts).lstrip(".")
-    message = {"extra_forbidden": "there is no such field", "missing": "it is missing"}.get(
-        fault["type"], fault["msg"].removeprefix("Value error, ")
-    )
-    return f"{where}: {message}"
+        known = {"extra_forbidden": "there is no such field", "missing": "it is missing"}
+        faults = []
+        for fault in error.errors():
+            parts = (f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in fault["loc"])
+            message = known.get(fault["type"], fault["msg"].removeprefix("Value error, "))
+            faults.append(f"{''.join(parts).lstrip('.')}: {message}")
+        raise faults_error(path, faults) from error
 
 
 def faults_error(path: Path, faults: Sequence[str]) -> UsageError:
