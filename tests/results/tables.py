@@ -1,7 +1,8 @@
-"""Written tables, read again."""
+"""Written tables, read again; documents with one value changed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,3 +16,14 @@ def rows(path: Path | str, table: str) -> list[dict[str, Any]]:
     return [
         {name: value for name, value in row.items() if not pd.isna(value)} for row in own.to_dict("records")
     ]
+
+
+def setting(*keys: str | int, to: Any) -> Callable[[Any], object]:
+    """Changes one value of a JSON document, at the end of the keys."""
+
+    def spoil(payload: Any) -> None:
+        for key in keys[:-1]:
+            payload = payload[key]
+        payload[keys[-1]] = to
+
+    return spoil

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from prunecli.results.gate_sums import COUNTS, SUMS, TEXT_SUMS, GateSums
 from prunecli.results.gates import GateStatistics, merge, side_of
 from prunecli.results.published import read_gates
 from prunecli.tensors.documents import write_json
+from tests.results.tables import setting
 from tests.tiny import tiny_nllb_moe
 
 LAYERS = tuple(f"model.{side}.layers.{n}.ffn" for side in ("encoder", "decoder") for n in (1, 3))
@@ -211,66 +213,28 @@ def test_an_unknown_language_brings_near_names_and_a_missing_pair_its_name() -> 
         aggregate(given, "pair", ["eng_Latn"], ["deu_Latn"])
 
 
-def nan(payload: dict[str, Any]) -> None:
-    payload["entries"]["a-b"]["gate_sum"][1][2] = float("nan")
+OF_PAIR = partial(setting, "entries", "a-b")
 
 
-def too_large(payload: dict[str, Any]) -> None:
-    payload["entries"]["a-b"]["gate_sum"][1][2] = 10**400
-
-
-def no_count(payload: dict[str, Any]) -> None:
-    payload["entries"]["a-b"]["top1"][0][0] = 1e308
-
-
-def negative(payload: dict[str, Any]) -> None:
-    payload["entries"]["a-b"]["top1"][0][0] = -1
-
-
-def fraction(payload: dict[str, Any]) -> None:
-    payload["entries"]["a-b"]["top1"][0][0] = 0.5
-
-
-def short(payload: dict[str, Any]) -> None:
-    payload["entries"]["a-b"]["top2"].pop()
-
-
-def ragged(payload: dict[str, Any]) -> None:
-    payload["entries"]["a-b"]["top2"][0].pop()
-
-
-def no_field(payload: dict[str, Any]) -> None:
-    del payload["entries"]["a-b"]["conf1_sum"]
-
-
-def no_entries(payload: dict[str, Any]) -> None:
-    payload["entries"] = {}
-
-
-def other_format(payload: dict[str, Any]) -> None:
-    payload["format"] = "prunecli.heads/1"
-
-
-def odd_pair(payload: dict[str, Any]) -> None:
-    payload["entries"]["a"] = payload["entries"].pop("a-b")
-
-
-def odd_mode(payload: dict[str, Any]) -> None:
-    payload["mode"] = "guessed"
-
-
-def text_model(payload: dict[str, Any]) -> None:
-    payload["model"] = "nllb"
-
-
-FAULTS = (nan, too_large, negative, fraction, short, ragged, no_field, no_entries, other_format)
-FAULTS += (odd_pair, odd_mode, text_model, no_count)
-
-
-@pytest.mark.parametrize("spoil", FAULTS)
-def test_damaged_statistics_are_refused_in_two_lines(
-    spoil: Callable[[dict[str, Any]], None], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        OF_PAIR("gate_sum", 1, 2, to=float("nan")),
+        OF_PAIR("gate_sum", 1, 2, to=10**400),
+        OF_PAIR("top1", 0, 0, to=1e308),
+        OF_PAIR("top1", 0, 0, to=-1),
+        OF_PAIR("top1", 0, 0, to=0.5),
+        OF_PAIR("top2", to=[]),
+        OF_PAIR("top2", 0, to=[]),
+        OF_PAIR(to={}),
+        setting("entries", to={}),
+        setting("format", to="prunecli.heads/1"),
+        setting("mode", to="guessed"),
+        setting("model", to="nllb"),
+        lambda payload: payload["entries"].update(a=payload["entries"].pop("a-b")),
+    ],
+)
+def test_damaged_statistics_are_refused_in_two_lines(spoil: Callable[[Any], object], tmp_path: Path) -> None:
     payload = {"format": GateStatistics.FORMAT, **statistics(["a-b"]).to_json()}
     spoil(payload)
     path = tmp_path / "gates.json"
@@ -280,43 +244,22 @@ def test_damaged_statistics_are_refused_in_two_lines(
     assert len(str(refused.value).splitlines()) <= 2
 
 
-def unnamed(payload: dict[str, Any]) -> None:
-    payload["entries"][""] = payload["entries"].pop("code")
-
-
-def no_texts(payload: dict[str, Any]) -> None:
-    payload["entries"] = {}
-
-
-def mode_of_translation(payload: dict[str, Any]) -> None:
-    payload["mode"] = "forced"
-
-
-def no_norms(payload: dict[str, Any]) -> None:
-    del payload["entries"]["code"]["norm_max"]
-
-
-def half_a_token(payload: dict[str, Any]) -> None:
-    payload["entries"]["code"]["routed"][0][0] = 0.5
-
-
-def older_format(payload: dict[str, Any]) -> None:
-    payload["format"] = "prunecli.gates/1"
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (unnamed, "a text without a name"),
-        (no_texts, "no texts"),
-        (mode_of_translation, "mode is 'forced', not 'text'"),
-        (no_norms, "lacks 'norm_max'"),
-        (half_a_token, "code: routed holds fractions"),
-        (older_format, "mode is 'text', not 'forced' or 'beam'"),
+        (
+            lambda payload: payload["entries"].update({"": payload["entries"]["code"]}),
+            "a text without a name",
+        ),
+        (setting("entries", to={}), "no texts"),
+        (setting("mode", to="forced"), "mode is 'forced', not 'text'"),
+        (lambda payload: payload["entries"]["code"].pop("norm_max"), "lacks 'norm_max'"),
+        (setting("entries", "code", "routed", 0, 0, to=0.5), "code: routed holds fractions"),
+        (setting("format", to="prunecli.gates/1"), "mode is 'text', not 'forced' or 'beam'"),
     ],
 )
 def test_damaged_statistics_of_texts_are_refused(
-    spoil: Callable[[dict[str, Any]], None], message: str, tmp_path: Path
+    spoil: Callable[[Any], object], message: str, tmp_path: Path
 ) -> None:
     given = text_statistics(["code"])
     payload = {"format": given.format, **given.to_json()}

@@ -19,6 +19,7 @@ from prunecli.pipeline import apply
 from prunecli.results.head_matching import check_matches, merge
 from prunecli.results.heads import HeadScores, Method, ReportedHeads, read_scores
 from prunecli.tensors.documents import write_json
+from tests.results.tables import setting
 from tests.tiny import tiny_nllb_moe
 
 A, B, C = (f"model.encoder.layers.{n}.self_attn" for n in range(3))
@@ -175,15 +176,6 @@ def test_two_ablations_are_not_merged() -> None:
         merge([scores("ablation"), scores("ablation")])
 
 
-def setting(*keys: str, to: Any) -> Callable[[dict[str, Any]], None]:
-    def spoil(payload: dict[str, Any]) -> None:
-        for key in keys[:-1]:
-            payload = payload[key]
-        payload[keys[-1]] = to
-
-    return spoil
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -217,9 +209,7 @@ def setting(*keys: str, to: Any) -> Callable[[dict[str, Any]], None]:
         (setting("model", to=3), "damaged"),
     ],
 )
-def test_damaged_files_are_refused(
-    spoil: Callable[[dict[str, Any]], None], message: str, tmp_path: Path
-) -> None:
+def test_damaged_files_are_refused(spoil: Callable[[Any], object], message: str, tmp_path: Path) -> None:
     path = tmp_path / "heads.json"
     payload = {"format": HeadScores.FORMAT, **scores().to_json()}
     spoil(payload)
@@ -241,7 +231,7 @@ def test_damaged_files_are_refused(
     ],
 )
 def test_damaged_scores_of_single_heads_are_refused(
-    spoil: Callable[[dict[str, Any]], None], message: str, tmp_path: Path
+    spoil: Callable[[Any], object], message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "heads.json"
     payload = {"format": HeadScores.FORMAT, **scores("all-but-one").to_json()}
