@@ -7,9 +7,8 @@ import json
 import pytest
 from safetensors.torch import load_file
 
-from prunecli.errors import CheckpointError, StatisticsError
 from prunecli.model.checkpoint import open_model
-from prunecli.recipes.closing import closing_table
+from prunecli.recipes.closing import closing_table, needing_prunecli
 from prunecli.recipes.engine import Report
 from tests.tiny import tiny_nllb_moe
 
@@ -156,6 +155,13 @@ def test_texts_with_names_have_scores_of_their_own(tmp_path, checkpoints):
     ]
 
 
+def test_results_without_a_stock_class_are_named(checkpoints):
+    path = checkpoints["half"] / "config.json"
+    config = {**json.loads(path.read_text()), "auto_map": {"AutoModel": "modeling_prunecli.PrunecliX"}}
+    path.write_text(json.dumps(config))
+    assert needing_prunecli(Report("", checkpoints)) == ["half"]
+
+
 def test_a_result_belongs_to_the_checkpoint_of_its_weights(tmp_path, checkpoints):
     models = [{"fingerprint": open_model(path).fingerprint} for path in checkpoints.values()]
     results = [
@@ -165,15 +171,3 @@ def test_a_result_belongs_to_the_checkpoint_of_its_weights(tmp_path, checkpoints
     write(file, "prunecli.evaluation/1", results[::-1], task="lm", models=models[::-1])
     _, rows = closing_table(Report("", checkpoints, (file,)))
     assert [row[4].split()[0] for row in rows] == ["1.000", "2.000"]
-
-
-def test_a_file_of_another_kind_is_refused(tmp_path, checkpoints):
-    wrong = write(tmp_path / "gates.json", "prunecli.gates/1", [])
-    with pytest.raises(StatisticsError, match="has the format"):
-        closing_table(Report("", checkpoints, (wrong,)))
-
-
-def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError):
-        closing_table(Report("", {"x": tmp_path / "empty"}))

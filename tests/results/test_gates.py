@@ -280,11 +280,6 @@ def test_what_is_no_statistics_file_is_refused(text: str, tmp_path: Path) -> Non
         read_gates(path)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StatisticsError, match="no such file"):
-        read_gates(tmp_path / "gates.json")
-
-
 def test_statistics_of_a_language_model_are_no_translation_models(tmp_path: Path) -> None:
     with (
         open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint,
