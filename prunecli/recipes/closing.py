@@ -14,7 +14,7 @@ from prunecli.recipes.engine import Report
 from prunecli.results.document import Document, numbers
 from prunecli.results.evaluation import Evaluated, Evaluation
 from prunecli.results.latency import Latency, Timed, Timing
-from prunecli.results.scores import SCORES, Score, percent
+from prunecli.results.scores import SCORES, percent
 from prunecli.tensors.json_files import read_json
 from prunecli.tensors.quantities import bytes_text
 
@@ -145,20 +145,20 @@ def _scores(
         for name, score in SCORES.get(evaluation.task, {}).items():
             if score.closing:
                 title = f"{text}\n{score.title}" if text else score.title
-                first = own.get(baseline, {}).get(name)
+                first = None if score.of_two else own.get(baseline, {}).get(name)
                 yield (
                     title,
                     {
-                        path: _score(score, scores[name], None if path == baseline else first)
+                        path: Cell(
+                            format(scores[name], score.form),
+                            ""
+                            if first is None or path == baseline
+                            else score.difference(scores[name], first),
+                        )
                         for path, scores in own.items()
                         if name in scores
                     },
                 )
-
-
-def _score(score: Score, value: float, first: float | None) -> Cell:
-    difference = "" if first is None or score.of_two else score.difference(value, first)
-    return Cell(format(value, score.form), difference)
 
 
 def _speeds(results: Mapping[Path, Timed]) -> Iterator[tuple[str, Column]]:

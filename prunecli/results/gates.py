@@ -118,7 +118,20 @@ class GateStatistics(Tabled):
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             missing = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({reason_of(error)})"
             raise StatisticsError(f"{path}: the file {missing}.", "Collect the statistics again.") from error
-        return _require_entries(statistics, path, payload["format"])
+        is_text = payload["format"] == cls.TEXT_FORMAT
+        if not statistics.entries:
+            what = "texts" if is_text else "language pairs"
+            raise StatisticsError(f"{path}: no {what}.", "Collect the statistics again.")
+        modes = ("text",) if is_text else ("forced", "beam")
+        if statistics.mode not in modes:
+            known = " or ".join(map(repr, modes))
+            raise StatisticsError(f"{path}: mode is {statistics.mode!r}, not {known}.")
+        for pair in statistics.entries:
+            if is_text and not pair:
+                raise StatisticsError(f"{path}: a text without a name.", "Collect the statistics again.")
+            if not is_text and not all(split_pair(pair)):
+                raise StatisticsError(f"{path}: {pair!r} is not a pair SOURCE-TARGET.")
+        return statistics
 
     def to_json(self) -> dict[str, Any]:
         """The fields of gates.json beside those of the header; counts stay integers."""
@@ -174,23 +187,6 @@ def split_pair(pair: str) -> tuple[str, str]:
     """`eng_Latn-fra_Latn` -> its source and target."""
     source, _, target = pair.partition("-")
     return source, target
-
-
-def _require_entries(statistics: GateStatistics, path: Path, format_: str) -> GateStatistics:
-    is_text = format_ == GateStatistics.TEXT_FORMAT
-    if not statistics.entries:
-        what = "texts" if is_text else "language pairs"
-        raise StatisticsError(f"{path}: no {what}.", "Collect the statistics again.")
-    modes = ("text",) if is_text else ("forced", "beam")
-    if statistics.mode not in modes:
-        known = " or ".join(map(repr, modes))
-        raise StatisticsError(f"{path}: mode is {statistics.mode!r}, not {known}.")
-    for pair in statistics.entries:
-        if is_text and not pair:
-            raise StatisticsError(f"{path}: a text without a name.", "Collect the statistics again.")
-        if not is_text and not all(split_pair(pair)):
-            raise StatisticsError(f"{path}: {pair!r} is not a pair SOURCE-TARGET.")
-    return statistics
 
 
 def merge(parts: Sequence[GateStatistics], names: Sequence[str] | None = None) -> GateStatistics:

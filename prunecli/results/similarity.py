@@ -67,9 +67,6 @@ class Similarity(Document):
             for row in self.corresponding or self.successive or ()
         ]
         mean = [{"side": side, **values} for side, values in self.mean.items()]
-        return {key: pairs, "mean": mean, "matrices": self._cells()}
-
-    def _cells(self) -> list[Row]:
         rows: list[Row] = []
         for measure, matrices in self.matrices.items():
             for name, matrix in matrices.items():
@@ -79,7 +76,7 @@ class Similarity(Document):
                     for row, values in zip(ends[0], matrix, strict=True)
                     for column, value in zip(ends[1], values, strict=True)
                 ]
-        return rows
+        return {key: pairs, "mean": mean, "matrices": rows}
 
 
 def ends_of(matrix: str) -> tuple[str, str]:
