@@ -34,8 +34,6 @@ COMMANDS = {
 
 OUTPUT_OPTIONS = ("output", "plot", "hypotheses", "table")
 """Options whose value is a path that the command writes."""
-NEEDS = {"plot": "matplotlib", "lora": "peft"}
-"""Option -> the package that a plain installation lacks."""
 WRITTEN_BESIDE = {"save-every": ".steps", "keep-at": ".steps"}
 """Option -> the ending of a directory beside OUTPUT that the command writes with it."""
 
@@ -108,7 +106,6 @@ def _parameter(name: str, hint: Any, default: Any) -> Parameter:
         multiple=multiple,
         required=default is inspect.Parameter.empty or default is ...,
         negative=negative or None,
-        needs=NEEDS.get(written),
         beside=WRITTEN_BESIDE.get(written, ""),
         fault=lambda text: _fault(text, value_type, info),
         path=(lambda text: parse_text_file(text).path) if named else Path,

@@ -41,7 +41,6 @@ class Parameter:
         multiple: whether it takes several values.
         required: whether the command cannot do without.
         negative: the option that stands for false, where there is one.
-        needs: package that the parameter needs and a plain installation may lack.
         beside: with it the command also writes a directory, of its output's name and this ending.
         fault: what is wrong with a value, or None.
         path: the path that a value without a fault names, where the role is of one.
@@ -53,7 +52,6 @@ class Parameter:
     multiple: bool = False
     required: bool = False
     negative: str | None = None
-    needs: str | None = None
     beside: str = ""
     fault: Callable[[str], str | None] = lambda _value: None
     path: Callable[[str], Path] = Path
@@ -62,8 +60,8 @@ class Parameter:
 Commands = Mapping[str, Mapping[str, Parameter]]
 """Command -> its parameters by name."""
 
-PICTURES = "matplotlib"
-"""The package that draws: no later step reads a picture, therefore a recipe runs without."""
+NEEDS = {"plot": "matplotlib", "lora": "peft"}
+"""Option -> the package that it needs and a plain installation lacks."""
 
 PASSED_BY_RUN = ("force", "dry-run", "quiet", "help")
 """Options that `run` passes itself."""
@@ -161,7 +159,7 @@ def resolve(
         faults += _report_faults(report, steps)
     if faults:
         raise faults_error(path, faults)
-    left_out = f"no picture of {_joined(pictures)}: {_absent(PICTURES)}" if pictures else None
+    left_out = f"no picture of {_joined(pictures)}: {_absent('matplotlib')}" if pictures else None
     return Recipe(tuple(steps), report, left_out)
 
 
@@ -197,11 +195,11 @@ def _resolve_step(
             faults.append(f"{where}: {text.command} has no option {argument!r}{near(argument, parameters)}")
         elif argument in PASSED_BY_RUN:
             faults.append(f"{where}: {argument!r} is for `prunecli run` to pass, not for a recipe")
-        elif parameter.needs is not None and find_spec(parameter.needs) is None:
-            if parameter.needs == PICTURES:
+        elif argument in NEEDS and find_spec(NEEDS[argument]) is None:
+            if argument == "plot":  # no later step reads a picture
                 pictures.append(name)
             else:
-                faults.append(f"{where}, {argument}: {_absent(parameter.needs)}")
+                faults.append(f"{where}, {argument}: {_absent(NEEDS[argument])}")
         else:
             words, fault = _command_line(parameter, value)
             (positionals if parameter.kind == "positional" else options).extend(words)

@@ -152,6 +152,7 @@ class Languages(Document):
     def _tables(self) -> Tables:
         """`relations`, `similarity` (each two pairs once), `clusters` (as they join), experts by layer and by group."""
         similarity, layers = self.similarity, self.experts_per_layer
+        names = ("layer", "side", "experts_mean", "experts_lowest", "experts_highest")
         return {
             "relations": [] if similarity is None else _relations(similarity.relations),
             "similarity": [] if similarity is None else _similarity(self.pairs, similarity),
@@ -161,7 +162,14 @@ class Languages(Document):
                 if (tree := getattr(self.clustering, side)) is not None
                 for row in joined(tree.languages, tree.matrix)
             ],
-            "experts_per_layer": [] if layers is None else _layers(layers),
+            "experts_per_layer": []
+            if layers is None
+            else [
+                dict(zip(names, values, strict=True))
+                for values in zip(
+                    layers.layers, layers.sides, layers.mean, layers.lowest, layers.highest, strict=True
+                )
+            ],
             "experts_by_group": [] if layers is None else [group.to_json() for group in layers.by_group],
         }
 
@@ -195,9 +203,3 @@ def _similarity(pairs: Sequence[str], similarity: Similarities) -> list[Row]:
         }
         for row, column in combinations(range(len(pairs)), 2)
     ]
-
-
-def _layers(counts: ExpertsPerLayer) -> list[Row]:
-    columns = (counts.layers, counts.sides, counts.mean, counts.lowest, counts.highest)
-    names = ("layer", "side", "experts_mean", "experts_lowest", "experts_highest")
-    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
