@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from prunecli.commands.collect_gates import collect_gates
+from prunecli.commands.compare_languages import compare_languages
 from prunecli.commands.evaluate import evaluate
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.demo import LM_TEXTS
 from prunecli.methods.experts.metrics import METRICS
 from prunecli.results.published import read_gates
+from prunecli.text.plain import MIXED
 from tests.commands.calls import Result, call, refused
 from tests.stock_mixtures import TAPPED, tiny_images_model, tiny_mixture, write_sentinels
 from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
@@ -58,6 +60,12 @@ def test_texts_are_entries(model: Path, folder: Path) -> None:
     assert "experts without a token" in made.out
     found = read_gates(folder / "gates.json")
     assert (found.mode, found.top_k, list(found.entries)) == ("text", 2, ["prose", "code"])
+    assert found.whole_files is True
+    assert "Text: 2 files as whole documents (--lines takes each line as a text)." in made.err
+    assert run(model, "--text", "prose.txt", "--lines", "-o", "lines.json").status == 0
+    both = call(prune_experts, model, "--gates", "gates.json", "--gates", "lines.json", "--dry-run")
+    assert MIXED in both.err
+    assert MIXED in call(compare_languages, "gates.json", "lines.json").err
     assert found.layers == ("model.layers.1.mlp", "model.layers.2.mlp")
     assert found.entries["code"].tokens[0] > found.entries["prose"].tokens[0]
     assert (found.entries["prose"].routed.sum(axis=1) == 2 * found.entries["prose"].tokens).all()

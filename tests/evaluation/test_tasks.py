@@ -132,8 +132,8 @@ def test_one_checkpoint_is_not_compared(causal, text, tmp_path):
     assert len(payload["results"]) == 1
 
 
-def test_the_windows_of_documents_are_compared(causal, folder, tmp_path):
-    whole = read_plain([folder / "text.txt"], whole_files=True)
+def test_the_windows_of_documents_are_compared(causal, text, tmp_path):
+    whole = read_plain(text.files, whole_files=True)
     payload = evaluate_task(causal, Dataset("lm", whole), OPTIONS, tmp_path / "one.json").to_json()
     assert (payload["data"]["texts"], payload["significance"]["examples"]) == (1, 1)
     assert payload["results"][1]["p_value"] is None

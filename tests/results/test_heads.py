@@ -152,6 +152,8 @@ def test_sums_and_examples_add_up_in_any_order() -> None:
     assert whole.examples == 16
     np.testing.assert_array_equal(whole.values[B], sum(part.values[B] for part in parts))
     assert same(whole, merge(parts[::-1]))
+    other = merge([replace(parts[0], whole_files=True), replace(parts[1], whole_files=False)])
+    assert (other.whole_files, other.mixed, whole.mixed) == (None, True, False)
     assert same(whole, merge([merge(parts[:2]), parts[2]]))
     assert same(merge(parts[:1]), parts[0])
 

@@ -172,6 +172,15 @@ def test_texts_without_an_end_token(tmp_path):
     assert whole(packed_examples(tokenizer, model, ["the hen", "no"]))["labels"][0, -1] == 2
 
 
+def test_whole_texts_are_cut_and_none_reaches_into_another(tmp_path):
+    tokenizer, model = opened(tiny_family(tmp_path, "llama"))
+    texts = ["then ten of the hats " * 3, "no"]
+    examples = text_examples(tokenizer, model, texts, 7, whole=True)
+    rows = [examples.ids[i].tolist() for i in range(len(examples.ids))]
+    first, second = (tokenizer(text)["input_ids"] for text in texts)
+    assert rows == [*(first[i : i + 7] for i in range(0, len(first), 7)), second]
+
+
 @pytest.mark.parametrize("make", [packed_examples, text_examples])
 def test_a_context_beyond_the_positions_is_refused(tmp_path, make):
     tokenizer, model = opened(tiny_family(tmp_path, "llama" if make is packed_examples else "bert"))
