@@ -139,13 +139,13 @@ class Speed:
     Attributes:
         checkpoint: its label.
         batch_size, setting: what it was measured at; a panel for each of the latter, such as "beam 5".
-        mean, deviation: over the runs.
+        median, deviation: over the runs, see `Spread`.
     """
 
     checkpoint: str
     batch_size: int
     setting: str
-    mean: float
+    median: float
     deviation: float
 
 
@@ -179,7 +179,7 @@ def speed_figure(speeds: Sequence[Speed], unit: str = "tokens per second") -> Fi
         for name, line in lines.items():
             axes.errorbar(
                 [speed.batch_size for speed in line],
-                [speed.mean for speed in line],
+                [speed.median for speed in line],
                 yerr=[speed.deviation for speed in line],
                 marker="o",
                 markersize=4,

@@ -11,6 +11,7 @@ import typer
 from prunecli.commands import console
 from prunecli.commands.checkpoints import DemoOption, checkpoints_or_demo, demo_text, texts_or_demo
 from prunecli.commands.options import (
+    AllOption,
     CheckpointsArgument,
     ContextOption,
     DataOption,
@@ -34,6 +35,11 @@ from prunecli.tensors.quantities import counted
 if TYPE_CHECKING:
     from prunecli.results.latency import Latency, Timed, Timing
 
+USUAL = 8
+"""Sentences of a run."""
+MANY = 4
+"""With more checkpoints than this in the folder, and none named, less is measured of each."""
+
 
 def bench_latency(
     checkpoints: CheckpointsArgument = None,
@@ -46,8 +52,15 @@ def bench_latency(
     labelled: LabelledOption = None,
     context: ContextOption = None,
     sentences: Annotated[
-        int, typer.Option("--sentences", min=1, help="Sentences, examples or prompts per run.")
-    ] = 8,
+        int | None,
+        typer.Option(
+            "--sentences",
+            min=1,
+            metavar="N",
+            help=f"Sentences, examples or prompts per run. Default: {USUAL}.",
+            show_default=False,
+        ),
+    ] = None,
     batch_size: Annotated[
         str,
         typer.Option("--batch-size", help="Sentences at a time; a list for several.", metavar="N,…"),
@@ -71,7 +84,12 @@ def bench_latency(
     warm_up: Annotated[int, typer.Option("--warm-up", min=0, help="Runs before them that do not count.")] = 1,
     threads: Annotated[
         int | None,
-        typer.Option("--threads", min=1, help="CPU threads; default: torch's choice.", show_default=False),
+        typer.Option(
+            "--threads",
+            min=1,
+            help="CPU threads. Default: one for small models, else as many as there are idle cores.",
+            show_default=False,
+        ),
     ] = None,
     no_memory: Annotated[
         bool,
@@ -84,6 +102,7 @@ def bench_latency(
         typer.Option("--plot", metavar="FILE.png", help="Draw the speed against batch size."),
     ] = None,
     demo: DemoOption = "translation",
+    everything: AllOption = False,
     table: TableOption = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The result.")] = Path("latency.json"),
     force: ForceOption = False,
@@ -103,10 +122,20 @@ def bench_latency(
     from prunecli.tensors.documents import write_json
     from prunecli.text.choice import TextChoice
 
+    check_outputs(output, plot, table, force=force)
+    beams = None if beam is None else _numbers("--beam", beam)
+    batch_sizes = _numbers("--batch-size", batch_size)
+    labels = labels_for(checkpoints_or_demo(checkpoints, demo))
+    if len(labels) > MANY and not (checkpoints or sentences or everything):
+        sentences, no_memory = max(1, USUAL * MANY * 2 // len(labels)), True
+        console.note(
+            f"{counted(len(labels), 'checkpoint')}: {counted(sentences, 'sentence')} a run, without load times "
+            "and peak memory, takes about a minute; --all takes everything."
+        )
     options = LatencyOptions(
-        sentences=sentences,
-        beams=None if beam is None else _numbers("--beam", beam),
-        batch_sizes=_numbers("--batch-size", batch_size),
+        sentences=sentences or USUAL,
+        beams=beams,
+        batch_sizes=batch_sizes,
         runs=runs,
         warm_up=warm_up,
         new_tokens=new_tokens,
@@ -115,8 +144,6 @@ def bench_latency(
         dtype=dtype,
         memory=not no_memory,
     )
-    check_outputs(output, plot, table, force=force)
-    labels = labels_for(checkpoints_or_demo(checkpoints, demo))
     texts = () if text else texts_or_demo(None, demo, "test", checkpoints)
     choice = TextChoice(
         data=data,
@@ -148,8 +175,8 @@ def _draw(latency: Latency, plot: Path) -> None:
             result.checkpoint,
             timing.batch_size,
             timing.setting,
-            timing.rate[1].mean,
-            timing.rate[1].std,
+            timing.rate[1].median,
+            timing.rate[1].deviation,
         )
         for result in latency.results
         for timing in result.timings
@@ -168,6 +195,8 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def _show(latency: Latency) -> None:
+    from prunecli.results.latency import NOISY
+
     cells = _cells(latency.results[0].timings[0])
     rows = [
         [result.checkpoint, *(cell(result.timings[index]) for cell in cells.values())]
@@ -178,9 +207,13 @@ def _show(latency: Latency) -> None:
     console.show(console.table(latency.described, ["checkpoint", *cells], rows, keys=keys))
     console.show(console.table("Size", ["checkpoint", *_SIZES], [_sizes(row) for row in latency.results]))
     console.out(
-        f"Mean ± deviation of {counted(latency.runs, 'run')} after {latency.warm_up} of warm-up, "
-        f"{counted(latency.threads or 0, 'CPU thread')}, {latency.device}; of speed-ups the median."
+        f"Median ± deviation of {counted(latency.runs, 'run')} after {latency.warm_up} of warm-up, "
+        f"{counted(latency.threads or 0, 'CPU thread')}, {latency.device}."
     )
+    noisy = [result.checkpoint for result in latency.results if any(row.is_noisy for row in result.timings)]
+    if noisy:
+        console.out(f"Noisy, more than {NOISY:.0%} from run to run: {', '.join(noisy)}.")
+        console.out(f"Repeat on a quiet machine, or with more runs: --runs {2 * latency.runs + 1}.")
     if not latency.interleaved:
         console.out("Not enough memory for all at once: the checkpoints were timed one after the other.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from prunecli.commands import console
 from prunecli.commands.checkpoints import DemoOption, checkpoints_or_demo, demo_text, texts_or_demo
 from prunecli.commands.memory_options import MemoryOption, SpillDirOption, memory_bytes
 from prunecli.commands.options import (
+    AllOption,
     BatchTokensOption,
     CheckpointsArgument,
     ContextOption,
@@ -36,10 +38,16 @@ from prunecli.commands.options import (
     refuse_absent_text,
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
+from prunecli.errors import PruneError, UsageError
 
 if TYPE_CHECKING:
     from prunecli.results.evaluation import Evaluation
 
+ABOUT_A_MINUTE = 2400
+"""Translations of the demo model and of models pruned from it that take about a minute on one core.
+
+The demo model makes 130 a second; models that are pruned too far make 25, since their outputs run on.
+"""
 PAIRS_SHOWN = 12
 """With more pairs than this, only the means are shown unless --all-pairs."""
 
@@ -140,7 +148,46 @@ def evaluate(
         bool,
         typer.Option("--all-pairs", help=f"Show every pair, also where there are more than {PAIRS_SHOWN}."),
     ] = False,
+    examples: Annotated[
+        int,
+        typer.Option(
+            "--examples",
+            min=0,
+            metavar="N",
+            help="Number of inputs to show with all outputs, those where the outputs differ most (lm: with "
+            "--continuations).",
+        ),
+    ] = 3,
+    min_ratio: Annotated[
+        float | None,
+        typer.Option(
+            "--min-ratio",
+            min=0,
+            metavar="RATIO",
+            help="End with status 1 if another checkpoint has less than this share of the first one's score.",
+            show_default=False,
+        ),
+    ] = None,
+    least: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--min",
+            metavar="SCORE=X",
+            help="End with status 1 if a checkpoint's score is lower, such as chrF++=50; may be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    most: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--max",
+            metavar="SCORE=X",
+            help="End with status 1 if a checkpoint's score is higher, such as perplexity=20; may be given again.",
+            show_default=False,
+        ),
+    ] = None,
     demo: DemoOption = "translation",
+    everything: AllOption = False,
     memory: MemoryOption = None,
     spill_dir: SpillDirOption = None,
     device: DeviceOption = "auto",
@@ -179,10 +226,13 @@ def evaluate(
 
     from prunecli.evaluation.decoding import DecodingOptions
     from prunecli.evaluation.evaluate import evaluate as run
+    from prunecli.evaluation.gate import Gate
     from prunecli.evaluation.options import EvaluationOptions, labels_for
     from prunecli.text.choice import TextChoice
     from prunecli.text.named import given_names
 
+    gate = Gate(min_ratio, _limits("--min", least), _limits("--max", most))
+    limitless = bool(checkpoints or data or source_file or max_sentences or everything)
     files = texts_or_demo(text, demo, "test", checkpoints)
     choice = TextChoice(
         data=data,
@@ -214,6 +264,9 @@ def evaluate(
         continuations=continuations,
         memory=budget,
         spill_directory=spill_dir,
+        examples=examples,
+        most_translations=None if limitless else ABOUT_A_MINUTE,
+        gate=gate,
     )
     if processes.rank() == 0:  # which alone writes
         check_outputs(output, plot, table, force=force)
@@ -242,7 +295,22 @@ def evaluate(
             _show(result, all_pairs)
         else:
             tables.show_task(result)
+        tables.show_examples(result)
         console.note(written(output, plot, table))
+    if missed := list(gate.missed(result)):
+        raise PruneError("\n".join(missed))
+
+
+def _limits(option: str, given: Sequence[str] | None) -> dict[str, float]:
+    """Limit of each score of `SCORE=X` texts; the score in lower case, as evaluation.json names it."""
+    limits = {}
+    for text in given or ():
+        name, _, value = text.rpartition("=")
+        try:
+            limits[name.strip().lower()] = float(value)
+        except ValueError as error:
+            raise UsageError(f"{option} {text}: no number", f"Write {option} chrF++=50.") from error
+    return limits
 
 
 def _show(evaluation: Evaluation, all_pairs: bool) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 WIDE = 4
 """With more checkpoints than this, a block holds chrF++ alone, so that the table fits 120 columns."""
 LABEL_WIDTH = 12
+LONGEST_EXAMPLE = 200
+"""Letters of an example; the rest is left out."""
 _TRANSLATION = SCORES["translation"]
 
 DRAWN = {
@@ -47,11 +49,8 @@ def mean_table(evaluation: Evaluation) -> console.Shown:
     rows = []
     for result in evaluation.results:
         mean = result.mean
-        marks = {} if many else result.pairs[pairs[0]]
-        row = [
-            result.checkpoint,
-            *(_score(mean[name], _p_value(marks, name), evaluation) for name in metrics),
-        ]
+        own = mean if many else result.pairs[pairs[0]]
+        row = [result.checkpoint, *(_cell(own, name, evaluation) for name in metrics)]
         row += [f"{mean['length_ratio']:.2f}", f"{mean['over_generated']:.1%}"]
         if compared and many:
             counts = mean.get("significant", {}).get("chrf++")
@@ -132,18 +131,10 @@ def _blocks(evaluation: Evaluation) -> list[str]:
 
 
 def _cell(scores: Mapping[str, Any], metric: str, evaluation: Evaluation) -> str:
-    return _score(scores[metric], _p_value(scores, metric), evaluation)
-
-
-def _p_value(scores: Mapping[str, Any], metric: str) -> float | None:
-    found: float | None = scores.get("bootstrap", {}).get(metric, {}).get("p_value")
-    return found
-
-
-def _score(value: float, p_value: float | None, evaluation: Evaluation) -> str:
     test = evaluation.significance
+    p_value = scores.get("bootstrap", {}).get(metric, {}).get("p_value")
     significant = test is not None and p_value is not None and p_value < test["level"]
-    return f"{value:.1f}{'*' if significant else ''}"
+    return f"{scores[metric]:.1f}{'*' if significant else ''}"
 
 
 def report(label: str, work: RunReport) -> None:
@@ -170,16 +161,42 @@ def show_task(evaluation: Evaluation) -> None:
         console.out(f"* differs from {test['baseline']} with p < {test['level']} ({test['test']}).")
 
 
-def _task_table(evaluation: Evaluation, test: Mapping[str, Any] | None) -> console.Shown:
-    columns = _columns(evaluation)
+def show_examples(evaluation: Evaluation) -> None:
+    """What is wrong with the outputs, and the examples if there is little to read."""
+    for line in evaluation.ruined:
+        console.out(line)
+    if not evaluation.examples or len(evaluation.results) > WIDE:
+        return
     rows = []
+    for example in evaluation.examples:
+        texts = {
+            ", ".join(filter(None, ["input", example.pair or example.text])): example.source,
+            **({} if example.reference is None else {"reference": example.reference}),
+            **example.outputs,
+        }
+        rows += [[name, _clipped(text)] for name, text in texts.items()]
+        rows.append(["", ""])
+    title = "Where the outputs differ most" if len(evaluation.results) > 1 else "The worst outputs"
+    console.show(console.table(title, ["", "text"], rows[:-1], text_columns=2))
+
+
+def _clipped(text: str) -> str:
+    """The first letters in one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST_EXAMPLE else f"{line[:LONGEST_EXAMPLE]}…"
+
+
+def _task_table(evaluation: Evaluation, test: Mapping[str, Any] | None) -> console.Shown:
+    columns, data, rows = _columns(evaluation), evaluation.data, []
+    texts = counted(data["texts"], "document" if data.get("whole_files") else "text")
+    title = f"{evaluation.task}, {', '.join(data['files'])}, {texts}"
+    numbers = {result.scores.get("tokens") for result in evaluation.results}
+    if len(numbers) == 1 and (score := columns.pop("tokens", None)):
+        title += f", {numbers.pop():,} {score.title}"
     for result in evaluation.results:
         p_value = result.p_value
         marked = test["of"] if test is not None and p_value is not None and p_value < test["level"] else None
         rows.append([result.checkpoint, *_cells(columns, result.scores, marked)])
-    data = evaluation.data
-    texts = counted(data["texts"], "document" if data.get("whole_files") else "text")
-    title = f"{evaluation.task}, {', '.join(data['files'])}, {texts}"
     return console.table(title, ["checkpoint", *(score.title for score in columns.values())], rows)
 
 

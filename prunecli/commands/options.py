@@ -197,6 +197,12 @@ MaxSentencesOption = Annotated[
         metavar="N",
     ),
 ]
+AllOption = Annotated[
+    bool,
+    typer.Option(
+        "--all", help="If no checkpoint is named: measure on all of the demo's text, however long that takes."
+    ),
+]
 DeviceOption = Annotated[
     str,
     typer.Option(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import PruneError
-from prunecli.evaluation.one_pass import OnePass, measure_pass, pass_document
+from prunecli.evaluation.one_pass import measure_pass
 from prunecli.methods.experts.budget import Request
 from prunecli.methods.experts.memory_fit import MemoryFit, at_ratios, fit_payload, margin_bytes, nearest_ratio
 from prunecli.model.cache import find_cache
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.results.inspection import Fit, Way
+    from prunecli.results.inspection import Fit, Pass, Way
 
 BATCH_TOKENS = 4096
 BATCH_LENGTH = 64
@@ -32,56 +32,19 @@ TEXT_RATIOS = (0.25, 0.5, 0.75)
 
 @dataclass(frozen=True)
 class Whole:
-    """The whole model, or what is left of it, decoding.
+    """The whole model, or what is left after removing experts, decoding.
 
     Attributes:
-        dtype: of the weights, as in config.json; of quantised ones as they are stored, the method.
-        target: what they are cast to, or decoded to, as in safetensors; None: as stored.
-        as_stored: whether no weight is cast.
-        is_decoded: whether quantised weights are held as what they stand for, as prunecli and CPUs run them.
-        weights: bytes.
-        cache: bytes of the attention cache.
-        activations: bytes of those.
-        needed: bytes of the smallest memory that holds both and the margin.
-        fits: whether the memory asked for holds them.
+        way: sizes in bytes, and whether the memory asked for holds them.
+        target: type that the weights are cast to, or decoded to, as in safetensors; None: as stored.
         pruned: the experts that are removed; None: none.
+        is_decoded: whether quantised weights are held as what they stand for, as prunecli and CPUs run them.
     """
 
-    dtype: str
+    way: Way
     target: str | None
-    as_stored: bool
-    weights: int
-    cache: int
-    activations: int
-    needed: int
-    fits: bool
     pruned: MemoryFit | None = None
     is_decoded: bool = False
-
-
-@dataclass(frozen=True)
-class ByLayer:
-    """The model run layer by layer.
-
-    Attributes:
-        device, dtype: that it computes on and in.
-        weights: bytes that are held at a time, at the least.
-        needed: the smallest `--memory` that works.
-        tokens: whose hidden states stay in the memory asked for, on a GPU in the host's; None: it does not fit.
-        length: tokens of a batch's longest sentence or window.
-    """
-
-    device: str
-    dtype: str
-    weights: int
-    needed: int
-    tokens: int | None
-    length: int = BATCH_LENGTH
-
-    @property
-    def fits(self) -> bool:
-        """Whether the memory asked for is enough."""
-        return self.tokens is not None
 
 
 @dataclass(frozen=True)
@@ -93,6 +56,7 @@ class Capacity:
         load: what decodes in it.
         wholes: the model in each type, then what is left of it where it does not fit and has experts.
         layered: running layer by layer, a mixture in its stock class by `collect-gates`; none: it is not done.
+        length: tokens of the longest sentence or window of a batch, layer by layer.
         one_pass: how long that takes.
         ratio: of the experts to remove in the type asked for, or as stored; None: the model has no experts.
         unknown: plain lines on what could not be counted.
@@ -102,8 +66,9 @@ class Capacity:
     budget: int
     load: Load
     wholes: tuple[Whole, ...]
-    layered: tuple[ByLayer, ...]
-    one_pass: OnePass | None
+    layered: tuple[Way, ...]
+    length: int
+    one_pass: Pass | None
     ratio: MemoryFit | None
     unknown: tuple[str, ...] = ()
     is_stock: bool = False
@@ -125,6 +90,8 @@ def what_fits(
         UnsupportedModelError: the family is not declared.
         CheckpointError: tensors that do not fit config.json, or cannot be read.
     """
+    from prunecli.modules.stock_model import refused_by_layer
+
     family = checkpoint.family or checkpoint.require_architecture()
     stock = checkpoint.runs_stock
     sparse = bool(family.mixture and checkpoint.mixtures) and not checkpoint.has_constants
@@ -136,22 +103,34 @@ def what_fits(
         fits = []
         if sparse and stock and (checkpoint.quantised or target == targets[0]):
             fits = list(at_ratios(checkpoint, budget, load, request, TEXT_RATIOS, dtype=target))
-        if ratio is not None and not whole.fits:
+        if ratio is not None and not whole.way.fits:
             known = target == ratio.dtype
             nearest = ratio if known else nearest_ratio(checkpoint, budget, load, request, dtype=target)
             fits = [fit for fit in fits if fit.keep != nearest.keep] + [nearest]
-        pruned += [_pruned(whole, fit) for fit in sorted(fits, key=lambda fit: fit.ratio)]
-    layered, unlayered = (
-        _stock_by_layer(checkpoint, budget) if stock else ((*_by_layer(checkpoint, budget),), ())
-    )
+        for fit in sorted(fits, key=lambda fit: fit.ratio):
+            figures = {"weight_bytes": fit.dense + fit.experts, "needed_bytes": _memory_for(fit.total)}
+            experts = {"ratio": fit.ratio, "keep": fit.keep, "held": fit.held}
+            way = whole.way.model_copy(update={**figures, "fits": fit.fits, **experts})
+            pruned.append(replace(whole, way=way, pruned=fit))
+    layered: tuple[tuple[Way, int], ...] = ()
+    unknown = find_cache(checkpoint).unknown if stock else ()
+    try:
+        if not stock or (checkpoint.is_local and refused_by_layer(checkpoint) is None):
+            layered = tuple(_by_layer(checkpoint, budget))
+    except PruneError as error:
+        if not stock:
+            raise
+        # What else fits is said all the same.
+        unknown = (*unknown, f"Not counted layer by layer: {error.message}.")
     return Capacity(
         budget,
         load,
         (*ways, *pruned),
-        layered,
+        tuple(way for way, _ in layered),
+        layered[0][1] if layered else BATCH_LENGTH,
         None if stock else measure_pass(checkpoint, sparse=sparse),
         ratio,
-        (*find_cache(checkpoint).unknown, *unlayered) if stock else (),
+        unknown,
         stock,
     )
 
@@ -169,6 +148,8 @@ def _dtypes(checkpoint: Checkpoint, asked: str | None) -> list[str | None]:
 
 
 def _whole(checkpoint: Checkpoint, budget: int, target: str | None, load: Load) -> Whole:
+    from prunecli.results.inspection import Way
+
     weights = weight_bytes(checkpoint, target)
     cache, activations = decoding_bytes(checkpoint, load, target)
     total = weights + cache + activations
@@ -176,27 +157,16 @@ def _whole(checkpoint: Checkpoint, budget: int, target: str | None, load: Load) 
     named = config_dtype(target or stored_dtype(checkpoint))
     if target is None and checkpoint.quantised:
         named = method_of(checkpoint.config) or next(iter(checkpoint.quantised.values())).scheme
-    return Whole(
-        named,
-        target,
-        target is None or (not checkpoint.quantised and floats <= {target}),
-        weights,
-        cache,
-        activations,
-        _memory_for(total),
-        total <= budget - margin_bytes(budget),
-        is_decoded=target is not None and bool(checkpoint.quantised),
+    way = Way(
+        dtype=named,
+        as_stored=target is None or (not checkpoint.quantised and floats <= {target}),
+        weight_bytes=weights,
+        cache_bytes=cache,
+        decoding_bytes=cache + activations,
+        needed_bytes=_memory_for(total),
+        fits=total <= budget - margin_bytes(budget),
     )
-
-
-def _pruned(whole: Whole, fit: MemoryFit) -> Whole:
-    return replace(
-        whole,
-        weights=fit.dense + fit.experts,
-        needed=_memory_for(fit.total),
-        fits=fit.fits,
-        pruned=fit,
-    )
+    return Whole(way, target, is_decoded=target is not None and bool(checkpoint.quantised))
 
 
 def _memory_for(total: int) -> int:
@@ -207,19 +177,7 @@ def _memory_for(total: int) -> int:
     return needed
 
 
-def _stock_by_layer(checkpoint: Checkpoint, budget: int) -> tuple[tuple[ByLayer, ...], tuple[str, ...]]:
-    """Of a mixture that runs in its stock class; none, and perhaps why, where its class or weights do not go."""
-    from prunecli.modules.stock_model import refused_by_layer
-
-    if not checkpoint.is_local or refused_by_layer(checkpoint) is not None:
-        return (), ()
-    try:
-        return tuple(_by_layer(checkpoint, budget)), ()
-    except PruneError as error:  # what else fits is said all the same
-        return (), (f"Not counted layer by layer: {error.message}.",)
-
-
-def _by_layer(checkpoint: Checkpoint, budget: int) -> Iterator[ByLayer]:
+def _by_layer(checkpoint: Checkpoint, budget: int) -> Iterator[tuple[Way, int]]:
     import torch
 
     from prunecli.modules.devices import found_device
@@ -231,12 +189,18 @@ def _by_layer(checkpoint: Checkpoint, budget: int) -> Iterator[ByLayer]:
         yield layers_in(checkpoint, budget, device, dtype)
 
 
-def layers_in(checkpoint: Checkpoint, budget: int, device: torch.device, dtype: torch.dtype) -> ByLayer:
-    """The model run layer by layer in `budget` bytes, batches of the usual size; a mixture in its stock class as
-    `collect-gates` runs it."""
+def layers_in(
+    checkpoint: Checkpoint, budget: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Way, int]:
+    """The model run layer by layer in `budget` bytes, and the tokens of the longest sentence or window of a batch.
+
+    Batches are of the usual size; a mixture in its stock class runs as in `collect-gates`. `state_tokens` of the way
+    are those whose hidden states stay in the memory, on a GPU in the host's; None: the model does not fit.
+    """
     from prunecli.modules.dequantised import as_run
     from prunecli.modules.machine import CONTEXT_BYTES, available_memory, resident_now
     from prunecli.modules.precision import dtype_name
+    from prunecli.results.inspection import Way
     from prunecli.running.layerwise.budget import (
         MIN_BUFFERS,
         Demand,
@@ -268,13 +232,20 @@ def layers_in(checkpoint: Checkpoint, budget: int, device: torch.device, dtype: 
         activations = max(activations, output_bytes(shape, vocabulary, BATCH_TOKENS, backward=False))
     process = resident_now() if device.type == "cpu" else CONTEXT_BYTES  # before any weight is read
     demand = Demand(process, skeleton.resident_bytes, skeleton.widest_bytes, activations)
-    weights = demand.resident + MIN_BUFFERS * demand.block
     needed = smallest_memory(demand)
     tokens = None
     if budget >= needed:
         states = plan_memory(budget, demand).states if device.type == "cpu" else available_memory() // 2
         tokens = states // state
-    return ByLayer(device.type, dtype_name(dtype), weights, needed, tokens, length)
+    way = Way(
+        device=device.type,
+        dtype=dtype_name(dtype),
+        weight_bytes=demand.resident + MIN_BUFFERS * demand.block,
+        needed_bytes=needed,
+        fits=tokens is not None,
+        state_tokens=tokens,
+    )
+    return way, length
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Any:
@@ -289,7 +260,7 @@ def _tokenizer(checkpoint: Checkpoint) -> Any:
 
 def fit_document(fits: Capacity) -> Fit:
     """All of it, as `inspect --json` prints it."""
-    from prunecli.results.inspection import Fit, LayerWays, Way
+    from prunecli.results.inspection import Fit, LayerWays
 
     fields: dict[str, Any] = {
         "budget_bytes": fits.budget,
@@ -297,44 +268,12 @@ def fit_document(fits: Capacity) -> Fit:
         "beam": fits.load.beam,
         "length": fits.load.length,
         **({} if fits.ratio is None or not fits.ratio.fits else fit_payload(fits.ratio)),
-        **({} if fits.one_pass is None else {"pass": pass_document(fits.one_pass)}),
+        **({} if fits.one_pass is None else {"pass": fits.one_pass}),
         **({"unknown": list(fits.unknown)} if fits.unknown else {}),
     }
-    by_layer = [
-        Way(
-            device=way.device,
-            dtype=way.dtype,
-            weight_bytes=way.weights,
-            needed_bytes=way.needed,
-            fits=way.fits,
-            state_tokens=way.tokens,
-        )
-        for way in fits.layered
-    ]
     return Fit(
         **fields,
-        whole=[_way(whole) for whole in fits.wholes if whole.pruned is None],
-        pruned=[_way(whole) for whole in fits.wholes if whole.pruned is not None],
-        by_layer=LayerWays(
-            batch_tokens=BATCH_TOKENS,
-            batch_length=fits.layered[0].length if fits.layered else BATCH_LENGTH,
-            ways=by_layer,
-        ),
-    )
-
-
-def _way(whole: Whole) -> Way:
-    from prunecli.results.inspection import Way
-
-    fit = whole.pruned
-    experts: dict[str, Any] = {} if fit is None else {"ratio": fit.ratio, "keep": fit.keep, "held": fit.held}
-    return Way(
-        dtype=whole.dtype,
-        as_stored=whole.as_stored,
-        weight_bytes=whole.weights,
-        cache_bytes=whole.cache,
-        decoding_bytes=whole.cache + whole.activations,
-        needed_bytes=whole.needed,
-        fits=whole.fits,
-        **experts,
+        whole=[whole.way for whole in fits.wholes if whole.pruned is None],
+        pruned=[whole.way for whole in fits.wholes if whole.pruned is not None],
+        by_layer=LayerWays(batch_tokens=BATCH_TOKENS, batch_length=fits.length, ways=list(fits.layered)),
     )

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prunecli.errors import DataError, UsageError
 from prunecli.evaluation.continuations import Ids, agreement, choose_prompts, continue_greedily
@@ -26,6 +25,9 @@ from prunecli.running.runner import Runner
 from prunecli.running.windows import Window, lm_windows, window_examples
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
+
+if TYPE_CHECKING:
+    from prunecli.results.evaluation import Example
 
 
 class CausalModels:
@@ -63,7 +65,8 @@ class CausalModels:
             self._refuse(label, reason)
         self._windows: list[Window] = []
         self._reference: Reference | None = None
-        self._continued: dict[str, list[list[int]]] = {}
+        self._prompts: dict[str, list[str]] = {}
+        self._continued: dict[str, dict[str, list[tuple[list[int], str]]]] = {}
 
     def __enter__(self) -> CausalModels:
         return self
@@ -152,7 +155,18 @@ class CausalModels:
         if compared:
             scores["kl_divergence"] = float(found.divergence[rows].sum() / tokens)
             scores["top1_agreement"] = float(found.agreed[rows].sum() / tokens)
-            scores["by_position"] = _by_position(found.tokens[rows], found.divergence[rows])
+            # Mean divergence by how many tokens of the window come before (2510.13999, Figure 4c).
+            spans = zip(found.tokens[rows].sum(axis=0), found.divergence[rows].sum(axis=0), strict=True)
+            scores["by_position"] = [
+                {
+                    "first": 1 << n,
+                    "last": (2 << n) - 1,
+                    "tokens": int(count),
+                    "kl_divergence": round(nats / count, 6),
+                }
+                for n, (count, nats) in enumerate(spans)
+                if count
+            ]
         return scores
 
     def _continue(
@@ -178,12 +192,40 @@ class CausalModels:
                 )
                 for name, of_name in prompts.items()
             }
+        decode = tokenizer.batch_decode
+        self._continued[label] = {name: [*zip(own, decode(own), strict=True)] for name, own in made.items()}
         if label == self._first:
-            self._continued = made
+            self._prompts = {name: decode(of_name) for name, of_name in prompts.items()}
             return {}
-        both = {name: (self._continued[name], own) for name, own in made.items()}
-        whole = ([*chain(*side)] for side in zip(*both.values(), strict=True))
-        return {None: _agreement(*whole), **{name: _agreement(*pair) for name, pair in both.items()}}
+        first = self._continued[self._first]
+        both: dict[str | None, Any] = {
+            name: ([ids for ids, _ in first[name]], own) for name, own in made.items()
+        }
+        both[None] = tuple([*chain(*side)] for side in zip(*both.values(), strict=True))
+        scores: dict[str | None, dict[str, Any]] = {}
+        for of_name, pair in both.items():
+            found = agreement(*pair)
+            scores[of_name] = {
+                "continuations": found.prompts,
+                "continued_tokens": found.tokens,
+                "tokens_until_difference": found.until_difference,
+                "equal_tokens": found.equal,
+            }
+        return scores
+
+    def examples(self) -> list[Example]:
+        """The prompts whose continuations differ most from those of the first model; empty without continuations."""
+        from prunecli.results.evaluation import Example
+
+        found = []
+        for name, prompts in self._prompts.items():
+            for row, prompt in enumerate(prompts):
+                own = {label: continued[name][row] for label, continued in self._continued.items()}
+                (first, _), *others = own.values()
+                alike = sum(agreement([first], [ids]).equal for ids, _ in others)
+                outputs = {label: text for label, (_, text) in own.items()}
+                found.append((alike, Example(text=name or None, source=prompt, outputs=outputs)))
+        return [example for _, example in sorted(found, key=lambda one: one[0])[: self._options.examples]]
 
     def _refuse(self, label: str, reason: str) -> None:
         """Say that this model is not compared with the first; refuse it where that was asked for by an option."""
@@ -191,26 +233,6 @@ class CausalModels:
         if self._options.continuations:
             raise UsageError(line, "Leave --continuations out, or compare models of one tokenizer.")
         self._say(f"{line}.")
-
-
-def _by_position(tokens: NDArray[np.int64], divergence: NDArray[np.float64]) -> list[dict[str, Any]]:
-    """Mean divergence by how many tokens of the window come before (2510.13999, Figure 4c), of `Compared`'s spans."""
-    both = zip(tokens.sum(axis=0).tolist(), divergence.sum(axis=0).tolist(), strict=True)
-    return [
-        {"first": 1 << n, "last": (2 << n) - 1, "tokens": count, "kl_divergence": round(nats / count, 6)}
-        for n, (count, nats) in enumerate(both)
-        if count
-    ]
-
-
-def _agreement(first: Sequence[Ids], other: Sequence[Ids]) -> dict[str, Any]:
-    found = agreement(first, other)
-    return {
-        "continuations": found.prompts,
-        "continued_tokens": found.tokens,
-        "tokens_until_difference": found.until_difference,
-        "equal_tokens": found.equal,
-    }
 
 
 def _other_vocabularies(checkpoints: Mapping[str, Path]) -> dict[str, str]:

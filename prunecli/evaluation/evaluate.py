@@ -12,13 +12,16 @@ from prunecli.errors import PruneError, UsageError
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.partial import PartialTranslations
 from prunecli.evaluation.scoring import spm_file, spm_missing
+from prunecli.evaluation.significance import LEAST
 from prunecli.evaluation.translation import evaluate_translation
 from prunecli.model.checkpoint import Checkpoint, directory_of
 from prunecli.model.history import pruned_pairs
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.documents import partial_path
+from prunecli.tensors.quantities import counted
 from prunecli.text.choice import Dataset, TextChoice
+from prunecli.text.parallel import ParallelText
 from prunecli.text.tasks import TaskName, task_of, task_of_all
 
 if TYPE_CHECKING:
@@ -66,6 +69,7 @@ def evaluate(
     directories = {label: directory_of(model, say) for label, model in checkpoints.items()}
     task = task or task_of_all(list(directories.values()), task_of)
     choice.check(task, options.given)
+    options.gate.check(task, len(directories))
     if task == "translation":
         return _translation(directories, choice, options, output, force, progress, say, warn)
     from prunecli.evaluation.tasks import evaluate_task
@@ -97,6 +101,8 @@ def _translation(
     data = choice.read("translation", say)
     if choice.pairs is None:
         data = _pruned_for(list(checkpoints.values()), data, say)
+    if options.most_translations is not None:
+        data = _at_most(options.most_translations, len(checkpoints), data, say)
     for path in checkpoints.values():  # before a word on what is left out
         read_config(path)
     options = replace(options, spm=spm_file(options.spm))
@@ -132,3 +138,18 @@ def _pruned_for(checkpoints: Sequence[Path], data: Dataset, say: Say) -> Dataset
         f"{len(kept)} of {len(data.pairs)} pairs: what the checkpoints were pruned for (--pairs chooses others)."
     )
     return replace(data, pairs=kept)
+
+
+def _at_most(count: int, checkpoints: int, data: Dataset, say: Say) -> Dataset:
+    """At most `count` translations: first fewer sentences, as many as a test takes; then every n-th pair."""
+    text, pairs = data.text, data.pairs
+    assert isinstance(text, ParallelText)
+    sentences = min(len(text), max(LEAST, count // (checkpoints * len(pairs))))
+    pairs = pairs[:: -(-checkpoints * len(pairs) * sentences // count)]
+    if (sentences, pairs) == (len(text), data.pairs):
+        return data
+    say(
+        f"About a minute: {counted(checkpoints, 'checkpoint')} x {len(pairs)} of {counted(len(data.pairs), 'pair')} x "
+        f"{sentences} of {counted(len(text), 'sentence')}. --all takes everything."
+    )
+    return replace(data, text=text.first(sentences), pairs=pairs)

@@ -1,20 +1,20 @@
 """Speed of several checkpoints, run in turns so that a machine's drift hits all of them alike.
 
 Every checkpoint decodes the same sentences to the same number of tokens (end-of-sentence is held back), so
-that a model that stops early does not look fast. The mean of 5 runs, batch 1 and beam 5 are from 2309.01826, section 3;
+that a model that stops early does not look fast. 5 runs, batch 1 and beam 5 are from 2309.01826, section 3;
 examples per second of a model that does not generate are Table 4 of 1905.10650. What a task times is a `Workload`.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prunecli.evaluation.hardware import idle_threads, threads
 from prunecli.evaluation.timing import LatencyOptions, Setting, Turns, measure_seconds
 from prunecli.evaluation.workload import Phase, Workload
 from prunecli.evaluation.workloads import workload
@@ -28,7 +28,6 @@ from prunecli.text.parallel import pair_name
 from prunecli.text.tasks import TaskName, task_of, task_of_all
 
 if TYPE_CHECKING:
-    from prunecli.evaluation.memory import Cost
     from prunecli.results.latency import Latency, Timing
 
 BEAM = 5
@@ -69,112 +68,60 @@ def bench_latency(
     if task == "translation":
         data = replace(data, pairs=pruned_pairs(list(directories.values()), data.pairs) or data.pairs)
     opened = {label: open_model(path) for label, path in directories.items()}
-    with _threads(options.threads):
+    with threads(options.threads or idle_threads(opened.values(), say)):
         workloads = {
             label: workload(checkpoint, data, options.count, options.new_tokens)
             for label, checkpoint in opened.items()
         }
         gc.collect()
-        return _latency(opened, workloads, _described(data, options), options, progress, say)
-
-
-def _described(data: Dataset, options: LatencyOptions) -> dict[str, Any]:
-    """The fields of the file that say what is timed; those of translation as ever."""
-    about: dict[str, Any] = {}
-    if data.task == "translation":
-        about["pair"] = pair_name(*data.pairs[0])
-    else:
-        about["task"] = data.task
-        about["data"] = described(data.text)
-    if data.context is not None:
-        about["context"] = data.context
-    if data.task in ("translation", "lm"):
-        about["new_tokens"] = options.new_tokens
-    return about
-
-
-def _dtype(
-    opened: Mapping[str, Checkpoint], workloads: Mapping[str, Workload], options: LatencyOptions, say: Say
-) -> str:
-    """The type of all models: speeds of two types say nothing of the models."""
-    from prunecli.modules.devices import choose_devices
-    from prunecli.modules.fitting import decoding, fitting_dtype
-    from prunecli.modules.precision import dtype_name
-
-    devices = choose_devices(options.device)
-    beside = decoding(_load(workloads, options))
-    return dtype_name(fitting_dtype(opened, devices, options.dtype, beside=beside, only_runs=True, say=say))
-
-
-def _load(workloads: Mapping[str, Workload], options: LatencyOptions) -> Load:
-    """The most that is decoded at a time."""
-    longest = max(work.longest for work in workloads.values())
-    return Load(max(options.batch_sizes), max(options.beams or (1,)), max(longest, options.new_tokens))
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(before if count is None else count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _costs(
-    opened: Mapping[str, Checkpoint],
-    workloads: Mapping[str, Workload],
-    rooms: Mapping[str, int],
-    options: LatencyOptions,
-    progress: Progress,
-) -> dict[str, Cost]:
-    import torch
-
-    from prunecli.evaluation.memory import MemoryTask, measure_cost
-
-    costs = {}
-    with progress("loading each by itself", len(opened), "checkpoints") as advance:
-        for label, checkpoint in opened.items():
-            work = workloads[label].part(0, max(options.batch_sizes))
-            task = MemoryTask(
-                checkpoint=str(checkpoint.path),
-                device=options.device,
-                dtype=options.dtype,
-                threads=torch.get_num_threads(),
-                kind=type(work).__name__,
-                workload=asdict(work),
-                beam=max(options.beams or (1,)),
-                room=rooms[label],
-            )
-            costs[label] = measure_cost(task)
-            advance(1)
-    return costs
+        return _latency(opened, workloads, data, options, progress, say)
 
 
 def _latency(
     opened: Mapping[str, Checkpoint],
     workloads: Mapping[str, Workload],
-    about: Mapping[str, Any],
+    data: Dataset,
     options: LatencyOptions,
     progress: Progress,
     say: Say,
 ) -> Latency:
     import torch
 
-    from prunecli.modules.fitting import decoding_room
-    from prunecli.modules.precision import COMPUTE
+    from prunecli.evaluation.memory import MemoryTask, measure_cost
+    from prunecli.modules.devices import choose_devices
+    from prunecli.modules.fitting import decoding, decoding_room, fitting_dtype
+    from prunecli.modules.precision import COMPUTE, dtype_name
     from prunecli.results.header import header
     from prunecli.results.latency import Latency, Timed
 
     if options.beams is None:
-        options = replace(options, beams=(BEAM,) if "pair" in about else (1,))
-    options = replace(options, dtype=_dtype(opened, workloads, options, say))
-    load, dtype = _load(workloads, options), COMPUTE[options.dtype]
-    rooms = {label: decoding_room(checkpoint, load, dtype) for label, checkpoint in opened.items()}
-    costs = _costs(opened, workloads, rooms, options, progress) if options.memory else {}
+        options = replace(options, beams=(BEAM,) if data.task == "translation" else (1,))
+    beam, largest = max(options.beams or (1,)), max(options.batch_sizes)
+    longest = max(work.longest for work in workloads.values())
+    load = Load(largest, beam, max(longest, options.new_tokens))
+    # One type for all models: speeds of two types say nothing of the models.
+    dtype = fitting_dtype(
+        opened, choose_devices(options.device), options.dtype, beside=decoding(load), only_runs=True, say=say
+    )
+    options = replace(options, dtype=dtype_name(dtype))
+    rooms = {
+        label: decoding_room(checkpoint, load, COMPUTE[options.dtype]) for label, checkpoint in opened.items()
+    }
+    costs = {}
+    if options.memory:
+        with progress("loading each by itself", len(opened), "checkpoints") as advance:
+            for label, checkpoint in opened.items():
+                task = MemoryTask(
+                    checkpoint=str(checkpoint.path),
+                    device=options.device,
+                    dtype=options.dtype,
+                    threads=torch.get_num_threads(),
+                    work=workloads[label].part(0, largest),
+                    beam=beam,
+                    room=rooms[label],
+                )
+                costs[label] = measure_cost(task)
+                advance(1)
     turns = Turns(opened, workloads, rooms, options)
     seconds = measure_seconds(turns, options, progress)
     first = next(iter(opened))
@@ -193,13 +140,22 @@ def _latency(
         )
         for label, checkpoint in opened.items()
     ]
-    fields = dict(about)
-    new_tokens = {"new_tokens": fields.pop("new_tokens")} if "new_tokens" in fields else {}
+    about: dict[str, Any] = {
+        "task": data.task,
+        "data": described(data.text),
+    }
+    if data.task == "translation":  # as ever
+        about = {"pair": pair_name(*data.pairs[0])}
+    if data.context is not None:
+        about["context"] = data.context
+    generated: dict[str, Any] = (
+        {"new_tokens": options.new_tokens} if data.task in ("translation", "lm") else {}
+    )
     return Latency(
         **header(Latency.FORMAT, list(opened.values()), None),
-        **fields,
+        **about,
         sentences=len(workloads[first]),
-        **new_tokens,
+        **generated,
         runs=options.runs,
         warm_up=options.warm_up,
         device=", ".join(dict.fromkeys(chain(*turns.devices.values()))),
@@ -214,7 +170,7 @@ def _latency(
 def _timing(
     setting: Setting, phase: Phase, seconds: Sequence[float], baseline: Sequence[float], work: Workload
 ) -> Timing:
-    from prunecli.results.latency import RobustSpread, Spread, Timing
+    from prunecli.results.latency import Spread, Timing
 
     count, tokens = len(work), work.tokens[phase]
     fields: dict[str, Any] = {}
@@ -232,5 +188,5 @@ def _timing(
         seconds_per_sentence=Spread.of([value / count for value in seconds]),
         # Run i against run i of the baseline: what slows the machine for a while cancels out, but for the runs in which
         # it begins and ends, one ratio of which may be any number.
-        speedup=RobustSpread.of([base / value for base, value in zip(baseline, seconds, strict=True)]),
+        speedup=Spread.of([base / value for base, value in zip(baseline, seconds, strict=True)]),
     )

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from prunecli.errors import PruneError
-from prunecli.tensors.json_files import parsed, read_json
+from prunecli.evaluation.workload import Workload
+from prunecli.tensors.json_files import read_json
 
 
 @dataclass(frozen=True)
@@ -26,17 +27,15 @@ class MemoryTask:
     """What the process does: load, then run one batch.
 
     Attributes:
-        kind: one of `WORKLOADS`.
-        workload: its fields.
-        room: bytes that it holds beside the weights.
+        work: the batch.
+        room: bytes that the run holds beside the weights.
     """
 
     checkpoint: str
     device: str
     dtype: str
     threads: int
-    kind: str
-    workload: Mapping[str, Any]
+    work: Workload
     beam: int
     room: int = 0
 
@@ -73,10 +72,9 @@ def measure_cost(task: MemoryTask) -> Cost:
         command = [sys.executable, "-m", "prunecli.evaluation.memory", str(result)]
         done = subprocess.run(
             command,
-            input=json.dumps(asdict(task)),
+            input=pickle.dumps(task),
             env=environment,
             capture_output=True,
-            text=True,
             check=False,
         )
         if done.returncode != 0 or not result.is_file():
@@ -84,14 +82,14 @@ def measure_cost(task: MemoryTask) -> Cost:
         return Cost(**read_json(result))
 
 
-def _reason(done: subprocess.CompletedProcess[str]) -> str:
+def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
     if done.returncode < 0:
         return f"its process was ended by {signal.Signals(-done.returncode).name}"
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else f"its process ended with status {done.returncode}"
 
 
-def _remedy(done: subprocess.CompletedProcess[str]) -> str:
+def _remedy(done: subprocess.CompletedProcess[bytes]) -> str:
     if done.returncode == -signal.SIGKILL:
         return "The machine most likely ran out of memory: try --dtype, a smaller model, or a smaller batch."
     return "Leave this measurement out with --no-memory."
@@ -116,30 +114,27 @@ def run_task(task: MemoryTask) -> Cost:
     """Load and run in this process, whose peak counts from its start."""
     import torch
 
-    from prunecli.evaluation.workloads import WORKLOADS
     from prunecli.modules.devices import devices_of
     from prunecli.modules.loading import load_for_decoding, load_model
 
-    work = WORKLOADS[task.kind](**task.workload)
     torch.set_num_threads(task.threads)
     before = peak_resident()
     start = time.perf_counter()
-    load = load_for_decoding if work.decodes else load_model
+    load = load_for_decoding if task.work.decodes else load_model
     model = load(task.checkpoint, device=task.device, dtype=task.dtype, room=task.room)
     cards = [device for device in devices_of(model) if device.type == "cuda"]
     for card in cards:
         torch.cuda.synchronize(card)
     load_s = time.perf_counter() - start
-    work.run(model, task.beam)
+    task.work.run(model, task.beam)
     device_peak = sum(int(torch.cuda.max_memory_allocated(card)) for card in cards) if cards else None
     return Cost(load_s, before, peak_resident(), device_peak)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The new process: task on stdin, `Cost` as JSON into the file that is named."""
-    task = MemoryTask(**parsed(sys.stdin.read()))
+    """Run the task that stdin holds pickled, and write its `Cost` as JSON into the file that is named."""
     try:
-        cost = run_task(task)
+        cost = run_task(pickle.load(sys.stdin.buffer))
     except PruneError as error:
         raise SystemExit(error.message) from None
     Path(arguments[0]).write_text(json.dumps(asdict(cost)), encoding="utf-8")

@@ -10,6 +10,7 @@ from prunecli import demo
 from prunecli.choices import Choices
 from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions
+from prunecli.evaluation.gate import Gate
 from prunecli.evaluation.significance import SAMPLES, SEED
 from prunecli.tensors.hub.names import origin
 
@@ -35,6 +36,9 @@ class EvaluationOptions(Choices):
         continuations: prompts of each text from which `lm` compares what models go on with; 0: none.
         memory: bytes in which `lm` and `mlm` run layer by layer; None: the whole model is held.
         spill_directory: with `memory`: as in `Resources`.
+        examples: number of inputs to store with the outputs of all checkpoints: those where the outputs differ most.
+        most_translations: limit on the translations of all checkpoints and pairs together; None: no limit.
+        gate: scores that the checkpoints must reach; checked before the work, see `Gate.missed`.
     """
 
     decoding: DecodingOptions = field(default_factory=DecodingOptions)
@@ -51,6 +55,9 @@ class EvaluationOptions(Choices):
     continuations: int = 0
     memory: int | None = None
     spill_directory: Path | None = None
+    examples: int = 3
+    most_translations: int | None = None
+    gate: Gate = field(default_factory=Gate)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -56,7 +56,8 @@ def _smallest_by_layer(checkpoint: Checkpoint, shortage: Shortage) -> int:
     from prunecli.modules.precision import COMPUTE
 
     device = torch.device(shortage.device)
-    return layers_in(checkpoint, shortage.free, device, COMPUTE[shortage.dtype]).needed
+    way, _ = layers_in(checkpoint, shortage.free, device, COMPUTE[shortage.dtype])
+    return way.needed_bytes
 
 
 def _pruned(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from prunecli.choices import Choices
@@ -119,24 +120,17 @@ class Turns:
 
 def measure_seconds(turns: Turns, options: LatencyOptions, progress: Progress) -> Seconds:
     """Time every setting of every checkpoint, as often as `options` say."""
-    settings = [(size, beam) for size in options.batch_sizes for beam in options.beams or ()]
+    settings = list(product(options.batch_sizes, options.beams or ()))
+    passes, labels = range(options.warm_up + options.runs), turns.labels
+    order = list(product(settings, passes, labels))
+    if not turns.together:
+        order.sort(key=lambda turn: labels.index(turn[2]))  # stable: each checkpoint has its runs in a row
     seconds: dict[tuple[Setting, Phase], dict[str, list[float]]] = {}
-    passes = options.warm_up + options.runs
-    with progress("timing", len(settings) * len(turns.labels) * passes, "runs") as advance:
-        for setting, label, number in _order(settings, turns.labels, passes, turns.together):
+    with progress("timing", len(order), "runs") as advance:
+        for setting, number, label in order:
             phases = turns.seconds(label, *setting)
             if number >= options.warm_up:
                 for phase, elapsed in phases.items():
                     seconds.setdefault((setting, phase), {}).setdefault(label, []).append(elapsed)
             advance(1)
     return seconds
-
-
-def _order(
-    settings: Sequence[Setting], labels: Sequence[str], passes: int, together: bool
-) -> list[tuple[Setting, str, int]]:
-    if together:
-        return [
-            (setting, label, number) for setting in settings for number in range(passes) for label in labels
-        ]
-    return [(setting, label, number) for label in labels for setting in settings for number in range(passes)]

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prunecli.evaluation.comet import require_comet
 from prunecli.evaluation.decoding import Translation, translate
+from prunecli.evaluation.examples import examples_of
+from prunecli.evaluation.hardware import threads, threads_for
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.partial import PartialTranslations, key_of
 from prunecli.evaluation.scoring import make_metrics
-from prunecli.evaluation.significance import (
-    check_bootstrap,
-)
-from prunecli.evaluation.translation_scores import Translations, score_translations
+from prunecli.evaluation.significance import check_bootstrap
+from prunecli.evaluation.translation_scores import score_translations
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, Say, foretelling, silent, unsaid
 from prunecli.tensors.documents import partial_path
@@ -64,16 +64,26 @@ def evaluate_translation(
     from prunecli.model.checkpoint import open_model
     from prunecli.results.evaluation import Evaluation
     from prunecli.results.header import header
-    from prunecli.tensors.documents import write_json
+    from prunecli.tensors.documents import refuse_unwritable, write_json
 
     text, pairs = data.text, data.pairs
     assert isinstance(text, ParallelText)
     file, groups = options.groups, dict[str, str]()
     if file is not None:
         groups = groups_of(chain(*pairs), read_groups(file), file)
+    names = [pair_name(*pair) for pair in pairs]
+    folder = options.hypotheses
+    hypotheses = {}
+    if folder is not None:
+        for label, name in product(checkpoints, names):
+            hypotheses[hypothesis_path(folder, label, text.split, name)] = (label, name)
     with process_group.in_step():
-        if process_group.is_main:
-            _refuse_unwritable(output, checkpoints, text.split, pairs, options, force)
+        if process_group.is_main:  # what would be refused after the work
+            if output is not None:
+                refuse_unwritable(output, force=force)
+            for path in hypotheses:
+                if path.exists():  # directories that are missing will be made
+                    refuse_unwritable(path, force=force)
     if options.samples:
         check_bootstrap(options.samples, options.seed)
     if options.comet is not None and process_group.is_main:
@@ -81,27 +91,43 @@ def evaluate_translation(
     metrics = make_metrics(options.spm)
     opened = {label: open_model(path) for label, path in checkpoints.items()}
     partial = PartialTranslations(None if output is None else partial_path(output))
-    run = _run_key(opened.values(), options)
+    models = sorted([checkpoint.fingerprint, checkpoint.total_bytes] for checkpoint in opened.values())
+    run = key_of({"models": models, "device": options.device})  # what the type is chosen by
     options = replace(options, dtype=_dtype(opened, options, partial.dtypes.get(run), process_group, say))
-    foretold = _foretold(opened, text, pairs, options, partial, progress, say)
-    translations = {
-        label: _translate_checkpoint(
-            label, checkpoint, text, pairs, options, partial, run, foretold, process_group
-        )
+    keys = {
+        label: {pair: _key(checkpoint, text.sentences[pair[0]], pair, options) for pair in pairs}
         for label, checkpoint in opened.items()
     }
+    left = sum(
+        partial.get(key, len(text)) is None for key in {key for own in keys.values() for key in own.values()}
+    )
+    counts = ((len(opened), "checkpoint"), (len(pairs), "pair"), (len(text), "sentence"))
+    what = " x ".join(counted(count, unit) for count, unit in counts)
+    less = "--max-sentences and --pairs take fewer"
+    foretold = foretelling(progress, left * len(text), say, what, less)
+    with threads(threads_for(opened.values())):
+        translations = {
+            label: _translate_checkpoint(
+                label, checkpoint, text, keys[label], options, partial, run, foretold, process_group
+            )
+            for label, checkpoint in opened.items()
+        }
     if not process_group.is_main:
         return None
     evaluation = Evaluation(
         **header(Evaluation.FORMAT, list(opened.values()), options.seed),
         task="translation",
         data={"split": text.split, "sentences": len(text), "sha256": text.sha256},
-        pairs=[pair_name(*pair) for pair in pairs],
+        pairs=names,
         decoding=asdict(options.decoding),
         **score_translations(opened, translations, text, pairs, groups, metrics, options, progress),
+        examples=examples_of(translations, text, pairs, options.examples),
     )
-    if options.hypotheses is not None:
-        _write_hypotheses(options.hypotheses, translations, text.split)
+    for path, (label, pair) in hypotheses.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # One line each, so that the file stays aligned with the source whatever the model made.
+        lines = [" ".join(sentence.text.split("\n")) for sentence in translations[label][pair]]
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     if output is not None:
         write_json(output, evaluation.to_json(), force=force)
     partial.remove()
@@ -139,26 +165,19 @@ def _dtype(
     )
 
 
-def _run_key(checkpoints: Iterable[Checkpoint], options: EvaluationOptions) -> str:
-    """One name for what a run's type is chosen by."""
-    models = sorted([checkpoint.fingerprint, checkpoint.total_bytes] for checkpoint in checkpoints)
-    return key_of({"models": models, "device": options.device})
-
-
 def _translate_checkpoint(
     label: str,
     checkpoint: Checkpoint,
     text: ParallelText,
-    pairs: Sequence[tuple[str, str]],
+    keys: Mapping[tuple[str, str], str],
     options: EvaluationOptions,
     partial: PartialTranslations,
     run: str,
     progress: Progress,
     process_group: ProcessGroup,
 ) -> dict[str, Sequence[Translation]]:
-    keys = {pair: _key(checkpoint, text.sentences[pair[0]], pair, options) for pair in pairs}
     kept = process_group.broadcast({pair: partial.get(key, len(text)) for pair, key in keys.items()})
-    left = [pair for pair in pairs if kept[pair] is None]
+    left = [pair for pair in keys if kept[pair] is None]
     translations = {pair_name(*pair): done for pair, done in kept.items() if done is not None}
     if left:
         from prunecli.modules.fitting import decoding_room
@@ -180,27 +199,7 @@ def _translate_checkpoint(
                 translations[pair_name(*pair)] = done
         del model
         gc.collect()  # before the next checkpoint is loaded
-    return {pair_name(*pair): translations[pair_name(*pair)] for pair in pairs}
-
-
-def _foretold(
-    opened: Mapping[str, Checkpoint],
-    text: ParallelText,
-    pairs: Sequence[tuple[str, str]],
-    options: EvaluationOptions,
-    partial: PartialTranslations,
-    progress: Progress,
-    say: Say,
-) -> Progress:
-    keys = {
-        _key(checkpoint, text.sentences[pair[0]], pair, options)
-        for checkpoint in opened.values()
-        for pair in pairs
-    }
-    left = sum(partial.get(key, len(text)) is None for key in keys)
-    counts = ((len(opened), "checkpoint"), (len(pairs), "pair"), (len(text), "sentence"))
-    what = " x ".join(counted(count, unit) for count, unit in counts)
-    return foretelling(progress, left * len(text), say, what, "--max-sentences and --pairs take fewer")
+    return {pair_name(*pair): translations[pair_name(*pair)] for pair in keys}
 
 
 def _key(
@@ -223,33 +222,3 @@ def _key(
 def hypothesis_path(directory: Path, label: str, split: str, pair: str) -> Path:
     """Where the outputs of one checkpoint and pair are kept: DIR/LABEL/SPLIT.PAIR.hyp."""
     return directory / label.strip("/").replace("/", "_") / f"{split}.{pair}.hyp"
-
-
-def _refuse_unwritable(
-    output: Path | None,
-    labels: Iterable[str],
-    split: str,
-    pairs: Sequence[tuple[str, str]],
-    options: EvaluationOptions,
-    force: bool,
-) -> None:
-    """Refuse before the work what would be refused after it."""
-    from prunecli.tensors.documents import refuse_unwritable
-
-    if output is not None:
-        refuse_unwritable(output, force=force)
-    if options.hypotheses is not None:
-        folder = options.hypotheses
-        for path in (hypothesis_path(folder, label, split, pair_name(*p)) for label in labels for p in pairs):
-            if path.exists():  # directories that are missing will be made
-                refuse_unwritable(path, force=force)
-
-
-def _write_hypotheses(directory: Path, translations: Translations, split: str) -> None:
-    for label, by_pair in translations.items():
-        for pair, sentences in by_pair.items():
-            path = hypothesis_path(directory, label, split, pair)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # One line each, so that the file stays aligned with the source whatever the model made.
-            lines = [" ".join(sentence.text.split("\n")) for sentence in sentences]
-            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

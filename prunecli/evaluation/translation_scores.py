@@ -20,7 +20,6 @@ from prunecli.text.parallel import ParallelText, pair_name
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.results.evaluation import Evaluated
 
 Translations = Mapping[str, Mapping[str, Sequence[Translation]]]
 """Label -> pair -> translations in file order."""
@@ -47,6 +46,9 @@ def score_translations(
     Raises:
         PruneError: COMET is asked for, and its program fails.
     """
+    from prunecli.results.evaluation import Evaluated
+    from prunecli.results.header import sizes
+
     labels = list(translations)
     scores: dict[str, dict[str, Scores]] = {label: {} for label in labels}
     tests: dict[str, dict[str, dict[str, Significance]]] = {label: {} for label in labels}
@@ -75,11 +77,32 @@ def score_translations(
                         tests[label][name]["comet"] = test_of_means
             advance(1)
     by_pair = {label: {pair: scores[label][pair_name(*pair)] for pair in pairs} for label in labels}
-    first = by_pair[labels[0]]
-    means = {
-        label: grouped_means(own, groups, None if label == labels[0] else first)
-        for label, own in by_pair.items()
-    }
+    evaluated, baseline = [], scores[labels[0]]
+    for label, checkpoint in opened.items():
+        made = scores[label]
+        rows = {name: scores_json(found) for name, found in made.items()}
+        for name, by_metric in tests[label].items():
+            rows[name]["bootstrap"] = {metric: _significance_json(test) for metric, test in by_metric.items()}
+        mean = scores_json(mean_scores(list(made.values())))
+        if made is not baseline and len(made) > 1:
+            mean["difference"] = differences([(baseline[name], found) for name, found in made.items()])
+        tested = [name for name, by_metric in tests[label].items() if by_metric["chrf++"].p_value is not None]
+        if tested:
+            mean["significant"] = {
+                metric: _counts(metric, tested, made, tests[label], baseline, options.level)
+                for metric in next(iter(made.values())).values
+            }
+        compared = None if label == labels[0] else by_pair[labels[0]]
+        evaluated.append(
+            Evaluated(
+                checkpoint=label,
+                dtype=options.dtype,
+                mean=mean,
+                pairs=rows,
+                **grouped_means(by_pair[label], groups, compared),
+                **sizes(checkpoint),
+            )
+        )
     signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
     if options.comet is not None:
         signatures["comet"] = f"model:{options.comet}|scale:100"
@@ -93,9 +116,7 @@ def score_translations(
         **({"groups": dict(groups)} if groups else {}),
         "signatures": signatures,
         "significance": {**test, "baseline": labels[0]} if compare else None,
-        "results": [
-            _result(label, opened[label], options, scores, tests[label], means[label]) for label in labels
-        ],
+        "results": evaluated,
     }
 
 
@@ -124,35 +145,6 @@ def _comet(
     return {
         label: dict(zip(names, np.split(values, len(names)), strict=True)) for label, values in scores.items()
     }
-
-
-def _result(
-    label: str,
-    checkpoint: Checkpoint,
-    options: EvaluationOptions,
-    by_label: Mapping[str, Mapping[str, Scores]],
-    tests: Mapping[str, Mapping[str, Significance]],
-    means: Mapping[str, Any],
-) -> Evaluated:
-    from prunecli.results.evaluation import Evaluated
-    from prunecli.results.header import sizes
-
-    scores, baseline = by_label[label], next(iter(by_label.values()))
-    rows = {pair: scores_json(own) for pair, own in scores.items()}
-    for pair, by_metric in tests.items():
-        rows[pair]["bootstrap"] = {name: _significance_json(test) for name, test in by_metric.items()}
-    mean = scores_json(mean_scores(list(scores.values())))
-    if scores is not baseline and len(scores) > 1:
-        mean["difference"] = differences([(baseline[pair], own) for pair, own in scores.items()])
-    tested = [pair for pair, by_metric in tests.items() if by_metric["chrf++"].p_value is not None]
-    if tested:
-        mean["significant"] = {
-            name: _counts(name, tested, scores, tests, baseline, options.level)
-            for name in next(iter(scores.values())).values
-        }
-    return Evaluated(
-        checkpoint=label, dtype=options.dtype, mean=mean, pairs=rows, **means, **sizes(checkpoint)
-    )
 
 
 def _counts(

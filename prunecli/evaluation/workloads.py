@@ -1,4 +1,4 @@
-"""What `bench-latency` times of each task: numbers alone, so that a process of its own can be given them as JSON.
+"""What `bench-latency` times of each task.
 
 | task | timed | phases |
 | --- | --- | --- |
@@ -11,14 +11,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import generate
-from prunecli.evaluation.passes import Passes, Vectors, classified, embedded, masked, without_weights
+from prunecli.evaluation.passes import classified, embedded, masked, without_weights
 from prunecli.evaluation.workload import Phase, Workload, finished_at
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.running.lengths import max_positions, position_count, vocabulary_size
@@ -94,11 +94,6 @@ class Continuation(Workload):
         generate(model, self.rows, self.pad_id, settings, count)
         start, first, end = *times, finished_at(model)
         return {"prefill": first - start, "decode": end - first}
-
-
-WORKLOADS: Mapping[str, type[Workload]] = {
-    kind.__name__: kind for kind in (Decoding, Continuation, Passes, Vectors)
-}
 
 
 def decode(

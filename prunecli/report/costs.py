@@ -98,7 +98,7 @@ def _stacked_bar(entry: CheckpointEntry, parts: Sequence[str]) -> StackedBar:
 def latency_part(name: str, latency: Latency) -> Html:
     """A chart and tables of a latency.json."""
     runs = f"{counted(latency.runs, 'run')} after {latency.warm_up} of warm-up"
-    about = f"{latency.described}; mean ± deviation of {runs}; {latency.device}"
+    about = f"{latency.described}; median ± deviation of {runs}; {latency.device}"
     threads = "" if latency.threads is None else f", {counted(latency.threads, 'CPU thread')}"
     timings = [timing for result in latency.results for timing in result.timings]
     settings = dict.fromkeys(timing.setting for timing in timings)
@@ -109,7 +109,7 @@ def latency_part(name: str, latency: Latency) -> Html:
             element("p", f"{about}{threads}."),
             row_of(*(_speeds(latency.results, setting) for setting in settings)),
             table(
-                f"{speed}; speed-up, median of the runs, against {latency.results[0].checkpoint}",
+                f"{speed}; speed-up against {latency.results[0].checkpoint}",
                 [(result.checkpoint, timing) for result in latency.results for timing in result.timings],
                 {
                     "checkpoint": lambda row: row[0],
@@ -167,14 +167,14 @@ def _speeds(results: Sequence[Timed], setting: str) -> Html:
 
 def _by_batch(name: str, timings: Sequence[Timing]) -> tuple[Point, ...]:
     return tuple(
-        Point(timing.batch_size, timing.rate[1].mean, f"{name}, batch {timing.batch_size}")
+        Point(timing.batch_size, timing.rate[1].median, f"{name}, batch {timing.batch_size}")
         for timing in sorted(timings, key=lambda timing: timing.batch_size)
     )
 
 
 def _bar(name: str, spread: Spread) -> Bar:
-    low, high = spread.mean - spread.std, spread.mean + spread.std
-    return Bar(name, spread.mean, low, high, spread.text(1))
+    low, high = spread.median - spread.deviation, spread.median + spread.deviation
+    return Bar(name, spread.median, low, high, spread.text(1))
 
 
 def training_section(data: ReportData) -> Html | None:

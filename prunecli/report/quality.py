@@ -183,7 +183,7 @@ def _charts(score: str, rows: Sequence[Row], unit: Unit, lost: dict[int, Removed
     by_share = {index: 100 * lost[index].fraction for index in scored if index in lost}
     by_size = {i: row.parameters / 1e6 for i, row in scored.items() if row.parameters is not None}
     by_speed = {
-        i: row.timed.timings[0].tokens_per_second.mean for i, row in scored.items() if row.timed is not None
+        i: row.timed.timings[0].tokens_per_second.median for i, row in scored.items() if row.timed is not None
     }
     axes = [
         (f"{name} against the {unit} removed", by_share, f"% of {unit} removed"),

@@ -13,6 +13,10 @@ from prunecli.results.arrays import MOST
 from prunecli.results.document import Count, Document, Number, Record, first_fault
 from prunecli.results.tabled import Row, Tables, picked, scalars
 
+OVER, SHORT, LONG = 0.1, 0.7, 1.4
+"""Outputs are bad above this share of over-generated ones, and outside these ratios of their length."""
+RUINED = 2.0
+"""Perplexity relative to the first checkpoint's above which a language model is bad."""
 MODEL = ("dtype", "parameters", "checkpoint_bytes", "context", "stride")
 
 
@@ -84,8 +88,30 @@ class Evaluated(Record):
     p_value: Number | None = None
 
 
+class Example(Record):
+    """One input, and what each checkpoint made of this input.
+
+    Attributes:
+        pair: direction of a translation.
+        text: name of the text that the prompt of a language model is from.
+        source: sentence, or prompt.
+        reference: translation of the sentence.
+        outputs: label of the checkpoint -> output.
+    """
+
+    pair: str | None = None
+    text: str | None = None
+    source: str
+    reference: str | None = None
+    outputs: dict[str, str] = Field(default_factory=dict)
+
+
 class Evaluation(Document):
-    """evaluation.json; the first of the results is the baseline."""
+    """evaluation.json; the first of the results is the baseline.
+
+    Attributes:
+        examples: inputs on which the checkpoints differ most.
+    """
 
     FORMAT: ClassVar[str] = "prunecli.evaluation/1"
 
@@ -97,6 +123,29 @@ class Evaluation(Document):
     signatures: dict[str, str] = Field(default_factory=dict)
     significance: dict[str, Any] | None = None
     results: list[Evaluated] = Field(min_length=1)
+    examples: list[Example] = Field(default_factory=list)
+
+    @property
+    def ruined(self) -> list[str]:
+        """One line for each checkpoint whose outputs are of a wrong length, or whose perplexity is far worse."""
+        first, lines = self.results[0], []
+        for result in self.results:
+            over = float(result.mean.get("over_generated", 0))
+            length = float(result.mean.get("length_ratio", 1))
+            perplexity = _relative_perplexity(result, first)
+            if over > OVER:
+                fault = f"{over:.0%} of the outputs run on: the model repeats itself"
+            elif not SHORT < length < LONG:
+                fault = f"the outputs are {length:.2f} times as long as the references"
+            elif perplexity > RUINED:
+                fault = f"the perplexity is {perplexity:,.1f} times that of {first.checkpoint}"
+            else:
+                continue
+            remedy = (
+                "check the languages and --max-new-tokens" if result is first else "remove less, or finetune"
+            )
+            lines.append(f"{result.checkpoint}: {fault}: {remedy}.")
+        return lines
 
     def _tables(self) -> Tables:
         """`pairs`, `mean`, `by_source`, `by_target`, `by_group`; other tasks: `scores`, `by_text`,
@@ -147,6 +196,12 @@ class Evaluation(Document):
                 {**name, "class": label, "f1": value} for label, value in by_class.items()
             ]
         return found
+
+
+def _relative_perplexity(result: Evaluated, first: Evaluated) -> float:
+    """Perplexity divided by that of `first`; 0 if the two are not comparable."""
+    one, other = (float(made.scores.get("perplexity", 0)) for made in (result, first))
+    return one / other if "kl_divergence" in result.scores and other else 0.0
 
 
 def _scores(scores: Mapping[str, Any]) -> Row:

@@ -20,42 +20,42 @@ UNITS = {
 """Key of the file -> column."""
 
 
+NOISY = 0.2
+"""Deviation above this share of the median: the figure says little."""
+
+
 class Spread(Record):
-    """Mean and deviation."""
+    """Values of several runs: the median, and 1.4826 times the median distance from the median; mean and `std` too.
 
-    mean: Number
-    std: Number = 0.0
-
-    def text(self, digits: int) -> str:
-        """'1,250.5 ± 3.2'."""
-        return f"{self.mean:,.{digits}f} ± {self.std:,.{digits}f}"
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Mean and sample standard deviation (0 for a single value)."""
-        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-        return cls(mean=round(statistics.fmean(values), 6), std=round(deviation, 6))
-
-
-class RobustSpread(Record):
-    """Median, and 1.4826 times the median distance from it; 0.1.0 wrote mean and deviation.
-
-    Of a normal distribution they are mean and standard deviation; a few values far off do not move them.
+    In a normal distribution both pairs are alike; a few runs that a busy machine slowed down move mean and `std` alone.
+    Files of 0.2.0 and before have one of the two pairs, which is read as median and deviation.
     """
 
     median: Number = Field(validation_alias=AliasChoices("median", "mean"))
     deviation: Number = Field(default=0.0, validation_alias=AliasChoices("deviation", "std"))
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> RobustSpread:
-        """Of at least one value."""
-        middle = statistics.median(values)
-        distance = statistics.median(abs(value - middle) for value in values)
-        return cls(median=round(middle, 6), deviation=round(1.4826 * distance, 6))
+    mean: Number | None = None
+    std: Number | None = None
 
     def text(self, digits: int) -> str:
-        """'1.05 ± 0.02'."""
-        return f"{self.median:.{digits}f} ± {self.deviation:.{digits}f}"
+        """'1,250.5 ± 3.2'."""
+        return f"{self.median:,.{digits}f} ± {self.deviation:,.{digits}f}"
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the deviation is above `NOISY` of the median."""
+        return self.deviation > NOISY * abs(self.median)
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Summarise at least one value; the sample standard deviation of a single value is 0."""
+        middle = statistics.median(values)
+        distance = statistics.median(abs(value - middle) for value in values)
+        return cls(
+            median=round(middle, 6),
+            deviation=round(1.4826 * distance, 6),
+            mean=round(statistics.fmean(values), 6),
+            std=round(statistics.stdev(values), 6) if len(values) > 1 else 0.0,
+        )
 
 
 class Timing(Record):
@@ -77,7 +77,7 @@ class Timing(Record):
     examples_per_second: Spread | None = None
     tokens_per_second: Spread
     seconds_per_sentence: Spread
-    speedup: RobustSpread
+    speedup: Spread
 
     @property
     def setting(self) -> str:
@@ -90,6 +90,11 @@ class Timing(Record):
         if self.examples_per_second is not None:
             return "examples per second", self.examples_per_second
         return "tokens per second", self.tokens_per_second
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the speed or the speed-up differs much from run to run."""
+        return self.rate[1].is_noisy or self.speedup.is_noisy
 
 
 class Timed(Record):
@@ -172,8 +177,9 @@ class Latency(Document):
 def _speed(timing: Timing) -> Row:
     row: Row = {"batch_size": timing.batch_size}
     row |= {name: value for name in ("beam", "phase") if (value := getattr(timing, name)) is not None}
-    for name in ("examples_per_second", "tokens_per_second", "seconds_per_sentence"):
+    for name in ("examples_per_second", "tokens_per_second", "seconds_per_sentence", "speedup"):
         spread: Spread | None = getattr(timing, name)
         if spread is not None:
-            row |= {f"{name}_mean": spread.mean, f"{name}_std": spread.std}
-    return row | {"speedup_median": timing.speedup.median, "speedup_deviation": timing.speedup.deviation}
+            figures = {figure: getattr(spread, figure) for figure in Spread.model_fields}
+            row |= {f"{name}_{figure}": value for figure, value in figures.items() if value is not None}
+    return row

@@ -68,6 +68,30 @@ def test_speed_over_batch_sizes_is_drawn(folder):
     pixels(folder / "speed.png")
 
 
+def test_less_is_measured_where_a_folder_holds_many_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("prunecli.commands.bench_latency.MANY", 0)
+    quick = ("--beam", "1", "--new-tokens", "2", "--runs", "1", "--warm-up", "0", "--json", "--force")
+    result = _run(*quick)
+    assert "1 checkpoint: 1 sentence a run" in result.stderr
+    few = json.loads(result.stdout)
+    assert (few["sentences"], "load_s" in few["results"][0]) == (1, False)
+    assert json.loads(_run(*quick, "--all", "--no-memory").stdout)["sentences"] == 8
+
+
+def test_noisy_speeds_are_named(folder, monkeypatch):
+    seconds = iter([1.0, 1.0, 2.0, 1.0, 3.0, 1.0, 1.0, 1.0, 2.0, 1.0])
+
+    def timed(turns, label, *_):
+        turns.model(label)
+        return {None: next(seconds)}
+
+    monkeypatch.setattr("prunecli.evaluation.timing.Turns.seconds", timed)
+    result = _run("full", "pruned", *QUICK, "--sentences", "1", "--runs", "5")
+    assert "Noisy, more than 20% from run to run: full, pruned." in result.stdout
+    assert "--runs 11." in result.stdout
+
+
 def test_json(folder):
     result = _run(
         "full", *QUICK, "--sentences", "1", "--beam", "1", "--pairs", "fra_Latn-eng_Latn", "--json", "--quiet"
@@ -84,6 +108,7 @@ def test_json(folder):
         (("full", *QUICK, "--batch-size", "0"), UsageError, "--batch-size 0"),
         (("full", *QUICK, "--sentences", "9"), DataError, "sentences were asked for"),
         (("full", *QUICK, "--split", "dev"), DataError, "no split 'dev'"),
+        (("full", *QUICK, "--pairs", "eng_Latn-zho_Hans"), DataError, "unknown language"),
         (("nothing", *QUICK, "--sentences", "1"), CheckpointError, "nothing"),
         (("full", *QUICK, "-o", "data/test.eng_Latn"), OutputError, "exists"),
         (("full", *QUICK, "-o", "nothing/latency.json"), OutputError, "no such directory"),
@@ -111,8 +136,6 @@ def test_the_table_has_the_json_s_values(folder):
         *QUICK,
         "--sentences",
         "3",
-        "--sentences",
-        "3",
         "--batch-size",
         "1,2",
         "--table",
@@ -126,10 +149,8 @@ def test_the_table_has_the_json_s_values(folder):
     for row in speed:
         result = next(one for one in payload["results"] if one["checkpoint"] == row["checkpoint"])
         timing = next(one for one in result["timings"] if one["batch_size"] == row["batch_size"])
-        spread = timing["speedup"]
-        assert [row["speedup_median"], row["speedup_deviation"]] == [spread["median"], spread["deviation"]]
-        for name in ("tokens_per_second", "seconds_per_sentence"):
-            assert [row[f"{name}_mean"], row[f"{name}_std"]] == [timing[name]["mean"], timing[name]["std"]]
+        for name in ("tokens_per_second", "seconds_per_sentence", "speedup"):
+            assert {figure: row[f"{name}_{figure}"] for figure in timing[name]} == timing[name]
     assert [row["parameters"] for row in size] == [one["parameters"] for one in payload["results"]]
 
 
@@ -147,8 +168,8 @@ def test_examples_per_second_of_a_classifier(folder):
     assert (payload["task"], payload["data"]["files"]) == ("classification", ["dev.tsv"])
     timings = payload["results"][0]["timings"]
     table = rows("t.csv", "speed")
-    assert [row["examples_per_second_mean"] for row in table] == [
-        t["examples_per_second"]["mean"] for t in timings
+    assert [row["examples_per_second_median"] for row in table] == [
+        t["examples_per_second"]["median"] for t in timings
     ]
     pixels(folder / "speed.png")
     page = call(report, "-o", "report.html")

@@ -13,6 +13,7 @@ from prunecli.demo import DATA
 from prunecli.errors import CheckpointError, DataError, OutputError, PruneError, UsageError
 from prunecli.modules.int8 import multiplies_bytes
 from prunecli.results import read
+from tests.commands.calls import call
 from tests.reference.group_means import differences_of, mean_of
 from tests.results.tables import rows
 from tests.tiny import tiny_nllb_moe
@@ -155,6 +156,9 @@ def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch, ca
         (("nothing", "--data", "data"), CheckpointError, "nothing"),
         (("full", "--data", "data", "-o", "data/test.eng_Latn"), OutputError, "exists"),
         (("full", "--data", "data", "--seed", "0"), UsageError, "seed 0"),
+        (("full", "--data", "data", "--min-ratio", "0.9"), UsageError, "one was given"),
+        (("full", "--data", "data", "--min", "chrF++=x"), UsageError, "--min chrF"),
+        (("full", "--data", "data", "--max", "perplexity=9"), UsageError, "no score of translation"),
         (
             ("full", "--data", "data", "--dtype", "int4"),
             UsageError,
@@ -175,6 +179,36 @@ def test_what_is_left_out_is_not_said_of_what_is_refused(folder, arguments, monk
     with pytest.raises((CheckpointError, OutputError)):
         _run(*arguments, "--data", "data")
     assert not any("spBLEU" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missed"),
+    [
+        (("--min", "chrF++=100", "--max", "over_generated=1"), ["full: chrf++", "pruned: chrf++"]),
+        (("--min-ratio", "0", "--min", "length_ratio=0"), []),
+    ],
+)
+def test_a_score_below_its_limit_ends_with_status_1(folder, arguments, missed):
+    command = ("full", "pruned", "--data", "data", "--pairs", "eng_Latn-deu_Latn", *QUICK, *arguments)
+    ended = call(evaluate, *map(str, command))
+    assert ended.status == bool(missed)
+    lines = ended.err.splitlines()[-len(missed) :] if missed else []
+    assert [start in line for start, line in zip(missed, lines, strict=True)] == [True] * len(missed)
+    assert len(json.loads((folder / "evaluation.json").read_text())["examples"]) == 2
+    assert "Where the outputs differ most" in ended.out
+
+
+def test_without_a_checkpoint_less_of_the_demo_s_text_is_taken(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("prunecli.commands.evaluate.ABOUT_A_MINUTE", 30)
+    bare = ("--pairs", "qba_Latn-qka_Latn,qka_Latn-qba_Latn", "--beam", "1", "--bootstrap", "0")
+    result = _run(*bare)
+    assert "1 checkpoint x 1 of 2 pairs x 30 of 200 sentences. --all takes everything." in result.stderr
+    assert json.loads((tmp_path / "evaluation.json").read_text())["data"]["sentences"] == 30
+    for arguments in (("--all",), ("--max-sentences", "200")):
+        monkeypatch.setattr("prunecli.evaluation.evaluate._at_most", None)  # not called
+        monkeypatch.setattr("prunecli.evaluation.evaluate.evaluate_translation", lambda *_, **__: None)
+        assert "--all takes" not in _run(*bare, *arguments, "--force").stderr
 
 
 CLASSES = "fra_Latn\thigh\neng_Latn\thigh\ndeu_Latn\tmiddle\n"

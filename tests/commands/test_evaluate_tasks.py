@@ -108,6 +108,11 @@ def test_texts_by_name_against_the_first(folder):
         assert text in result.stdout
     made = json.loads((folder / "evaluation.json").read_text())
     assert made["data"]["texts"] == 2
+    assert f"2 texts, {made['results'][0]['scores']['tokens']:,} tokens" in result.stdout
+    assert sorted((one["text"], *one["outputs"]) for one in made["examples"]) == [
+        (name, "full", "small") for name in ("b", "hats")
+    ]
+    assert "Where the outputs differ most" in result.stdout
     first, other = made["results"]
     assert list(first["by_text"]) == list(other["by_text"]) == ["hats", "b"]
     assert other["by_text"]["hats"]["continuations"] == 1

@@ -117,15 +117,15 @@ def test_the_smallest_memory_by_layer_is_the_one_that_a_run_takes(
         budget, "plan_memory", lambda memory, demand: (demands.append(demand), plan_memory(memory, demand))[1]
     )
     with open_model(moe) as opened:
-        way = next(capacity._by_layer(opened, 1 << 30))
-        assert next(capacity._by_layer(opened, way.needed)).fits
-        assert not next(capacity._by_layer(opened, way.needed - 1)).fits
+        way, _ = next(capacity._by_layer(opened, 1 << 30))
+        assert next(capacity._by_layer(opened, way.needed_bytes))[0].fits
+        assert not next(capacity._by_layer(opened, way.needed_bytes - 1))[0].fits
     assert demands[0].process == 123_456
-    plan_memory(way.needed, demands[0])
+    plan_memory(way.needed_bytes, demands[0])
     with pytest.raises(UsageError, match="too little"):
-        plan_memory(way.needed - 1, demands[0])
+        plan_memory(way.needed_bytes - 1, demands[0])
     states = plan_memory(1 << 30, demands[0]).states
-    assert way.tokens == states // (16 * 4 + 2 * 16 * 4)  # a hidden state, and two rows for experts
+    assert way.state_tokens == states // (16 * 4 + 2 * 16 * 4)  # a hidden state, and two rows for experts
 
 
 def test_a_pass_takes_the_larger_of_reading_and_computing(

@@ -13,7 +13,6 @@ from prunecli.evaluation.scoring import (
     mean_scores,
     score,
     spm_file,
-    spm_missing,
 )
 
 REFERENCES = ("the cat sat on the mat", "a dog ran over the hill")
@@ -120,17 +119,7 @@ def test_spm_is_found_where_sacrebleu_keeps_it(spm, tmp_path, monkeypatch):
     assert spm_file(None) == kept
 
 
-def test_a_given_spm_file_must_exist(tmp_path):
-    with pytest.raises(DataError, match="no such file"):
-        spm_file(tmp_path / "nothing")
-
-
 def test_a_given_spm_file_must_be_one(tmp_path):
     (tmp_path / "x").write_text("no model")
     with pytest.raises(DataError, match="not a SentencePiece model"):
         make_metrics(tmp_path / "x")
-
-
-def test_the_line_about_a_missing_spm_says_how_to_give_it():
-    assert "--spm FILE" in spm_missing()
-    assert SPM_NAME in spm_missing()

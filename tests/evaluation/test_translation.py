@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from prunecli import progress
-from prunecli.errors import CheckpointError, DataError, OutputError
+from prunecli.errors import DataError, OutputError
 from prunecli.evaluation import translation as module
 from prunecli.evaluation.decoding import DecodingOptions, Translation
+from prunecli.evaluation.evaluate import evaluate
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.translation import evaluate_translation, hypothesis_path
 from prunecli.modules import fitting
 from prunecli.tensors.documents import partial_path
-from prunecli.text.choice import Dataset
+from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.parallel import ParallelText
 from tests.tiny import tiny_nllb_moe
 
@@ -104,6 +105,35 @@ def test_scores_means_and_significance(checkpoints, good_and_bad, tmp_path):
     assert "p_value" not in full["pairs"]["eng_Latn-fra_Latn"]["bootstrap"]["chrf++"]
     assert payload["significance"]["baseline"] == "full"
     assert set(payload["signatures"]) == {"chrf++", "chrf", "bleu"}
+
+
+def test_examples_are_where_the_others_differ_most(checkpoints, good_and_bad):
+    evaluation = evaluate_translation(checkpoints, DATA, replace(OPTIONS, examples=1))
+    assert [example.to_json() for example in evaluation.examples] == [
+        {
+            "pair": "eng_Latn-fra_Latn",
+            "source": "the hat",
+            "reference": "le chapeau",
+            "outputs": {"full": "le chapeau", "pruned": "x" * 200},
+        }
+    ]
+    alone = evaluate_translation({"pruned": checkpoints["pruned"]}, DATA, replace(OPTIONS, examples=4))
+    assert [example.pair for example in alone.examples] == ["eng_Latn-fra_Latn"] * 3 + ["fra_Latn-eng_Latn"]
+
+
+@pytest.mark.parametrize(
+    ("most", "sentences", "pairs"),
+    [(2 * 2 * 80, 80, 2), (2 * 2 * 60 - 1, 59, 2), (2 * 30, 30, 1), (1, 30, 1)],
+)
+def test_fewer_sentences_then_fewer_pairs(checkpoints, good_and_bad, monkeypatch, most, sentences, pairs):
+    text = ParallelText("test", {name: lines * 27 for name, lines in TEXT.sentences.items()}).first(80)
+    monkeypatch.setattr(TextChoice, "read", lambda *_: replace(DATA, text=text))
+    monkeypatch.setitem(TEXT.sentences, "fra_Latn", text.sentences["fra_Latn"])
+    monkeypatch.setitem(TEXT.sentences, "eng_Latn", text.sentences["eng_Latn"])
+    options, said = replace(OPTIONS, most_translations=most, samples=0), []
+    made = evaluate(checkpoints, TextChoice(pairs="a-b"), options, say=said.append)
+    assert (made.data["sentences"], len(made.pairs)) == (sentences, pairs)
+    assert any("--all takes everything" in line for line in said) == ((sentences, pairs) != (80, 2))
 
 
 def test_what_all_checkpoints_take_is_said_with_what_takes_less(checkpoints, tmp_path, monkeypatch):
@@ -215,16 +245,6 @@ def test_existing_hypotheses_are_refused_before_the_work(checkpoints, good_and_b
     with pytest.raises(OutputError, match="exists"):
         evaluate_translation(checkpoints, DATA, options, tmp_path / "e.json")
     assert good_and_bad == []
-
-
-def test_no_directory_for_the_output(checkpoints, tmp_path):
-    with pytest.raises(OutputError, match="no such directory"):
-        evaluate_translation(checkpoints, DATA, OPTIONS, tmp_path / "nothing" / "e.json")
-
-
-def test_not_a_checkpoint(checkpoints, tmp_path):
-    with pytest.raises(CheckpointError):
-        evaluate_translation({**checkpoints, "none": tmp_path}, DATA, OPTIONS, tmp_path / "e.json")
 
 
 def test_a_language_that_the_tokenizer_lacks(checkpoints, good_and_bad, tmp_path):

@@ -77,8 +77,8 @@ def latency(batch_sizes: tuple[int, ...] = (1,)) -> dict[str, Any]:
             {
                 "batch_size": size,
                 "beam": 5,
-                "tokens_per_second": {"mean": speed * size, "std": 2.0},
-                "seconds_per_sentence": {"mean": 32 / speed, "std": 0.01},
+                "tokens_per_second": {"median": speed * size, "deviation": 2.0},
+                "seconds_per_sentence": {"median": 32 / speed, "deviation": 0.01},
                 "speedup": {"median": speed / 100, "deviation": 0.02},
             }
             for size in batch_sizes

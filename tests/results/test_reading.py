@@ -18,13 +18,12 @@ from tests.commands.heads import scored
 from tests.families import tiny_family
 from tests.report import results as files
 
-SPREAD = {"mean": 2.5, "std": 0.125}
-ROBUST = {"median": 2.5, "deviation": 0.125}
+SPREAD = {"median": 2.5, "deviation": 0.125, "mean": 2.75, "std": 0.5}
 TIMING = {
     "beam": 1,
     "tokens_per_second": SPREAD,
     "seconds_per_sentence": SPREAD,
-    "speedup": ROBUST,
+    "speedup": SPREAD,
 }
 LATENCY = {
     "format": "prunecli.latency/1",
@@ -75,11 +74,16 @@ def read(tmp_path):
     return written
 
 
-def test_speed_ups_of_0_1_0_had_mean_and_deviation(read):
-    timing = TIMING | {"batch_size": 1, "speedup": {"mean": 2.0, "std": 0.5}}
-    results = [result | {"timings": [timing]} for result in LATENCY["results"]]
-    speed = read(LATENCY | {"results": results}).tables()["speed"]
-    assert {(row["speedup_median"], row["speedup_deviation"]) for row in speed} == {(2.0, 0.5)}
+def test_speeds_of_0_2_0_had_mean_and_std_or_median_and_deviation(read):
+    figures = {"tokens_per_second": {"mean": 9.0, "std": 0.5}, "speedup": {"median": 2.0, "deviation": 0.25}}
+    results = [result | {"timings": [TIMING | figures | {"batch_size": 1}]} for result in LATENCY["results"]]
+    speed = read(LATENCY | {"results": results}).tables()["speed"][0]
+    assert (speed["tokens_per_second_median"], speed["tokens_per_second_deviation"]) == (9.0, 0.5)
+    assert (speed["speedup_median"], speed["speedup_deviation"], "speedup_mean" in speed) == (
+        2.0,
+        0.25,
+        False,
+    )
 
 
 def test_latency(read):
@@ -88,7 +92,7 @@ def test_latency(read):
     assert list(zip(speed["batch_size"], speed["checkpoint"], strict=True)) == [
         (1, "one"), (1, "two"), (8, "one"), (8, "two"),
     ]  # fmt: skip
-    assert set(speed["tokens_per_second_mean"]) == {2.5}
+    assert set(speed["tokens_per_second_mean"]) == {2.75}
     assert set(speed["speedup_deviation"]) == {0.125}
     assert size["load_seconds"][0] == 0.5
     assert size["resident_peak_bytes"].isna().tolist() == [False, True]
