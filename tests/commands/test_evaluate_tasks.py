@@ -64,7 +64,7 @@ def test_enough_texts_for_a_test(folder):
     assert "*" in result.stdout
     assert "too few" not in result.stderr
     result = _run("full", "small", "--text", "many.txt", "-o", "documents.json")
-    assert "lm, many.txt, 1 document\n" in result.stdout
+    assert "lm, many.txt, 1 document, 168 tokens\n" in result.stdout
     assert "3 windows are too few for a test of significance" in result.stderr
     assert "Text: 1 file as a whole document (--lines takes each line as a text)." in result.stderr
     result = _run("full", "small", "--text", "many.txt", "--context", "5", "-o", "windows.json")
@@ -108,7 +108,7 @@ def test_texts_by_name_against_the_first(folder):
         assert text in result.stdout
     made = json.loads((folder / "evaluation.json").read_text())
     assert made["data"]["texts"] == 2
-    assert f"2 texts, {made['results'][0]['scores']['tokens']:,} tokens" in result.stdout
+    assert f"2 documents, {made['results'][0]['scores']['tokens']:,} tokens" in result.stdout
     assert sorted((one["text"], *one["outputs"]) for one in made["examples"]) == [
         (name, "full", "small") for name in ("b", "hats")
     ]
