@@ -55,7 +55,7 @@ def test_the_step_says_which_text(model: Checkpoint, text: TextChoice) -> None:
 def test_the_units_that_stay_are_the_most_active(model: Checkpoint, text: TextChoice) -> None:
     options = NarrowOptions(width=5, score="activation")
     measured = activations.measure_activations(model, text.read("lm"), ON_CPU)
-    by_hand = {name: tuple(sorted(np.argsort(-values)[:5])) for name, values in measured.means.items()}
+    by_hand = {name: tuple(sorted(np.argsort(-values)[:5])) for name, values in measured.magnitudes.items()}
     assert plan_widths_on_text(model, text, options, ON_CPU).units == by_hand
     assert plan_widths(model, options, lambda: measured).units == by_hand
 
@@ -74,3 +74,12 @@ def test_merged_ffns_leave_nothing_behind_and_a_shortage_names_the_source(
         plan_ffn_on_text(model, text, FfnOptions(width=20, keep_units="activations"), ON_CPU)
     assert caught.value.shortage.checkpoint == model.path != ran[0]
     assert not ran[0].exists()
+
+
+def test_layers_of_an_encoder_without_a_head_are_ranked_by_its_vectors(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("the hen\nten tins on\n")
+    model = open_model(tiny_family(tmp_path / "model", "bert", architectures=["BertModel"]))
+    text = TextChoice(files=tmp_path / "text")
+    plan = plan_layers_on_text(model, text, LayerOptions(count=1), ON_CPU)
+    assert plan.step["arguments"]["metric"] == "embedding"
+    assert plan == plan_layers_on_text(model, text, LayerOptions(count=1, metric="embedding"), ON_CPU)

@@ -183,7 +183,7 @@ def factorize_embeddings(
     if plot is not None:
         check_plot(plot, force=force or dry_run)
     with how.open(checkpoint) as opened:
-        how.check(opened)
+        how.refuse(opened)
         lines = TextChoice(data=data, split=split, langs=langs, files=tuple(text or ())).lines()
         plan = plan_embeddings(opened, options, lines)
         if plot is not None:

@@ -292,6 +292,16 @@ StreamOption = Annotated[
         "fetched, and nothing of it kept. A run that was ended goes on.",
     ),
 ]
+CheckOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--check",
+        help="Text to measure the loss on before and after (some 2,000 tokens of it): a file of plain text, or for a "
+        "model that translates a directory like that of --data. Default: where scores come from text, text like it.",
+        metavar="TEXT",
+        show_default=False,
+    ),
+]
 ConfigOnlyOption = Annotated[
     bool,
     typer.Option(

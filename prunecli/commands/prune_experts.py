@@ -11,6 +11,7 @@ import typer
 from prunecli.commands import console
 from prunecli.commands.checkpoints import DemoOption
 from prunecli.commands.options import (
+    CheckOption,
     CheckpointArgument,
     ConfigOnlyOption,
     DryRunOption,
@@ -216,6 +217,7 @@ def prune_experts(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
     ] = Path("pruned-experts"),
+    check: CheckOption = None,
     dry_run: DryRunOption = False,
     explain: ExplainOption = False,
     config_only: ConfigOnlyOption = False,
@@ -255,7 +257,7 @@ def prune_experts(
         seed=seed,
         load=fit_load(fit, fit_batch, fit_beam, fit_length),
     )
-    how = How(None if dry_run else output, force, quiet, json, not config_only, explain)
+    how = How(None if dry_run else output, force, quiet, json, not config_only, explain, check)
     with how.open(checkpoint, demo, stream=stream) as opened:
         if options.experts is None and options.amount == Amount():
             how.note(

@@ -11,6 +11,7 @@ from prunecli.commands import console
 from prunecli.commands.checkpoints import demo_text
 from prunecli.commands.options import (
     BatchTokensOption,
+    CheckOption,
     CheckpointArgument,
     ConfigOnlyOption,
     ContextOption,
@@ -79,9 +80,9 @@ def prune_ffn(
         UnitScore | None,
         typer.Option(
             "--score",
-            help="What a unit is worth: activation, its mean |a| on --data or --text; activation-norm, that times the "
-            "norm of its output weights; norms, of all its weights; random. Default: activation-norm with text, norms "
-            "without.",
+            help="What a unit is worth: activation, its root mean square on --data or --text; activation-norm, that "
+            "times the norm of its output weights; norms, of all its weights, without text; random. Default: "
+            "activation-norm.",
             show_default=False,
         ),
     ] = None,
@@ -105,6 +106,7 @@ def prune_ffn(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
     ] = Path("pruned-ffn"),
+    check: CheckOption = None,
     dry_run: DryRunOption = False,
     explain: ExplainOption = False,
     config_only: ConfigOnlyOption = False,
@@ -117,7 +119,7 @@ def prune_ffn(
     Quality comes back by training: prunecli finetune.
     """
     from prunecli.evaluation.on_text import RunOptions
-    from prunecli.methods.ffn.narrow import MEASURED, NarrowOptions, refuse_contradictions
+    from prunecli.methods.ffn.narrow import MEASURED, NORMS_WARNING, NarrowOptions, refuse_contradictions
     from prunecli.text.choice import TextChoice
 
     choice = TextChoice(
@@ -132,13 +134,12 @@ def prune_ffn(
         demo=demo_text(checkpoint),
     )
     named = choice.first_given
-    default: UnitScore = "norms" if named is None else "activation-norm"
     options = NarrowOptions(
         ratio=ratio,
         width=width,
         side=side,
         per_layer=per_layer,
-        score=score or default,
+        score=score or "activation-norm",
         round_to=round_to,
         dense_only=dense_only or checkpoint is None,
         dtype=dtype,
@@ -147,7 +148,7 @@ def prune_ffn(
     refuse_contradictions(options)
     if options.score not in MEASURED and named is not None:
         raise UsageError(f"{named}: --score {options.score} looks at no text.", "Leave it out.")
-    how = How(None if dry_run else output, force, quiet, json, not config_only, explain)
+    how = How(None if dry_run else output, force, quiet, json, not config_only, explain, check)
     with how.open(checkpoint) as opened:
         if checkpoint is None and not dense_only:
             how.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")
@@ -155,10 +156,13 @@ def prune_ffn(
         from prunecli.methods.ffn.rewrite import rewrite_ffn
         from prunecli.planning import plan_widths_on_text
 
+        if score == "norms":
+            console.warn(NORMS_WARNING)
         running = RunOptions(batch_tokens, device)
         plan = plan_widths_on_text(opened, choice, options, running, progress=how.progress, say=console.note)
         how.note(*plan.reasons)
-        shown = how.apply(opened, rewrite_ffn(opened, plan))
+        scored = choice if options.score in MEASURED else None
+        shown = how.apply(opened, rewrite_ffn(opened, plan), scored, device)
         how.show(lambda: ffn_document(shown, plan, seed, narrowed=True), lambda: _show(shown, plan))
 
 

@@ -10,6 +10,7 @@ import typer
 
 from prunecli.commands import console
 from prunecli.commands.options import (
+    CheckOption,
     CheckpointArgument,
     ConfigOnlyOption,
     DryRunOption,
@@ -107,6 +108,7 @@ def prune_heads(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
     ] = Path("pruned-heads"),
+    check: CheckOption = None,
     dry_run: DryRunOption = False,
     explain: ExplainOption = False,
     config_only: ConfigOnlyOption = False,
@@ -137,7 +139,7 @@ def prune_heads(
         dtype=dtype,
         seed=seed,
     )
-    how = How(None if dry_run else output, force, quiet, json, not config_only, explain)
+    how = How(None if dry_run else output, force, quiet, json, not config_only, explain, check)
     with how.open(checkpoint) as opened:
         if heads is None and ratio is None and count is None:
             how.note("No --ratio given: removing 20% of the heads.")

@@ -11,6 +11,7 @@ from prunecli.commands import console
 from prunecli.commands.checkpoints import demo_text
 from prunecli.commands.options import (
     BatchTokensOption,
+    CheckOption,
     CheckpointArgument,
     ConfigOnlyOption,
     ContextOption,
@@ -101,7 +102,8 @@ def prune_layers(
             "--metric",
             help="What a layer is worth: cosine or cka, how little its output is like its input; perplexity, how much "
             "that of the text rises without it; embedding, how far the text's vector moves without it; last, how near "
-            "it is to the beginning; random. The first four run the model on --data or --text. Default: cosine.",
+            "it is to the beginning; random. The first four run the model on --data or --text. Default: cosine; for a "
+            "model without a head embedding.",
             show_default=False,
         ),
     ] = None,
@@ -128,6 +130,7 @@ def prune_layers(
         Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
     ] = Path("pruned-layers"),
     stream: StreamOption = False,
+    check: CheckOption = None,
     dry_run: DryRunOption = False,
     explain: ExplainOption = False,
     config_only: ConfigOnlyOption = False,
@@ -140,7 +143,7 @@ def prune_layers(
     One layer of each stack stays. Quality comes back by training: prunecli finetune.
     """
     from prunecli.evaluation.on_text import RunOptions
-    from prunecli.methods.layers.plan import LayerOptions, refuse_contradictions
+    from prunecli.methods.layers.plan import LAST_WARNING, LayerOptions, refuse_contradictions
     from prunecli.text.choice import TextChoice
 
     options = LayerOptions(
@@ -176,15 +179,18 @@ def prune_layers(
             f"--stream: --metric {metric or 'cosine'} runs the model, all of which has to be here for that.",
             "Leave --stream out, or choose by --metric last, random or by name.",
         )
-    how = How(None if dry_run else output, force, quiet, json, not config_only, explain)
+    how = How(None if dry_run else output, force, quiet, json, not config_only, explain, check)
     with how.open(checkpoint, stream=stream) as opened:
         from prunecli.methods.layers.rewrite import rewrite_layers
         from prunecli.planning import plan_layers_on_text
 
+        if metric == "last":
+            console.warn(LAST_WARNING)
         running = RunOptions(batch_tokens, device)
         plan = plan_layers_on_text(opened, choice, options, running, progress=how.progress, say=console.note)
         how.note(*plan.reasons)
-        shown = how.apply(opened, rewrite_layers(opened, plan))
+        scored = choice if options.needs_text else None
+        shown = how.apply(opened, rewrite_layers(opened, plan), scored, device)
         how.show(lambda: _document(shown, plan, seed), lambda: _show(shown, plan))
 
 

@@ -8,23 +8,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prunecli.commands import console
+from prunecli.errors import MemoryShortError, PruneError, UsageError
 
 if TYPE_CHECKING:
     from prunecli.commands.checkpoints import DemoName
+    from prunecli.evaluation.quality_check import QualityCheck
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.decision import Decision
     from prunecli.model.rewrite import Rewrite
     from prunecli.model.stock import StockSupport
     from prunecli.pipeline import Applied
     from prunecli.progress import Progress
-    from prunecli.results.rewriting import Rewriting
+    from prunecli.results.rewriting import QualityChange, Rewriting
+    from prunecli.text.choice import TextChoice
 
     Document = TypeVar("Document", bound=Rewriting)
 
 
 @dataclass(frozen=True)
 class How:
-    """--output (None: --dry-run was given), --force, --quiet, --json, `weights`: not --config-only, and --explain."""
+    """The options of a rewriting command: --output (None: --dry-run was given), `weights`: not --config-only."""
 
     output: Path | None
     force: bool
@@ -32,6 +35,7 @@ class How:
     json: bool
     weights: bool = True
     explain: bool = False
+    check: Path | None = None
 
     @property
     def progress(self) -> Progress:
@@ -63,18 +67,33 @@ class How:
         from prunecli.tensors.hub.names import local_path
         from prunecli.tensors.transaction import refuse_target
 
+        without = {"--dry-run": self.output is None, "--config-only": not self.weights, "--stream": stream}
+        for option in (name for name, is_given in without.items() if is_given and self.check is not None):
+            raise UsageError(f"--check runs the original and the result, {option} has not both.", "Give one.")
         if self.output is not None:
             refuse_target(self.output, force=self.force, source=local_path(checkpoint))
         if stream:
             return streamed(checkpoint)
         return open_model(checkpoint_or_demo(checkpoint, demo))
 
-    def apply(self, source: Checkpoint, rewrite: Rewrite) -> Shown:
-        """Write the result, or with --dry-run only check it; what it will lack is said before."""
+    def apply(
+        self,
+        source: Checkpoint,
+        rewrite: Rewrite,
+        scored: TextChoice | None = None,
+        device: str = "auto",
+    ) -> Shown:
+        """Write the result, or with --dry-run only check it; measure what it costs on a little text.
+
+        Args:
+            scored: the text that the scores come from; None: without --check nothing is measured.
+            device: that the model runs on.
+        """
         from prunecli.pipeline import apply
 
         self.note(*not_carried(source), *not_opened(source))
         _warn_of_large(rewrite.decision)
+        check = self._quality_check(source, rewrite, scored, device)
         result = apply(
             source,
             rewrite,
@@ -87,9 +106,47 @@ class How:
         if (traffic := source.traffic) is not None:
             came, stored = console.bytes_text(traffic.received), console.bytes_text(source.total_bytes)
             self.note(f"Fetched {came} of {stored}, in {traffic.requests:,} requests.")
-        return Shown(result, self.weights, self.explain)
+        quality = self._compared(check, result)
+        return Shown(result, self.weights, self.explain, quality)
 
-    def check(self, source: Checkpoint) -> None:
+    def _quality_check(
+        self, source: Checkpoint, rewrite: Rewrite, scored: TextChoice | None, device: str
+    ) -> QualityCheck | None:
+        """The measured original, where --check is given or there is text; None too where it does not fit in memory."""
+        wanted = self.check is not None or (scored is not None and (self.json or not self.quiet))
+        if self.output is None or not self.weights or not wanted:
+            return None
+        from prunecli.evaluation.quality_check import QualityCheck
+
+        steps = rewrite.structure.history
+        try:
+            return QualityCheck(source, self.check, scored, steps, device, self.progress)
+        except PruneError as error:
+            if self.check is not None and not isinstance(error, MemoryShortError):
+                raise
+            self._unmeasured(error)
+            return None
+
+    def _compared(self, check: QualityCheck | None, result: Applied) -> QualityChange | None:
+        """What the reduction costs; a result that is ruined is said with --quiet, too."""
+        if check is None or result.output is None:
+            return None
+        try:
+            change = check.compare(result.output)
+        except PruneError as error:  # the result is there, and right
+            self._unmeasured(error)
+            return None
+        if change.ruined:
+            console.warn(
+                "Warning: the result is ruined. Remove less, choose by another score, or train it: prunecli finetune "
+                f"{result.output} --teacher {result.source.path}"
+            )
+        return change
+
+    def _unmeasured(self, error: PruneError) -> None:
+        self.note(f"The quality of the result is not measured: {error.message}")
+
+    def refuse(self, source: Checkpoint) -> None:
         """Refuse before anything heavy a model that is not known, and an output that cannot be written."""
         from prunecli.tensors.transaction import refuse_target
 
@@ -105,6 +162,7 @@ class Shown:
     result: Applied
     weights: bool = True
     explain: bool = False
+    quality: QualityChange | None = None
 
     def document(self, kind: type[Document], seed: int | None, **fields: Any) -> Document:
         """What `--json` prints: the fields that every kind has, and its own."""
@@ -112,7 +170,8 @@ class Shown:
         from prunecli.results.header import header
 
         result, decision = self.result, self.result.rewrite.decision
-        decided: dict[str, Any] = {} if decision is None else {"decision": record(decision, full=True)}
+        more: dict[str, Any] = {} if decision is None else {"decision": record(decision, full=True)}
+        more |= {} if self.quality is None else {"quality": self.quality}
         return kind(
             **header(kind.FORMAT, [result.source], seed),
             left_out=[*result.left_out],
@@ -121,7 +180,7 @@ class Shown:
             arguments=dict(result.rewrite.structure.history[-1]["arguments"]),
             **asdict(result.summary),
             **fields,
-            **decided,
+            **more,
         )
 
     def rows(self) -> list[list[str]]:
@@ -144,6 +203,10 @@ class Shown:
             from prunecli.commands.decision_tables import show_decision
 
             show_decision(self.result.rewrite.decision)
+        if self.quality is not None:
+            from prunecli.evaluation.quality_check import change_line
+
+            console.out(change_line(self.quality))
         console.out(support.line)
         what = opened_by(support) if self.weights else f"no weights: finetune --from-scratch {output}"
         console.out(f"Dry run: {dry}." if output is None else f"Written: {output} ({what})")

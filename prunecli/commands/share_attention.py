@@ -10,6 +10,7 @@ import typer
 
 from prunecli.commands import console
 from prunecli.commands.options import (
+    CheckOption,
     CheckpointArgument,
     ConfigOnlyOption,
     DryRunOption,
@@ -84,6 +85,7 @@ def share_attention(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The new checkpoint.")] = Path(
         "shared-attention"
     ),
+    check: CheckOption = None,
     dry_run: DryRunOption = False,
     config_only: ConfigOnlyOption = False,
     force: ForceOption = False,
@@ -99,7 +101,7 @@ def share_attention(
     from prunecli.methods.attention.rewrite import rewrite_attention
 
     options = AttentionOptions(config, encoder, decoder, cross, _groups(groups), order, init, dtype)
-    how = How(None if dry_run else output, force, quiet, json, not config_only)
+    how = How(None if dry_run else output, force, quiet, json, not config_only, check=check)
     with how.open(checkpoint) as opened:
         plan = plan_attention(opened, options)
         how.note(*plan.reasons)

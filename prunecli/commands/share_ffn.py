@@ -11,6 +11,7 @@ from prunecli.commands import console
 from prunecli.commands.checkpoints import demo_text
 from prunecli.commands.options import (
     BatchTokensOption,
+    CheckOption,
     CheckpointArgument,
     ConfigOnlyOption,
     ContextOption,
@@ -102,7 +103,7 @@ def share_ffn(
         typer.Option(
             "--keep-units",
             help="Which hidden units stay where an FFN gets narrower: those of the largest weights, or those that are "
-            "most active on --data or --text (runs the model). Default: norms.",
+            "most active on --data or --text (runs the model). Default: activations.",
             show_default=False,
         ),
     ] = None,
@@ -122,6 +123,7 @@ def share_ffn(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The new checkpoint.")] = Path(
         "shared-ffn"
     ),
+    check: CheckOption = None,
     dry_run: DryRunOption = False,
     explain: ExplainOption = False,
     config_only: ConfigOnlyOption = False,
@@ -162,12 +164,7 @@ def share_ffn(
         context=context,
         demo=demo_text(checkpoint),
     )
-    named = choice.first_given
-    if keep_units != "activations" and named is not None:
-        raise UsageError(
-            f"{named} goes with --keep-units activations: nothing else looks at text.", "Leave it out."
-        )
-    how = How(None if dry_run else output, force, quiet, json, not config_only, explain)
+    how = How(None if dry_run else output, force, quiet, json, not config_only, explain, check)
     with how.open(checkpoint) as opened:
         if checkpoint is None and not dense_only:
             how.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")
@@ -177,8 +174,11 @@ def share_ffn(
 
         running = RunOptions(batch_tokens, device)
         plan = plan_ffn_on_text(opened, choice, options, running, progress=how.progress, say=console.note)
+        scored = choice if plan.decision is not None and keep_units != "norms" else None
+        if scored is None and choice.first_given is not None:
+            raise UsageError(f"{choice.first_given}: nothing here looks at text.", "Leave it out.")
         how.note(*plan.reasons)
-        shown = how.apply(opened, rewrite_ffn(opened, plan))
+        shown = how.apply(opened, rewrite_ffn(opened, plan), scored, device)
         how.show(lambda: ffn_document(shown, plan, plan.seed), lambda: show_ffns(shown, plan))
 
 

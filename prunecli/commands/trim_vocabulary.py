@@ -10,6 +10,7 @@ import typer
 
 from prunecli.commands import console
 from prunecli.commands.options import (
+    CheckOption,
     CheckpointArgument,
     ConfigOnlyOption,
     DataOption,
@@ -90,6 +91,7 @@ def trim_vocabulary(
         Path, typer.Option("--output", "-o", metavar="DIR", help="The trimmed checkpoint.")
     ] = Path("trimmed-vocabulary"),
     stream: StreamOption = False,
+    check: CheckOption = None,
     dry_run: DryRunOption = False,
     explain: ExplainOption = False,
     config_only: ConfigOnlyOption = False,
@@ -114,9 +116,9 @@ def trim_vocabulary(
                 "No text is given, and it says which tokens stay.", "Give --data DIR, --text FILE, or both."
             )
         choice = replace(choice, split=split or DEMO_SPLIT, demo=demo.DATA)
-    how = How(None if dry_run else output, force, quiet, json, not config_only, explain)
+    how = How(None if dry_run else output, force, quiet, json, not config_only, explain, check)
     with how.open(checkpoint, stream=stream) as opened:
-        how.check(opened)
+        how.refuse(opened)
         options = VocabularyOptions(
             min_count=min_count,
             keep=_kept(keep),

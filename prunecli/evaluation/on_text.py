@@ -33,19 +33,29 @@ class RunOptions:
 
 
 def measured_text(
-    checkpoint: Checkpoint, choice: TextChoice, what: str, say: Say = unsaid, *, task: TaskName | None = None
+    checkpoint: Checkpoint,
+    choice: TextChoice,
+    what: str,
+    say: Say = unsaid,
+    *,
+    task: TaskName | None = None,
+    without: str | None = None,
 ) -> Dataset:
     """Parallel text for a model with an encoder and a decoder, plain text for others (see `TextChoice.whole_files`).
 
     Args:
         what: the option that asks for it, for messages.
         task: that plain text is for. If None, `lm` for causal language models, `mlm` for all others.
+        without: an option that needs no text, for messages.
 
     Raises:
         UsageError: text of the other kind, or none.
         DataError: text that cannot be used.
     """
+    other_way = "" if without is None else f" Or choose without text: {without}."
     if len(checkpoint.require_architecture().stacks) > 1:
+        if not (choice.files or choice.first_given or choice.demo):
+            raise UsageError(f"{what} needs text.", f"Give parallel text: --data DIR.{other_way}")
         if choice.files:
             raise UsageError("--text goes with models that have one side.", "Give parallel text: --data DIR.")
         return choice.read("translation", say)
@@ -54,7 +64,7 @@ def measured_text(
     if other is not None:
         raise UsageError(f"{other} goes with models that translate.", "Give --text FILE.")
     if not choice.files:
-        raise UsageError(f"{what} needs text.", "Give --text FILE.")
+        raise UsageError(f"{what} needs text.", f"Give --text FILE.{other_way}")
     return choice.read(task or ("lm" if task_of(checkpoint) == "lm" else "mlm"), say)
 
 

@@ -72,13 +72,19 @@ def pruned_pairs(
     checkpoints: Sequence[Path], pairs: Sequence[tuple[str, str]]
 ) -> tuple[tuple[str, str], ...]:
     """Those of `pairs` (source, target) that every checkpoint pruned for certain languages was pruned for."""
+    return pairs_of_steps([step for path in checkpoints for step in _steps(path) or ()], pairs)
+
+
+def pairs_of_steps(
+    steps: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, str]]
+) -> tuple[tuple[str, str], ...]:
+    """Those of `pairs` (source, target) that the steps of a history, if any chose languages, chose."""
     kept = list(pairs)
-    for path in checkpoints:
-        for step in _steps(path) or ():
-            arguments = step.get("arguments")
-            if isinstance(arguments, Mapping):
-                sources, targets = _names(arguments.get("source")), _names(arguments.get("target"))
-                kept = [p for p in kept if p[0] in (sources or (p[0],)) and p[1] in (targets or (p[1],))]
+    for step in steps:
+        arguments = step.get("arguments")
+        if isinstance(arguments, Mapping):
+            sources, targets = _names(arguments.get("source")), _names(arguments.get("target"))
+            kept = [p for p in kept if p[0] in (sources or (p[0],)) and p[1] in (targets or (p[1],))]
     return tuple(kept)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from prunecli.errors import StatisticsError
 from prunecli.results.decisions import DecisionRecord, decision_rows
-from prunecli.results.document import Count, Document, Record
+from prunecli.results.document import Count, Document, Number, Record
 from prunecli.results.tabled import Row, Tables, scalars
 
 if TYPE_CHECKING:
@@ -24,6 +24,29 @@ BEFORE, AFTER = "_before", "_after"
 SIZES = ("parameters_before", "parameters_after", "bytes_before", "bytes_after")
 
 
+class QualityChange(Record):
+    """What a reduction costs on a little text.
+
+    Attributes:
+        text: files, or the split, that were read.
+        text_of_scores: whether the scores come from the same text.
+        measure: `loss`, the mean cross-entropy of the original's tokens in nats; `cosine`, the mean cosine of the
+            texts' vectors to the original's; `same_class`, the share of texts of the same class as before.
+        count: tokens of `loss`, else texts.
+        before: loss of the original.
+        after: of the result; None: a loss that is not finite.
+        ruined: whether the result is of no use without training.
+    """
+
+    text: list[str]
+    text_of_scores: bool
+    measure: Literal["loss", "cosine", "same_class"]
+    count: Count
+    before: Number | None = None
+    after: Number | None
+    ruined: bool
+
+
 class Rewriting(Document):
     """The result of a rewriting command, or what it would be.
 
@@ -33,6 +56,7 @@ class Rewriting(Document):
         output: where it lies; None: nowhere, this was a dry run.
         stock: whether plain transformers opens it, and why not.
         arguments: those of the step that the result's config.json holds in "history".
+        quality: what the reduction costs on a little text; None: not measured.
         decision: by what was chosen what stays, each component with its rank and margin; None: nothing was chosen.
     """
 
@@ -46,11 +70,12 @@ class Rewriting(Document):
     parameters_after: Count | None = None
     bytes_before: Count | None = None
     bytes_after: Count | None = None
+    quality: QualityChange | None = None
     decision: DecisionRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
         fields = super().to_json()
-        names = (*SIZES, *self.LAST, "decision", *(self.model_extra or {}))
+        names = (*SIZES, "quality", *self.LAST, "decision", *(self.model_extra or {}))
         last = {name: fields.pop(name) for name in names if name in fields}
         return {**fields, **last}
 

@@ -24,13 +24,21 @@ from tests.families import tiny_family
 def thrice(tmp_path: Path) -> Path:
     """Narrower FFNs, fewer layers, narrower FFNs again, one FFN for all."""
     with open_model(tiny_family(tmp_path / "source", "llama")) as model:
-        apply(model, rewrite_ffn(model, plan_widths(model, NarrowOptions(ratio=0.2))), tmp_path / "one")
+        apply(
+            model,
+            rewrite_ffn(model, plan_widths(model, NarrowOptions(ratio=0.2, score="norms"))),
+            tmp_path / "one",
+        )
     with open_model(tmp_path / "one") as model:
         apply(model, rewrite_layers(model, plan_layers(model, LayerOptions(layers="0"))), tmp_path / "two")
     with open_model(tmp_path / "two") as model:
-        apply(model, rewrite_ffn(model, plan_widths(model, NarrowOptions(ratio=0.5))), tmp_path / "three")
+        apply(
+            model,
+            rewrite_ffn(model, plan_widths(model, NarrowOptions(ratio=0.5, score="norms"))),
+            tmp_path / "three",
+        )
     with open_model(tmp_path / "three") as model:
-        plan = plan_ffn(model, FfnOptions(config="Shared", width=2))
+        plan = plan_ffn(model, FfnOptions(config="Shared", width=2, keep_units="norms"))
         apply(model, rewrite_ffn(model, plan), tmp_path / "four")
     return tmp_path
 
@@ -90,7 +98,7 @@ def test_a_file_of_another_history_is_refused(thrice: Path) -> None:
     # It stands in the way of no further step, which leaves it out.
     said: list[str] = []
     with open_model(thrice / "two") as model:
-        rewrite = rewrite_ffn(model, plan_widths(model, NarrowOptions(ratio=0.5)))
+        rewrite = rewrite_ffn(model, plan_widths(model, NarrowOptions(ratio=0.5, score="norms")))
         apply(model, rewrite, thrice / "next", say=said.append)
     assert "left out" in said[0]
     assert [*Explained.open(thrice / "next").decisions] == [2]

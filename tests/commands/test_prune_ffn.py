@@ -36,20 +36,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_options_the_defaults_are_said(models: dict[str, Path]) -> None:
-    result = done(models["m2m_100"])
+    result = done(models["m2m_100"], "--data", ".", "--pairs", "eng_Latn-fra_Latn")
     assert "No --ratio given: removing 25% of the hidden units." in result.err
-    assert "Hidden units of each FFN by norms" in result.err
+    assert "Hidden units of each FFN by activation-norm" in result.err
     assert "Written: pruned-ffn (stock layout)" in result.out
     with open_model("pruned-ffn") as opened:
         opened.check()
         assert (opened.config["encoder_ffn_dim"], opened.config["decoder_ffn_dim"]) == (36, 30)
-        assert opened.structure.history[-1]["arguments"] == {"ratio": 0.25, "score": "norms"}
+        arguments = opened.structure.history[-1]["arguments"]
+    assert (arguments["ratio"], arguments["score"]) == (0.25, "activation-norm")
 
 
-def test_text_means_activations(models: dict[str, Path]) -> None:
-    text = ("--data", ".", "--pairs", "eng_Latn-fra_Latn")
-    result = done(models["m2m_100"], "--width", 16, *text)
-    assert "by activation-norm" in result.err
+def test_weights_alone_are_warned_of(models: dict[str, Path]) -> None:
+    result = done(models["m2m_100"], "--width", 16, "--score", "norms")
+    assert "Warning: norms looks at no text." in result.err
+    assert "Loss on" not in result.out
     with open_model("pruned-ffn") as opened:
         assert {layer.width for layer in opened.layout.ffns} == {16}
 
@@ -79,8 +80,8 @@ def test_widths_are_rounded(models: dict[str, Path]) -> None:
 
 
 def test_dense_ffns_between_experts(models: dict[str, Path]) -> None:
-    refused(run(models["nllb-moe"]), "4 of the 8 FFNs are mixtures of experts", 1)
-    done(models["nllb-moe"], "--dense-only", "--side", "encoder")
+    refused(run(models["nllb-moe"], "--score", "norms"), "4 of the 8 FFNs are mixtures of experts", 1)
+    done(models["nllb-moe"], "--score", "norms", "--dense-only", "--side", "encoder")
     with open_model("pruned-ffn") as opened:
         assert {layer.width for layer in opened.layout.ffns if layer.side == "encoder"} == {24, 32}
 
@@ -93,11 +94,11 @@ def test_two_runs_write_the_same_bytes(models: dict[str, Path], tmp_path: Path) 
     ("arguments", "message"),
     [
         (("--ratio", 0.5, "--width", 3), "Give one of --ratio and --width"),
-        (("--width", 64), "an FFN has 48 hidden units"),
-        (("--score", "activation"), "--score activation needs text"),
+        (("--width", 64, "--score", "norms"), "an FFN has 48 hidden units"),
+        ((), "--score activation-norm needs text"),
         (("--score", "norms", "--text", "text.txt"), "--score norms looks at no text"),
         (("--per-layer", "--width", 3), "widths differ then"),
-        (("--side", "encoder"), "the model has no encoder"),
+        (("--side", "encoder", "--score", "norms"), "the model has no encoder"),
         (("--data", "."), "--data goes with models that translate"),
     ],
 )

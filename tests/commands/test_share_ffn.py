@@ -95,7 +95,18 @@ def test_json_of_a_dry_run(model: Path, folder: Path) -> None:
 
 
 def test_dry_run_shows_what_would_be_made(model: Path, folder: Path) -> None:
-    options = ("--encoder", "share", "--decoder", "drop", "--init", "concat", "--width", 100)
+    options = (
+        "--encoder",
+        "share",
+        "--decoder",
+        "drop",
+        "--init",
+        "concat",
+        "--width",
+        100,
+        "--keep-units",
+        "norms",
+    )
     result = done(model, *options, "--dry-run")
     assert list(folder.iterdir()) == []
     for text in (
@@ -181,9 +192,9 @@ def test_a_reduced_checkpoint_is_reduced_further(model: Path) -> None:
 
 def test_units_by_their_activations(models: dict[str, Path], folder: Path) -> None:
     (folder / "text").write_text("ab cd\nefg\n")
-    options = ("--width", 20, "--keep-units", "activations", "--text", "text")
+    options = ("--width", 20, "--text", "text")
     done(models["gpt2"], *options, "-o", "active")
-    done(models["gpt2"], "--width", 20, "-o", "norms")
+    done(models["gpt2"], "--width", 20, "--keep-units", "norms", "-o", "norms")
     name = "transformer.h.0.mlp.c_fc.weight"
     with open_model("active") as active, open_model("norms") as norms:
         assert active.info(name).shape == norms.info(name).shape == (32, 20)
@@ -244,8 +255,8 @@ REFUSALS: list[tuple[str, tuple[Any, ...], str]] = [
     ("m2m_100", ("--config", "NoEnc", "--groups", "1"), "--groups speaks of shared FFNs"),
     ("m2m_100", ("--config", "SharedEnc", "--scale", "nan"), "--scale nan"),
     ("m2m_100", ("--config", "SharedEnc", "--keep-units", "norms"), "--keep-units: no FFN gets narrower"),
-    ("m2m_100", ("--config", "SharedEnc", "--data", "."), "--data goes with --keep-units activations"),
-    ("gpt2", ("--keep-units", "activations", "--width", "8"), "needs text.\nGive --text FILE"),
+    ("m2m_100", ("--config", "SharedEnc", "--data", "x"), "--data: nothing here looks at text"),
+    ("gpt2", ("--width", "8"), "needs text.\nGive --text FILE"),
     (
         "gpt2",
         ("--keep-units", "activations", "--width", "8", "--langs", "a,b"),

@@ -82,7 +82,7 @@ def ffns(source: Checkpoint, side: str, treatment: str) -> Rewrite:
 
 
 def widths(source: Checkpoint) -> Rewrite:
-    return rewrite_ffn(source, plan_widths(source, NarrowOptions(ratio=0.3, dense_only=True)))
+    return rewrite_ffn(source, plan_widths(source, NarrowOptions(ratio=0.3, score="norms", dense_only=True)))
 
 
 def without_layer(source: Checkpoint, layer: str) -> Rewrite:

@@ -118,12 +118,14 @@ CHOICES: Mapping[str, tuple[str, str, Callable[[Checkpoint], Rewrite]]] = {
     "heads-of-a-kind": ("bart", "head", by_heads(HeadOptions(count=2, kinds=("cross",), normalize="none"))),
     "layers": ("bart", "layer", by_layers(LayerOptions(count=2))),
     "layers-of-a-run": ("llama", "layer", by_layers(LayerOptions(count=2, contiguous=True))),
-    "widths": ("llama", "unit", by_widths(NarrowOptions(ratio=0.3))),
-    "widths-together": ("llama", "unit", by_widths(NarrowOptions(ratio=0.3, per_layer=True))),
+    "widths": ("llama", "unit", by_widths(NarrowOptions(ratio=0.3, score="norms"))),
+    "widths-together": ("llama", "unit", by_widths(NarrowOptions(ratio=0.3, score="norms", per_layer=True))),
     "shared": (
         "llama",
         "unit",
-        lambda source: rewrite_ffn(source, plan_ffn(source, FfnOptions(config="Shared", width=5))),
+        lambda source: rewrite_ffn(
+            source, plan_ffn(source, FfnOptions(config="Shared", width=5, keep_units="norms"))
+        ),
     ),
     "tokens": ("bart", "token", to_lines),
 }

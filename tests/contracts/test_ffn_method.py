@@ -69,7 +69,9 @@ def narrowed_to(width: int) -> Callable[[list[reference.Ffn]], reference.Ffn]:
 
 
 def of_two_stacks(width: int) -> Sharing:
-    options = FfnOptions(config="SharedEncNoDec", init="concat", width=width, dense_only=True)
+    options = FfnOptions(
+        config="SharedEncNoDec", init="concat", keep_units="norms", width=width, dense_only=True
+    )
     return Sharing(options, narrowed_to(width))
 
 
@@ -77,8 +79,12 @@ SHARING = {
     "nllb-moe": of_two_stacks(40),  # its dense FFNs; the experts stay
     "marian": Sharing(FfnOptions(config="SharedEncSharedDec", init="mean"), reference.mean, stored=2),
     "mbart": Sharing(FfnOptions(config="SharedEncDec", init="concat", scale=1.0), reference.concat),
-    "bert": Sharing(FfnOptions(config="SharedEnc", init="concat", width=70), narrowed_to(70)),
-    "gpt2": Sharing(FfnOptions(config="SharedDec", init="concat", width=70), narrowed_to(70)),
+    "bert": Sharing(
+        FfnOptions(config="SharedEnc", init="concat", keep_units="norms", width=70), narrowed_to(70)
+    ),
+    "gpt2": Sharing(
+        FfnOptions(config="SharedDec", init="concat", keep_units="norms", width=70), narrowed_to(70)
+    ),
 }
 """Of these families; the others' are several side by side, narrowed, and none in a decoder beside an encoder."""
 
@@ -88,7 +94,7 @@ def sharing_of(case: str) -> Sharing:
         return SHARING[case]
     if CASES[case].task == "translation":
         return of_two_stacks(70)
-    return Sharing(FfnOptions(config="Shared", init="concat", width=70), narrowed_to(70))
+    return Sharing(FfnOptions(config="Shared", init="concat", keep_units="norms", width=70), narrowed_to(70))
 
 
 class FfnSharing(Method):

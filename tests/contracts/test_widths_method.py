@@ -63,13 +63,13 @@ class WidthPruning(Method):
         return self.path
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, NarrowOptions(ratio=0.0, dense_only=True))
+        return made_of(source, NarrowOptions(ratio=0.0, score="norms", dense_only=True))
 
     def reduce(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, NarrowOptions(ratio=0.4, per_layer=True, dense_only=True))
+        return made_of(source, NarrowOptions(ratio=0.4, score="norms", per_layer=True, dense_only=True))
 
     def impossible(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, NarrowOptions(width=10_000, dense_only=True))
+        return made_of(source, NarrowOptions(width=10_000, score="norms", dense_only=True))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         ffns = ffns_of(self.path, self.case)
@@ -100,7 +100,7 @@ class TestEveryLayout(WidthPruning, WrittenFiles):
         import torch
         import transformers
 
-        options = NarrowOptions(ratio=0.3, round_to=4, dense_only=True)
+        options = NarrowOptions(ratio=0.3, score="norms", round_to=4, dense_only=True)
         out = written(source, lambda opened: made_of(opened, options), tmp_path / "out")
         original = self.original(source)
         for name, ffn in ffns_of(source, case).items():
@@ -121,7 +121,7 @@ class TestEveryLayout(WidthPruning, WrittenFiles):
 
     def test_pruning_twice_equals_pruning_once(self, source: Path, tmp_path: Path) -> None:
         def pruned(width: int) -> Any:
-            return lambda opened: made_of(opened, NarrowOptions(width=width, dense_only=True))
+            return lambda opened: made_of(opened, NarrowOptions(width=width, score="norms", dense_only=True))
 
         written(source, pruned(20), tmp_path / "first")
         written(tmp_path / "first", pruned(12), tmp_path / "second")
@@ -149,7 +149,11 @@ def test_a_shared_ffn_counts_once(tmp_path: Path) -> None:
     shared = written(
         source, lambda at: rewrite_ffn(at, plan_ffn(at, FfnOptions(decoder="share"))), tmp_path / "shared"
     )
-    out = written(shared, lambda at: made_of(at, NarrowOptions(ratio=0.5, per_layer=True)), tmp_path / "out")
+    out = written(
+        shared,
+        lambda at: made_of(at, NarrowOptions(ratio=0.5, score="norms", per_layer=True)),
+        tmp_path / "out",
+    )
     with open_model(out) as opened:
         opened.check()
         assert {layer.width for layer in opened.layout.ffns} == {24}
@@ -159,7 +163,7 @@ def test_a_shared_ffn_counts_once(tmp_path: Path) -> None:
 def test_one_side_alone(tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", "bart")
     with open_model(source) as opened:
-        made = made_of(opened, NarrowOptions(ratio=0.5, side="decoder"))
+        made = made_of(opened, NarrowOptions(ratio=0.5, score="norms", side="decoder"))
         assert (made.config["encoder_ffn_dim"], made.config["decoder_ffn_dim"]) == (48, 24)
         assert made_of(opened, NarrowOptions(side="encoder", score="random")).config["encoder_ffn_dim"] == 36
 
@@ -178,10 +182,10 @@ def test_widths_are_rounded_down(width: int, ratio: float, round_to: int, kept: 
     [
         ({"ratio": 1.0}, UsageError, "outside"),
         ({"ratio": 0.5, "width": 3}, UsageError, "Give one of"),
-        ({"width": 100}, UsageError, "an FFN has 48 hidden units"),
+        ({"width": 100, "score": "norms"}, UsageError, "an FFN has 48 hidden units"),
         ({"width": 3, "per_layer": True}, UsageError, "widths differ then"),
         ({"score": "random", "per_layer": True}, UsageError, "say nothing of layers"),
-        ({"score": "activation"}, UsageError, "needs text"),
+        ({}, UsageError, "--score activation-norm needs text"),
         ({"side": "encoder"}, UsageError, "the model has no encoder"),
     ],
 )
@@ -193,5 +197,5 @@ def test_refusals(tmp_path: Path, options: dict[str, Any], error: type[Exception
 def test_mixtures_are_refused(tmp_path: Path) -> None:
     with open_model(tiny(tmp_path / "source", "nllb-moe")) as opened:
         with pytest.raises(UnsupportedModelError, match="4 of the 8 FFNs are mixtures"):
-            made_of(opened, NarrowOptions())
-        assert made_of(opened, NarrowOptions(dense_only=True))
+            made_of(opened, NarrowOptions(score="norms"))
+        assert made_of(opened, NarrowOptions(score="norms", dense_only=True))

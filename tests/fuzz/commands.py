@@ -19,8 +19,8 @@ REWRITES = (
     "prune-layers {m} --layers 1 -o out",
     "prune-layers {m} --layers encoder:1 -o out",
     "prune-layers {m} --metric last --count 1 -o out",
-    "prune-ffn {m} --ratio 0.5 --dense-only -o out",
-    "prune-ffn {m} --per-layer --ratio 0.3 --dtype float16 -o out",
+    "prune-ffn {m} --score norms --ratio 0.5 --dense-only -o out",
+    "prune-ffn {m} --score norms --per-layer --ratio 0.3 --dtype float16 -o out",
     "share-attention {m} --encoder share -o out",
     "share-attention {m} --decoder share --cross share --init first -o out",
 )

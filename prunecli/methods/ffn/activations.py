@@ -44,7 +44,10 @@ def measure_activations(
 def unit_activations(
     runner: Runner, layers: Sequence[FfnLayer], batches: Sequence[Batch], progress: Progress = silent
 ) -> UnitActivations:
-    """Mean over the real tokens of |a_u|, for each hidden unit u of each FFN.
+    """Root of the mean of a_u^2 over the real tokens, for each hidden unit u of each FFN.
+
+    A unit that is large on a few tokens counts more than in the mean of |a_u|: such units carry what a language model
+    does at its first token, and removing them costs most.
 
     a_u is what the output layer weighs: act(x W1 + b1)_u, in a gated FFN times its gate. Where several layers run one
     FFN, the mean is over all of them.
@@ -64,7 +67,7 @@ def unit_activations(
 
 
 class UnitObserver:
-    """Sums the absolute activations of hidden units over real tokens: an `Observer`.
+    """Sums the squared activations of hidden units over real tokens: an `Observer`.
 
     Args:
         layers: the FFNs of the checkpoint.
@@ -97,20 +100,22 @@ class UnitObserver:
             yield
 
     def take(self) -> UnitActivations:
-        """The means since the last call.
+        """The root mean squares since the last call.
 
         Raises:
             PruneError: an activation was not finite.
         """
-        means = {name: sums.cpu().numpy() / self._tokens[name] for name, sums in self._sums.items()}
+        magnitudes = {
+            name: np.sqrt(sums.cpu().numpy() / self._tokens[name]) for name, sums in self._sums.items()
+        }
         tokens, self._sums, self._tokens = self._tokens, {}, {}
-        for name, values in means.items():
+        for name, values in magnitudes.items():
             if not np.isfinite(values).all():
                 raise PruneError(
                     f"{name}: the activation of a hidden unit is not finite.",
-                    "The weights are damaged, or overflow the type they are run in: use --keep-units norms.",
+                    "The weights are damaged, or overflow the type they are run in: choose by norms.",
                 )
-        return UnitActivations(means, tokens)
+        return UnitActivations(magnitudes, tokens)
 
     def _decode(self, *_: Any) -> None:
         self._mask = self._decoder_mask
@@ -118,6 +123,6 @@ class UnitObserver:
     def _add(self, name: str, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         # OPT's are of all tokens, one sentence behind another.
         units = inputs[0].view(*self._mask.shape, -1)
-        active = units[self._mask.to(units.device)].abs().sum(dim=0, dtype=torch.float32).double()
+        active = units[self._mask.to(units.device)].float().square().sum(dim=0).double()
         self._sums[name] = self._sums[name] + active if name in self._sums else active
         self._tokens[name] = self._tokens.get(name, 0) + int(self._mask.sum())

@@ -30,6 +30,11 @@ DEFAULT_RATIO = 0.25
 MEASURED: tuple[UnitScore, ...] = ("activation", "activation-norm")
 """Those that look at text."""
 
+NORMS_WARNING = (
+    "Warning: norms looks at no text. On SmolLM2-135M it raised the perplexity of WikiText-2 from 18.5 to 1,676,926 "
+    "at --ratio 0.25; activation-norm with --text raised it to 31.3."
+)
+
 Activations = Callable[[], UnitActivations]
 """Measures the hidden units of each FFN that holds tensors."""
 
@@ -56,7 +61,7 @@ class NarrowOptions(Choices):
     width: int | None = None
     side: Side | None = None
     per_layer: bool = False
-    score: UnitScore = "norms"
+    score: UnitScore = "activation-norm"
     round_to: int = 1
     dense_only: bool = False
     dtype: str | None = None
@@ -213,7 +218,7 @@ def _scores(
     if activations is None:
         raise UsageError(f"--score {options.score} needs text.", "Give --data or --text.")
     measured = activations()
-    found = {owner: np.asarray(measured.means[owner], np.float64) for owner in groups}
+    found = {owner: np.asarray(measured.magnitudes[owner], np.float64) for owner in groups}
     if options.score == "activation":
         return found, measured.tokens
     norms = {

@@ -41,7 +41,8 @@ class FfnOptions(Choices):
         scale: factor of a shared FFN's output; see `Request`.
         groups: shared FFNs of a side, or of encoder and decoder.
         order: which layers share one, where there are several.
-        keep_units: which hidden units stay where an FFN gets narrower.
+        keep_units: which hidden units stay where an FFN gets narrower; None: none does, or `plan_ffn_on_text` chooses
+            by activations.
         dense_only: leave mixtures of experts as they are.
         dtype: type of the result; None: as stored.
         seed: of new hidden units.
@@ -84,12 +85,12 @@ def plan_ffn(checkpoint: Checkpoint, options: FfnOptions, activations: Activatio
     plan = arrange_ffn(tuple(layers.values()), request)
     narrowed = {group.owner: group for group in plan.groups if group.width < group.init_width}
     measured = _scores(checkpoint, layers, plan, narrowed, options, activations)
-    scores = measured.means
+    scores = measured.magnitudes
     units = {owner: best_units(scores[owner], group.width) for owner, group in narrowed.items()}
     decision = Decision(
         "unit",
         ranked_units(layers, narrowed, units, scores, measured.tokens),
-        options.keep_units or "norms",
+        options.keep_units,
         "the highest of each FFN as --init makes it stay",
         origin=Origin.of_text(options.text),
     )
@@ -102,6 +103,17 @@ def plan_ffn(checkpoint: Checkpoint, options: FfnOptions, activations: Activatio
         step=history_step(COMMAND, checkpoint, given(_arguments(name, options, request))),
         reasons=_reasons(name, options, plan),
     )
+
+
+def narrows(checkpoint: Checkpoint, options: FfnOptions) -> bool:
+    """Whether an FFN gets narrower, so that some hidden units go.
+
+    Raises:
+        PruneError: as `plan_ffn`.
+    """
+    layers = checkpoint.layout.ffns
+    plan = arrange_ffn(layers, _request(options, {layer.side for layer in layers})[1])
+    return any(group.width < group.init_width for group in plan.groups)
 
 
 def _request(options: FfnOptions, sides: set[Side]) -> tuple[str | None, Request]:
@@ -170,9 +182,10 @@ def _scores(
                 "--keep-units: no FFN gets narrower.", "Leave it out, or give a smaller --width."
             )
         return UnitActivations({})
-    if options.keep_units == "activations":
+    if options.keep_units != "norms":
         if activations is None:
-            raise UsageError("--keep-units activations needs text.", "Give --data or --text.")
+            remedy = "Give --data or --text; or choose by the weights alone: --keep-units norms."
+            raise UsageError("An FFN gets narrower: which hidden units stay is chosen by text.", remedy)
         whole = (replace(group, width=max(group.width, group.init_width)) for group in plan.groups)
         return activations(replace(plan, groups=tuple(whole)))
     checkpoint.check()

@@ -58,11 +58,11 @@ class UnitActivations:
     """How active hidden units are on text.
 
     Attributes:
-        means: name of each dense FFN that holds tensors -> `[width]`, the mean |activation|.
+        magnitudes: name of each dense FFN that holds tensors -> `[width]`, the root mean square of the activations.
         tokens: the same -> real tokens that went through it, in all layers that run it.
     """
 
-    means: Mapping[str, np.ndarray]
+    magnitudes: Mapping[str, np.ndarray]
     tokens: Mapping[str, int] = field(default_factory=dict)
 
 

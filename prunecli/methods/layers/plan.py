@@ -35,6 +35,11 @@ DEFAULT_RATIO = 0.25
 MEASURED: tuple[LayerMetric, ...] = ("cosine", "cka", "perplexity", "embedding")
 """Those that look at text."""
 
+LAST_WARNING = (
+    "Warning: last looks at no text. On SmolLM2-135M it raised the perplexity of WikiText-2 from 18.5 to 4,530 at "
+    "--ratio 0.1; cosine with --text raised it to 28.9."
+)
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -66,7 +71,8 @@ class LayerOptions(Choices):
         layers: those that go, by number: `3,7` or `encoder:3,decoder:7`.
         keep: those that stay, written the same way; a side that it does not name keeps all.
         side: the only side that may lose layers; None: all are ranked together.
-        metric: by which layers are ranked; None: `cosine`.
+        metric: by which layers are ranked; None: `cosine`; `plan_layers_on_text` takes `embedding` of an encoder
+            without a head.
         contiguous: whether those that go from a stack lie side by side.
         dtype: type of the result; None: as stored.
         seed: of the metric `random`.

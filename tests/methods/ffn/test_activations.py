@@ -77,12 +77,12 @@ def by_hand(model: Any, directory: Path, case: str) -> dict[str, np.ndarray]:
         if case == "phi3":
             values = list(values[0].chunk(2, dim=-1))
         active = ACTIVATIONS[case](values[0]) * (values[1] if len(values) > 1 else 1)
-        found[name] = active.abs().double().mean(dim=0).numpy()
+        found[name] = active.square().double().mean(dim=0).sqrt().numpy()
     return found
 
 
 @pytest.mark.parametrize("case", ACTIVATIONS)
-def test_means_are_over_real_tokens_alone(case: str, tmp_path: Path) -> None:
+def test_real_tokens_alone_count(case: str, tmp_path: Path) -> None:
     directory = tiny(tmp_path / "model", case)
     model = load(directory)
     both = model.config.is_encoder_decoder
@@ -91,20 +91,20 @@ def test_means_are_over_real_tokens_alone(case: str, tmp_path: Path) -> None:
             InMemory(model), opened.layout.ffns, [batch_of((0, 1), both), batch_of((2,), both)]
         )
     expected = by_hand(load(directory), directory, case)
-    assert set(found.means) == set(expected)
+    assert set(found.magnitudes) == set(expected)
     for name, values in expected.items():
-        np.testing.assert_allclose(found.means[name], values, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(found.magnitudes[name], values, rtol=1e-4, atol=1e-6)
 
 
 def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path: Path) -> None:
-    """The mean over the tokens of all layers, which are each of one side."""
+    """Over the tokens of all layers, which are each of one side."""
     source = tiny(tmp_path / "source", "m2m_100")
     options = FfnOptions(config="SharedEncDec", init="first")
     shared = written(source, lambda opened: made_of(opened, options), tmp_path / "shared")
     model = load(shared)
     sums, tokens = [], 0
     model.get_submodule("model.encoder.layers.0.fc2").register_forward_pre_hook(
-        lambda _module, inputs: sums.append(inputs[0].abs().double().sum(dim=(0, 1)))
+        lambda _module, inputs: sums.append(inputs[0].square().double().sum(dim=(0, 1)))
     )
     for row in range(3):
         with torch.no_grad():
@@ -113,7 +113,9 @@ def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path: Path) -> 
     with open_model(shared) as opened:
         found = unit_activations(InMemory(load(shared)), opened.layout.ffns, [batch_of((0, 1, 2), both=True)])
     assert found.tokens == {"model.encoder.layers.0": tokens}
-    np.testing.assert_allclose(found.means["model.encoder.layers.0"], sum(sums) / tokens, rtol=1e-4)
+    np.testing.assert_allclose(
+        found.magnitudes["model.encoder.layers.0"], np.sqrt(sum(sums) / tokens), rtol=1e-4
+    )
 
 
 def test_no_text(tmp_path: Path) -> None:

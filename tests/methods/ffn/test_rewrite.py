@@ -127,7 +127,9 @@ def test_narrower_keeps_the_best(case: str, init: str, width: int, tmp_path: Pat
         width = min(width, 20)
     source = tiny(tmp_path / "source", case)
     before = own(ffns_of(weights(source), case))
-    found = next(iter(shared(source, tmp_path / "out", case, init=init, width=width).values()))
+    found = next(
+        iter(shared(source, tmp_path / "out", case, init=init, width=width, keep_units="norms").values())
+    )
     whole = {
         "mean": reference.mean(before),
         "concat": reference.scaled(reference.concat(before), 1 / len(before)),

@@ -1,0 +1,159 @@
+"""What rewriting commands say of the quality of their result: before and after, on a little text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from prunecli import demo
+from prunecli.commands.prune_ffn import prune_ffn
+from prunecli.commands.prune_heads import prune_heads
+from prunecli.commands.prune_layers import prune_layers
+from prunecli.commands.share_attention import share_attention
+from prunecli.commands.share_ffn import share_ffn
+from prunecli.commands.trim_vocabulary import trim_vocabulary
+from prunecli.evaluation.language_model import TextLosses
+from prunecli.evaluation.quality_check import TEXT_BYTES, little
+from prunecli.model.checkpoint import open_model
+from prunecli.modules import fitting
+from prunecli.modules.loading import load_model
+from prunecli.running.runner import InMemory
+from prunecli.text.choice import Dataset, TextChoice
+from prunecli.text.plain import PlainText
+from prunecli.text.tokens import load_tokenizer
+from tests.commands.calls import call, done, refused
+from tests.evaluation.losses import lm_losses
+from tests.families import tiny_family
+
+LINES = ("the hen", "ten tins on", "then no hen")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {case: tiny_family(folder / case, case) for case in ("m2m_100", "llama", "bert")}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with texts."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("text.txt", "val.eng_Latn", "val.fra_Latn", "test.eng_Latn", "test.fra_Latn"):
+        Path(name).write_text("".join(f"{line}\n" for line in LINES))
+    Path("text.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
+    return tmp_path
+
+
+def losses_of(path: Path, texts: Sequence[str]) -> TextLosses:
+    return lm_losses(InMemory(load_model(path, device="cpu")), load_tokenizer(path), texts, 99)
+
+
+def quality(command: Callable[..., None], *arguments: object) -> dict:
+    return json.loads(done(command, *arguments, "--json").out)["quality"]
+
+
+def test_losses_are_those_of_the_models(models: dict[str, Path]) -> None:
+    found = quality(prune_ffn, models["llama"], "--text", "text.jsonl")
+    assert (found["measure"], found["text"], found["text_of_scores"]) == ("loss", ["text.jsonl"], True)
+    for key, path in (("before", models["llama"]), ("after", Path("pruned-ffn"))):
+        losses = losses_of(path, LINES)
+        assert found[key] == pytest.approx(losses.loss, abs=1e-4)
+    assert found["count"] == losses.tokens.sum()
+    assert not found["ruined"]
+
+
+def test_text_that_gave_no_scores_comes_first(models: dict[str, Path]) -> None:
+    behind = quality(prune_ffn, models["llama"], "--text", "text.jsonl", "--max-sentences", 2)
+    assert not behind["text_of_scores"]
+    assert behind["before"] == pytest.approx(losses_of(models["llama"], LINES[2:]).loss, abs=1e-4)
+    parallel = ("--data", ".", "--pairs", "eng_Latn-fra_Latn", "--encoder", 1)
+    found = quality(prune_layers, models["m2m_100"], *parallel)
+    assert (found["text"], found["text_of_scores"]) == (["test"], False)
+    Path("test.eng_Latn").unlink()
+    Path("test.fra_Latn").unlink()
+    found = quality(prune_layers, models["m2m_100"], *parallel, "--force")
+    assert (found["text"], found["text_of_scores"]) == (["val"], True)
+
+
+@pytest.mark.parametrize(
+    ("command", "case", "arguments"),
+    [
+        (prune_ffn, "bert", ("--score", "random")),
+        (prune_layers, "bert", ("--layers", 1)),
+        (prune_heads, "llama", ("--metric", "random")),
+        (share_ffn, "m2m_100", ()),
+        (share_attention, "m2m_100", ()),
+        (trim_vocabulary, "llama", ("--text", "text.txt")),
+    ],
+)
+def test_every_command_checks_on_request(
+    command: Callable[..., None], case: str, arguments: tuple, models: dict[str, Path]
+) -> None:
+    without = done(command, models[case], *arguments, "-o", "without")
+    assert "Loss on" not in without.out
+    text = "." if case == "m2m_100" else "text.txt"
+    result = done(command, models[case], *arguments, "--check", text, "-o", "out")
+    assert "Loss on" in result.out
+    assert "(perplexity " in result.out
+
+
+def test_a_ruined_result_is_warned_of() -> None:
+    result = done(prune_layers, "--layers", "decoder:1-3", "--quiet", "--check", demo.DATA)
+    assert "Warning: the result is ruined." in result.err
+    assert "prunecli finetune pruned-layers --teacher" in result.err
+
+
+@pytest.mark.parametrize(
+    ("head", "line"),
+    [
+        ("BertModel", "Vectors of 3 texts of text.txt: mean cosine to the original's 0."),
+        ("BertForSequenceClassification", "Classes of 3 texts of text.txt: "),
+    ],
+)
+def test_outputs_are_compared_with_the_original(head: str, line: str, folder: Path) -> None:
+    model = tiny_family(folder / "model", "bert", architectures=[head])
+    assert line in done(prune_layers, model, "--layers", "0,1", "--check", "text.txt").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--dry-run",), "--check runs the original and the result, --dry-run has not both"),
+        (("--config-only",), "--config-only has not both"),
+        (("--check", "absent"), "absent"),
+    ],
+)
+def test_refusals(models: dict[str, Path], arguments: tuple, message: str) -> None:
+    status = 1 if "absent" in arguments else 2
+    refused(
+        call(prune_heads, models["llama"], "--metric", "random", "--check", "text.txt", *arguments),
+        message,
+        status,
+    )
+    assert not Path("pruned-heads").exists()
+
+
+def test_a_model_that_does_not_fit_is_pruned_unmeasured(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "new_memory", lambda _device: 1000)
+    result = done(prune_heads, models["llama"], "--metric", "random", "--check", "text.txt")
+    assert "The quality of the result is not measured: " in result.err
+    with open_model("pruned-heads") as opened:
+        opened.check()
+
+
+def test_only_a_little_text_is_read() -> None:
+    text = PlainText((), ("é" * TEXT_BYTES, "no more"))
+    found = little(Dataset("lm", text)).text
+    assert [len(one.encode()) for one in found.texts] == [TEXT_BYTES]
+    parallel, pairs = TextChoice(data=demo.DATA).parallel()
+    data = little(Dataset("translation", parallel, pairs))
+    assert (len(data.pairs), len(data.text)) == (8, 8)
+    chosen = [{"arguments": {"source": ["qba_Latn"]}}]
+    assert {source for source, _ in little(Dataset("translation", parallel, pairs), chosen).pairs} == {
+        "qba_Latn"
+    }
