@@ -248,8 +248,8 @@ def _card(source: Checkpoint, rewrite: Rewrite, summary: Summary, *, weights: bo
     return model_card(
         source.resolved.changed(rewrite.structure, rewrite.config),
         text,
-        (summary.parameters_before, summary.parameters_after),
-        (summary.bytes_before, summary.bytes_after),
+        summary.parameters_after,
+        summary.bytes_after,
         weights=weights,
     )
 

@@ -36,8 +36,8 @@ SHOWN_IDS = 8
 def model_card(
     layout: ModelLayout,
     source_card: str,
-    parameters: tuple[int, int],
-    nbytes: tuple[int, int],
+    parameters: int,
+    nbytes: int,
     *,
     weights: bool = True,
 ) -> str:
@@ -46,8 +46,8 @@ def model_card(
     Args:
         layout: of the result; the first step of its history names the original.
         source_card: text of the source's card; empty: it has none.
-        parameters: of the source and of the result.
-        nbytes: of their tensors.
+        parameters: number of parameters of the result.
+        nbytes: bytes of its tensors.
         weights: whether they lie beside it.
     """
     structure, config = layout.structure, layout.config
@@ -55,9 +55,8 @@ def model_card(
     front = front_matter(source_card)
     matter = carried_matter(front, structure, config)
     original = original_text(source_card, of_a_result=len(structure.history) > 1)
-    was_trained = any(step.get("command") == "finetune" for step in structure.history)
-    is_new = was_trained and "from_scratch" in structure.history[-1].get("arguments", {})
-    is_trained = is_new or (was_trained and structure.is_stock)
+    is_new = bool(structure.history) and "from_scratch" in structure.history[-1].get("arguments", {})
+    is_trained = is_new or {step.get("command") for step in structure.history} == {"finetune"}
     what = "trained" if is_trained else "pruned"
     paragraphs = [
         _front_matter(front, matter, what),
@@ -65,7 +64,7 @@ def model_card(
         f"Trained with prunecli{' from random weights' if is_new else ''}."
         if is_trained
         else "Made smaller with prunecli, which removes from a pretrained model what it does not need.",
-        *([_sizes(parameters, nbytes)] if not is_trained else []),
+        *([] if is_trained else _sizes(structure, parameters, nbytes)),
         *(_loading(layout) if weights else [NO_WEIGHTS]),
         *_sentences(matter, config),
         *_kept("layers", structure.layers, structure.original_layers, "stack"),
@@ -90,17 +89,15 @@ def _front_matter(front: Mapping[str, Any], matter: Mapping[str, Any], what: str
     return "\n".join(["---", *lines, "---"])
 
 
-def _sizes(parameters: tuple[int, int], nbytes: tuple[int, int]) -> str:
-    rows = [
-        ("parameters", f"{parameters[0]:,}", f"{parameters[1]:,}", parameters),
-        ("bytes of weights", f"{nbytes[0]:,}", f"{nbytes[1]:,}", nbytes),
-    ]
-    lines = [f"| {name} | {a} | {b} | {_share(*both)} |" for name, a, b, both in rows]
-    return "\n".join(["| | before | after | left |", "| --- | ---: | ---: | ---: |", *lines])
-
-
-def _share(before: int, after: int) -> str:
-    return f"{after / before:.1%}" if before else "-"
+def _sizes(structure: Structure, parameters: int, nbytes: int) -> list[str]:
+    """The table of sizes against the original model; empty if the history does not state the original's size."""
+    if structure.original_size is None:
+        return []
+    sizes = zip(
+        ("parameters", "bytes of weights"), structure.original_size, (parameters, nbytes), strict=True
+    )
+    lines = [f"| {name} | {before:,} | {after:,} | {after / before:.1%} |" for name, before, after in sizes]
+    return ["\n".join(["| | original | this model | left |", "| --- | ---: | ---: | ---: |", *lines])]
 
 
 def _loading(layout: ModelLayout) -> list[str]:

@@ -36,6 +36,8 @@ def history_step(
     step: dict[str, Any] = {"command": command, "arguments": dict(arguments), "prunecli": __version__}
     if source is not None:
         step["source"] = named(source)
+        parameters = sum(info.numel for info in source.unquantised.values())
+        step["before"] = {"parameters": parameters, "bytes": source.total_bytes}
     statistics = [{"file": path.name, "sha256": sha256(path.read_bytes()).hexdigest()} for path in files]
     if statistics:
         step["statistics"] = statistics[0] if len(statistics) == 1 else statistics

@@ -39,7 +39,8 @@ class Structure:
         layers: "encoder" or "decoder" -> original numbers of the layers that it keeps, ascending. Names of layers here
             and of tensors count those that are kept.
         original_layers: the same -> how many layers the original stack had.
-        history: what was done, oldest first: {"command", "arguments", "prunecli", "source", "statistics"}.
+        history: what was done, oldest first: {"command", "arguments", "prunecli", "source", "before", "statistics"};
+            `before` holds the "parameters" and "bytes" of the source.
     """
 
     experts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -97,6 +98,13 @@ class Structure:
         """Fingerprints of the checkpoints that this one was made from, oldest first."""
         values = (step.get("source", {}).get("fingerprint") for step in self.history)
         return tuple(value for value in values if isinstance(value, str))
+
+    @property
+    def original_size(self) -> tuple[int, int] | None:
+        """(parameters, bytes) of the original model; None if no step of the history states them."""
+        first = next((step for step in self.history if step.get("source")), {})
+        size = first.get("before")
+        return None if size is None else (size["parameters"], size["bytes"])
 
     def statistics_of(self) -> tuple[str, ...]:
         """Fingerprints of unquantised models whose statistics it, or what it was made from, was pruned by."""
@@ -176,6 +184,9 @@ def _step(value: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("a step of its history has another form")
     if not all(isinstance(text, str) for text in step.get("source", {}).values()):
         raise ValueError("the source of a step of its history is not told in words")
+    size = step.get("before", {"parameters": 1, "bytes": 1})
+    if any(type(size[key]) is not int or size[key] < 1 for key in ("parameters", "bytes")):
+        raise ValueError("a step of its history does not state the size of its source")
     return step
 
 

@@ -20,6 +20,7 @@ STEP = {
     "arguments": {"ratio": 0.5, "metric": "importance", "source": ["eng_Latn"]},
     "prunecli": "0.1.0",
     "source": {"path": "nllb-moe-54b", "fingerprint": "sha256:abc"},
+    "before": {"parameters": 1000, "bytes": 4000},
     "statistics": [{"file": "gates.json", "sha256": "def"}],
 }
 STOCK = {"model_type": "bart", "architectures": ["BartForConditionalGeneration"]}
@@ -36,7 +37,7 @@ UNEVEN = {
 def card(source: str = "", config: dict[str, Any] = STOCK, **fields: Any) -> str:
     values = {"experts": {LAYER: (1, 5)}, "original_experts": {LAYER: 8}, "history": (STEP,), **fields}
     layout = resolve(FAMILIES[config["model_type"]], config, Structure(**values))
-    return model_card(layout, source, (1000, 400), (4000, 800))
+    return model_card(layout, source, 400, 800)
 
 
 def matter_of(text: str) -> dict[str, Any]:
@@ -54,6 +55,27 @@ def test_says_what_was_removed_from_what_and_how() -> None:
     assert 'ratio = 0.5, metric = "importance", source = ["eng_Latn"]' in text
     assert "statistics: `gates.json`, sha256 def" in text
     assert text.endswith("\n")
+
+
+def test_sizes_after_several_steps_are_relative_to_the_original() -> None:
+    tuned = {
+        "command": "finetune",
+        "source": {"path": "half", "fingerprint": "sha256:b"},
+        "before": {"parameters": 400, "bytes": 800},
+    }
+    text = card(history=(STEP, tuned))
+    assert "| parameters | 1,000 | 400 | 40.0% |" in text
+    of_old = {key: value for key, value in STEP.items() if key != "before"}
+    assert "| parameters |" not in card(history=(of_old, tuned))
+    scratch = {"command": "finetune", "arguments": {"from_scratch": "bart"}}
+    assert "| parameters | 1,000 | 400 | 40.0% |" in card(history=(scratch, STEP, tuned))
+
+
+def test_only_a_model_that_was_trained_and_not_reduced_is_called_trained() -> None:
+    stock = {"experts": {}, "original_experts": {}}
+    tuned, trimmed = ({**STEP, "command": command} for command in ("finetune", "trim-vocabulary"))
+    assert "# nllb-moe-54b, trained" in card(history=(tuned, tuned), **stock)
+    assert "# nllb-moe-54b, pruned" in card(history=(trimmed, tuned), **stock)
 
 
 def test_says_how_to_load() -> None:
@@ -112,7 +134,7 @@ def test_one_statistics_file_may_stand_alone() -> None:
 
 
 def test_nothing_removed() -> None:
-    text = model_card(resolve(FAMILIES["bart"], STOCK, Structure()), "", (10, 10), (40, 40))
+    text = model_card(resolve(FAMILIES["bart"], STOCK, Structure()), "", 10, 40)
     assert "# Pruned checkpoint" in text
     assert "## Experts" not in text
     assert "## How it was made" not in text
