@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,8 +37,8 @@ Unit = Literal["heads", "experts", "parameters"]
 def removed(checkpoints: Sequence[Checkpoint], whole: int | None = None) -> tuple[Unit, list[Removed]]:
     """What was removed from the checkpoints, and how much of it from each.
 
-    Heads where all reduced ones have lost heads, else experts where all have lost experts, else parameters, which are
-    counted against `whole`, by default the first checkpoint's. Where the last pruning of heads was of some attentions
+    Heads where all were reduced by `prune-heads` alone, else experts where all were by `prune-experts` alone, else
+    parameters, which are counted against `whole`, by default the first checkpoint's. Where the last pruning of heads was of some attentions
     only (1905.10650, section 5), the fraction is of the heads of these.
     """
     unit = _unit(checkpoints)
@@ -53,10 +53,15 @@ def removed(checkpoints: Sequence[Checkpoint], whole: int | None = None) -> tupl
 
 
 def _unit(checkpoints: Sequence[Checkpoint]) -> Unit:
-    reduced = [one.structure for one in checkpoints if one.structure.heads or one.structure.experts]
-    if reduced and all(structure.heads for structure in reduced):
+    if _commands(checkpoints) <= {"prune-heads"} and any(one.structure.heads for one in checkpoints):
         return "heads"
-    return "experts" if reduced and all(structure.experts for structure in reduced) else "parameters"
+    is_of_experts = _commands(checkpoints) <= {"prune-experts"}
+    return "experts" if is_of_experts and any(one.structure.experts for one in checkpoints) else "parameters"
+
+
+def _commands(checkpoints: Iterable[Checkpoint]) -> set[str]:
+    """The commands that reduced the checkpoints."""
+    return {str(step.get("command")) for one in checkpoints for step in one.structure.history} - {"finetune"}
 
 
 def _in_lines(checkpoints: Sequence[Checkpoint], fractions: Sequence[float]) -> list[Removed]:
@@ -68,8 +73,8 @@ def _in_lines(checkpoints: Sequence[Checkpoint], fractions: Sequence[float]) -> 
             for other in reduced
             if other != index and is_made_from(checkpoints[other], checkpoints[index])
         ]
-        for index, fraction in enumerate(fractions)
-        if fraction == 0
+        for index, one in enumerate(checkpoints)
+        if one.structure.is_stock and not _commands([one])
     }
     reduced = [index for index in reduced if not starts.get(index)]
     members = [index for index in range(len(checkpoints)) if index in reduced or not starts.get(index)]

@@ -22,6 +22,8 @@ AMOUNTS: Mapping[str, frozenset[str]] = {
     "finetune": frozenset({"best"}),
 }
 """Command -> arguments of its step in a history that say how much, or what came out."""
+OUTCOMES = frozenset({"keep", "removed", "best"})
+"""Those that say what came out."""
 
 Step = Mapping[str, Any]
 
@@ -42,21 +44,25 @@ ORIGIN = (-1, "of")
 
 
 def setting(history: Sequence[Step], own: Value | None = None) -> Setting:
-    """What was done, how much of it left out.
+    """What was done, without the amount of the last reduction.
 
     Args:
         history: of a checkpoint, oldest step first.
         own: the checkpoint itself, the origin where the history names none.
     """
     runs: list[tuple[str, dict[str, Value], list[Value]]] = []
-    for step in history:
-        command, values, files = str(step.get("command", "?")), _arguments(step), _statistics(step)
+    commands = [str(step.get("command", "?")) for step in history]
+    last = max((place for place, command in enumerate(commands) if command != "finetune"), default=0)
+    while last and commands[last - 1] == commands[last]:
+        last -= 1
+    for place, (command, step) in enumerate(zip(commands, history, strict=True)):
+        values, files = _arguments(step, is_last=place >= last), _statistics(step)
         if runs and runs[-1][:2] == (command, values):
             runs[-1][2].append(files)
         else:
             runs.append((command, values, [files]))
-    commands = ", ".join(command for command, _, _ in runs)
-    found = {COMMANDS: Value(commands, commands)} if commands else {}
+    said = ", ".join(command for command, _, _ in runs)
+    found = {COMMANDS: Value(said, said)} if said else {}
     origin = _origin(history) if history else own
     if origin is not None:
         found[ORIGIN] = origin
@@ -119,15 +125,22 @@ def _name(one: Setting, keys: Sequence[tuple[int, str]], settings: Sequence[Sett
     return ", ".join(said)
 
 
-def _arguments(step: Step) -> dict[str, Value]:
-    arguments = step.get("arguments", {})
-    amounts = AMOUNTS.get(str(step.get("command")), frozenset())
+def _arguments(step: Step, *, is_last: bool) -> dict[str, Value]:
+    """The settings of a step. The amounts of earlier steps count too: they make another source."""
+    arguments, command = step.get("arguments", {}), step.get("command")
+    amounts = AMOUNTS.get(str(command), frozenset())
+    hidden = amounts if is_last else amounts & OUTCOMES
+    if command == "prune-layers" and not arguments.keys() & (amounts - OUTCOMES):
+        hidden = frozenset()  # the layers were named
     found = {
         str(name): _value(value)
         for name, value in arguments.items()
-        if name not in amounts and value is not None and value is not False and value != []
+        if name not in hidden and value is not None and value is not False and value != []
     }
-    if step.get("command") == "prune-heads":
+    stacks = [side for side in ("encoder", "decoder") if arguments.get(side)]
+    if command == "prune-layers" and len(stacks) == 1:
+        found["side"] = _value(stacks[0])
+    if command == "prune-heads":
         kinds = kinds_of(arguments)
         found["attention"] = _value("all" if set(kinds) >= set(KINDS) else kinds)
     counts = arguments.get("experts_per_layer")

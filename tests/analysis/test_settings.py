@@ -78,6 +78,18 @@ def test_amounts_are_one_line(first: dict[str, Any], second: dict[str, Any]) -> 
         ([[step(), step(gates="2" * 64)], [step()]], ["statistics of each step", "statistics gates.json"]),
         ([[step()], [step(), step("finetune", steps=5)]], ["prune-experts", "prune-experts, finetune"]),
         ([[step()], [step()], [step(dtype="float16")]], ["no dtype", "no dtype", "dtype float16"]),
+        (
+            [[step("prune-layers", removed={"decoder": [number]})] for number in (3, 5)],
+            ['removed {"decoder": [3]}', 'removed {"decoder": [5]}'],
+        ),
+        (
+            [[step("prune-layers", encoder=1)], [step("prune-layers", decoder=2, removed={"decoder": [1]})]],
+            ["side encoder", "side decoder"],
+        ),
+        (
+            [[step(ratio=ratio), step("finetune"), step("prune-heads", ratio=0.5)] for ratio in (0.1, 0.2)],
+            ["ratio 0.1", "ratio 0.2"],
+        ),
     ],
 )
 def test_lines_are_named_by_what_differs(histories: list[list[dict[str, Any]]], wanted: list[str]) -> None:
