@@ -79,7 +79,7 @@ def setting(history: Sequence[Step], own: Value | None = None) -> Setting:
 def names(settings: Sequence[Setting]) -> list[str]:
     """A name for each: what differs between them and nothing else; equal ones have equal names, a single one "".
 
-    What only some say at all is left out where the names differ without it, and so are statistics.
+    What only some say at all is left out where the names differ without it, and so are statistics and texts.
     """
     distinct: list[Setting] = []
     for one in settings:
@@ -89,7 +89,7 @@ def names(settings: Sequence[Setting]) -> list[str]:
     keys = [key for key in keys if _differs(key, distinct)]
     for key in reversed(keys):
         fewer = [_name(one, [other for other in keys if other != key], distinct) for one in distinct]
-        may_go = key[1] == "statistics" or any(key not in one for one in distinct)
+        may_go = key[1] in ("statistics", "text") or any(key not in one for one in distinct)
         if may_go and all(fewer) and len(set(fewer)) == len(fewer):
             keys.remove(key)
     called = [_name(one, keys, distinct) for one in distinct]
@@ -162,7 +162,9 @@ def _value(value: Any) -> Value:
     """A path with a fingerprint is told by the path and known by the fingerprint."""
     identity = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
     if isinstance(value, Mapping):
-        return Value(str(value.get("path", identity)), str(value.get("fingerprint", identity)))
+        files = value.get("files", value.get("pairs"))
+        text = ", ".join(map(str, files)) if isinstance(files, list) else str(value.get("path", identity))
+        return Value(text, str(value.get("fingerprint", identity)))
     if value is True:
         return Value("", identity)
     text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

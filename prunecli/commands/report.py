@@ -10,7 +10,10 @@ import typer
 from prunecli.commands import console
 from prunecli.commands.options import ForceOption, QuietOption, refuse_absent
 from prunecli.commands.outputs import check_outputs
+from prunecli.errors import UsageError
 from prunecli.tensors.hub.names import checkpoint_path
+
+STDOUT = Path("-")
 
 
 def report(
@@ -32,9 +35,18 @@ def report(
             help="Checkpoint that lies elsewhere, shown where a result or a history speaks of it; may be given again.",
         ),
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="The page; - for stdout. Default: report.html; none with --json.",
+            show_default=False,
+        ),
+    ] = None,
     force: ForceOption = False,
     quiet: QuietOption = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the collected facts as JSON.")] = False,
 ) -> None:
     """Make one self-contained page of the results and checkpoints in a directory.
 
@@ -43,21 +55,32 @@ def report(
     """
     from prunecli import demo
     from prunecli.report.collect import collect, require_directory
+    from prunecli.report.facts import facts
     from prunecli.report.page import report_page, write_page
     from prunecli.tensors.quantities import counted
 
     directory = directory or Path()
     require_directory(directory)
-    check_outputs(output, force=force)
+    if output is None and not json:
+        output = Path("report.html")
+    if output == STDOUT and json:
+        raise UsageError("-o - and --json were both given: each writes to stdout", "Leave one of them out.")
+    if output not in (None, STDOUT):
+        check_outputs(output, force=force)
     bundled = {"demo": demo.CHECKPOINT, "demo-lm": demo.LM_CHECKPOINT}
     data = collect(directory, bundled | _labelled(originals), console.progress(quiet))
     for one in data.unreadable:
         console.warn(f"Unreadable, left out: {one.name}: {one.reason}")
-    write_page(output, report_page(data))
-    if not quiet:
+    if json:
+        console.print_json(facts(data))
+    if output == STDOUT:
+        typer.echo(report_page(data), nl=False)
+    elif output is not None:
+        write_page(output, report_page(data))
         checkpoints = counted(len(data.checkpoints), "checkpoint")
         results = counted(len(data.documents), "result file")
-        console.note(f"{checkpoints}, {results}. Written to {output}.")
+        if not quiet:
+            console.note(f"{checkpoints}, {results}. Written to {output}.")
 
 
 def _labelled(originals: list[Path] | None) -> dict[str, Path]:

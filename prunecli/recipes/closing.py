@@ -52,7 +52,7 @@ def closing_table(report: Report) -> tuple[list[str], list[list[str]]]:
     """The columns and the rows of the table, one row per checkpoint; columns without numbers are left out.
 
     Scores are means over the language pairs, or of each text by its name. Speed is that of the first batch size, with
-    its deviation over the runs: a ratio alone would not show how much of it is noise.
+    its deviation over the runs, as medians; above 20 % a remark calls it noisy.
 
     Raises:
         PruneError: a file that is damaged or of another kind, or no checkpoint where there should be one.
@@ -175,6 +175,8 @@ def _speeds(results: Mapping[Path, Timed]) -> Iterator[tuple[str, Column]]:
             {path: Cell(timing.rate[1].text(0)) for path, timing in own.items()},
         )
         yield f"{head}speed-up", {path: Cell(timing.speedup.text(2)) for path, timing in own.items()}
+        noisy = {path: Cell("noisy") for path, timing in own.items() if timing.is_noisy}
+        yield f"{head}remark", noisy
 
 
 def _first_batch(timings: Sequence[Timing]) -> dict[str, Timing]:

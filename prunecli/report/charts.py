@@ -5,14 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
 
 from prunecli.report.drawing import LETTER, box, figure, key, marker, path, sample, shortened, text
 from prunecli.report.markup import Html, element, number
 from prunecli.report.style import SERIES
 
+Area: TypeAlias = "tuple[float, float, float, float]"
+"""Left, top, right and bottom."""
+
 WIDTH, HEIGHT = 440.0, 300.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, WIDTH - 18.0, 14.0, HEIGHT - 44.0
 """The edges of the axes."""
+ROW = 42
+"""Height of a bar and of the text above it."""
 LABELLED = 10
 """With more points than this, names appear on pointing only: they would cover one another."""
 
@@ -121,15 +128,18 @@ def chart(
     x_axis = _Axis(x_name, _ticks(list(across), "x" in zero), LEFT, RIGHT)
     y_axis = _Axis(y_name, _ticks(list(upwards), "y" in zero), BOTTOM, TOP)
     parts = _axes(x_axis, y_axis)
+    lines: list[Area] = []
     for index, line in enumerate(shown):
         if line.joined and len(line.points) > 1:
+            lines += _along(line, x_axis, y_axis)
             corners = " ".join(f"{number(x_axis.at(p.x))},{number(y_axis.at(p.y))}" for p in line.points)
             parts.append(element("polyline", points=corners, class_=f"l{index % SERIES}", stroke_width="1.5"))
     for index, point in points:
         title = f"{point.name}: {x_name} {point.x:,.6g}, {y_name} {point.y:,.6g}"
         parts.append(marker(index, x_axis.at(point.x), y_axis.at(point.y), title))
-    if named and len(points) <= LABELLED:
-        parts += _names(list(dict.fromkeys((p.name, x_axis.at(p.x), y_axis.at(p.y)) for _, p in points)))
+    places = dict.fromkeys((p.name, x_axis.at(p.x), y_axis.at(p.y)) for _, p in points)
+    if named and len(places) <= LABELLED:
+        parts += _names(list(places), lines)
     marks = [(sample(14, 12, marker(index, 7, 6)), line.name) for index, line in enumerate(shown)]
     return figure(caption, WIDTH, HEIGHT, parts, key=key(marks) if len(marks) > 1 else "", fits=True)
 
@@ -155,64 +165,87 @@ def _axes(across: _Axis, upwards: _Axis) -> list[Html]:
     ]
 
 
-def _names(points: Sequence[tuple[str, float, float]]) -> list[Html]:
-    """The names beside their points, those left out that would cover another or leave the chart."""
+def _names(points: Sequence[tuple[str, float, float]], lines: Sequence[Area]) -> list[Html]:
+    """The names beside their points, off the lines if there is room; one that would cover another is left out."""
     taken = [(x - 5, y - 5, x + 5, y + 5) for _, x, y in points]
     parts = []
     short = shortened([name for name, _, _ in points], 24)
     for name, x, y in points:
         width = LETTER * len(short[name])
-        for left, base in ((x + 7, y - 6), (x - 7 - width, y - 6), (x + 7, y + 15), (x - 7 - width, y + 15)):
-            room = (left, base - 11, left + width, base + 3)
-            inside = room[0] >= LEFT and room[2] <= WIDTH and room[1] >= 0 and room[3] <= BOTTOM + 2
-            if inside and not any(_overlap(room, other) for other in taken):
-                taken.append(room)
-                parts.append(text(left, base, short[name]))
-                break
+        right, left, middle = x + 7, x - 7 - width, x - width / 2
+        corners = [(side, base) for base in (y - 6, y + 15) for side in (right, left)]
+        places = [*corners, (middle, y - 9), (middle, y + 18), (right, y + 4), (left, y + 4)]
+        rooms = {(left, base): (left, base - 11, left + width, base + 3) for left, base in places}
+        free = [
+            place
+            for place, (left, top, right, bottom) in rooms.items()
+            if left >= LEFT and right <= WIDTH and top >= 0 and bottom <= BOTTOM + 2
+            if not any(_overlap(rooms[place], other) for other in taken)
+        ]
+        clear = [place for place in free if not any(_overlap(rooms[place], line) for line in lines)]
+        for place in (clear or free)[:1]:
+            taken.append(rooms[place])
+            parts.append(text(*place, short[name], "name"))
     return parts
 
 
-def _overlap(first: tuple[float, float, float, float], second: tuple[float, float, float, float]) -> bool:
+def _along(line: Series, x_axis: _Axis, y_axis: _Axis) -> list[Area]:
+    """Small areas that cover the line."""
+    places = [(x_axis.at(point.x), y_axis.at(point.y)) for point in line.points]
+    steps = [(step / 24, ends) for ends in pairwise(places) for step in range(25)]
+    dots = [(x + t * (x1 - x), y + t * (y1 - y)) for t, ((x, y), (x1, y1)) in steps]
+    return [(x - 1, y - 1, x + 1, y + 1) for x, y in dots]
+
+
+def _overlap(first: Area, second: Area) -> bool:
     return first[0] < second[2] and second[0] < first[2] and first[1] < second[3] and second[1] < first[3]
 
 
 def bars(caption: str, rows: Sequence[Bar], value_name: str) -> Html:
-    """A horizontal bar per row from 0, with a whisker and the value in words."""
-    axis = _Axis(
-        value_name,
-        ticks(0.0, max(0.0, *(max(row.value, row.high) for row in rows)) or 1.0),
-        start := min(220.0, 14 + LETTER * max(len(row.name) for row in rows)),
-        start + 300,
-    )
-    short = shortened([row.name for row in rows], 32)
-    parts = []
+    """A horizontal bar per row from 0, with a whisker, below its name and the value in words."""
+    most = max(0.0, *(max(row.value, row.high) for row in rows)) or 1.0
+    drawn = []
     for index, row in enumerate(rows):
-        y = 4 + 24.0 * index
-        end, low, high = (axis.at(max(0.0, value)) for value in (row.value, row.low, row.high))
-        parts += [
-            text(start - 8, y + 13, short[row.name], anchor="end", title=row.name),
-            box(start, y + 2, max(end - start, 0.5), 14.0, "s0"),
-            path("M", low, y + 9, "H", high, kind="whisker"),
-            text(max(end, high) + 6, y + 13, row.text, "soft"),
-        ]
-    width = axis.end + 12 + LETTER * max(len(row.text) for row in rows)
-    return figure(caption, width, 8 + 24.0 * len(rows), parts, title=f"{caption}. {value_name}.")
+        end, low, high = (percent(100 * max(0.0, value) / most) for value in (row.value, row.low, row.high))
+        y = ROW * index + 20
+        bar = element("rect", x=0, y=y, width=end, height=14, class_="s0")
+        whisker = element("line", x1=low, x2=high, y1=y + 7, y2=y + 7, class_="whisker")
+        drawn.append((row.name, row.text, [bar, whisker]))
+    return _rows(caption, drawn, title=f"{caption}. {value_name}.")
 
 
 def stacked_bars(caption: str, rows: Sequence[StackedBar], names: Sequence[str]) -> Html:
-    """A horizontal bar per row, made of parts that are `names` in the key."""
-    start = 14 + LETTER * min(32, max(len(row.name) for row in rows))
+    """A horizontal bar per row, made of parts that are `names` in the key, below its name and the value in words."""
     most = max(sum(size for _, size in row.parts) for row in rows) or 1
-    short = shortened([row.name for row in rows], 32)
-    parts = []
+    drawn = []
     for index, row in enumerate(rows):
-        x, y = start, 4 + 22.0 * index
-        parts.append(text(x - 8, y + 13, short[row.name], anchor="end"))
+        x, parts = 0.0, []
         for place, (title, size) in enumerate(row.parts):
+            width = 100 * size / most
             if title:
-                width = 420.0 * size / most
-                parts.append(box(x, y + 2, max(width - 1, 0.0), 14.0, f"s{place}", title))
-                x += width
-        parts.append(text(x + 6, y + 13, row.text, "soft"))
+                where = {"x": percent(x), "y": ROW * index + 20, "width": percent(width), "height": 14}
+                parts.append(element("rect", element("title", title), **where, class_=f"s{place}"))
+            x += width
+        drawn.append((row.name, row.text, parts))
     samples = [(sample(12, 12, box(0, 0, 12, 12, f"s{place}")), name) for place, name in enumerate(names)]
-    return figure(caption, start + 510, 8 + 22.0 * len(rows), parts, key=key(samples))
+    return _rows(caption, drawn, key=key(samples))
+
+
+def _rows(
+    caption: str, rows: Sequence[tuple[str, str, list[Html]]], *, key: str = "", title: str = ""
+) -> Html:
+    """(name, value in words, bar) below one another, in percent of the width that the page allows."""
+    short = shortened([name for name, _, _ in rows], 28)
+    parts = [element("title", title or caption)]
+    for index, (name, value, bar) in enumerate(rows):
+        y = ROW * index + 14
+        parts.append(text(0, y, short[name], title=name))
+        parts.append(element("text", value, x="100%", y=y, text_anchor="end", class_="soft"))
+        parts += bar
+    drawn = element("svg", *parts, role="img", width="100%", height=ROW * len(rows))
+    return element("figure", element("figcaption", caption), drawn, *([key] if key else []), class_="rows")
+
+
+def percent(share: float) -> str:
+    """'12.5%' of the width of a drawing."""
+    return f"{number(share)}%"

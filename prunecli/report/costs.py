@@ -45,8 +45,13 @@ def sizes_section(data: ReportData) -> Html | None:
             "FFN": lambda entry: describe_ffns(entry.inventory.ffns, entry.checkpoint.structure.ffn) or None,
             "attention": lambda entry: describe_attentions(entry.inventory.attentions) or None,
             "parameters": lambda entry: millions(entry.inventory.total.parameters),
+            "of the original": _share,
             "size": lambda entry: bytes_text(entry.inventory.total.bytes),
             "type": lambda entry: ", ".join(entry.inventory.dtypes),
+            "layers": lambda entry: _kept(
+                [(len(stack.layers), stack.original_layers) for stack in entry.inventory.stacks]
+            ),
+            "tokens": _tokens,
             "experts": lambda entry: _kept(
                 [(layer.num_experts, layer.original_experts) for layer in entry.inventory.layers]
             ),
@@ -77,6 +82,23 @@ def sizes_section(data: ReportData) -> Html | None:
                 | {"total": lambda entry: bytes_text(entry.inventory.total.bytes)},
             ),
         ]
+    )
+
+
+def _share(entry: CheckpointEntry) -> str | None:
+    size = entry.checkpoint.structure.original_size
+    return None if size is None else f"{entry.inventory.total.parameters / size[0]:.1%}"
+
+
+def _tokens(entry: CheckpointEntry) -> str | None:
+    """Entries of the vocabulary, and how many the original had if the history states that."""
+    tables, history = entry.inventory.tables, entry.history
+    counts = [step["vocabulary"] for step in history if isinstance(step.get("vocabulary"), dict)]
+    before = counts[0].get("before") if counts else None
+    return (
+        None
+        if tables is None
+        else _kept([(tables.vocabulary, before if isinstance(before, int) else tables.vocabulary)])
     )
 
 
@@ -118,6 +140,7 @@ def latency_part(name: str, latency: Latency) -> Html:
                     "tokens/s": lambda row: row[1].tokens_per_second.text(1),
                     "s/sentence": lambda row: row[1].seconds_per_sentence.text(3),
                     "speed-up": lambda row: row[1].speedup.text(2),
+                    "remark": lambda row: "noisy" if row[1].is_noisy else None,
                 },
             ),
             table(

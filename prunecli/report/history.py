@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,21 +14,19 @@ from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.report.markup import Html, element, join
 from prunecli.report.trees import Node, lineage
 
-SHOWN = 160
-"""Letters of one argument's value; longer ones (lists of ids, say) are in config.json."""
-
+DATA, TEXT, CONFIG = "DATA", "TEXT", "CONFIG"
+"""Stand for directories and files that a history does not name: it holds hashes of the text that was read."""
 
 _FACTS = {
     ("prune-experts", "keep"): "at most {} experts",  # of 0.1.0: the quota, not what was kept
     ("prune-experts", "fit_bytes"): "to fit in {} bytes",
     ("prune-heads", "removed"): "{} heads removed",
     ("prune-heads", "method"): "scores by {}",
-    ("finetune", "train"): "text {}",
     ("finetune", "valid"): "validated on {}",
     ("finetune", "betas"): "betas {}",
     ("finetune", "best"): "best at step {}",
 }
-"""What histories hold beside options, in words."""
+"""Arguments that are not options -> how they are shown."""
 
 _COUNTED = {
     "experts": "{after:,} of {before:,} experts kept",
@@ -35,10 +34,11 @@ _COUNTED = {
 }
 """Fields of a step that say what was kept of how much."""
 
-_OPTIONS = {("finetune", "hidden"): "--hidden-weight"}
-"""Arguments that do not have their option's name."""
+_UNSAID = {"text_sha256", "lines", "sentences", "sha256"}
+"""Arguments that say which text was read, and are not options."""
 
 _DIGEST = re.compile("(sha256:)?([0-9a-f]{64})")
+_OPTION = re.compile("[a-z][a-z_]*")
 
 
 def history_section(data: ReportData) -> Html | None:
@@ -53,7 +53,7 @@ def history_section(data: ReportData) -> Html | None:
     return join(
         [
             lineage(caption, family_tree(derived, stock, {entry.name for entry in data.checkpoints})),
-            *(part for entry in derived for part in _steps(entry)),
+            *(part for entry in derived for part in _steps(entry, data.checkpoints)),
         ]
     )
 
@@ -134,11 +134,42 @@ def _result_name(history: Sequence[Mapping[str, Any]], index: int) -> str:
     return "?"
 
 
-def _steps(entry: CheckpointEntry) -> list[Html]:
-    items = [element("li", text) for text in (_origin(entry), *map(step_text, entry.history))]
+def _steps(entry: CheckpointEntry, checkpoints: Sequence[CheckpointEntry]) -> list[Html]:
+    origin = element("p", f"From {_origin(entry)}:", class_="soft")
+    items = [element("li", _code(line)) for line in command_lines(entry, checkpoints)]
     files = [text for step in entry.history for text in _statistics(step)]
     note = [element("p", f"Statistics: {', '.join(dict.fromkeys(files))}.", class_="soft")] if files else []
-    return [element("h3", entry.name), element("ol", *items, class_="steps", start="0"), *note]
+    return [element("h3", entry.name), origin, element("ol", *items, class_="steps"), *note]
+
+
+def _code(line: str) -> Html:
+    """A command line that is wrapped between words only, not at the hyphens of an option."""
+    words = [element("span", word) for word in line.split(" ")]
+    return element("code", *(part for word in words for part in (word, " ")))
+
+
+def command_lines(entry: CheckpointEntry, checkpoints: Sequence[CheckpointEntry]) -> list[str]:
+    """Each step of a history as a command line for a shell; a comment at its end says what came out.
+
+    The words DATA, TEXT and CONFIG stand for inputs whose paths a history does not hold.
+
+    Args:
+        entry: the checkpoint whose history it is.
+        checkpoints: those of the directory. A source that is one of them has its path below the directory.
+    """
+    names = {one.fingerprint: one.name for one in checkpoints}
+    sources = [step.get("source", {}) for step in entry.history]
+    paths = [names.get(str(source.get("fingerprint")), _source_name(source)) for source in sources]
+    return [
+        _typed(["prunecli"], step, [source] if source else [], ["--output", output])
+        for step, source, output in zip(entry.history, paths, [*paths[1:], entry.name], strict=True)
+    ]
+
+
+def _source_name(source: Mapping[str, Any]) -> str:
+    """`org/name@revision`, or the name of a directory."""
+    revision = f"@{source['revision']}" if "revision" in source else ""
+    return f"{source.get('path', '')}{revision}"
 
 
 def _origin(entry: CheckpointEntry) -> str:
@@ -152,28 +183,75 @@ def short(fingerprint: str) -> str:
 
 
 def step_text(step: Mapping[str, Any], *more: str) -> str:
-    """One step of a history as it would be typed; in brackets what was no option, and `more`."""
+    """Command and options of one step of a history, as typed; in a comment what was no option, and `more`."""
+    return _typed([], step, [], [], more)
+
+
+def _typed(
+    before: Sequence[str],
+    step: Mapping[str, Any],
+    source: Sequence[str],
+    after: Sequence[str],
+    more: Sequence[str] = (),
+) -> str:
     command = str(step.get("command", "?"))
-    words, facts = [command], []
-    for name, value in step.get("arguments", {}).items():
-        if (command, name) in _FACTS and value is not None:
-            facts.append(
-                _FACTS[command, name].format(f"{value:,}" if isinstance(value, int) else _value(value))
-            )
-        elif value is True:
-            words.append(_option(command, name))
-        elif value is not None and value is not False:
-            words += [_option(command, name), _value(value)]
+    arguments = step.get("arguments", {})
+    words = [*before, command, *source]
+    facts = []
+    for name, value in arguments.items():
+        known = _FACTS.get((command, name))
+        if value is None or value is False or name in _UNSAID:
+            continue
+        if command == "prune-layers" and name == "removed":
+            layers = [f"{side}:{number}" for side, numbers in _mapping(value).items() for number in numbers]
+            if arguments.keys() & {"ratio", "count", "encoder", "decoder"}:
+                facts.append(f"removed {', '.join(layers)}")
+            else:
+                words += ["--layers", ",".join(layers)]
+        elif known is not None or not _OPTION.fullmatch(str(name)) or _DIGEST.fullmatch(str(value)):
+            text = f"{value:,}" if isinstance(value, int) else _value(value)
+            facts.append(known.format(text) if known is not None else f"{name} {text}")
+        else:
+            words += _option(command, str(name), value)
+    if after:
+        words += _inputs(command, step)
     for name, text in _COUNTED.items():
         counts = _mapping(step.get(name))
         if all(isinstance(counts.get(end), int) for end in ("before", "after")):
             facts.append(text.format(**counts))
-    brackets = ", ".join((*facts, *more))
-    return " ".join((*words, f"({brackets})") if brackets else words)
+    comment = ", ".join((*facts, *more)).replace("\n", " ")
+    return shlex.join([*words, *after]) + (f"  # {comment}" if comment else "")
 
 
-def _option(command: str, name: Any) -> str:
-    return _OPTIONS.get((command, name), f"--{str(name).replace('_', '-')}")
+def _option(command: str, name: str, value: Any) -> list[str]:
+    """An argument as words of a command line."""
+    option = "--hidden-weight" if (command, name) == ("finetune", "hidden") else f"--{name.replace('_', '-')}"
+    if name == "text":
+        files = value.get("files", ()) if isinstance(value, Mapping) else value
+        words = [word for file in files for word in (option, str(file))]
+        named = {} if not isinstance(value, Mapping) else {key: value.get(key) for key in ("split", "pairs")}
+        return words + [word for key, one in named.items() if one for word in (f"--{key}", _value(one))]
+    if name == "from_scratch":
+        return [option, CONFIG]
+    return [option] if value is True else [option, _value(value)]
+
+
+def _inputs(command: str, step: Mapping[str, Any]) -> list[str]:
+    """Options for the files that a step read."""
+    arguments = step.get("arguments", {})
+    text = _mapping(arguments.get("text"))
+    is_ranked = "metric" in arguments if command == "prune-experts" else "method" in arguments
+    option = {
+        "prune-experts": "--gates" if is_ranked else "--experts",
+        "prune-heads": "--scores" if is_ranked else "--heads",
+    }.get(command)
+    files = statistics_files(step) if option is not None else []
+    words = [word for file in files for word in (str(option), str(file.get("file")))]
+    if arguments.get("pairs") or arguments.get("split") or arguments.get("langs") or "split" in text:
+        return [*words, "--data", DATA]
+    if command == "finetune":
+        return [*words, "--labelled" if arguments.get("task") == "classification" else "--text", TEXT]
+    return words
 
 
 def _value(value: Any) -> str:
@@ -182,9 +260,8 @@ def _value(value: Any) -> str:
     if isinstance(value, Mapping):
         value = value.get("path", json.dumps(value, ensure_ascii=False, default=str))
     text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-    if digest := _DIGEST.fullmatch(text):
-        return f"{digest[1] or ''}{digest[2][:8]}…"
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+    digest = _DIGEST.fullmatch(text)
+    return text if digest is None else f"{digest[1] or ''}{digest[2][:8]}…"
 
 
 def _statistics(step: Mapping[str, Any]) -> list[str]:

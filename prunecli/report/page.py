@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ from prunecli.report.collect import ReportData
 from prunecli.report.comparisons import languages_part, similarity_part, texts_part
 from prunecli.report.costs import latency_part, sizes_section, training_section
 from prunecli.report.decisions import decisions_section
+from prunecli.report.facts import best, findings
 from prunecli.report.history import history_section
 from prunecli.report.markup import Html, element, join, table
 from prunecli.report.parts import experts_section, heads_section
@@ -83,6 +84,7 @@ def report_page(data: ReportData) -> str:
             "header",
             element("h1", f"{data.title}: pruning report"),
             element("p", said, class_="soft"),
+            *_headline(data),
             element("nav", element("ul", *links), aria_label="Sections"),
         ),
         element(
@@ -94,6 +96,18 @@ def report_page(data: ReportData) -> str:
         ),
     )
     return f"<!DOCTYPE html>\n{element('html', _head(data.title), body, lang='en')}\n"
+
+
+def _headline(data: ReportData) -> Iterator[Html]:
+    """The best models, what each lacks and costs; then those whose results are bad."""
+    for compared, found in findings(data):
+        lines = [element("li", element("b", one.text), f" {one.name}") for one in best(found) if one.text]
+        if lines:
+            yield element("ul", *lines, class_="headline")
+            yield element("p", f"Compared {compared}.", class_="soft")
+        bad = [element("li", element("b", one.name), f": {one.bad}") for one in found if one.bad]
+        if bad:
+            yield element("ul", *bad, class_="bad")
 
 
 def _head(title: str) -> Html:

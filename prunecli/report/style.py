@@ -15,6 +15,7 @@ _LIGHT = {
     "band": "#f1f1f3",
     "link": "#1c5cab",
     "gone": "#e4e4e8",
+    "bad": "#a02020",
 }
 _DARK = {
     "page": "#1a1a19",
@@ -24,6 +25,7 @@ _DARK = {
     "band": "#262629",
     "link": "#86b6ef",
     "gone": "#38383d",
+    "bad": "#ee8d8d",
 }
 _SERIES_LIGHT = ("#2a78d6", "#0f8a60", "#a86f00", "#4a3aa7", "#d03b3b", "#b8437f", "#c4501c", "#55555e")
 _SERIES_DARK = ("#5598e7", "#2fb183", "#d99a1c", "#a79df0", "#ee7d7d", "#e57fae", "#ee8a5c", "#b5b5bd")
@@ -35,7 +37,7 @@ _AROUND_DARK = (
 
 _RULES = """
 *{box-sizing:border-box}
-body{margin:0 auto;padding:1.5rem 1rem 4rem;max-width:70rem;background:var(--page);color:var(--ink);
+body{margin:0 auto;padding:1.5rem 1rem 4rem;max-width:78rem;background:var(--page);color:var(--ink);
 font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;overflow-wrap:break-word}
 h1{font-size:1.7rem;line-height:1.2;margin:0 0 .3rem}
 h2{font-size:1.35rem;margin:2.8rem 0 .6rem;padding-top:.6rem;border-top:1px solid var(--line)}
@@ -46,26 +48,38 @@ a{color:var(--link)}
 nav ul{display:flex;flex-wrap:wrap;gap:.2rem 1.2rem;padding:0;margin:.8rem 0;list-style:none}
 code,ol.steps{font-family:ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace;font-size:.88em}
 ol.steps{margin:.2rem 0 .8rem;padding-left:1.8rem}
+ol.steps li{margin:.3rem 0}
+code span{display:inline-block;max-width:100%;overflow-wrap:anywhere}
+.headline,.bad{margin:.8rem 0 .2rem;padding-left:1.2rem}
+.headline{font-size:1.15rem;line-height:1.6}
+.bad{color:var(--bad)}
 .soft,caption{color:var(--soft)}
-.scroll{overflow-x:auto;margin:.8rem 0}
+.scroll{overflow-x:auto;margin:.8rem 0;scrollbar-width:thin;background:
+linear-gradient(90deg,var(--page) 40%,transparent) left/3rem 100% local,
+linear-gradient(270deg,var(--page) 40%,transparent) right/3rem 100% local,
+linear-gradient(90deg,var(--line),transparent) left/.9rem 100% scroll,
+linear-gradient(270deg,var(--line),transparent) right/.9rem 100% scroll;background-repeat:no-repeat}
 .scroll:focus-visible{outline:2px solid var(--link);outline-offset:2px}
-table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
+table{border-collapse:separate;border-spacing:0;font-size:.9rem;font-variant-numeric:tabular-nums}
 caption{text-align:left;padding-bottom:.3rem}
 th,td{padding:.28rem .55rem;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}
 tbody th{font-weight:600;min-width:7rem;max-width:22rem}
 th:first-child{padding-left:0}
-thead th{font-weight:600;color:var(--soft);white-space:nowrap}
+thead th{font-weight:600;color:var(--soft);vertical-align:bottom}
+thead th.n{white-space:normal}
 .n{text-align:right;white-space:nowrap}
 td{max-width:26rem}
 figure{margin:1rem 0}
 figcaption{font-size:.9rem;max-width:48rem;margin-bottom:.3rem;color:var(--ink)}
 figure .scroll{margin:0}
 .charts{display:flex;flex-wrap:wrap;gap:.5rem 2rem;align-items:flex-start}
-.charts>*{min-width:0;max-width:min(100%,460px)}
+.charts>*{min-width:0;overflow-wrap:anywhere;max-width:min(100%,460px)}
 svg{display:block;max-width:none;font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 svg.fit{max-width:100%;height:auto}
+figure.rows{max-width:44rem}
 svg text{fill:var(--ink)}
 svg text.soft{fill:var(--soft)}
+svg text.name{paint-order:stroke;stroke:var(--page);stroke-width:4px;stroke-linejoin:round}
 svg .axis{stroke:var(--soft);fill:none}
 svg .grid,svg .edge{stroke:var(--line);fill:none}
 svg .edge{stroke:var(--soft)}
@@ -78,7 +92,9 @@ svg .here{fill:var(--ink)}
 .key{display:flex;flex-wrap:wrap;align-items:center;gap:.1rem 1.1rem;padding:0;margin:.2rem 0;list-style:none;
 font-size:.88rem}
 .key svg{display:inline-block;vertical-align:-1px;margin-right:.35rem}
-@media (max-width:34rem){body{padding:1rem .75rem 3rem}h1{font-size:1.4rem}h2{font-size:1.2rem}}
+@media (max-width:34rem){body{padding:1rem .75rem 3rem}h1{font-size:1.4rem}h2{font-size:1.2rem}
+th,td{padding:.28rem .4rem}table{font-size:.82rem}tbody th{min-width:5rem;max-width:9rem}
+thead th:first-child,tbody th{position:sticky;left:0;background:var(--page)}}
 @media print{
 :root{--page:#fff}
 *{-webkit-print-color-adjust:exact;print-color-adjust:exact}

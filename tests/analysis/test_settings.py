@@ -79,6 +79,13 @@ def test_amounts_are_one_line(first: dict[str, Any], second: dict[str, Any]) -> 
         ([[step()], [step(), step("finetune", steps=5)]], ["prune-experts", "prune-experts, finetune"]),
         ([[step()], [step()], [step(dtype="float16")]], ["no dtype", "no dtype", "dtype float16"]),
         (
+            [
+                [step("prune-ffn", gates=None, text={"files": [name], "sha256": name * 64})]
+                for name in ("a", "b")
+            ],
+            ["text a", "text b"],
+        ),
+        (
             [[step("prune-layers", removed={"decoder": [number]})] for number in (3, 5)],
             ['removed {"decoder": [3]}', 'removed {"decoder": [5]}'],
         ),

@@ -40,7 +40,7 @@ ALLOWED = {
         "th",
         "td",
     ),
-    *("svg", "path", "rect", "circle", "polyline", "text"),
+    *("svg", "path", "rect", "circle", "polyline", "line", "text", "code", "span", "b"),
 }
 
 

@@ -1,0 +1,291 @@
+"""What a report states: how each model compares with its original, and all collected facts as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from prunecli import __version__
+from prunecli.analysis.decisions import place_rows
+from prunecli.report.collect import CheckpointEntry, ReportData
+from prunecli.report.history import command_lines
+from prunecli.results.document import numbers
+from prunecli.results.evaluation import Evaluated, Evaluation
+from prunecli.results.latency import Latency, Timed, Timing
+from prunecli.results.scores import SCORES, Score
+
+FORMAT = "prunecli.report/1"
+
+LOWER_IS_BETTER = {"perplexity", "bits_per_byte", "bits_per_character", "kl_divergence", "loss"}
+MOST_FINDINGS = 6
+REPEATS, SHORT, WORSE = 1.3, 0.7, 2.0
+"""Factors from which on outputs are called too long, too short, or perplexity too high, against the first model's."""
+OVER_GENERATED = 0.1
+"""Share of outputs that do not end, from which on a model is said to repeat itself."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One evaluated checkpoint and what else is known about it.
+
+    Attributes:
+        result: its scores in evaluation.json.
+        fingerprint: of the checkpoint; "" if the file does not state one.
+        entry: the checkpoint, if it could be opened.
+        timed: its speed, if a latency.json has one.
+    """
+
+    result: Evaluated
+    fingerprint: str
+    entry: CheckpointEntry | None
+    timed: Timed | None
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Name -> mean score."""
+        return numbers(self.result.scores or self.result.mean)
+
+    @property
+    def parameters(self) -> int | None:
+        """Number of parameters: from the headers, else as the quality or the speed was measured."""
+        own = None if self.entry is None else self.entry.inventory.total.parameters
+        return _known(own, self.result.parameters, None if self.timed is None else self.timed.parameters)
+
+    @property
+    def bytes(self) -> int | None:
+        """Bytes of the weights, from the same sources."""
+        own = None if self.entry is None else self.entry.inventory.total.bytes
+        return _known(
+            own, self.result.checkpoint_bytes, None if self.timed is None else self.timed.checkpoint_bytes
+        )
+
+
+def _known(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
+
+
+def rows_of(evaluation: Evaluation, data: ReportData) -> list[Row]:
+    """A row for each result, with the checkpoint and the speed that have its fingerprint."""
+    rows = []
+    models = evaluation.models if len(evaluation.models) == len(evaluation.results) else None
+    for index, result in enumerate(evaluation.results):
+        fingerprint = "" if models is None else models[index].fingerprint or ""
+        entry = data.known(result.checkpoint, fingerprint)
+        rows.append(Row(result, fingerprint, entry, _timed(data, result.checkpoint, fingerprint)))
+    return rows
+
+
+def _timed(data: ReportData, label: str, fingerprint: str) -> Timed | None:
+    """The first speed of this checkpoint; among several with its fingerprint the one with its name."""
+    for _, latency in data.of(Latency):
+        if fingerprint and len(latency.models) == len(latency.results):
+            both = zip(latency.results, latency.models, strict=True)
+            same = [result for result, model in both if model.fingerprint == fingerprint]
+            if same:
+                return min(same, key=lambda result: result.checkpoint != label)
+    return None
+
+
+def shown_scores(task: str) -> dict[str, Score]:
+    """The scores of a task that are shown, the one that is drawn first."""
+    more = {"length_ratio": Score("length", ",.2f"), "over_generated": Score("over-generated", ".1%")}
+    scores = {**SCORES.get(task, {}), **(more if task == "translation" else {})}
+    return {name: score for name, score in scores.items() if not score.form.endswith("d")}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How one model compares with the first one of an evaluation, or with its original.
+
+    Attributes:
+        name: of the model.
+        smaller: share of the parameters that it lacks; None: unknown.
+        difference: score, with its sign and its name ("-3.0 chrF++"); None: unknown.
+        better: how much better it is by this score, for comparisons.
+        speedup: median factor in speed and what is noted about it ("1.30x"); None: unknown.
+        bad: what is wrong with its outputs, and what to do; "" if nothing is.
+    """
+
+    name: str
+    smaller: float | None
+    difference: str | None = None
+    better: float | None = None
+    speedup: str | None = None
+    bad: str = ""
+
+    @property
+    def text(self) -> str:
+        """`72 % smaller, -3.0 chrF++, 1.30x`."""
+        size = None if self.smaller is None else f"{abs(self.smaller):.0%}".replace("%", " %")
+        words = None if size is None else f"{size} {'smaller' if (self.smaller or 0) >= 0 else 'larger'}"
+        return ", ".join(filter(None, (words, self.difference, self.speedup)))
+
+
+def findings(data: ReportData) -> list[tuple[str, list[Finding]]]:
+    """(what they are compared with, a finding for each model): for each evaluation, else for the checkpoints."""
+    found = [
+        (f"against {evaluation.results[0].checkpoint}, {name}", _of_evaluation(evaluation, data))
+        for name, evaluation in data.of(Evaluation)
+        if len(evaluation.results) > 1
+    ]
+    if found:
+        return found
+    own = []
+    for entry in data.checkpoints:
+        size = entry.checkpoint.structure.original_size
+        if size is not None:
+            timed = _timed(data, entry.name, entry.fingerprint)
+            smaller = 1 - entry.inventory.total.parameters / size[0]
+            own.append(Finding(entry.name, smaller, speedup=_speedup(timed)))
+    return [("against the originals", own)] if own else []
+
+
+def best(found: Sequence[Finding]) -> list[Finding]:
+    """At most `MOST_FINDINGS` that no other one surpasses in both size and quality, the largest first."""
+    known = [one for one in found if one.smaller is not None and not one.bad]
+    front = [
+        one
+        for one in known
+        if not any(
+            other is not one
+            and (other.smaller or 0, other.better or 0) != (one.smaller, one.better or 0)
+            and (other.smaller or 0) >= (one.smaller or 0)
+            and (other.better or 0) >= (one.better or 0)
+            for other in known
+        )
+    ]
+    return sorted(front or found, key=lambda one: one.smaller or 0)[-MOST_FINDINGS:]
+
+
+def _of_evaluation(evaluation: Evaluation, data: ReportData) -> list[Finding]:
+    first, *others = rows_of(evaluation, data)
+    shown = shown_scores(evaluation.task)
+    made = []
+    for row in others:
+        size = row.parameters, first.parameters
+        smaller = 1 - size[0] / size[1] if size[0] is not None and size[1] else None
+        name = next((n for n in shown if n in row.scores and (n in first.scores or shown[n].of_two)), None)
+        difference = better = None
+        if name is not None and name in first.scores and not shown[name].of_two:
+            difference = f"{shown[name].difference(row.scores[name], first.scores[name])} {shown[name].title}"
+            sign = -1 if name in LOWER_IS_BETTER else 1
+            better = sign * (row.scores[name] - first.scores[name])
+        bad = bad_result(row.scores, first.scores)
+        label = row.result.checkpoint
+        made.append(Finding(label, smaller, difference, better, _speedup(row.timed), bad))
+    return made
+
+
+def _speedup(timed: Timed | None) -> str | None:
+    if timed is None:
+        return None
+    first = timed.timings[0]
+    words = (f"{first.speedup.median:.2f}x", first.phase or "", "(noisy)" if first.is_noisy else "")
+    return " ".join(filter(None, words))
+
+
+def bad_result(scores: Mapping[str, float], first: Mapping[str, float]) -> str:
+    """What is wrong with the outputs that have these scores, compared with the first model's; "" if nothing is."""
+    length = scores.get("length_ratio", 1.0) / (first.get("length_ratio") or 1.0)
+    beyond = scores.get("over_generated", 0.0) - first.get("over_generated", 0.0)
+    if length > REPEATS or beyond > OVER_GENERATED:
+        return (
+            f"outputs are {length:.1f} times as long as before, {scores.get('over_generated', 0.0):.0%} do not end: "
+            "the model repeats itself. Remove less, or finetune."
+        )
+    if length < SHORT:
+        return f"outputs are {length:.1f} times as long as before. Remove less, or finetune."
+    times = scores.get("perplexity", 0.0) / (first.get("perplexity") or float("inf"))
+    if times > WORSE:
+        return f"perplexity is {times:,.1f} times the first one's. Remove less, or finetune."
+    return ""
+
+
+def facts(data: ReportData) -> dict[str, Any]:
+    """Everything that the page states, as JSON."""
+    return {
+        "format": FORMAT,
+        "prunecli": __version__,
+        "title": data.title,
+        "headline": [
+            {"compared": compared, **asdict(one)} for compared, found in findings(data) for one in found
+        ],
+        "models": [_model(entry, data) for entry in (*data.elsewhere, *data.checkpoints)],
+        "quality": [
+            {
+                "file": name,
+                "task": evaluation.task,
+                "data": evaluation.data,
+                "pairs": evaluation.pairs,
+                "results": [_quality(row) for row in rows_of(evaluation, data)],
+            }
+            for name, evaluation in data.of(Evaluation)
+        ],
+        "speed": [
+            {
+                "file": name,
+                "measured": latency.described,
+                "device": latency.device,
+                "results": [
+                    {"checkpoint": result.checkpoint, **_speed(timing)}
+                    for result in latency.results
+                    for timing in result.timings
+                ],
+            }
+            for name, latency in data.of(Latency)
+        ],
+        "decisions": [
+            {
+                "model": entry.name,
+                "step": step,
+                "part": decision.part,
+                "metric": decision.metric,
+                "how": decision.how,
+                "places": [asdict(row) for row in place_rows(decision)],
+            }
+            for entry in data.checkpoints
+            for step, decision in entry.decisions.items()
+        ],
+        "unreadable": [asdict(one) for one in data.unreadable],
+    }
+
+
+def _model(entry: CheckpointEntry, data: ReportData) -> dict[str, Any]:
+    inventory, size = entry.inventory, entry.checkpoint.structure.original_size
+    return {
+        "name": entry.name,
+        "fingerprint": entry.fingerprint,
+        "model_type": entry.checkpoint.model_type,
+        "parameters": inventory.total.parameters,
+        "bytes": inventory.total.bytes,
+        "original": None if size is None else {"parameters": size[0], "bytes": size[1]},
+        "parts": {part: asdict(amount) for part, amount in inventory.parts.items()},
+        "layers": {stack.side: list(stack.layers) for stack in inventory.stacks},
+        "commands": command_lines(entry, data.checkpoints),
+    }
+
+
+def _quality(row: Row) -> dict[str, Any]:
+    return {
+        "checkpoint": row.result.checkpoint,
+        "model": None if row.entry is None else row.entry.name,
+        "fingerprint": row.fingerprint or None,
+        "parameters": row.parameters,
+        "checkpoint_bytes": row.bytes,
+        "scores": row.scores,
+    }
+
+
+def _speed(timing: Timing) -> dict[str, Any]:
+    unit, spread = timing.rate
+    return {
+        "batch_size": timing.batch_size,
+        "beam": timing.beam,
+        "phase": timing.phase,
+        "unit": unit,
+        "median": spread.median,
+        "deviation": spread.deviation,
+        "speedup": timing.speedup.median,
+        "noisy": timing.is_noisy,
+    }
