@@ -162,7 +162,7 @@ def command_lines(entry: CheckpointEntry, checkpoints: Sequence[CheckpointEntry]
     paths = [names.get(str(source.get("fingerprint")), _source_name(source)) for source in sources]
     return [
         _typed(["prunecli"], step, [source] if source else [], ["--output", output])
-        for step, source, output in zip(entry.history, paths, [*paths[1:], entry.name], strict=True)
+        for step, source, output in zip(entry.history, paths, [*paths[1:], entry.name], strict=False)
     ]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 
 import pytest
@@ -12,9 +14,12 @@ from typer.testing import CliRunner
 from prunecli.analysis.text_comparison import TextOptions, compare_by_text
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.commands.prune_heads import prune_heads
+from prunecli.commands.prune_layers import prune_layers
 from prunecli.errors import OutputError
 from prunecli.model.checkpoint import open_model
 from prunecli.report.collect import collect
+from prunecli.report.facts import facts
+from prunecli.report.history import command_lines
 from prunecli.report.page import SECTIONS, report_page, write_page
 from prunecli.results.header import header
 from prunecli.tensors.documents import write_json as write_document
@@ -134,7 +139,7 @@ def test_checkpoints_that_are_gone_are_not_called_unreduced(tmp_path):
 def test_an_original_elsewhere_has_its_point_in_every_chart(tmp_path, tmp_path_factory):
     original = source_of(tiny_nllb_moe(tmp_path_factory.mktemp("elsewhere") / "full"))
     layers = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
-    for count, balance in ((2, "1:1"), (4, "1:1"), (6, "3:1")):
+    for count, balance in ((2, "1:1"), (3, "3:1"), (4, "1:1"), (6, "3:1")):
         step = {"command": "prune-experts", "arguments": {"ratio": 1 - count / 8, "balance": balance}}
         mark = {
             "version": 1,
@@ -143,7 +148,7 @@ def test_an_original_elsewhere_has_its_point_in_every_chart(tmp_path, tmp_path_f
             "history": [step | {"source": original}],
         }
         tiny_nllb_moe(tmp_path / f"kept-{count}", experts=count, config={"prunecli": mark})
-    names = [f"kept-{count}" for count in (2, 4, 6)]
+    names = [f"kept-{count}" for count in (2, 3, 4, 6)]
     payload = results.evaluation([original, *(source_of(tmp_path / name) for name in names)])
     row = payload["results"][0] | {"parameters": 3_000_000, "checkpoint_bytes": 6_000_000}
     payload["results"] = [row | {"checkpoint": name} for name in ("full", *names)]
@@ -155,6 +160,98 @@ def test_an_original_elsewhere_has_its_point_in_every_chart(tmp_path, tmp_path_f
     assert "balance 1:1" in found.text
     assert "balance 3:1" in found.text
     assert "not in this directory" not in found.text
+
+
+def test_models_without_layers_or_tokens_are_reduced(tmp_path):
+    base = tiny_nllb_moe(tmp_path / "base")
+    call(prune_layers, base, "--layers", "encoder:1", "-o", tmp_path / "shallow")
+    call(prune_layers, base, "--layers", "decoder:1", "-o", tmp_path / "other")
+    call(prune_experts, base, "--metric", "random", "--ratio", 0.25, "-o", tmp_path / "a fourth")
+    call(prune_experts, base, "--metric", "random", "--ratio", 0.5, "-o", tmp_path / "half")
+    names = ["base", "shallow", "other", "a fourth", "half"]
+    payload = results.evaluation([source_of(tmp_path / name) for name in names])
+    payload["results"] = [payload["results"][0] | {"checkpoint": name} for name in names]
+    payload["results"][-1] = payload["results"][-1] | {"mean": {"chrf++": 30.0, "length_ratio": 2.0}}
+    write_json(tmp_path / "evaluation.json", payload)
+    data = collect(tmp_path)
+    source = report_page(data)
+    found = Page(source)
+    assert "not reduced" not in found.text, "the original starts the line of experts"
+    assert found.tags["polyline"] == 1, "the two without a layer are no curve"
+    corners = re.search('points="([^"]*)"', source)
+    assert corners is not None
+    assert len(corners[1].split()) == 3
+    assert "7 of 8" in found.text
+    assert "half: outputs are 2.0 times" in found.text.replace("\n", "")
+    headline = {one["name"]: one for one in facts(data)["headline"]}
+    sizes = [entry.inventory.total.parameters for entry in data.checkpoints]
+    by_name = dict(zip([entry.name for entry in data.checkpoints], sizes, strict=True))
+    assert headline["half"]["smaller"] == 1 - by_name["half"] / by_name["base"]
+    assert (headline["half"]["difference"], headline["shallow"]["difference"]) == (
+        "-31.5 chrF++",
+        "+0.0 chrF++",
+    )
+
+
+def test_the_headline_names_what_no_other_model_surpasses(tmp_path):
+    payload = results.evaluation()
+    sizes = {"big": 100, "small": 40, "worse": 50, "smallest": 10, "gone": 5}
+    scores = {"big": 60.0, "small": 58.25, "worse": 50.0, "smallest": 20.0, "gone": 1.0}
+    payload["results"] = [
+        {"checkpoint": name, "parameters": size, "checkpoint_bytes": size, "mean": {"chrf++": scores[name]}}
+        for name, size in sizes.items()
+    ]
+    payload["results"][-1]["mean"] |= {"over_generated": 0.9}
+    payload["models"] = [{"path": name, "fingerprint": f"sha256:{name}"} for name in sizes]
+    write_json(tmp_path / "evaluation.json", payload)
+    timed = results.latency()
+    timed["models"] = payload["models"][:2]
+    timed["results"][1]["timings"][0]["speedup"]["deviation"] = 1.2
+    write_json(tmp_path / "latency.json", timed)
+    found = page(tmp_path)
+    assert "60 % smaller, -1.8 chrF++, 1.50x (noisy)" in found.text
+    assert "90 % smaller, -40.0 chrF++" in found.text
+    assert "50 % smaller" not in found.text
+    assert "95 % smaller" not in found.text
+    assert "90% do not end: the model repeats itself. Remove less, or finetune." in found.text
+    assert found.text.count("noisy") == 3  # the headline and both tables
+
+
+def test_steps_can_be_typed_again(tmp_path, monkeypatch):
+    """Each line of a history, parsed by a shell and run by the command, makes the same weights."""
+    monkeypatch.chdir(tmp_path)
+    with open_model(tiny_nllb_moe(tmp_path / "base")) as opened:
+        write_json(tmp_path / "it's scored.json", scored(opened))
+    arguments = ("--metric", "random", "--ratio", 0.5, "--seed", 3)
+    call(prune_experts, "base", *arguments, "-o", "few experts")
+    call(prune_heads, "few experts", "--scores", "it's scored.json", "--count", 3, "-o", "heads")
+    call(prune_layers, "heads", "--layers", "encoder:1,decoder:0", "-o", "small")
+    data = collect(tmp_path)
+    made = {entry.name: entry for entry in data.checkpoints}
+    lines = command_lines(made["small"], data.checkpoints)
+    assert lines == next(one["commands"] for one in facts(data)["models"] if one["name"] == "small")
+    commands = {"prune-experts": prune_experts, "prune-heads": prune_heads, "prune-layers": prune_layers}
+    for line in lines:
+        name, *words = shlex.split(line, comments=True)[1:]
+        call(commands[name], *words, "--force")
+    again = {entry.name: entry for entry in collect(tmp_path).checkpoints}
+    for name in ("few experts", "heads", "small"):
+        assert again[name].fingerprint == made[name].fingerprint
+        assert again[name].history == made[name].history
+
+
+def test_nothing_is_wider_than_a_narrow_page(tmp_path):
+    """Tables and drawings of a fixed width lie in boxes that scroll; the others shrink with the page."""
+    for name in ("evaluation", "latency", "languages", "similarity", "finetune", "heads"):
+        write_json(tmp_path / f"{name}.json", getattr(results, name)())
+    reduced(tmp_path / "pruned", tiny_nllb_moe(tmp_path / "base"), [step("prune-experts", {}, ratio=0.5)])
+    source = report_page(collect(tmp_path))
+    boxed = re.sub(r'<div class="scroll".*?</div>', "", source, flags=re.DOTALL)
+    assert "<table" in source
+    assert "<table" not in boxed
+    drawn = re.findall("<svg [^>]*>", boxed)
+    assert drawn
+    assert all('class="fit"' in one or 'width="100%"' in one or "aria-hidden" in one for one in drawn)
 
 
 def test_several_pairs_are_counted_and_listed(tmp_path):
@@ -319,8 +416,8 @@ def test_real_reductions_have_strips_and_head_maps(tmp_path):
     models = [source_of(tmp_path / name) for name in ("base", "small")]
     write_json(tmp_path / "evaluation.json", results.evaluation(models))
     found = page(tmp_path)
-    assert "chrF++ against the heads removed" in found.figures
-    assert "small: % of heads removed 12.5, chrF++ 58.25" in found.text
+    assert "chrF++ against parameters" in found.figures, "experts went too: heads alone are no measure"
+    assert "chrF++ against the heads removed" not in found.figures
 
 
 def call(command, *arguments):
