@@ -19,10 +19,6 @@ FORMAT = "prunecli.report/1"
 
 LOWER_IS_BETTER = {"perplexity", "bits_per_byte", "bits_per_character", "kl_divergence", "loss"}
 MOST_FINDINGS = 6
-REPEATS, SHORT, WORSE = 1.3, 0.7, 2.0
-"""Factors from which on outputs are called too long, too short, or perplexity too high, against the first model's."""
-OVER_GENERATED = 0.1
-"""Share of outputs that do not end, from which on a model is said to repeat itself."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +100,7 @@ class Finding:
         difference: score, with its sign and its name ("-3.0 chrF++"); None: unknown.
         better: how much better it is by this score, for comparisons.
         speedup: median factor in speed and what is noted about it ("1.30x"); None: unknown.
-        bad: what is wrong with its outputs, and what to do; "" if nothing is.
+        bad: line that names what is wrong with its outputs; "" if nothing is.
     """
 
     name: str
@@ -171,8 +167,8 @@ def _of_evaluation(evaluation: Evaluation, data: ReportData) -> list[Finding]:
             difference = f"{shown[name].difference(row.scores[name], first.scores[name])} {shown[name].title}"
             sign = -1 if name in LOWER_IS_BETTER else 1
             better = sign * (row.scores[name] - first.scores[name])
-        bad = bad_result(row.scores, first.scores)
         label = row.result.checkpoint
+        bad = next((line for line in evaluation.ruined if line.startswith(f"{label}: ")), "")
         made.append(Finding(label, smaller, difference, better, _speedup(row.timed), bad))
     return made
 
@@ -183,23 +179,6 @@ def _speedup(timed: Timed | None) -> str | None:
     first = timed.timings[0]
     words = (f"{first.speedup.median:.2f}x", first.phase or "", "(noisy)" if first.is_noisy else "")
     return " ".join(filter(None, words))
-
-
-def bad_result(scores: Mapping[str, float], first: Mapping[str, float]) -> str:
-    """What is wrong with the outputs that have these scores, compared with the first model's; "" if nothing is."""
-    length = scores.get("length_ratio", 1.0) / (first.get("length_ratio") or 1.0)
-    beyond = scores.get("over_generated", 0.0) - first.get("over_generated", 0.0)
-    if length > REPEATS or beyond > OVER_GENERATED:
-        return (
-            f"outputs are {length:.1f} times as long as before, {scores.get('over_generated', 0.0):.0%} do not end: "
-            "the model repeats itself. Remove less, or finetune."
-        )
-    if length < SHORT:
-        return f"outputs are {length:.1f} times as long as before. Remove less, or finetune."
-    times = scores.get("perplexity", 0.0) / (first.get("perplexity") or float("inf"))
-    if times > WORSE:
-        return f"perplexity is {times:,.1f} times the first one's. Remove less, or finetune."
-    return ""
 
 
 def facts(data: ReportData) -> dict[str, Any]:
@@ -219,6 +198,7 @@ def facts(data: ReportData) -> dict[str, Any]:
                 "data": evaluation.data,
                 "pairs": evaluation.pairs,
                 "results": [_quality(row) for row in rows_of(evaluation, data)],
+                "examples": [example.to_json() for example in evaluation.examples],
             }
             for name, evaluation in data.of(Evaluation)
         ],

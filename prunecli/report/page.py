@@ -105,7 +105,7 @@ def _headline(data: ReportData) -> Iterator[Html]:
         if lines:
             yield element("ul", *lines, class_="headline")
             yield element("p", f"Compared {compared}.", class_="soft")
-        bad = [element("li", element("b", one.name), f": {one.bad}") for one in found if one.bad]
+        bad = [element("li", one.bad) for one in found if one.bad]
         if bad:
             yield element("ul", *bad, class_="bad")
 

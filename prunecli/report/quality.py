@@ -48,8 +48,21 @@ def _evaluation(name: str, evaluation: Evaluation, rows: Sequence[Row]) -> Html:
             _table(evaluation, rows, scores, unit, lost),
             *([_by_pair(evaluation, rows, str(first), scores[str(first)])] if by_pair else []),
             *([_by_text(rows, scores)] if any(row.result.by_text for row in rows) else []),
+            *([_examples(evaluation)] if evaluation.examples else []),
         ]
     )
+
+
+def _examples(evaluation: Evaluation) -> Html:
+    """Inputs and references, and the outputs of the checkpoints beside one another."""
+    labels = dict.fromkeys(label for example in evaluation.examples for label in example.outputs)
+    outputs = {label: lambda example, label=label: example.outputs.get(label) for label in labels}
+    columns = {
+        "input": lambda example: example.source,
+        "of": lambda example: example.pair or example.text,
+        "reference": lambda example: example.reference,
+    }
+    return table("Examples of outputs", evaluation.examples, columns | outputs, text_columns=3 + len(labels))
 
 
 def _about(evaluation: Evaluation) -> str:

@@ -182,7 +182,7 @@ def test_models_without_layers_or_tokens_are_reduced(tmp_path):
     assert corners is not None
     assert len(corners[1].split()) == 3
     assert "7 of 8" in found.text
-    assert "half: outputs are 2.0 times" in found.text.replace("\n", "")
+    assert "half: the outputs are 2.00 times as long" in found.text
     headline = {one["name"]: one for one in facts(data)["headline"]}
     sizes = [entry.inventory.total.parameters for entry in data.checkpoints]
     by_name = dict(zip([entry.name for entry in data.checkpoints], sizes, strict=True))
@@ -213,8 +213,25 @@ def test_the_headline_names_what_no_other_model_surpasses(tmp_path):
     assert "90 % smaller, -40.0 chrF++" in found.text
     assert "50 % smaller" not in found.text
     assert "95 % smaller" not in found.text
-    assert "90% do not end: the model repeats itself. Remove less, or finetune." in found.text
+    assert (
+        "gone: 90% of the outputs run on: the model repeats itself: remove less, or finetune." in found.text
+    )
     assert found.text.count("noisy") == 3  # the headline and both tables
+
+
+def test_outputs_stand_side_by_side(tmp_path):
+    example = {
+        "pair": "eng_Latn-fra_Latn",
+        "source": "A dog.",
+        "reference": "Un chien.",
+        "outputs": {"big": "Un chien.", "small": "Un un un"},
+    }
+    write_json(tmp_path / "evaluation.json", {**results.evaluation(), "examples": [example]})
+    found = page(tmp_path)
+    assert "Examples of outputs" in found.figures
+    for text in ("A dog.", "Un chien.", "Un un un"):
+        assert text in found.text
+    assert facts(collect(tmp_path))["quality"][0]["examples"] == [example]
 
 
 def test_steps_can_be_typed_again(tmp_path, monkeypatch):
