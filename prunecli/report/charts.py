@@ -179,7 +179,7 @@ def _names(points: Sequence[tuple[str, float, float]], lines: Sequence[Area]) ->
         free = [
             place
             for place, (left, top, right, bottom) in rooms.items()
-            if left >= LEFT and right <= WIDTH and top >= 0 and bottom <= BOTTOM + 2
+            if left >= LEFT and right <= WIDTH - 8 and top >= 0 and bottom <= BOTTOM + 2
             if not any(_overlap(rooms[place], other) for other in taken)
         ]
         clear = [place for place in free if not any(_overlap(rooms[place], line) for line in lines)]
