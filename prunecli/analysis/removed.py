@@ -38,8 +38,8 @@ def removed(checkpoints: Sequence[Checkpoint], whole: int | None = None) -> tupl
     """What was removed from the checkpoints, and how much of it from each.
 
     Heads where all were reduced by `prune-heads` alone, else experts where all were by `prune-experts` alone, else
-    parameters, which are counted against `whole`, by default the first checkpoint's. Where the last pruning of heads was
-    of some attentions only (1905.10650, section 5), the fraction is of the heads of these.
+    parameters, which are counted against `whole`, by default the first checkpoint's. Where the last pruning of heads
+    was of some attentions only (1905.10650, section 5), the fraction is of the heads of these.
     """
     unit = _unit(checkpoints)
     if unit == "heads":

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from prunecli.report.history import step_difference, step_text
+from prunecli.commands.signatures import signatures
+from prunecli.report.history import command_lines, step_difference, step_text
 
 DIGEST = "0123456789abcdef" * 4
 
@@ -110,3 +113,35 @@ def test_a_step_of_the_tree_is_told_by_what_differs_from_its_siblings() -> None:
         "prune-experts  # 48 of 256 experts kept, gates.json (sha256:22222222…)"
     )
     assert step_difference({"command": "finetune"}, [{"command": "finetune"}]) == "finetune"
+
+
+ARGUMENTS = {
+    "prune-experts": "ratio experts_per_layer fit_bytes metric seed strategy balance min_per_layer round_to mtp active "
+    "constant_experts granularity source target for min_tokens dtype",
+    "prune-heads": "ratio count removed attention min_per_layer uniform metric method normalize seed dtype",
+    "prune-layers": "removed ratio count encoder decoder side metric contiguous seed dtype",
+    "prune-ffn": "ratio width side per_layer score round_to dense_only seed dtype",
+    "share-ffn": "config encoder decoder width init scale groups order keep_units dense_only dtype seed",
+    "share-attention": "config encoder decoder cross groups order init dtype",
+    "factorize-embeddings": "side kind map_dim expand_dim depth max_groups shared_blocks no_reduction cache split "
+    "langs text_sha256 lines epochs dtype seed",
+    "trim-vocabulary": "split langs min_count multiple_of dtype",
+    "finetune": "task valid pairs batch_tokens accumulate learning_rate warmup betas clip_norm dtype eval_every metric "
+    "beam teacher context dropout train lora seed label_smoothing distill temperature hidden steps best from_scratch",
+}
+"""Command -> arguments that its step in a history may have, but for the text."""
+
+
+@pytest.mark.parametrize("command", ARGUMENTS)
+def test_every_option_is_one_of_the_command(command: str) -> None:
+    arguments = dict.fromkeys(ARGUMENTS[command].split(), "x")
+    if command in ("prune-layers", "prune-ffn", "share-ffn"):
+        arguments["text"] = {"files": ["a"], "split": "val", "pairs": ["a-b"]}  # type: ignore[assignment]
+    statistics = {"file": "f", "sha256": "1"}
+    entry = SimpleNamespace(
+        name="out", history=[{"command": command, "arguments": arguments, "statistics": statistics}]
+    )
+    (line,) = command_lines(entry, [])  # type: ignore[arg-type]
+    options = {word.removeprefix("--") for word in shlex.split(line, comments=True) if word.startswith("--")}
+    assert options
+    assert options <= signatures()[command].keys()
