@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from prunecli.model.attention import describe_attentions
 from prunecli.model.ffn import describe_ffns
-from prunecli.model.inventory import PARTS
+from prunecli.model.inventory import PARTS, Amount
 from prunecli.report.charts import Bar, Point, Series, StackedBar, bars, chart, stacked_bars
 from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.report.markup import Html, element, join, maybe, millions, row_of, table
-from prunecli.results.latency import Latency, Spread, Timed, Timing
+from prunecli.results.latency import Latency, Timed, Timing
 from prunecli.results.training import LoggedStep, Training
 from prunecli.tensors.quantities import bytes_text, counted
 
@@ -24,17 +24,9 @@ def sizes_section(data: ReportData) -> Html | None:
     if not checkpoints:
         return None
     parts = [part for part in PARTS if any(part in entry.inventory.parts for entry in checkpoints)]
-    by_part = {
-        part: lambda entry, part=part: maybe(
-            lambda size: f"{size.parameters:,}", entry.inventory.parts.get(part)
-        )
-        for part in parts
-    }
-    bytes_by_part = {
-        part: lambda entry, part=part: maybe(
-            lambda size: bytes_text(size.bytes), entry.inventory.parts.get(part)
-        )
-        for part in parts
+    amounts: dict[str, Callable[[Amount], str]] = {
+        "Parameters by part": lambda amount: f"{amount.parameters:,}",
+        "Bytes by part": lambda amount: bytes_text(amount.bytes),
     }
     overview = table(
         "The checkpoints, counted from their headers",
@@ -67,22 +59,18 @@ def sizes_section(data: ReportData) -> Html | None:
             stacked_bars(
                 "Bytes of weights by part", [_stacked_bar(entry, parts) for entry in checkpoints], parts
             ),
-            table(
-                "Parameters by part",
-                checkpoints,
-                {"checkpoint": lambda entry: entry.name}
-                | by_part
-                | {"total": lambda entry: f"{entry.inventory.total.parameters:,}"},
-            ),
-            table(
-                "Bytes by part",
-                checkpoints,
-                {"checkpoint": lambda entry: entry.name}
-                | bytes_by_part
-                | {"total": lambda entry: bytes_text(entry.inventory.total.bytes)},
-            ),
+            *(table(caption, checkpoints, _by_part(parts, shown)) for caption, shown in amounts.items()),
         ]
     )
+
+
+def _by_part(
+    parts: Sequence[str], shown: Callable[[Amount], str]
+) -> dict[str, Callable[[CheckpointEntry], str | None]]:
+    """The columns of a table of parts, each amount as `shown`."""
+    cells = {part: lambda entry, part=part: maybe(shown, entry.inventory.parts.get(part)) for part in parts}
+    total = {"total": lambda entry: shown(entry.inventory.total)}
+    return {"checkpoint": lambda entry: entry.name} | cells | total
 
 
 def _share(entry: CheckpointEntry) -> str | None:
@@ -182,22 +170,21 @@ def _speeds(results: Sequence[Timed], setting: str) -> Html:
     unit = next(timing.rate[0] for own in timings.values() for timing in own)
     caption = ", ".join(filter(None, [unit.capitalize(), setting]))
     if all(len(own) <= 1 for own in timings.values()):
-        rows = [_bar(name, own[0].rate[1]) for name, own in timings.items() if own]
+        speeds = {name: own[0].rate[1] for name, own in timings.items() if own}
+        rows = [
+            Bar(name, one.median, one.median - one.deviation, one.median + one.deviation, one.text(1))
+            for name, one in speeds.items()
+        ]
         return bars(f"{caption}; whiskers: one deviation", rows, unit)
-    series = [Series(name, _by_batch(name, own), joined=True) for name, own in timings.items()]
+    points = {
+        name: [
+            Point(timing.batch_size, timing.rate[1].median, f"{name}, batch {timing.batch_size}")
+            for timing in sorted(own, key=lambda timing: timing.batch_size)
+        ]
+        for name, own in timings.items()
+    }
+    series = [Series(name, tuple(own), joined=True) for name, own in points.items()]
     return chart(f"{caption}, against batch size", series, "batch size", unit, named=False, zero="xy")
-
-
-def _by_batch(name: str, timings: Sequence[Timing]) -> tuple[Point, ...]:
-    return tuple(
-        Point(timing.batch_size, timing.rate[1].median, f"{name}, batch {timing.batch_size}")
-        for timing in sorted(timings, key=lambda timing: timing.batch_size)
-    )
-
-
-def _bar(name: str, spread: Spread) -> Bar:
-    low, high = spread.median - spread.deviation, spread.median + spread.deviation
-    return Bar(name, spread.median, low, high, spread.text(1))
 
 
 def training_section(data: ReportData) -> Html | None:

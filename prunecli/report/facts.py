@@ -12,7 +12,7 @@ from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.report.history import command_lines
 from prunecli.results.document import numbers
 from prunecli.results.evaluation import Evaluated, Evaluation
-from prunecli.results.latency import Latency, Timed, Timing
+from prunecli.results.latency import Latency, Timed
 from prunecli.results.scores import SCORES, Score
 
 FORMAT = "prunecli.report/1"
@@ -45,20 +45,18 @@ class Row:
     @property
     def parameters(self) -> int | None:
         """Number of parameters: from the headers, else as the quality or the speed was measured."""
-        own = None if self.entry is None else self.entry.inventory.total.parameters
-        return _known(own, self.result.parameters, None if self.timed is None else self.timed.parameters)
+        if self.entry is not None:
+            return self.entry.inventory.total.parameters
+        measured = self.result.parameters
+        return self.timed.parameters if measured is None and self.timed is not None else measured
 
     @property
     def bytes(self) -> int | None:
         """Bytes of the weights, from the same sources."""
-        own = None if self.entry is None else self.entry.inventory.total.bytes
-        return _known(
-            own, self.result.checkpoint_bytes, None if self.timed is None else self.timed.checkpoint_bytes
-        )
-
-
-def _known(*values: int | None) -> int | None:
-    return next((value for value in values if value is not None), None)
+        if self.entry is not None:
+            return self.entry.inventory.total.bytes
+        measured = self.result.checkpoint_bytes
+        return self.timed.checkpoint_bytes if measured is None and self.timed is not None else measured
 
 
 def rows_of(evaluation: Evaluation, data: ReportData) -> list[Row]:
@@ -139,19 +137,14 @@ def findings(data: ReportData) -> list[tuple[str, list[Finding]]]:
 
 def best(found: Sequence[Finding]) -> list[Finding]:
     """At most `MOST_FINDINGS` that no other one surpasses in both size and quality, the largest first."""
-    known = [one for one in found if one.smaller is not None and not one.bad]
+    ranked = {id(one): (one.smaller or 0.0, one.better or 0.0) for one in found if one.text and not one.bad}
     front = [
         one
-        for one in known
-        if not any(
-            other is not one
-            and (other.smaller or 0, other.better or 0) != (one.smaller, one.better or 0)
-            and (other.smaller or 0) >= (one.smaller or 0)
-            and (other.better or 0) >= (one.better or 0)
-            for other in known
-        )
+        for one in found
+        if (own := ranked.get(id(one))) is not None
+        and not any(other != own and other[0] >= own[0] and other[1] >= own[1] for other in ranked.values())
     ]
-    return sorted(front or found, key=lambda one: one.smaller or 0)[-MOST_FINDINGS:]
+    return sorted(front, key=lambda one: one.smaller or 0.0)[-MOST_FINDINGS:]
 
 
 def _of_evaluation(evaluation: Evaluation, data: ReportData) -> list[Finding]:
@@ -197,7 +190,17 @@ def facts(data: ReportData) -> dict[str, Any]:
                 "task": evaluation.task,
                 "data": evaluation.data,
                 "pairs": evaluation.pairs,
-                "results": [_quality(row) for row in rows_of(evaluation, data)],
+                "results": [
+                    {
+                        "checkpoint": row.result.checkpoint,
+                        "model": None if row.entry is None else row.entry.name,
+                        "fingerprint": row.fingerprint or None,
+                        "parameters": row.parameters,
+                        "checkpoint_bytes": row.bytes,
+                        "scores": row.scores,
+                    }
+                    for row in rows_of(evaluation, data)
+                ],
                 "examples": [example.to_json() for example in evaluation.examples],
             }
             for name, evaluation in data.of(Evaluation)
@@ -208,7 +211,17 @@ def facts(data: ReportData) -> dict[str, Any]:
                 "measured": latency.described,
                 "device": latency.device,
                 "results": [
-                    {"checkpoint": result.checkpoint, **_speed(timing)}
+                    {
+                        "checkpoint": result.checkpoint,
+                        "batch_size": timing.batch_size,
+                        "beam": timing.beam,
+                        "phase": timing.phase,
+                        "unit": timing.rate[0],
+                        "median": timing.rate[1].median,
+                        "deviation": timing.rate[1].deviation,
+                        "speedup": timing.speedup.median,
+                        "noisy": timing.is_noisy,
+                    }
                     for result in latency.results
                     for timing in result.timings
                 ],
@@ -243,29 +256,4 @@ def _model(entry: CheckpointEntry, data: ReportData) -> dict[str, Any]:
         "parts": {part: asdict(amount) for part, amount in inventory.parts.items()},
         "layers": {stack.side: list(stack.layers) for stack in inventory.stacks},
         "commands": command_lines(entry, data.checkpoints),
-    }
-
-
-def _quality(row: Row) -> dict[str, Any]:
-    return {
-        "checkpoint": row.result.checkpoint,
-        "model": None if row.entry is None else row.entry.name,
-        "fingerprint": row.fingerprint or None,
-        "parameters": row.parameters,
-        "checkpoint_bytes": row.bytes,
-        "scores": row.scores,
-    }
-
-
-def _speed(timing: Timing) -> dict[str, Any]:
-    unit, spread = timing.rate
-    return {
-        "batch_size": timing.batch_size,
-        "beam": timing.beam,
-        "phase": timing.phase,
-        "unit": unit,
-        "median": spread.median,
-        "deviation": spread.deviation,
-        "speedup": timing.speedup.median,
-        "noisy": timing.is_noisy,
     }

@@ -101,7 +101,7 @@ def report_page(data: ReportData) -> str:
 def _headline(data: ReportData) -> Iterator[Html]:
     """The best models, what each lacks and costs; then those whose results are bad."""
     for compared, found in findings(data):
-        lines = [element("li", element("b", one.text), f" {one.name}") for one in best(found) if one.text]
+        lines = [element("li", element("b", one.text), f" {one.name}") for one in best(found)]
         if lines:
             yield element("ul", *lines, class_="headline")
             yield element("p", f"Compared {compared}.", class_="soft")

@@ -82,15 +82,6 @@ def test_quality_beside_size_and_speed_of_checkpoints_that_are_gone(tmp_path):
     assert "small: tokens per second 150, chrF++ 58.25" in found.text
 
 
-def test_scores_of_other_tasks(tmp_path):
-    write_json(tmp_path / "lm.json", results.language_model())
-    found = page(tmp_path)
-    assert "perplexity" in found.text
-    assert "p < 0.001" in found.text
-    assert "70 texts" in found.text
-    assert "chrF++" not in found.text
-
-
 def test_gate_statistics_of_texts(tmp_path):
     gates = text_statistics()
     write_document(tmp_path / "gates.json", {**header(gates.format, [], None), **gates.to_json()})
@@ -111,12 +102,15 @@ def test_scores_by_text_and_divergence_by_position(tmp_path):
     assert "Quality by text" not in page(tmp_path).text
 
 
-def test_a_test_on_few_texts_is_not_shown(tmp_path):
+def test_scores_of_other_tasks_and_a_test_on_few_texts(tmp_path):
     payload = results.language_model()
-    write_json(tmp_path / "lm.json", {**payload, "data": {**payload["data"], "texts": 29}})
-    found = page(tmp_path)
-    assert "29 texts" in found.text
-    assert "p < 0.001" not in found.text
+    for texts, is_tested in ((70, True), (29, False)):
+        write_json(tmp_path / "lm.json", {**payload, "data": {**payload["data"], "texts": texts}})
+        found = page(tmp_path)
+        assert "perplexity" in found.text
+        assert f"{texts} texts" in found.text
+        assert ("p < 0.001" in found.text) == is_tested
+        assert "chrF++" not in found.text
 
 
 def test_checkpoints_that_are_gone_are_not_called_unreduced(tmp_path):
