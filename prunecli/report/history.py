@@ -203,7 +203,9 @@ def _typed(
         if value is None or value is False or name in _UNSAID:
             continue
         if command == "prune-layers" and name == "removed":
-            layers = [f"{side}:{number}" for side, numbers in _mapping(value).items() for number in numbers]
+            layers = [
+                f"{side}:{number}" for side, numbers in _mapping(value).items() for number in _many(numbers)
+            ]
             if arguments.keys() & {"ratio", "count", "encoder", "decoder"}:
                 facts.append(f"removed {', '.join(layers)}")
             else:
@@ -227,10 +229,10 @@ def _option(command: str, name: str, value: Any) -> list[str]:
     """An argument as words of a command line."""
     option = "--hidden-weight" if (command, name) == ("finetune", "hidden") else f"--{name.replace('_', '-')}"
     if name == "text":
-        files = value.get("files", ()) if isinstance(value, Mapping) else value
-        words = [word for file in files for word in (option, str(file))]
-        named = {} if not isinstance(value, Mapping) else {key: value.get(key) for key in ("split", "pairs")}
-        return words + [word for key, one in named.items() if one for word in (f"--{key}", _value(one))]
+        text = value if isinstance(value, Mapping) else {"files": value}
+        words = [word for file in _many(text.get("files")) for word in (option, str(file))]
+        named = {key: text[key] for key in ("split", "pairs") if text.get(key)}
+        return words + [word for key, one in named.items() for word in (f"--{key}", _value(one))]
     if name == "from_scratch":
         return [option, CONFIG]
     return [option] if value is True else [option, _value(value)]
@@ -266,6 +268,10 @@ def _value(value: Any) -> str:
 
 def _statistics(step: Mapping[str, Any]) -> list[str]:
     return [f"{file.get('file')} (sha256:{str(file.get('sha256'))[:8]}…)" for file in statistics_files(step)]
+
+
+def _many(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else () if value is None else (value,)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
