@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import NotRequired, TypedDict
 
 from prunecli.results.arrays import MOST
-from prunecli.results.document import Count, Document, Number, Record, first_fault
+from prunecli.results.document import Count, Document, Number, Record, first_fault, numbers
 from prunecli.results.tabled import Row, Tables, picked, scalars
 
 OVER, SHORT, LONG = 0.1, 0.7, 1.4
@@ -130,9 +130,11 @@ class Evaluation(Document):
         """One line for each checkpoint whose outputs are of a wrong length, or whose perplexity is far worse."""
         first, lines = self.results[0], []
         for result in self.results:
-            over = float(result.mean.get("over_generated", 0))
-            length = float(result.mean.get("length_ratio", 1))
-            perplexity = _relative_perplexity(result, first)
+            found, base = numbers({**result.mean, **result.scores}), numbers(first.scores)
+            over, length = found.get("over_generated", 0.0), found.get("length_ratio", 1.0)
+            # Next tokens are compared if the tokens are the same ones; perplexities are then too.
+            comparable = "kl_divergence" in found and base.get("perplexity")
+            perplexity = found.get("perplexity", 0.0) / base["perplexity"] if comparable else 0.0
             if over > OVER:
                 fault = f"{over:.0%} of the outputs run on: the model repeats itself"
             elif not SHORT < length < LONG:
@@ -196,12 +198,6 @@ class Evaluation(Document):
                 {**name, "class": label, "f1": value} for label, value in by_class.items()
             ]
         return found
-
-
-def _relative_perplexity(result: Evaluated, first: Evaluated) -> float:
-    """Perplexity divided by that of `first`; 0 if the two are not comparable."""
-    one, other = (float(made.scores.get("perplexity", 0)) for made in (result, first))
-    return one / other if "kl_divergence" in result.scores and other else 0.0
 
 
 def _scores(scores: Mapping[str, Any]) -> Row:

@@ -75,6 +75,7 @@ def test_limits_that_say_nothing_are_refused(gate, task, count, message):
         ("lm", {"perplexity": 30.0, "kl_divergence": 1.0}, "b: the perplexity is 3.0 times that of a"),
         ("lm", {"perplexity": 30.0}, None),  # of other tokens
         ("lm", {"perplexity": 19.0, "kl_divergence": 1.0}, None),
+        ("translation", {"over_generated": "damaged", "length_ratio": None}, None),
     ],
 )
 def test_ruined_models_are_named(task, other, line):
