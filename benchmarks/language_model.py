@@ -175,8 +175,11 @@ def rows(texts: Texts, options: argparse.Namespace, folder: Path) -> dict[str, P
 
 
 def groups_of(opened: prunecli.Checkpoint, ratio: float) -> int:
-    """Shared modules in the place of so many layers' own."""
-    return max(1, round((1 - ratio) * len(opened.layout.layers)))
+    """The largest number of groups of equal size that shares at least this part of the layers' modules."""
+    depth = len(opened.layout.layers)
+    return max(
+        groups for groups in range(1, depth + 1) if depth % groups == 0 and groups <= (1 - ratio) * depth
+    )
 
 
 def pruned(model: prunecli.Checkpoint, plan: Plan, ratio: float, folder: Path) -> Path:

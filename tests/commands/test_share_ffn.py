@@ -255,7 +255,7 @@ REFUSALS: list[tuple[str, tuple[Any, ...], str]] = [
     ("m2m_100", ("--config", "NoEnc", "--groups", "1"), "--groups speaks of shared FFNs"),
     ("m2m_100", ("--config", "SharedEnc", "--scale", "nan"), "--scale nan"),
     ("m2m_100", ("--config", "SharedEnc", "--keep-units", "norms"), "--keep-units: no FFN gets narrower"),
-    ("m2m_100", ("--config", "SharedEnc", "--data", "x"), "--data: nothing here looks at text"),
+    ("m2m_100", ("--config", "SharedEnc", "--data", "."), "--data: nothing here looks at text"),
     ("gpt2", ("--width", "8"), "needs text.\nGive --text FILE"),
     (
         "gpt2",
