@@ -233,6 +233,7 @@ def output_error(target: Path, error: OSError) -> OutputError:
 def _abandoned(target: Path) -> dict[Path, str]:
     """What ended writers of `target` left: path -> kind. The caller holds the lock of the writers alone."""
     found = {}
+    _lock_name(target).touch()
     now = _lock_name(target).stat().st_mtime  # by the clock of the file system
     for path in target.parent.iterdir():
         if match := re.fullmatch(re.escape(f".{target.name}") + _LEFT, path.name):

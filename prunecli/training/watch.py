@@ -35,10 +35,10 @@ def require_number(value: float, step: int, what: str) -> None:
     """
     if not abs(value) <= LARGEST:
         fault = "far too large" if math.isfinite(value) else "not a finite number"
-        raise TrainingError(
-            f"step {step:,}: the {what} is {value:.3g}, {fault}; the checkpoints before it are kept",
-            REMEDY,
-        )
+        told = f"step {step:,}: the {what} is {value:.3g}, {fault}"
+        if step == 0:
+            raise TrainingError(told, "The weights that training begins with are damaged: copy them again.")
+        raise TrainingError(f"{told}; the checkpoints before it are kept", REMEDY)
 
 
 class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]

@@ -220,7 +220,8 @@ def test_what_another_machine_writes_is_left_alone_for_an_hour(
 ) -> None:
     own = left_by_a_killed_process(tmp_path / "out")
     foreign = own.rename(tmp_path / ".out.1-0123456789abcdef.partial")
-    os.utime(foreign, (time.time() - 3600 * hours,) * 2)
+    for path in (foreign, tmp_path / ".out.prunecli-lock"):
+        os.utime(path, (time.time() - 3600 * hours,) * 2)
     make(tmp_path / "out")
     assert names(tmp_path) == ([foreign.name, "out"] if stays else ["out"])
 

@@ -200,6 +200,14 @@ def test_a_loss_that_is_no_number_stops_the_run(model, tmp_path, spoilt, said):
     assert kept[0].read_bytes() == kept[1].read_bytes()
 
 
+def test_weights_that_were_damaged_before_are_told_so(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(loss_module, "smoothed_cross_entropy", lambda logits, *_: logits.sum() * math.inf)
+    with pytest.raises(
+        TrainingError, match=r"^step 0: the validation loss is .*\n.*are damaged: copy them again"
+    ):
+        train(model, tmp_path / "state")
+
+
 def test_a_learning_rate_beyond_reason(model, tmp_path):
     with pytest.raises(TrainingError):
         train(model, tmp_path / "state", options(steps=20, learning_rate=1e30, warmup=0, clip_norm=0.0))
