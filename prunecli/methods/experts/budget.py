@@ -5,17 +5,19 @@ Never more stay than asked for, never fewer than a layer's minimum, never more t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
-from typing import Protocol, get_args
+from typing import Protocol, TypeVar, get_args
 
 from prunecli.architectures.records import Side
 from prunecli.errors import UsageError
 from prunecli.methods.experts.names import Strategy
 from prunecli.tensors.quantities import exact_share
 
+K = TypeVar("K")
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 UNBALANCED = Fraction(3)
 UNBALANCED_FROM = 128
@@ -165,35 +167,18 @@ def layer_counts(
     """
     widths = {layer.name: len(layer.experts) // step * step for layer in layers}
     minimum = ceil(minimum / step) * step
-    if step > 1:
-        _check_step(layers, widths, minimum, step)
-    lowest = {name: min(minimum, width) for name, width in widths.items()}
-    held = sum(len(layer.experts) for layer in layers)
-    check_feasible(keep, sum(lowest.values()), held, len(layers), minimum)
-    scale = _scales(layers, balance)
-
-    def counts(decoder: int) -> dict[str, int]:
-        return {
-            layer.name: min(
-                widths[layer.name],
-                max(lowest[layer.name], floor(scale[layer.side] * decoder) // step * step),
-            )
-            for layer in layers
-        }
-
-    return counts(
-        _largest(lambda decoder: sum(counts(decoder).values()) <= keep, _limit(widths.values(), scale))
-    )
-
-
-def _check_step(layers: Sequence[Layer], widths: Mapping[str, int], minimum: int, step: int) -> None:
-    for layer in layers:
+    for layer in layers if step > 1 else ():
         if widths[layer.name] < minimum:
             raise UsageError(
                 f"{layer.name} holds {len(layer.experts)} experts: no multiple of {step} lies between the "
                 f"{minimum - step + 1} or more that are needed and those.",
                 "Give a smaller --round-to, or none.",
             )
+    lowest = {name: min(minimum, width) for name, width in widths.items()}
+    held = sum(len(layer.experts) for layer in layers)
+    check_feasible(keep, sum(lowest.values()), held, len(layers), minimum)
+    scales = _scales(layers, balance)
+    return _filled(keep, widths, lowest, {layer.name: scales[layer.side] for layer in layers}, step)
 
 
 def side_counts(layers: Sequence[Layer], keep: int, balance: Fraction, minimum: int) -> dict[Side, int]:
@@ -212,13 +197,7 @@ def side_counts(layers: Sequence[Layer], keep: int, balance: Fraction, minimum: 
     scale = _scales(layers, balance)
     if len(sides) == 2:
         scale["encoder"] *= Fraction(len(own["encoder"]), len(own["decoder"]))
-
-    def counts(decoder: int) -> dict[Side, int]:
-        return {side: min(widths[side], max(lowest[side], floor(scale[side] * decoder))) for side in sides}
-
-    return counts(
-        _largest(lambda decoder: sum(counts(decoder).values()) <= keep, _limit(widths.values(), scale))
-    )
+    return _filled(keep, widths, lowest, scale)
 
 
 def _scales(layers: Sequence[Layer], balance: Fraction) -> dict[Side, Fraction]:
@@ -226,18 +205,26 @@ def _scales(layers: Sequence[Layer], balance: Fraction) -> dict[Side, Fraction]:
     return {side: balance if side == "encoder" and len(sides) == 2 else Fraction(1) for side in sides}
 
 
-def _limit(widths: Iterable[int], scale: Mapping[Side, Fraction]) -> int:
-    """A decoder count at which every side is full."""
-    return floor(max(widths) / min(*scale.values(), Fraction(1))) + 1
+def _filled(
+    keep: int, widths: Mapping[K, int], lowest: Mapping[K, int], scale: Mapping[K, Fraction], step: int = 1
+) -> dict[K, int]:
+    """Experts of layers or sides for the most decoder experts with which at most `keep` stay in all.
 
+    Args:
+        widths, lowest: of each, at most and at least; `keep` is no less than the sum of `lowest`.
+        scale: of each, experts per decoder expert.
+        step: counts are multiples of this, where `lowest` and `widths` are.
+    """
 
-def _largest(fits: Callable[[int], bool], limit: int) -> int:
-    """The largest d in [0, limit] that fits, where smaller ones fit too and 0 does."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+    def counts(decoder: int) -> dict[K, int]:
+        return {
+            key: min(width, max(lowest[key], floor(scale[key] * decoder) // step * step))
+            for key, width in widths.items()
+        }
+
+    full = floor(max(widths.values()) / min(*scale.values(), Fraction(1))) + 1
+    fitting = bisect_right(range(full + 1), keep, key=lambda decoder: sum(counts(decoder).values()))
+    return counts(fitting - 1)
 
 
 def check_feasible(keep: int, lowest: int, held: int, layers: int, minimum: int) -> None:

@@ -112,7 +112,9 @@ def collect_gates(
         checkpoint.refuse_constants()
         material = material_of(checkpoint, choice, options, say)
         devices = choose_devices(device)
-        where = _own_device(devices.first)
+        where = devices.first
+        if where.type == "cuda" and where.index is None:  # for threads too, whose `cuda` is the first
+            where = torch.device("cuda", torch.cuda.current_device())
         devices = replace(devices, first=where)
         if memory is not None and (refusal := material.whole(checkpoint)) is not None:
             raise refusal
@@ -190,13 +192,6 @@ def material_of(
 def _load(options: CollectOptions) -> Load:
     """What a search decodes."""
     return DecodingOptions(options.beam, options.batch_tokens).load
-
-
-def _own_device(device: torch.device) -> torch.device:
-    """`cuda` by the number that this process has, of several; for threads too, whose `cuda` is the first."""
-    if device.type != "cuda" or device.index is not None:
-        return device
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _dtype(

@@ -52,11 +52,20 @@ def aggregate(
             )
         return _by_side(statistics, _of(statistics, 0, ()), _of(statistics, 1, ()))
     if not sources and not targets:
+        known = sorted({*_languages(statistics, 0), *_languages(statistics, 1)})
+        more = f" and {len(known) - 8} more" if len(known) > 8 else ""
         raise UsageError(
-            f"--granularity {granularity} needs --source or --target.", f"Known: {_known(statistics)}."
+            f"--granularity {granularity} needs --source or --target.",
+            f"Known: {', '.join(known[:8])}{more}.",
         )
-    _check_languages(statistics, sources, 0)
-    _check_languages(statistics, targets, 1)
+    for position, role, asked in ((0, "source", sources), (1, "target", targets)):
+        known = _languages(statistics, position)
+        for language in asked:
+            if language not in known:
+                raise StatisticsError(
+                    f"The statistics hold no {role} language {language!r}.",
+                    near_names(language, known, "Collected"),
+                )
     if granularity == "pair":
         pairs = _pairs(statistics, sources, targets)
         return _by_side(statistics, pairs, pairs)
@@ -131,19 +140,3 @@ def _languages(statistics: GateStatistics, position: int) -> list[str]:
     """Sources (0) or targets (1), in the order of the entries."""
     languages = dict.fromkeys(split_pair(pair)[position] for pair in statistics.entries)
     return [language for language in languages if language != ANY]
-
-
-def _check_languages(statistics: GateStatistics, asked: Sequence[str], position: int) -> None:
-    known = _languages(statistics, position)
-    for language in asked:
-        if language not in known:
-            role = ("source", "target")[position]
-            raise StatisticsError(
-                f"The statistics hold no {role} language {language!r}.",
-                near_names(language, known, "Collected"),
-            )
-
-
-def _known(statistics: GateStatistics) -> str:
-    languages = sorted({*_languages(statistics, 0), *_languages(statistics, 1)})
-    return ", ".join(languages[:8]) + (f" and {len(languages) - 8} more" if len(languages) > 8 else "")

@@ -6,6 +6,7 @@ Memory = weights in the target type + what decoding holds at a stated batch, bea
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -120,11 +121,8 @@ def nearest_ratio(
     step = request.step if request.strategy == "per-layer" else 1
     least = ceil(request.minimum / step) * step
     low = sum(min(least, len(layer.experts) // step * step) for layer in split.layers)
-    high = split.held
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if split.cost(middle)[0] <= room else (low, middle - 1)
-    return split.keeping(low)
+    fitting = bisect_right(range(split.held + 1), room, lo=low + 1, key=lambda most: split.cost(most)[0])
+    return split.keeping(fitting - 1)
 
 
 def at_ratios(

@@ -27,19 +27,18 @@ def renumbered(
     Raises:
         UnsupportedModelError: a name with an expert's number that fits no layer: a pattern, of many layers perhaps.
     """
-    new_numbers = {
-        layer.name: (
-            _pattern(layer.expert_prefix),
-            {old: new for new, old in enumerate(places[layer.name])},
-        )
-        for layer in layers
-        if layer.expert_prefix
-    }
+    new_numbers = []
+    for layer in layers:
+        if layer.expert_prefix:
+            # An expert's name; the settings may leave out the `model.` before it.
+            escaped = re.escape(layer.expert_prefix.removeprefix("model.")).replace(r"\{expert\}", r"(\d+)")
+            pattern = re.compile(rf"(?:^|(?<=model\.)){escaped}(?=$|\.)")
+            new_numbers.append((pattern, {old: new for new, old in enumerate(places[layer.name])}))
 
     def rename(text: str) -> str | None:
         if not _NUMBERED.search(text):
             return text
-        for pattern, numbers in new_numbers.values():
+        for pattern, numbers in new_numbers:
             if match := pattern.search(text):
                 new = numbers.get(int(match[1]))
                 return None if new is None else f"{text[: match.start(1)]}{new}{text[match.end(1) :]}"
@@ -48,9 +47,3 @@ def renumbered(
         return text
 
     return renamed_settings(config, rename) if new_numbers else dict(config)
-
-
-def _pattern(prefix: str) -> re.Pattern[str]:
-    """An expert's name; the settings may leave out the `model.` before it."""
-    escaped = re.escape(prefix.removeprefix("model.")).replace(r"\{expert\}", r"(\d+)")
-    return re.compile(rf"(?:^|(?<=model\.)){escaped}(?=$|\.)")

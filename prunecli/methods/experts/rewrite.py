@@ -17,7 +17,6 @@ from prunecli.model.mixtures import predicting_tensors
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.tensors.dtypes import parse_dtype
-from prunecli.tensors.reader import TensorInfo
 from prunecli.tensors.stream import Copy, Expression, Output, Rows, Slices, joined
 
 
@@ -48,7 +47,13 @@ def rewrite_experts(checkpoint: Checkpoint, plan: ExpertPlan) -> Rewrite:
     for name, info in checkpoint.tensors.items():
         if name in moves.dropped:
             continue
-        expression, shape = _kept_part(info, moves.cut.get(name))
+        expression: Expression = Copy(name)
+        shape = info.shape
+        if name in moves.cut:
+            axis, places = moves.cut[name]
+            shape = (*shape[:axis], len(places), *shape[axis + 1 :])
+            ranges = joined((place, place + 1) for place in places)
+            expression = Slices(name, axis, tuple(ranges)) if axis else Rows(name, places)
         outputs.append(Output(moves.renamed.get(name, name), info.cast(target).dtype, shape, expression))
     structure = checkpoint.structure
     if changed:
@@ -85,12 +90,7 @@ def _check(layers: Mapping[str, SparseLayer], name: str, ids: Sequence[int], act
             f"{name} would keep {len(ids)} experts; the router picks {layer.top_k} for each token.",
             "Keep more experts.",
         )
-    if layer.groups.count > 1:
-        _check_groups(layer, ids)
-
-
-def _check_groups(layer: SparseLayer, ids: Sequence[int]) -> None:
-    """Refuse what the router's groups cannot be: it takes as many experts for each, one after another."""
+    # The router takes as many experts for each of its groups, one group after another.
     groups, width = layer.groups, layer.num_experts // layer.groups.count
     place = {expert: index for index, expert in enumerate(layer.experts)}
     of_groups = [place[expert] // width for expert in ids]
@@ -141,16 +141,3 @@ def _moves(layers: Iterable[SparseLayer], kept: Mapping[str, tuple[int, ...]]) -
                 {owners[old] + suffix: owners[new] + suffix for new, old in enumerate(places)}
             )
     return moves
-
-
-def _kept_part(
-    info: TensorInfo, cut: tuple[int, tuple[int, ...]] | None
-) -> tuple[Expression, tuple[int, ...]]:
-    """What is left of a tensor, and its shape."""
-    if cut is None:
-        return Copy(info.name), info.shape
-    axis, places = cut
-    shape = (*info.shape[:axis], len(places), *info.shape[axis + 1 :])
-    if axis == 0:
-        return Rows(info.name, places), shape
-    return Slices(info.name, axis, tuple(joined((place, place + 1) for place in places))), shape

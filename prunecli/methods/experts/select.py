@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, NamedTuple
@@ -71,8 +71,22 @@ def select_experts(
                 for layer in layers
             }
         )
+    by_threshold = released_threshold if request.released else threshold
     if request.strategy == "side-threshold":
-        return _side_threshold(layers, values, request)
+        if request.per_layer is None:
+            budgets = side_counts(layers, request.keep or 0, request.balance, request.minimum)
+        else:
+            budgets = {}
+            counts = _requested_counts(layers, request)
+            for layer in layers:
+                budgets[layer.side] = budgets.get(layer.side, 0) + counts[layer.name]
+        kept: dict[str, tuple[int, ...]] = {}
+        thetas: dict[str, float] = {}
+        for side, count in budgets.items():
+            own = [layer for layer in layers if layer.side == side]
+            chosen, thetas[side] = by_threshold(own, values, count, request.minimum)
+            kept |= chosen
+        return Selection({layer.name: kept[layer.name] for layer in layers}, thetas)
     if request.keep is None:
         raise UsageError(
             "--strategy global-threshold takes one count for the whole model, not --experts-per-layer.",
@@ -85,7 +99,7 @@ def select_experts(
         keep = request.keep // groups * groups
         kept, theta = threshold(layers, values, keep, minimum, groups)
     else:
-        kept, theta = _threshold(request)(layers, values, request.keep, minimum)
+        kept, theta = by_threshold(layers, values, request.keep, minimum)
     return Selection(kept, {"model": theta})
 
 
@@ -108,29 +122,6 @@ def first_of_groups(layer: Layer, order: Sequence[int], count: int, groups: int 
         )
     chosen = (own[: count // groups] for own in in_groups(layer, order, groups))
     return tuple(sorted(expert for own in chosen for expert in own))
-
-
-def _threshold(request: Request) -> Callable[..., tuple[dict[str, tuple[int, ...]], float]]:
-    return released_threshold if request.released else threshold
-
-
-def _side_threshold(
-    layers: Sequence[Layer], values: Mapping[str, NDArray[Any]], request: Request
-) -> Selection:
-    if request.per_layer is None:
-        counts = side_counts(layers, request.keep or 0, request.balance, request.minimum)
-    else:
-        fixed = _requested_counts(layers, request)
-        counts = {}
-        for layer in layers:
-            counts[layer.side] = counts.get(layer.side, 0) + fixed[layer.name]
-    kept: dict[str, tuple[int, ...]] = {}
-    thetas: dict[str, float] = {}
-    for side, count in counts.items():
-        own = [layer for layer in layers if layer.side == side]
-        chosen, thetas[side] = _threshold(request)(own, values, count, request.minimum)
-        kept.update(chosen)
-    return Selection({layer.name: kept[layer.name] for layer in layers}, thetas)
 
 
 def _requested_counts(layers: Sequence[Layer], request: Request) -> dict[str, int]:

@@ -51,9 +51,8 @@ def read_experts(
     if "format" in content or isinstance(content.get("kept"), dict):
         _refuse_languages(path, "a saved selection", sources, targets)
         return _saved(path, content, layers)
-    return _by_layer(
-        path, _picked(path, content, layers, originals, (tuple(sources), tuple(targets))), layers, originals
-    )
+    ids = _picked(path, content, layers, originals, sources, targets)
+    return _by_layer(path, ids, layers, originals)
 
 
 def _refuse_languages(path: Path, form: str, sources: Sequence[str], targets: Sequence[str]) -> None:
@@ -66,10 +65,10 @@ def _picked(
     content: Mapping[str, Any],
     layers: Sequence[Layer],
     originals: Sequence[int],
-    languages: tuple[tuple[str, ...], tuple[str, ...]],
+    sources: Sequence[str],
+    targets: Sequence[str],
 ) -> list[Any]:
     """The ids under the keys that the languages pick."""
-    sources, targets = languages
     if not sources or not targets:
         raise UsageError(
             f"{path} holds experts by language: name --source and --target.",

@@ -128,13 +128,23 @@ class StockObserver:
             experts, weights, norms = experts[real], weights[real], norms[real]
             routed = None if routed is None else routed[real]
         if self._outputs is not None:
-            self._add_outputs(layer, use)
+            if use.output_sums is None:
+                raise UnsupportedModelError(
+                    f"{layer.name}: experts of this kind hand out no outputs", "Leave --mean-outputs out."
+                )
+            found, key = use.output_sums.numpy(), (self.text, layer.name)
+            if key not in self._outputs:
+                self._outputs[key] = np.zeros((layer.original_experts, found.shape[1]))
+            self._outputs[key][np.asarray(layer.experts)] += found
         tokens, ids, columns = len(experts), experts.reshape(-1), _columns(experts, weights, norms)
         norms = norms.reshape(-1)
         if routed is not None:
             taken = routed.reshape(-1)
             ids, columns, norms = ids[taken], columns[taken], norms[taken]
-        sums = _by_expert(ids, columns, layer.num_experts)
+        if ids.device.type == "cpu":
+            sums = columns.new_zeros(layer.num_experts, columns.shape[1]).index_add_(0, ids, columns)
+        else:  # there index_add_ adds in any order
+            sums = functional.one_hot(ids, layer.num_experts).to(columns.dtype).T @ columns
         largest = norms.new_zeros(layer.num_experts).scatter_reduce_(0, ids, norms, "amax")
         if (before := self._sums.get(index)) is not None:
             tokens, sums = tokens + before[0], sums + before[1]
@@ -143,17 +153,6 @@ class StockObserver:
 
     def _counted(self, side: Side) -> Tensor | None:
         return self._real.get(side)
-
-    def _add_outputs(self, layer: SparseLayer, use: ExpertUse) -> None:
-        assert self._outputs is not None
-        if use.output_sums is None:
-            raise UnsupportedModelError(
-                f"{layer.name}: experts of this kind hand out no outputs", "Leave --mean-outputs out."
-            )
-        found, key = use.output_sums.numpy(), (self.text, layer.name)
-        if key not in self._outputs:
-            self._outputs[key] = np.zeros((layer.original_experts, found.shape[1]))
-        self._outputs[key][np.asarray(layer.experts)] += found
 
 
 def _columns(experts: Tensor, gates: Tensor, norms: Tensor) -> Tensor:
@@ -164,11 +163,3 @@ def _columns(experts: Tensor, gates: Tensor, norms: Tensor) -> Tensor:
     product = gates * norms
     columns = (torch.ones_like(gates), gates, gates**2, norms, norms**2, product, product**2)
     return torch.stack((*columns, first, first * gates, second, second * gates), dim=-1).flatten(0, 1)
-
-
-def _by_expert(ids: Tensor, columns: Tensor, experts: int) -> Tensor:
-    """`[experts, columns]`: the rows of each expert added up, in an order that is the same each time."""
-    if ids.device.type == "cpu":
-        return columns.new_zeros(experts, columns.shape[1]).index_add_(0, ids, columns)
-    # There index_add_ adds in any order.
-    return functional.one_hot(ids, experts).to(columns.dtype).T @ columns
