@@ -52,7 +52,7 @@ def measured(folder: Path, model_type: str) -> Path:
     """A tiny model, its gates.json and what belongs to that."""
     source = save_tiny(folder / "full", model_type)
     write_plain_tokenizer(source)
-    texts = ("--text", "prose=prose", "--text", "code=code")
+    texts = ("--lines", "--text", "prose=prose", "--text", "code=code")
     result = collect(source, *texts, "--mean-outputs", "--context", 8, "--batch-tokens", 32)
     assert result.status == 0, result.err
     return source
@@ -244,7 +244,18 @@ def test_stacked_experts_are_refused(folder: Path) -> None:
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "gpt_oss"])
 def test_layer_by_layer_to_the_last_bit(model_type: str, folder: Path) -> None:
     measured(folder, model_type)
-    again = ("--mean-outputs", "--context", 8, "--batch-tokens", 32, "--memory", "4GiB", "-o", "layers.json")
+    again = (
+        "--lines",
+        "--mean-outputs",
+        "--context",
+        8,
+        "--batch-tokens",
+        32,
+        "--memory",
+        "4GiB",
+        "-o",
+        "layers.json",
+    )
     result = collect("full", "--text", "prose=prose", "--text", "code=code", *again)
     assert result.status == 0, result.err
     one, other = (
