@@ -211,6 +211,10 @@ def test_it_is_evaluated_and_changed_no_more(folder: Path) -> None:
         load_model("out", device="cpu").save_pretrained("copy")
 
 
+def without_statistics(folder: Path) -> None:
+    (folder / "gates.json").unlink()
+
+
 def without_outputs(folder: Path) -> None:
     (folder / "gates.outputs.safetensors").unlink()
 
@@ -227,12 +231,19 @@ def cut_off(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "said"),
-    [(without_outputs, "no such file"), (of_another_run, "is of another run"), (cut_off, "is damaged")],
+    [
+        (without_statistics, "gates.json: no such file"),
+        (without_outputs, "no such file"),
+        (of_another_run, "is of another run"),
+        (cut_off, "is damaged"),
+    ],
 )
 def test_bad_sums_are_said_plainly(folder: Path, damage: Callable[[Path], None], said: str) -> None:
     measured(folder, "qwen3_moe")
     damage(folder)
-    refused(prune("full", "--ratio", 0.5, "--constant-experts", "-o", "out"), said, 1)
+    for metric in ("reap", "random"):
+        options = ("--ratio", 0.5, "--metric", metric, "--constant-experts", "-o", "out")
+        refused(prune("full", *options), said, 1)
     assert not (folder / "out").exists()
 
 

@@ -124,8 +124,7 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
     )
     reasons = _reasons(options, measured, balance, selection, any(layer.is_predicting for layer in layers))
     arguments = _arguments(checkpoint, options, request, measured, balance, fit)
-    is_read = options.constant or options.metric not in WITHOUT_STATISTICS
-    files = options.files if is_read else ()
+    files = _files_of_means(options) if options.metric in WITHOUT_STATISTICS else options.files
     warning = scarcity_warning(
         measured.few, kept, sum(layer.num_experts for layer in layers), options.min_tokens
     )
@@ -185,8 +184,7 @@ def _from_ids(
         "for": list(options.texts),
         "dtype": options.dtype,
     }
-    files = (path, *(options.files if options.constant else ()))  # the statistics hold the means
-    step = _step(checkpoint, arguments, files, layers, kept)
+    step = _step(checkpoint, arguments, (path, *_files_of_means(options)), layers, kept)
     reasons = (f"Experts by {path}{_languages(options)}.",)
     return ExpertPlan(
         kept,
@@ -197,6 +195,11 @@ def _from_ids(
         active=options.active,
         decision=by_file(Chosen(layers, kept, step), path, originals, options.sources, options.targets),
     )
+
+
+def _files_of_means(options: ExpertOptions) -> tuple[Path, ...]:
+    """Statistics that hold the means of constants; `mean_outputs` refuses those that are missing."""
+    return tuple(file for file in options.files if options.constant and file.is_file())
 
 
 def _step(
