@@ -196,16 +196,6 @@ class TestDeclaredTensors:
 
 @pytest.mark.parametrize("case", CASES)
 class TestModules:
-    def test_the_output_projection_takes_the_heads_outputs(self, case: str) -> None:
-        config, family = CASES[case], family_of(CASES[case])
-        model = stock(case)
-        for stack, attention in stacks_and_attentions(family):
-            layer = stack.layers.format(layer=1)
-            weight = model.get_submodule(f"{layer}.{attention.output}").weight
-            spec = next(spec for spec in attention.tensors if spec.name == f"{attention.output}.weight")
-            assert spec.heads is not None
-            assert weight.shape[spec.heads.axis] == Sizes(family, config).count(spec.shape[spec.heads.axis])
-
     def test_attributes_are_those_of_the_stock_module(self, case: str) -> None:
         config, family = CASES[case], family_of(CASES[case])
         model = stock(case)
@@ -378,63 +368,10 @@ class TestOlderCheckpoints:
             checkpoint.check()
 
 
-def test_untied_output_matrices_are_tensors_of_their_own(tmp_path: Path) -> None:
-    for model_type in ("t5", "gpt2", "llama"):
-        directory = tiny_family(tmp_path / model_type, model_type, tie_word_embeddings=False)
-        assert "lm_head.weight" in open_model(directory).tensors
-
-
 def test_a_head_count_that_does_not_divide_the_width_is_refused() -> None:
     config = tiny_config_of("llama", num_attention_heads=6, num_key_value_heads=6)
     with pytest.raises(CheckpointError, match="hidden_size/num_attention_heads is 32 / 6"):
         resolve(FAMILIES["llama"], config, Structure()).shapes
-
-
-def test_heads_that_are_gone_make_the_declared_tensors_smaller() -> None:
-    structure = Structure(heads={"transformer.h.1.attn": (0, 3), "transformer.h.2.attn": ()})
-    shapes = resolve(FAMILIES["gpt2"], tiny_config_of("gpt2"), structure).shapes
-    assert shapes["transformer.h.0.attn.c_attn.weight"] == (32, 96)
-    assert shapes["transformer.h.1.attn.c_attn.weight"] == (32, 48)
-    assert shapes["transformer.h.1.attn.c_attn.bias"] == (48,)
-    assert shapes["transformer.h.1.attn.c_proj.weight"] == (16, 32)
-    assert shapes["transformer.h.1.attn.c_proj.bias"] == (32,)
-    assert [name for name in shapes if "h.2.attn" in name] == ["transformer.h.2.attn.c_proj.bias"]
-
-
-def test_a_group_takes_its_query_heads_with_it() -> None:
-    structure = Structure(heads={"model.layers.1.self_attn": (0, 2, 3)})
-    shapes = resolve(FAMILIES["llama"], tiny_config_of("llama"), structure).shapes
-    owner = "model.layers.1.self_attn"
-    assert [shapes[f"{owner}.{name}.weight"] for name in ("q_proj", "k_proj", "v_proj", "o_proj")] == [
-        (24, 32),
-        (12, 32),
-        (12, 32),
-        (32, 24),
-    ]
-
-
-def test_t5_keeps_its_table_of_positions_whole() -> None:
-    structure = Structure(heads={"encoder.block.0.layer.0.SelfAttention": (1,)})
-    shapes = resolve(FAMILIES["t5"], tiny_config_of("t5"), structure).shapes
-    assert shapes["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"] == (8, 4)
-    assert shapes["encoder.block.0.layer.0.SelfAttention.q.weight"] == (6, 32)
-    assert shapes["encoder.block.0.layer.0.SelfAttention.o.weight"] == (32, 6)
-
-
-def test_counts_of_a_model_with_fewer_experts_are_those_of_its_structure() -> None:
-    family = FAMILIES["nllb-moe"]
-    full = resolve(family, NLLB_MOE, Structure()).shapes
-    first = "model.encoder.layers.1.ffn"
-    pruned = resolve(family, NLLB_MOE, Structure({first: (1, 4)}, {first: 5})).shapes
-    assert {name.removeprefix(first) for name in set(full) - set(pruned)} == {
-        f".experts.expert_{expert}.{name}.{kind}"
-        for expert in (2, 3, 4)
-        for name in ("fc1", "fc2")
-        for kind in ("weight", "bias")
-    }
-    assert full["model.decoder.layers.3.ffn.router.classifier.weight"] == (5, 16)
-    biased = resolve(family, {**NLLB_MOE, "router_bias": True}, Structure()).shapes
-    assert biased["model.decoder.layers.3.ffn.router.classifier.bias"] == (5,)
 
 
 def test_a_family_of_one_kind_is_not_another(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.errors import CheckpointError, UsageError
+from prunecli.errors import UsageError
 from prunecli.methods.embeddings.factorize import Factors
 from prunecli.methods.embeddings.plan import EmbeddingPlan
 from prunecli.methods.embeddings.rewrite import rewrite_embeddings
-from prunecli.methods.experts.plan import ExpertPlan
-from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.heads.plan import HeadPlan
 from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.methods.vocabulary.rewrite import trimmed_tensors
@@ -40,9 +36,7 @@ from tests.families.family import Family
 from tests.families.records import own_layouts
 from tests.ffn_layouts import weights, write_copy
 from tests.opening import headed_class
-from tests.tiny import tiny_nllb_moe
 
-SIDES = ("input", "output", "both")
 COMPUTED = {f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
 """Pegasus saves them, though it computes them where they are left out."""
 
@@ -211,15 +205,6 @@ class TestVariants:
         )
 
     @pytest.mark.parametrize("case", ["llama"])
-    def test_save_what_they_were_made_of(self, source: Path, tmp_path: Path, options: dict[str, Any]) -> None:
-        out = factorised(source, tmp_path / "out", side="both", **options)
-        model = load(out)
-        model.save_pretrained(tmp_path / "saved")
-        one, two = weights(out), weights(tmp_path / "saved")
-        assert one.keys() <= two.keys()
-        assert torch.equal(logits(tmp_path / "saved"), logits(out))
-
-    @pytest.mark.parametrize("case", ["llama"])
     def test_are_in_config_json_where_they_differ(self, source: Path, tmp_path: Path) -> None:
         plain = config(factorised(source, tmp_path / "plain"))["prunecli"]
         shared = config(
@@ -276,14 +261,6 @@ class TestCaching:
 
 class TestOpening:
     @once_a_layout
-    def test_can_be_copied_and_pickled(self, source: Path, tmp_path: Path) -> None:
-        model = load(factorised(source, tmp_path / "out", side="both"))
-        expected = logits_of(model)
-        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            assert torch.equal(logits_of(other), expected)
-            assert len(list(other.parameters())) == len(list(model.parameters()))
-
-    @once_a_layout
     def test_the_modules_are_one(self, family: Family, source: Path, tmp_path: Path) -> None:
         model = load(factorised(source, tmp_path / "out", side="both"))
         units = {id(model.get_submodule(name)) for name in family.input}
@@ -320,15 +297,6 @@ class TestOpening:
         assert shim_classes(config(out))
         with pytest.raises(ValueError, match="trust_remote_code"):
             getattr(transformers, auto).from_pretrained(out, trust_remote_code=False)
-
-    @once_a_layout
-    def test_a_missing_tensor_is_named(self, family: Family, source: Path, tmp_path: Path) -> None:
-        out = factorised(source, tmp_path / "out")
-        held = weights(out)
-        del held[f"{family.input[0]}.reduce.bias"]
-        write_copy(out, tmp_path / "less", held)
-        with pytest.raises(CheckpointError, match=r"1 missing \(.*reduce\.bias"):
-            load(tmp_path / "less")
 
     @once_a_layout
     def test_cannot_be_resized(self, source: Path, tmp_path: Path) -> None:
@@ -396,22 +364,6 @@ class TestOtherMethods:
         assert all(np.array_equal(first[name], second[name]) for name in first)
         assert torch.equal(logits(one), logits(two))
         assert config(one)["prunecli"]["embedding"] == config(two)["prunecli"]["embedding"]
-
-    def test_pruning_experts_keeps_the_unit(self, tmp_path: Path) -> None:
-        source = tiny_nllb_moe(tmp_path / "source")
-
-        def fewer(opened: Checkpoint) -> Rewrite:
-            layers = [
-                f"model.{side}.layers.{number}.ffn" for side in ("encoder", "decoder") for number in (1, 3)
-            ]
-            return rewrite_experts(opened, ExpertPlan(dict.fromkeys(layers, (0, 2, 5))))
-
-        one = written(factorised(source, tmp_path / "unit"), fewer, tmp_path / "one")
-        two = factorised(written(source, fewer, tmp_path / "fewer"), tmp_path / "two")
-        assert torch.equal(logits(one), logits(two))
-        assert shim_classes(config(one))
-        assert shim_classes(config(two))
-        assert config(cached(one, tmp_path / "cached"))["prunecli"]["experts"]
 
     @both_sides_of_every_layout
     def test_tokens_are_cut_from_the_map_table(self, source: Path, tmp_path: Path, side: str) -> None:

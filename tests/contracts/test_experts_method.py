@@ -81,19 +81,6 @@ class TestFloat16ExpertPruning(TestExpertPruning):
         return tiny_nllb_moe(directory, experts=8, layers=2, dtype="F16")
 
 
-class TestPickledExpertPruning(TestExpertPruning):
-    """Of pickled shards."""
-
-    def make_source(self, directory: Path, case: str) -> Path:
-        return tiny_nllb_moe(directory, experts=8, layers=4, shards=3, pickled=True)
-
-
-class TestExpertPruningToFloat16(TestExpertPruning):
-    """With a cast."""
-
-    cast = "F16"
-
-
 class TestEvenExpertPruningToBfloat16(TestEvenExpertPruning):
     """With a cast, of one pickled file."""
 

@@ -5,17 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from prunecli.errors import CheckpointError
-from prunecli.methods.experts.plan import ExpertPlan
-from prunecli.methods.experts.rewrite import rewrite_experts
-from prunecli.methods.heads.plan import HeadPlan
-from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.changes import FfnChange
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import result_config, shim_classes
@@ -23,71 +17,7 @@ from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from prunecli.tensors.stream import Copy, Output, Slices
 from tests.contracts.method_contract import load, logits, logits_of, written
-from tests.ffn_layouts import LAYOUTS, blocks_of, tiny, weights, write_changed
-
-
-def without_heads(source: Checkpoint) -> Rewrite:
-    """Every attention loses its head 0."""
-    kept = {layer.name: layer.heads[1:] for layer in source.layout.attentions}
-    return rewrite_heads(source, HeadPlan(kept))
-
-
-def one_of_each(case: str) -> dict[str, dict[str, Any]]:
-    first, second, *_, last = LAYOUTS[case].names
-    return {first: {"width": 20}, second: {"shared_with": first}, last: {"removed": True}}
-
-
-@pytest.mark.parametrize("case", LAYOUTS)
-def test_pruning_heads_carries_changed_ffns_along(case: str, tmp_path: Path) -> None:
-    """As if the heads had gone first."""
-    source, changes = tiny(tmp_path / "source", case), one_of_each(case)
-    written(write_changed(source, tmp_path / "ffn", case, changes), without_heads, tmp_path / "both")
-    other = written(source, without_heads, tmp_path / "heads")
-    structure = json.loads((other / "config.json").read_text())["prunecli"]
-    other = write_changed(other, tmp_path / "other", case, changes)
-    config = json.loads((other / "config.json").read_text())
-    model_type = config["model_type"].replace("prunecli-prunecli-", "prunecli-")
-    merged = {**config, "model_type": model_type, "prunecli": {**structure, "ffn": changes}}
-    (other / "config.json").write_text(json.dumps(merged))
-    one, two = weights(tmp_path / "both"), weights(other)
-    assert one.keys() == two.keys()
-    assert all(np.array_equal(one[name], two[name]) for name in one)
-    assert torch.equal(logits(tmp_path / "both"), logits(other))
-    with open_model(tmp_path / "both") as made:
-        assert made.structure.heads
-        assert {name: change.to_json() for name, change in made.structure.ffn.items()} == changes
-        assert shim_classes(made.config)
-
-
-def test_a_result_with_changed_ffns_opens_with_transformers(tmp_path: Path) -> None:
-    from transformers import AutoModelForSeq2SeqLM
-
-    changed = write_changed(tiny(tmp_path / "source", "bart"), tmp_path / "ffn", "bart", one_of_each("bart"))
-    out = written(changed, without_heads, tmp_path / "out")
-    theirs = AutoModelForSeq2SeqLM.from_pretrained(out, trust_remote_code=True)
-    assert torch.equal(logits_of(theirs), logits(out))
-    theirs.save_pretrained(tmp_path / "saved")
-    assert torch.equal(logits(tmp_path / "saved"), logits(out))
-    with pytest.raises(ValueError, match="trust_remote_code"):
-        AutoModelForSeq2SeqLM.from_pretrained(out, trust_remote_code=False)
-
-
-def test_pruning_experts_carries_changed_ffns_along(tmp_path: Path) -> None:
-    source = tiny(tmp_path / "source", "nllb-moe")
-    changed = write_changed(source, tmp_path / "ffn", "nllb-moe", one_of_each("nllb-moe"))
-
-    def fewer(opened: Checkpoint) -> Rewrite:
-        kept = {layer.name: (0, 2, 5) for layer in opened.require_mixtures()}
-        return rewrite_experts(opened, ExpertPlan(kept))
-
-    written(changed, fewer, tmp_path / "both")
-    with open_model(tmp_path / "both") as made:
-        assert {name: change.to_json() for name, change in made.structure.ffn.items()} == one_of_each(
-            "nllb-moe"
-        )
-        assert shim_classes(made.config)
-        assert {layer.num_experts for layer in made.require_mixtures()} == {3}
-    assert torch.isfinite(logits(tmp_path / "both")).all()
+from tests.ffn_layouts import LAYOUTS, blocks_of, tiny, write_changed
 
 
 def narrowed(source: Checkpoint, widths: Mapping[str, int]) -> Rewrite:

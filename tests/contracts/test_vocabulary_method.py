@@ -9,15 +9,10 @@ from typing import Any
 import pytest
 
 from prunecli.architectures import FAMILIES
-from prunecli.methods.experts.plan import ExpertPlan
-from prunecli.methods.experts.rewrite import rewrite_experts
-from prunecli.methods.heads.plan import HeadPlan
-from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.methods.vocabulary.plan import plan_vocabulary
-from prunecli.methods.vocabulary.rewrite import rewrite_vocabulary, trimmed_tensors, vocabulary_axes
+from prunecli.methods.vocabulary.rewrite import rewrite_vocabulary, trimmed_tensors
 from prunecli.methods.vocabulary.select import VocabularyOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.opening import shim_classes
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.pipeline import apply
 from prunecli.text.choice import Lines
@@ -30,7 +25,6 @@ from tests.contracts.method_contract import (
     batch_for,
     load,
     logits_of,
-    written,
 )
 from tests.families import tiny_family
 from tests.families.records import CASES, own_layouts
@@ -195,47 +189,6 @@ def test_every_kind_of_tokenizer(kind: str, tmp_path: Path) -> None:
         assert (logits(after, new, line) - wanted).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("model_type", ["m2m_100", "gpt2"])
-def test_heads_stay_removed(model_type: str, tmp_path: Path) -> None:
-    source = tiny_family(tmp_path / "source", model_type)
-
-    def fewer(opened: Checkpoint) -> Rewrite:
-        return rewrite_heads(
-            opened,
-            HeadPlan(
-                {opened.layout.attentions[0].name: (1, 3)},
-                step={"command": "prune-heads", "source": {"fingerprint": opened.fingerprint}},
-            ),
-        )
-
-    written(source, fewer, tmp_path / "heads")
-    out = trimmed(tmp_path / "heads", tmp_path / "both", LINES)
-    same_logits(tmp_path / "heads", out, LINES)
-    written(trimmed(source, tmp_path / "trimmed", LINES), fewer, tmp_path / "other")
-    with open_model(out) as one, open_model(tmp_path / "other") as other:
-        assert one.structure.heads == other.structure.heads
-        assert one.config["model_type"] == model_type
-        assert "auto_map" in one.config  # not a stock model
-        assert [step["command"] for step in one.structure.history] == ["prune-heads", "trim-vocabulary"]
-        assert all(one.read(name).tobytes() == other.read(name).tobytes() for name in one.tensors)
-
-
-def test_experts_stay_removed(tmp_path: Path) -> None:
-    source = tiny_nllb_moe(tmp_path / "source")
-    kept = {f"model.{side}.layers.{n}.ffn": (6, 1, n) for side in ("encoder", "decoder") for n in (3,)}
-
-    def fewer(opened: Checkpoint) -> Rewrite:
-        return rewrite_experts(opened, ExpertPlan(kept))
-
-    written(source, fewer, tmp_path / "experts")
-    out = trimmed(tmp_path / "experts", tmp_path / "both", LINES)
-    same_logits(tmp_path / "experts", out, LINES)
-    with open_model(out) as opened:
-        assert opened.structure.experts == kept
-        assert shim_classes(opened.config)
-        assert opened.config["num_experts"] == 8
-
-
 def test_labels_as_many_as_tokens_are_refused(tmp_path: Path) -> None:
     """Only the shape says what an axis of a task head counts."""
     changes: dict[str, Any] = {"architectures": ["BertForSequenceClassification"]}
@@ -246,21 +199,3 @@ def test_labels_as_many_as_tokens_are_refused(tmp_path: Path) -> None:
     assert result.status == 1
     assert "classifier.bias may have an axis of tokens or of id2label" in result.err
     assert not (tmp_path / "out").exists()
-
-
-def test_every_tensor_of_tokens_is_found(tmp_path: Path) -> None:
-    """By hand, of the families that hold more than one."""
-    wanted = {
-        "bart": {"model.shared.weight": 0, "final_logits_bias": 1},
-        "marian": {"model.shared.weight": 0, "final_logits_bias": 1},
-        "bert": {"bert.embeddings.word_embeddings.weight": 0, "cls.predictions.bias": 0},
-        "pegasus": {"model.shared.weight": 0, "final_logits_bias": 1},
-        "xlm-roberta": {"roberta.embeddings.word_embeddings.weight": 0, "lm_head.bias": 0},
-        "qwen2": {"model.embed_tokens.weight": 0, "lm_head.weight": 0},
-        "roberta": {"roberta.embeddings.word_embeddings.weight": 0, "lm_head.bias": 0},
-        "llama": {"model.embed_tokens.weight": 0, "lm_head.weight": 0},
-        "gpt2": {"transformer.wte.weight": 0},
-    }
-    for name, axes in wanted.items():
-        with open_model(tiny_family(tmp_path / name, name)) as opened:
-            assert vocabulary_axes(opened) == axes

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.errors import CheckpointError
 from prunecli.model.attention import HeadPlaces
 from prunecli.model.checkpoint import open_model
 from prunecli.model.structure import KEY, Structure
@@ -41,15 +41,6 @@ def test_every_attention_in_order(tmp_path: Path) -> None:
     assert "model.encoder.layers.0.self_attn.out_proj.bias" not in first.tensors
 
 
-def test_the_structure_says_which_heads_are_held(tmp_path: Path) -> None:
-    name = "model.decoder.layers.1.cross_attention"
-    structure = Structure().keeping_heads({name: (1,)}, {name: 2})
-    with open_model(with_structure(tiny_nllb_moe(tmp_path / "tiny", layers=2), structure)) as checkpoint:
-        held = {layer.name: layer.heads for layer in checkpoint.layout.attentions}
-    assert held.pop(name) == (1,)
-    assert set(held.values()) == {(0, 1)}
-
-
 @pytest.mark.parametrize("heads", [(2,), (0, 0), (-1, 1)])
 def test_heads_that_cannot_be(tmp_path: Path, heads: tuple[int, ...]) -> None:
     name = "model.encoder.layers.0.self_attn"
@@ -59,14 +50,5 @@ def test_heads_that_cannot_be(tmp_path: Path, heads: tuple[int, ...]) -> None:
         pytest.raises(
             CheckpointError, match=r"names heads .* of model.encoder.layers.0.self_attn, which had 2"
         ),
-    ):
-        checkpoint.layout.attentions
-
-
-def test_a_family_without_a_declaration_says_what_works_all_the_same(tmp_path: Path) -> None:
-    source = with_structure(tiny_nllb_moe(tmp_path / "tiny"), Structure(), model_type="new-kind")
-    with (
-        open_model(source) as checkpoint,
-        pytest.raises(UnsupportedModelError, match="inspect, evaluate and bench-latency work all the same"),
     ):
         checkpoint.layout.attentions

@@ -127,6 +127,9 @@ def test_dimensions_that_cannot_be(change: InputChange, message: str) -> None:
         {"input": {"map_dim": 4}},
         {"input": {"kind": "define", "map_dim": "4"}},
         {"input": {"kind": "define", "map_dim": 4, "wings": 2}},
+        {"middle": {}},
+        {"input": 5},
+        ["input"],
         {"output": {"tied": 1}},
         {"output": {"tied": True}},
         {
@@ -136,6 +139,6 @@ def test_dimensions_that_cannot_be(change: InputChange, message: str) -> None:
         {"input": {"kind": "projective", "map_dim": 4}, "output": {"map_dim": 5, "tied": True}},
     ],
 )
-def test_a_damaged_value(value: dict[str, Any]) -> None:
+def test_a_damaged_value(value: Any) -> None:
     with pytest.raises(CheckpointError, match='the value under "prunecli" is damaged'):
         Structure.from_json({"version": 1, "embedding": value})

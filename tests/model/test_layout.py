@@ -12,7 +12,6 @@ import pytest
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.inventory import take_inventory
-from prunecli.model.layout import resolve
 from prunecli.model.structure import Structure
 from tests.tiny import random_tensors, tiny_nllb_moe, write_weights
 
@@ -100,28 +99,6 @@ class TestSparseLayers:
         with pytest.raises(UnsupportedModelError, match="has no experts"):
             open_model(directory).require_mixtures()
 
-    def test_an_undeclared_family(self, tmp_path: Path) -> None:
-        directory = tiny_nllb_moe(tmp_path / "model", config={"model_type": "bloom"})
-        with pytest.raises(UnsupportedModelError, match='"bloom" is not supported'):
-            open_model(directory).require_mixtures()
-
-    @pytest.mark.parametrize(
-        ("lost", "says"),
-        [
-            (f"{LAYERS[0]}.experts.expert_2.", "lacks expert 2"),
-            (f"{LAYERS[0]}.experts.expert_2.fc2.bias", "other tensors than its kind"),
-            (f"{LAYERS[0]}.experts.expert_7.", r"has the shape \[8, 16\], the layer has 7 experts"),
-            (f"{LAYERS[0]}.router.", "experts but no router"),
-        ],
-    )
-    def test_incomplete_layers(self, tiny: Path, lost: str, says: str) -> None:
-        def change(tensors: dict[str, np.ndarray]) -> None:
-            for name in [name for name in tensors if name.startswith(lost)]:
-                del tensors[name]
-
-        with pytest.raises(CheckpointError, match=says):
-            with_tensors(tiny, change).require_mixtures()
-
     @pytest.mark.parametrize("ids", [[1, 2, 3], [1, 1], [1, 8], [1, -1]], ids=str)
     def test_a_structure_of_another_model(self, tmp_path: Path, ids: list[int]) -> None:
         checkpoint = pruned(tmp_path / "model", {LAYERS[0]: [0, 1]})
@@ -145,20 +122,6 @@ class TestCheckTensors:
         assert "1 missing (model.encoder.layer_norm.bias)" in caught.value.message
         assert "1 unexpected (model.stray.weight)" in caught.value.message
         assert "1 misshapen (model.decoder.layer_norm.bias [3] instead of [16])" in caught.value.message
-
-    @pytest.mark.parametrize("value", [None, "16", 1.5, True, -1, [16]], ids=str)
-    def test_a_size_that_is_no_count(self, tiny: Path, value: Any) -> None:
-        checkpoint = open_model(tiny)
-        with pytest.raises(CheckpointError, match=r'"d_model" is .*, not a count'):
-            resolve(
-                checkpoint.require_architecture(), {**checkpoint.config, "d_model": value}, Structure()
-            ).shapes
-
-    def test_sizes_that_the_config_leaves_out_are_the_stock_ones(self, tiny: Path) -> None:
-        checkpoint = open_model(tiny)
-        config = {key: value for key, value in checkpoint.config.items() if key != "vocab_size"}
-        expected = resolve(checkpoint.require_architecture(), config, Structure()).shapes
-        assert expected["model.shared.weight"] == (128112, 16)
 
 
 class TestParts:

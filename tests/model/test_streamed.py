@@ -242,14 +242,6 @@ def test_what_cannot_be_streamed(source, hub):
     assert "pytorch_model.bin" not in hub.fetched()
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 500, b"\x05" + bytes(7) + b"[1]  "])
-def test_damaged_headers_are_refused(source, hub, content):
-    damaged = {**hub.models["org/tiny"][MAIN_COMMIT], "model-00001-of-00003.safetensors": content}
-    hub.add("org/damaged", damaged)
-    with pytest.raises(HubError, match=r"^org/damaged: .*(truncated|damaged)"):
-        stream_model("org/damaged")
-
-
 class Ending:
     """A progress that does something once when this share of the bytes is fetched."""
 

@@ -113,30 +113,29 @@ def test_each_tensor_is_drawn_as_in_the_stock_class(
     assert compared > 10
 
 
-@pytest.mark.parametrize("case", ["m2m_100", "t5", "gpt2", "llama", "gemma3_text"])
-def test_factorised_embeddings_give_rows_as_long_as_those_of_a_table(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [
+        *((case, {}) for case in ("m2m_100", "t5", "gpt2", "llama", "gemma3_text")),
+        ("llama", {"shared_blocks": True, "reduction": False, "expand_dim": None}),
+    ],
+)
+def test_factorised_embeddings_give_rows_as_long_as_those_of_a_table(
+    case: str, options: dict[str, Any], tmp_path: Path
+) -> None:
     source = tiny(tmp_path / "model", case)
-    model, reduced = drawn(source, decided, tmp_path)
+    model, reduced = drawn(source, partial(decided, **options), tmp_path)
     loaded = load_model(reduced, device="cpu", dtype="float32")
     assert [name for name, _ in model.named_parameters()] == [name for name, _ in loaded.named_parameters()]
     table = next(iter(CASES[case].input))
     expected, size = stock_spread(source)[f"{table}.weight"]
     unit = next(module for module in model.modules() if isinstance(module, DefineEmbedding))
+    assert (unit.reduce is None) == ("reduction" in options)
     assert alike(float(unit.rows(0, unit.num_embeddings).std()), expected, size, size // 4)
     outputs = [module for module in model.modules() if isinstance(module, DefineOutput)]
     for output in outputs:
         rows = (output.weight @ output.project.weight).detach()
         assert float(rows.std()) == pytest.approx(float(output.weight.detach().std()), rel=0.3)
-
-
-def test_a_unit_without_a_reduction_gives_rows_as_long_too(tmp_path: Path) -> None:
-    source = tiny(tmp_path / "model", "llama")
-    factorising = partial(decided, shared_blocks=True, reduction=False, expand_dim=None)
-    model, _ = drawn(source, factorising, tmp_path)
-    expected, size = stock_spread(source)["model.embed_tokens.weight"]
-    unit = next(module for module in model.modules() if isinstance(module, DefineEmbedding))
-    assert unit.reduce is None
-    assert alike(float(unit.rows(0, unit.num_embeddings).std()), expected, size, size // 4)
 
 
 def test_the_seed_decides(tmp_path: Path) -> None:

@@ -17,12 +17,11 @@ from torch import nn
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
-from prunecli.modules.ffn import Nothing
 from prunecli.modules.loading import load_model
 from prunecli.modules.saving import without_shared
 from tests.contracts.method_contract import generated, load, logits_of
 from tests.families.family import FfnLayout
-from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, blocks_of, tiny, weights, write_changed, write_copy
+from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, tiny, weights, write_changed, write_copy
 
 TIGHT = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -86,14 +85,6 @@ def test_removed_in_one_layer(case: str, source: Path, tmp_path: Path) -> None:
         assert_equals_original_without(out, source, case, [name])
 
 
-def test_removed_in_all_layers(case: str, source: Path, tmp_path: Path) -> None:
-    names = list(LAYOUTS[case].names)
-    out = write_changed(source, tmp_path / "out", case, removed(names))
-    assert_equals_original_without(out, source, case, names)
-    kinds = [type(module) for module in load(out).modules()]
-    assert kinds.count(Nothing) == (1 if LAYOUTS[case].is_module else 2) * len(names)
-
-
 def removed(names: Iterable[str]) -> dict[str, dict[str, bool]]:
     return {name: {"removed": True} for name in names}
 
@@ -114,60 +105,6 @@ def test_shared_equals_copies(case: str, source: Path, tmp_path: Path, owner: in
     model = load(write_changed(source, tmp_path / "out", case, changes))
     assert not torch.allclose(logits_of(model), logits_of(load(source)), **TIGHT)
     assert_alike(model, load(copies))
-
-
-def test_shared_is_in_memory_once(case: str, source: Path, tmp_path: Path) -> None:
-    changes = shared(case, 1)
-    out = write_changed(source, tmp_path / "out", case, changes)
-    model = load(out)
-    for name, change in changes.items():
-        for suffix in LAYOUTS[case].tensors:
-            assert model.get_parameter(f"{name}.{suffix}") is model.get_parameter(
-                f"{change['shared_with']}.{suffix}"
-            )
-    state = model.state_dict()
-    places = {state[f"{name}.{suffix}"].data_ptr() for name in changes for suffix in LAYOUTS[case].tensors}
-    assert len(places) == len(LAYOUTS[case].tensors)
-
-
-def test_one_width_less(case: str, source: Path, tmp_path: Path) -> None:
-    """Equals the original with the other hidden units at zero."""
-    name = list(LAYOUTS[case].names)[1]
-    out = write_changed(source, tmp_path / "out", case, {name: {"width": 20}})
-    held = weights(source)
-    for suffix, axis in LAYOUTS[case].tensors.items():
-        if axis is not None:
-            for block in np.split(held[f"{name}.{suffix}"], blocks_of(suffix), axis):
-                block.swapaxes(0, axis)[20:] = 0
-    model = load(out)
-    assert not torch.allclose(logits_of(model), logits_of(load(source)), **TIGHT)
-    assert_alike(model, load(write_copy(source, tmp_path / "zeros", held)))
-
-
-def test_one_wide_shared_ffn(case: str, source: Path, tmp_path: Path) -> None:
-    """Wider than the stock one, shared by its neighbour, the last one removed; as in OneWide."""
-    first, second, *_, last = LAYOUTS[case].names
-    wide, held, generator = 200, weights(source), np.random.default_rng(1)
-    changes = {first: {"width": wide}, second: {"shared_with": first}, last: {"removed": True}}
-    made = write_changed(source, tmp_path / "made", case, {second: changes[second], last: changes[last]})
-    stored = weights(made)
-    for suffix, axis in LAYOUTS[case].tensors.items():
-        value = held[f"{first}.{suffix}"]
-        if axis is not None:
-            parts = []
-            for block in np.split(value, blocks_of(suffix), axis):
-                shape = list(block.shape)
-                shape[axis] = wide - shape[axis]
-                more = generator.standard_normal(shape).astype(np.float32)
-                more *= not suffix.startswith(LAYOUTS[case].output)  # what the new units give counts nothing
-                parts += [block, more]
-            stored[f"{first}.{suffix}"] = np.concatenate(parts, axis)
-        held[f"{second}.{suffix}"] = value
-    structure = {"version": 1, "ffn": changes}
-    model = load(write_copy(made, tmp_path / "out", stored, prunecli=structure))
-    original = load(write_copy(source, tmp_path / "copies", held))
-    with without_ffn(original, LAYOUTS[case], [last]):
-        assert_alike(model, original)
 
 
 def test_saved_as_stored(case: str, source: Path, tmp_path: Path) -> None:
@@ -262,14 +199,6 @@ def test_a_checkpoint_that_keeps_a_removed_ffn_is_refused(case: str, source: Pat
         load(write_copy(out, tmp_path / "kept", kept))
 
 
-def test_a_checkpoint_that_lacks_the_owner_is_refused(case: str, source: Path, tmp_path: Path) -> None:
-    first, second, *_ = LAYOUTS[case].names
-    out = write_changed(source, tmp_path / "out", case, {second: {"shared_with": first}})
-    left = {name: value for name, value in weights(out).items() if not name.startswith(f"{first}.")}
-    with pytest.raises(CheckpointError, match="missing"):
-        load(write_copy(out, tmp_path / "left", left))
-
-
 def test_a_width_that_is_not_stored_is_refused(case: str, source: Path, tmp_path: Path) -> None:
     name = next(iter(LAYOUTS[case].names))
     out = write_changed(source, tmp_path / "out", case, {name: {"width": 20}})
@@ -278,61 +207,3 @@ def test_a_width_that_is_not_stored_is_refused(case: str, source: Path, tmp_path
     (out / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="misshapen"):
         load(out)
-
-
-def test_the_stock_class_does_not_open_it(case: str, source: Path, tmp_path: Path) -> None:
-    """It would fill what is missing with random numbers."""
-    from transformers import AutoModel
-
-    first, second, *_ = LAYOUTS[case].names
-    out = write_changed(source, tmp_path / "out", case, {second: {"shared_with": first}})
-    with pytest.raises(ValueError, match="prunecli-"):
-        AutoModel.from_pretrained(out)
-
-
-class TestParametersOfThePaper:
-    """2309.01826, 3 and table 1: an FFN has 2 x d_model x d'_ff parameters, biases and norms aside."""
-
-    D_MODEL, D_FF, ENCODER, DECODER = 32, 48, 3, 2
-
-    @pytest.fixture
-    def source(self, tmp_path: Path) -> Path:
-        return tiny(tmp_path / "source", "m2m_100")
-
-    def gone(self, source: Path, tmp_path: Path, changes: dict[str, dict[str, Any]]) -> int:
-        """Parameters of weight matrices that the model has fewer than the original."""
-        model = load(write_changed(source, tmp_path / "out", "m2m_100", changes))
-        before, after = (
-            sum(held.numel() for held in made.parameters() if held.ndim == 2)
-            for made in (load(source), model)
-        )
-        return before - after
-
-    def side(self, name: str) -> list[str]:
-        return [ffn for ffn in LAYOUTS["m2m_100"].names if f".{name}." in ffn]
-
-    def sharing(self, names: list[str]) -> dict[str, dict[str, Any]]:
-        return {name: {"shared_with": names[0]} for name in names[1:]}
-
-    def test_shared_encoder(self, source: Path, tmp_path: Path) -> None:
-        changes = self.sharing(self.side("encoder"))
-        assert self.gone(source, tmp_path, changes) == (self.ENCODER - 1) * 2 * self.D_MODEL * self.D_FF
-
-    def test_shared_by_both(self, source: Path, tmp_path: Path) -> None:
-        changes = self.sharing([*self.side("encoder"), *self.side("decoder")])
-        layers = self.ENCODER + self.DECODER
-        assert self.gone(source, tmp_path, changes) == (layers - 1) * 2 * self.D_MODEL * self.D_FF
-
-    def test_no_decoder(self, source: Path, tmp_path: Path) -> None:
-        changes = removed(self.side("decoder"))
-        assert self.gone(source, tmp_path, changes) == self.DECODER * 2 * self.D_MODEL * self.D_FF
-
-    def test_shared_encoder_no_decoder(self, source: Path, tmp_path: Path) -> None:
-        changes = {**self.sharing(self.side("encoder")), **removed(self.side("decoder"))}
-        layers = self.ENCODER + self.DECODER
-        assert self.gone(source, tmp_path, changes) == (layers - 1) * 2 * self.D_MODEL * self.D_FF
-
-    def test_all_gone(self, source: Path, tmp_path: Path) -> None:
-        layers = self.ENCODER + self.DECODER
-        changes = removed(LAYOUTS["m2m_100"].names)
-        assert self.gone(source, tmp_path, changes) == layers * 2 * self.D_MODEL * self.D_FF

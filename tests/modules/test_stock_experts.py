@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +10,8 @@ import torch
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.modules import stock_experts
-from prunecli.modules.stock_experts import ExpertUse, expert_modules, own_experts
+from prunecli.modules.stock_experts import expert_modules, own_experts
+from tests.modules.test_tapped_experts import observed
 from tests.reference.stock_experts import every_output, expert_calls
 from tests.stock_mixtures import OBSERVED, TAPPED, tiny_mixture
 
@@ -48,7 +48,7 @@ def test_norms_are_those_of_every_expert_on_every_token(model_type: str) -> None
     model = tiny_mixture(model_type)
     model.set_experts_implementation("eager")
     calls = expert_calls(model, expert_modules(model), input_ids=IDS)
-    uses = _uses(model, IDS)
+    uses = observed(model, input_ids=IDS)
     assert list(uses) == list(calls)
     assert len(calls) > 0
     for name, (hidden, experts, weights) in calls.items():
@@ -57,17 +57,6 @@ def test_norms_are_those_of_every_expert_on_every_token(model_type: str) -> None
         assert torch.equal(use.experts.sort().values, experts.sort().values)
         torch.testing.assert_close(use.weights.float().sort().values, weights.float().sort().values)
         torch.testing.assert_close(use.norms, norms.T.gather(1, use.experts), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_types_round_as_often_as_stock(dtype: torch.dtype) -> None:
-    model = tiny_mixture("qwen3_moe").to(dtype)
-    stock = model(IDS).logits
-    with own_experts(model):
-        own = model(IDS).logits
-    assert own.dtype == dtype
-    unit = torch.finfo(dtype).eps * float(stock.abs().max())
-    torch.testing.assert_close(own, stock, rtol=0, atol=8 * unit)
 
 
 def test_no_norms_without_an_observer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,20 +94,3 @@ def test_families_with_experts_of_another_kind_are_refused(model_type: str) -> N
     model = tiny_mixture(model_type)
     with pytest.raises(UnsupportedModelError, match=type(model).__name__), own_experts(model):
         pass
-
-
-def test_a_model_without_such_experts_is_refused() -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16))
-    with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel"), own_experts(model):
-        pass
-
-
-def _uses(model: Any, ids: Any) -> dict[str, ExpertUse]:
-    found: dict[str, ExpertUse] = {}
-    with own_experts(model) as modules:
-        for name, module in modules.items():
-            module.observer = partial(found.__setitem__, name)
-        model(ids)
-    return found

@@ -39,9 +39,10 @@ def test_logits_are_those_of_the_stock_class(model_type: str, config: dict[str, 
     assert torch.equal(model(**inputs).logits, stock)
 
 
+@pytest.mark.parametrize("model_type", ["llama4_text", "qwen3_moe"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_types_round_as_often_as_stock(dtype: torch.dtype) -> None:
-    model = tiny_mixture("llama4_text").to(dtype)
+def test_half_types_round_as_often_as_stock(dtype: torch.dtype, model_type: str) -> None:
+    model = tiny_mixture(model_type).to(dtype)
     stock = model(IDS).logits
     with observed_experts(model):
         own = model(IDS).logits
@@ -53,7 +54,7 @@ def test_half_types_round_as_often_as_stock(dtype: torch.dtype) -> None:
 def test_llama_4s_outputs_are_what_they_add_over_their_weight(top_k: int) -> None:
     model = tiny_mixture("llama4_text", num_experts_per_tok=top_k)
     blocks = block_inputs(model, "Llama4TextMoe", input_ids=IDS)
-    uses = _uses(model, input_ids=IDS)
+    uses = observed(model, input_ids=IDS)
     assert list(uses) == [f"{name}.experts" for name in blocks]
     for use, (block, hidden) in zip(uses.values(), blocks.values(), strict=True):
         experts, gates, norms = zip(*llama4_tokens(block, hidden, top_k), strict=True)
@@ -67,7 +68,7 @@ def test_a_weight_of_zero_has_an_output_of_zero() -> None:
     model = tiny_mixture("llama4_text")
     first = model.model.layers[0].feed_forward
     first.router.forward = lambda hidden: (hidden.new_zeros(len(hidden), 8), hidden[:, :8])
-    use = next(iter(_uses(model, input_ids=IDS).values()))
+    use = next(iter(observed(model, input_ids=IDS).values()))
     assert use.norms.tolist() == [[0.0]] * IDS.numel()
 
 
@@ -76,7 +77,7 @@ def test_switchs_tokens_beyond_the_capacity_are_not_routed(capacity: int) -> Non
     model = tiny_mixture("switch_transformers", expert_capacity=capacity)
     inputs = _inputs("switch_transformers")
     blocks = block_inputs(model, "SwitchTransformersSparseMLP", **inputs)
-    uses = _uses(model, **inputs)
+    uses = observed(model, **inputs)
     assert [name.split(".")[0] for name in uses] == ["encoder", "encoder", "decoder", "decoder"]
     dropped = 0
     for use, (block, hidden) in zip(uses.values(), blocks.values(), strict=True):
@@ -122,7 +123,7 @@ def _inputs(model_type: str) -> dict[str, Any]:
     return {"input_ids": IDS, **({"decoder_input_ids": IDS.flip(1)} if "switch" in model_type else {})}
 
 
-def _uses(model: Any, **inputs: Any) -> dict[str, ExpertUse]:
+def observed(model: Any, **inputs: Any) -> dict[str, ExpertUse]:
     found: dict[str, ExpertUse] = {}
     with observed_experts(model) as modules:
         for name, module in modules.items():
