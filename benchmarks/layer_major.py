@@ -29,7 +29,7 @@ import torch
 from prunecli import demo
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import token_products
-from prunecli.modules.speeds import disk_speed, forget, matrix_speed
+from prunecli.modules.speeds import disk_speed, forget, model_speed
 
 
 def main() -> None:
@@ -120,8 +120,8 @@ def pass_flops(checkpoint: Checkpoint, gates: dict) -> int:  # type: ignore[type
 
 
 def matrix_speeds(seconds: float) -> tuple[float, float]:
-    """Operations a second, and a second of processor time, of products of 4096 rows by 1024 x 4096."""
-    done = matrix_speed(4096, 1024, 4096, torch.float32, torch.device("cpu"), seconds)
+    """Operations a second, and a second of processor time, of products of up to 4096 rows by 1024 x 4096."""
+    done = model_speed(1024, 4096, torch.float32, torch.device("cpu"), seconds)
     return done.speed, done.operations / done.processor_seconds
 
 

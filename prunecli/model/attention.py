@@ -12,7 +12,7 @@ from prunecli.architectures.records import Attention, Stack
 from prunecli.errors import CheckpointError
 from prunecli.model.changes import AttentionChange
 from prunecli.model.declared import Sizes
-from prunecli.model.ffn import REMEDY, ranges
+from prunecli.model.ffn import REMEDY, changes_text, own_norms
 from prunecli.model.structure import Structure
 
 AttentionKind = Literal["encoder", "decoder", "cross"]
@@ -101,7 +101,7 @@ class AttentionLayer:
     def norm_tensors(self) -> tuple[str, ...]:
         """Full names of those of its norms, which are never shared."""
         layer = self.name.removesuffix(self.spec.name)
-        return tuple(f"{layer}{name}" for name in attention_norms(self.stack, self.spec))
+        return tuple(f"{layer}{name}" for name in own_norms(self.stack, self.spec))
 
     @property
     def is_whole(self) -> bool:
@@ -180,12 +180,6 @@ def _layer(
     )
 
 
-def attention_norms(stack: Stack, attention: Attention) -> tuple[str, ...]:
-    """The tensors of the attention's own norms, relative to the layer."""
-    own = tuple(f"{norm}." for norm in attention.norms)
-    return tuple(spec.name for spec in stack.norms if spec.name.startswith(own))
-
-
 def layer_windows(sizes: Sizes, stack: Stack) -> list[str]:
     """What each layer sees, in the words of config.json's `layer_types`; empty where all see the same."""
     config, family, depth = sizes.config, sizes.family, sizes.depth(stack)
@@ -203,16 +197,13 @@ def layer_windows(sizes: Sizes, stack: Stack) -> list[str]:
 
 def describe_attentions(layers: Sequence[AttentionLayer]) -> str:
     """Which are shared or gone, in a line: "encoder 1-5 share layer 0's; cross 0-5 removed"; "" where none is."""
-    numbers: dict[tuple[AttentionKind, str], list[int]] = {}
+    numbers: dict[tuple[str, str], list[int]] = {}
     by_name = {layer.name: layer for layer in layers}
     for layer in layers:
         if not layer.has_tensors:
             what = "removed" if layer.removed else f"share layer {by_name[layer.owner].layer}'s"
             numbers.setdefault((layer.kind, what), []).append(layer.layer)
-    return "; ".join(
-        f"{kind} {ranges(those)} {what if len(those) > 1 else what.replace('share ', 'shares ')}"
-        for (kind, what), those in numbers.items()
-    )
+    return changes_text(numbers)
 
 
 def _check(sizes: Sizes, structure: Structure) -> None:

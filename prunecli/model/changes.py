@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
-Side = TypeVar("Side", "InputChange", "OutputChange")
+Change = TypeVar("Change", "FfnChange", "AttentionChange", "InputChange", "OutputChange")
 
 
 @dataclass(frozen=True)
@@ -34,31 +34,7 @@ class FfnChange:
 
     def to_json(self) -> dict[str, Any]:
         """What is given of the three."""
-        values = {
-            "shared_with": self.shared_with,
-            "removed": self.removed or None,
-            "width": self.width,
-        }
-        return {key: value for key, value in values.items() if value is not None}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> FfnChange:
-        """Read `to_json`'s value.
-
-        Raises:
-            TypeError, ValueError: it is not of this form.
-        """
-        if not isinstance(value, dict) or not set(value) <= {"shared_with", "removed", "width"}:
-            raise ValueError(f"unknown change of an FFN: {value!r}")
-        owner, removed, width = value.get("shared_with"), value.get("removed", False), value.get("width")
-        kinds = (
-            isinstance(owner, (str, type(None))),
-            type(removed) is bool,
-            width is None or type(width) is int,
-        )
-        if not all(kinds):
-            raise TypeError(f"unknown change of an FFN: {value!r}")
-        return cls(owner, removed, width)
+        return {key: value for key, value in asdict(self).items() if value}
 
 
 @dataclass(frozen=True)
@@ -82,19 +58,7 @@ class AttentionChange:
 
     def to_json(self) -> dict[str, Any]:
         """What is given of both."""
-        return {"removed": True} if self.removed else {"shared_with": self.shared_with}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> AttentionChange:
-        """Read `to_json`'s value.
-
-        Raises:
-            ValueError: it is not of this form.
-        """
-        owner = value.get("shared_with")
-        if value != {"removed": True} and not (isinstance(owner, str) and len(value) == 1):
-            raise ValueError(f"unknown change of an attention: {value!r}")
-        return cls(owner, removed=owner is None)
+        return {key: value for key, value in asdict(self).items() if value}
 
 
 @dataclass(frozen=True)
@@ -183,22 +147,29 @@ class EmbeddingChange:
         """
         if not isinstance(value, dict) or not set(value) <= {"input", "output"}:
             raise ValueError(f"unknown change of the embeddings: {value!r}")
-        made = cls(_read(InputChange, value.get("input")), _read(OutputChange, value.get("output")))
+        unit, output = value.get("input"), value.get("output")
+        made = cls(
+            None if unit is None else read_change(InputChange, unit),
+            None if output is None else read_change(OutputChange, output),
+        )
         unit, output = made.unit, made.output
         if output is not None and output.tied and (unit is None or unit.map_dim != output.map_dim):
             raise ValueError("an output layer that is tied to a map table which the input has not")
         return made
 
 
-def _read(kind: type[Side], value: Any) -> Side | None:
-    if value is None:
-        return None
+def read_change(kind: type[Change], value: Any) -> Change:
+    """A change of this kind from its value in config.json.
+
+    Raises:
+        TypeError, ValueError: the value has another form.
+    """
     if not isinstance(value, dict):
-        raise TypeError(f"unknown change of the embeddings: {value!r}")
+        raise TypeError(f"{value!r} is no change of a part")
     for attribute in fields(kind):
         given = value.get(attribute.name, attribute.default)
         is_none = given is None and attribute.default is None
-        expected = {"str": str, "bool": bool}.get(str(attribute.type), int)
+        expected = {"str": str, "bool": bool}.get(str(attribute.type).partition(" ")[0], int)
         if not is_none and type(given) is not expected:
-            raise TypeError(f"embeddings: {attribute.name} is {given!r}")
+            raise TypeError(f"{attribute.name} is {given!r}")
     return kind(**value)

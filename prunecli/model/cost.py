@@ -194,21 +194,9 @@ def decoding_bytes(checkpoint: Checkpoint, load: Load, target: str | None) -> tu
     decoders = [stack for stack in family.stacks if stack.side == "decoder"]
     sequences = load.batch * (load.beam if decoders else 1)
     rows = sequences * load.length * width
-    caches = [
-        (layers, attention)
-        for stack in decoders
-        for attention in stack.attentions
-        if (
-            layers := sum(
-                layer.stack is stack and layer.spec is attention and not layer.removed
-                for layer in checkpoint.layout.attentions
-            )
-        )
-    ]
-    cache = sum(
-        2 * rows * _key_width(checkpoint.layout.sizes, attention) * (layers + 1)
-        for layers, attention in caches
-    )
+    kept = [layer for layer in checkpoint.layout.attentions if layer.kind != "encoder" and not layer.removed]
+    one_of_each = {layer.kind: layer for layer in kept}.values()  # which a beam reorders
+    cache = sum(2 * rows * _key_width(checkpoint.layout.sizes, layer.spec) for layer in (*kept, *one_of_each))
     hidden = size(model_dim(family))
     widest = max(size(stack.ffn.width) for stack in family.stacks)
     encoder = load.batch * load.length * (4 * hidden + widest) * width + rows * hidden

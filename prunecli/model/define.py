@@ -50,14 +50,10 @@ class GroupLayer:
     shared: bool = False
 
     @property
-    def blocks(self) -> int:
-        """How many blocks of weights there are."""
-        return 1 if self.shared else self.groups
-
-    @property
     def weight_shape(self) -> tuple[int, int, int]:
         """[blocks, inputs / groups, outputs / groups]."""
-        return self.blocks, self.inputs // self.groups, self.outputs // self.groups
+        blocks = 1 if self.shared else self.groups
+        return blocks, self.inputs // self.groups, self.outputs // self.groups
 
     @property
     def weights(self) -> int:
@@ -204,11 +200,6 @@ class UnitShape:
         return self.widths[-1] if self.widths else self.map_dim
 
     @property
-    def map_parameters(self) -> int:
-        """V n."""
-        return self.vocabulary * self.map_dim
-
-    @property
     def unit_parameters(self) -> int:
         """All but the map table: sum of n_l k_l / g_l + k_l over the layers, and (k + 1) m of the reduction."""
         reduced = (self.features + 1) * self.model_dim if self.reduction else 0
@@ -217,7 +208,7 @@ class UnitShape:
     @property
     def parameters(self) -> int:
         """The map table, the layers, the reduction."""
-        return self.map_parameters + self.unit_parameters
+        return self.vocabulary * self.map_dim + self.unit_parameters
 
     @property
     def table_parameters(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from prunecli.architectures.records import FeedForward, Side, Stack
+from prunecli.architectures.records import Attention, FeedForward, Side, Stack
 from prunecli.errors import CheckpointError
 from prunecli.model.changes import FfnChange
 from prunecli.model.declared import Sizes
@@ -91,7 +91,7 @@ def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:
         sparse = is_sparse(sizes, structure, stack, number)
         specs = () if change.removed or sparse else stack.ffn.tensors
         specs = tuple(spec for spec in specs if sizes.holds(spec.optional))
-        norms = () if change.removed else ffn_norms(stack)
+        norms = () if change.removed else own_norms(stack, stack.ffn)
         layers.append(
             FfnLayer(
                 name=name,
@@ -119,7 +119,7 @@ def describe_ffns(layers: Sequence[FfnLayer], changes: Mapping[str, FfnChange]) 
         changes: `Structure.ffn`.
     """
     by_name = {layer.name: layer for layer in layers}
-    numbers_by_change: dict[tuple[Side, str], list[int]] = {}
+    numbers_by_change: dict[tuple[str, str], list[int]] = {}
     for layer in layers:
         change = changes.get(layer.name, FfnChange())
         what = ""
@@ -133,9 +133,14 @@ def describe_ffns(layers: Sequence[FfnLayer], changes: Mapping[str, FfnChange]) 
             what = f"of width {change.width:,}"
         if what:
             numbers_by_change.setdefault((layer.side, what), []).append(layer.layer)
+    return changes_text(numbers_by_change)
+
+
+def changes_text(numbers_by_change: Mapping[tuple[str, str], Sequence[int]]) -> str:
+    """(Stack or kind, what changed) -> numbers of its layers, as a line."""
     return "; ".join(
-        f"{side} {ranges(numbers)} {what if len(numbers) > 1 else what.replace('share ', 'shares ')}"
-        for (side, what), numbers in numbers_by_change.items()
+        f"{where} {ranges(numbers)} {what if len(numbers) > 1 else what.replace('share ', 'shares ')}"
+        for (where, what), numbers in numbers_by_change.items()
     )
 
 
@@ -172,9 +177,9 @@ def is_sparse(sizes: Sizes, structure: Structure, stack: Stack, number: int) -> 
     return step > 0 and (number + 1) % step == 0
 
 
-def ffn_norms(stack: Stack) -> tuple[str, ...]:
-    """The tensors of the FFN's own norms, relative to the layer."""
-    own = tuple(f"{norm}." for norm in stack.ffn.norms)
+def own_norms(stack: Stack, part: FeedForward | Attention) -> tuple[str, ...]:
+    """The tensors of the own norms of an FFN or attention of the stack, relative to the layer."""
+    own = tuple(f"{norm}." for norm in part.norms)
     return tuple(spec.name for spec in stack.norms if spec.name.startswith(own))
 
 

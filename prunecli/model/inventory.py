@@ -139,7 +139,7 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
         layers=mixtures,
         attentions=() if layout is None else layout.attentions,
         ffns=() if layout is None else layout.ffns,
-        tables=_tables(checkpoint),
+        tables=None if layout is None else layout.tables,
         total=total,
         surmise=None if checkpoint.architecture else surmise(checkpoint.config, checkpoint.tensors),
         quantisation=_quantisation(checkpoint, total),
@@ -211,9 +211,3 @@ def _stacks(layout: ModelLayout) -> tuple[StackLayers, ...]:
         )
         for side, depth in depths.items()
     )
-
-
-def _tables(checkpoint: Checkpoint) -> TokenTables | None:
-    if checkpoint.architecture is None or checkpoint.architecture.embedding is None:
-        return None
-    return checkpoint.layout.require_tables()

@@ -11,11 +11,11 @@ from typing import Any, Literal
 from prunecli.architectures import EXPERTS_ONLY, Architecture
 from prunecli.architectures.records import Part, Side, Stack, TensorSpec
 from prunecli.errors import UnsupportedModelError
-from prunecli.model.attention import AttentionLayer, attention_norms, resolve_attentions
+from prunecli.model.attention import AttentionLayer, resolve_attentions
 from prunecli.model.declared import Sizes
 from prunecli.model.depth import check_layers, config_of_layers
 from prunecli.model.embedding import TokenTables, resolve_tables, resolve_ties
-from prunecli.model.ffn import FfnLayer, ffn_norms, resolve_ffns, within
+from prunecli.model.ffn import FfnLayer, own_norms, resolve_ffns, within
 from prunecli.model.mixtures import stated_counts
 from prunecli.model.structure import Structure
 
@@ -237,11 +237,11 @@ def _expected(layout: ModelLayout) -> dict[str, Declared]:
     for stack in sizes.family.stacks:
         for number, layer in sizes.layers(stack):
             ffn = own[within(layer, stack.ffn)]
-            gone = set(ffn_norms(stack) if ffn.removed else ())
+            gone = set(own_norms(stack, stack.ffn) if ffn.removed else ())
             for attention in stack.attentions:
                 resolved = attentions[f"{layer}.{attention.name}"]
                 if resolved.removed:
-                    gone.update(attention_norms(stack, attention))
+                    gone.update(own_norms(stack, attention))
                     continue
                 stored = tuple(spec for spec in attention.tensors if spec.first or not resolved.is_shared)
                 share = Fraction(resolved.num_heads, max(resolved.stated_heads, 1))

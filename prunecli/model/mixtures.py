@@ -162,7 +162,7 @@ def _sparse_layer(
         raise CheckpointError(f"{where} has experts but no router")
     count = len(experts) if experts else next(iter(rest[stacked[0]].shape), 0)
     constants = tuple(sorted(number for number, own in experts.items() if {*own} == {CONSTANT}))
-    suffixes = _suffixes(where, experts, constants)
+    suffixes = _suffixes(path, name, experts, constants)
     cut = {
         **dict.fromkeys(routers, 0),
         **{suffix: axis for suffix, axis in mixture.vectors.items() if suffix in rest},
@@ -254,28 +254,26 @@ def experts_of(
 
 
 def _suffixes(
-    where: str, experts: Mapping[int, Mapping[str, TensorInfo]], constants: tuple[int, ...]
+    path: Path, name: str, experts: Mapping[int, Mapping[str, TensorInfo]], constants: tuple[int, ...]
 ) -> tuple[str, ...]:
     """The tensors that every expert has, relative to it, but for those that are constants."""
     absent = sorted(set(range(len(experts))) - set(experts))
     if absent:
-        raise CheckpointError(f"{where} lacks expert {absent[0]} (its last is {max(experts)})")
+        raise CheckpointError(f"{path}: {name} lacks expert {absent[0]} (its last is {max(experts)})")
     if not experts:
         return ()
     computed = {number: own for number, own in sorted(experts.items()) if number not in constants}
     if not computed:
-        raise CheckpointError(f"{where} holds constants in the place of all of its experts")
+        raise CheckpointError(f"{path}: {name} holds constants in the place of all of its experts")
     reference, first = next(iter(computed.items()))
     for number, own in computed.items():
         if own.keys() != first.keys():
             odd = sorted(own.keys() ^ first.keys())
-            path, _, name = where.rpartition(": ")
             raise CheckpointError(
                 f"{path}: expert {number} of {name} has other tensors than its kind ({odd[0]})"
             )
         for suffix, info in own.items():
             if info.shape != first[suffix].shape:
-                path, _, name = where.rpartition(": ")
                 raise CheckpointError(
                     f"{path}: {suffix} of expert {number} of {name} has the shape {list(info.shape)}, that of expert "
                     f"{reference} {list(first[suffix].shape)}"

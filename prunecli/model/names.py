@@ -67,7 +67,15 @@ def stored_names(
     def new(name: str) -> str:
         if name.startswith(known) and not name.startswith(older) and not name.endswith(endings):
             return name  # as nearly all are
-        return _with_prefix(prefix, known, _with_new_beginning(family, _with_new_ending(family, name)))
+        for old, ending in family.renamed.items():
+            if name.endswith(old):
+                name = name.removesuffix(old) + ending
+                break
+        for old, beginning in family.prefixes.items():
+            if name.startswith(old):
+                name = beginning + name.removeprefix(old)
+                break
+        return prefix + name if not name.startswith(known) and f"{prefix}{name}".startswith(known) else name
 
     renamed = {name: new(name) for name in names if not (name.endswith(buffers) or name in family.buffers)}
     owner: dict[str, str] = {name: old for old, name in renamed.items() if name not in tied}
@@ -93,19 +101,16 @@ def same_values(one: tuple[Handle, Stored], other: tuple[Handle, Stored]) -> boo
     (first, a), (second, b) = one, other
     if (a.info.dtype, a.info.shape) != (b.info.dtype, b.info.shape):
         return False
-    if a.offset == b.offset and _is_one_file(first, second):
+    is_one_file = first is second
+    if isinstance(first, int) and isinstance(second, int):
+        is_one_file = os.path.sameopenfile(first, second)
+    if is_one_file and a.offset == b.offset:
         return True
     nbytes = a.info.nbytes
     if nbytes <= SAMPLES * BLOCK:
         return _bytes(first, a.offset, nbytes) == _bytes(second, b.offset, nbytes)
     starts = (round(index * (nbytes - BLOCK) / (SAMPLES - 1)) for index in range(SAMPLES))
     return all(_bytes(first, a.offset + at, BLOCK) == _bytes(second, b.offset + at, BLOCK) for at in starts)
-
-
-def _is_one_file(one: Handle, other: Handle) -> bool:
-    if isinstance(one, int) and isinstance(other, int):
-        return os.path.sameopenfile(one, other)
-    return one is other
 
 
 def _bytes(file: Handle, offset: int, nbytes: int) -> bytes:
@@ -169,20 +174,6 @@ def resemblance(config: Mapping[str, Any], names: Iterable[str]) -> str:
     return f" (its layers resemble those of {near}, which is)" if near else ""
 
 
-def _with_new_ending(family: Architecture, name: str) -> str:
-    for old, new in family.renamed.items():
-        if name.endswith(old):
-            return name.removesuffix(old) + new
-    return name
-
-
-def _with_new_beginning(family: Architecture, name: str) -> str:
-    for old, new in family.prefixes.items():
-        if name.startswith(old):
-            return new + name.removeprefix(old)
-    return name
-
-
 def _beginnings(family: Architecture) -> tuple[str, tuple[str, ...]]:
     """What the names in a checkpoint of the base model lack, and what those of the stock layout begin with."""
     if not family.stacks:
@@ -194,10 +185,6 @@ def _beginnings(family: Architecture) -> tuple[str, tuple[str, ...]]:
         *family.extras,
         *((f"{family.embedding.input}.",) if family.embedding else ()),
     )
-
-
-def _with_prefix(prefix: str, known: tuple[str, ...], name: str) -> str:
-    return prefix + name if not name.startswith(known) and f"{prefix}{name}".startswith(known) else name
 
 
 def _share(family: Architecture, kinds: set[str]) -> float:

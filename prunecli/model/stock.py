@@ -128,7 +128,7 @@ def _experts(source: Checkpoint, result: ModelLayout) -> StockSupport:
 
 def _heads(result: ModelLayout) -> StockSupport:
     family, sizes = result.family, result.sizes
-    attentions = [layer for layer in result.attentions if layer.has_tensors]
+    attentions = result.own_attentions
     kept = {layer.num_heads for layer in attentions}
     # A table of positions that all layers share has its columns in the order of the original heads.
     if all(

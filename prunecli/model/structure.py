@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prunecli.errors import CheckpointError, kind_and_reason
-from prunecli.model.changes import AttentionChange, EmbeddingChange, FfnChange
+from prunecli.model.changes import AttentionChange, EmbeddingChange, FfnChange, read_change
 
 VERSION = 3
 SECOND = 2
@@ -155,7 +155,7 @@ class Structure:
                 heads=_ids(value, "heads"),
                 original_heads=_counts(value, "original_heads"),
                 attention={
-                    str(name): AttentionChange.from_json(change)
+                    str(name): read_change(AttentionChange, change)
                     for name, change in value.get("attention", {}).items()
                 },
                 ffn=_changes(value.get("ffn", {})),
@@ -195,7 +195,7 @@ def _ids(value: Mapping[str, Any], key: str) -> dict[str, tuple[int, ...]]:
 
 
 def _changes(value: Mapping[str, Any]) -> dict[str, FfnChange]:
-    changes = {str(name): FfnChange.from_json(change) for name, change in value.items()}
+    changes = {str(name): read_change(FfnChange, change) for name, change in value.items()}
     return {name: change for name, change in changes.items() if change != FfnChange()}
 
 

@@ -7,12 +7,13 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from prunecli.model.attention import AttentionLayer, HeadPlaces
+from prunecli.model.attention import AttentionLayer
 from prunecli.modules.absent import NoAttention, Nothing
 
 SUBSET = "prunecli_heads"
@@ -98,21 +99,23 @@ def fit_heads(model: nn.Module, layer: AttentionLayer, shapes: Mapping[str, tupl
     """
     attention, built_heads = layer.spec, layer.stated_heads
     owner = layer.name.removesuffix(attention.name)
-    stock = model.get_submodule(module_name(model, f"{owner}{attention.projections or attention.name}"))
+    stock: Any = model.get_submodule(module_name(model, f"{owner}{attention.projections or attention.name}"))
     output = module_name(model, layer.output)
     width = 0
     for name, axis in layer.tensors.items():
         path, _, attribute = module_name(model, name).rpartition(".")
-        module = model.get_submodule(path)
+        module: Any = model.get_submodule(path)
         if isinstance(module, (NoHeads, OnlyBias)):
             continue
         whole = getattr(module, attribute).shape
         width = axis.unit(whole[axis.axis], built_heads)
         if layer.heads:
             resize(module, attribute, shapes[name])
+        elif path == output:
+            others = math.prod(size for index, size in enumerate(whole) if index != axis.axis)
+            model.set_submodule(path, OnlyBias(others, module.bias))
         else:
-            none = _without_heads(module, whole, axis, width, is_output=path == output)
-            model.set_submodule(path, none)
+            model.set_submodule(path, NoHeads(sum(axis.blocks) * width))
     for attribute, what in attention.attributes.items():
         heads = max(layer.num_heads, 1)
         setattr(stock, attribute, heads if what == "heads" else heads * width)
@@ -121,30 +124,20 @@ def fit_heads(model: nn.Module, layer: AttentionLayer, shapes: Mapping[str, tupl
         for key in attention.config_counts:
             counted = getattr(stock.config, key)
             setattr(stock.config, key, counted // built_heads * max(layer.num_heads, 1))
-    if attention.position_bias:
-        take_own_bias(stock, layer.heads or (0,))
+    if attention.position_bias:  # it is given that of all heads, and uses that of its own ones
+        from transformers import AttentionInterface
+
+        AttentionInterface.register(SUBSET, _attend)
+        stock.stock_config = stock.config
+        stock.config = copy.copy(stock.config)
+        stock.config._attn_implementation_internal = SUBSET
+        stock.heads = layer.heads or (0,)
 
 
 def module_name(model: Any, name: str) -> str:
     """The name in `model` of what the stock layout calls `name`: a base model lacks the first part of the names."""
     prefix = f"{model.base_model_prefix}."
     return name if hasattr(model, model.base_model_prefix) else name.removeprefix(prefix)
-
-
-def take_own_bias(module: Any, heads: tuple[int, ...]) -> None:
-    """Let a stock module that is given the position bias of all heads use that of its own ones.
-
-    Args:
-        module: it hands `position_bias` `[1, original heads, T, S]` to an attention function chosen by its config.
-        heads: their original ids.
-    """
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(SUBSET, _attend)
-    module.stock_config = module.config
-    module.config = copy.copy(module.config)
-    module.config._attn_implementation_internal = SUBSET
-    module.heads = heads
 
 
 def _attend(
@@ -177,15 +170,6 @@ def resize(module: Any, attribute: str, shape: tuple[int, ...]) -> None:
         module.nx, module.nf = shape
 
 
-def _without_heads(
-    module: Any, whole: tuple[int, ...], axis: HeadPlaces, width: int, *, is_output: bool
-) -> nn.Module:
-    if not is_output:
-        return NoHeads(sum(axis.blocks) * width)
-    others = math.prod(size for index, size in enumerate(whole) if index != axis.axis)
-    return OnlyBias(others, module.bias)
-
-
 def output_projections(model: nn.Module, layers: Sequence[AttentionLayer]) -> dict[str, nn.Module]:
     """Attention's name -> the linear layer that mixes its heads; those without heads of their own are left out.
 
@@ -212,23 +196,12 @@ def masked_heads(
     projections = output_projections(model, layers)
     with ExitStack() as hooks:
         for name, mask in masks.items():
-            hooks.enter_context(_removed(projections[name].register_forward_pre_hook(_weigh(mask))))
+            hooks.callback(projections[name].register_forward_pre_hook(partial(_weigh, mask)).remove)
         yield
 
 
-@contextmanager
-def _removed(handle: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _weigh(mask: Tensor) -> Any:
-    def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        context, *rest = inputs
-        weights = mask.to(context.device, context.dtype)
-        by_head = context.reshape(*context.shape[:-1], len(weights), -1) * weights[:, None]
-        return (by_head.reshape(context.shape), *rest)
-
-    return hook
+def _weigh(mask: Tensor, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    context, *rest = inputs
+    weights = mask.to(context.device, context.dtype)
+    by_head = context.reshape(*context.shape[:-1], len(weights), -1) * weights[:, None]
+    return (by_head.reshape(context.shape), *rest)

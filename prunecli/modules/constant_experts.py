@@ -18,7 +18,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.sparse_layer import CONSTANT, SparseLayer
 from prunecli.modules.filling import chunk_for, read_into
 from prunecli.modules.stock_experts import expert_modules
-from prunecli.modules.uneven import borrow, with_count
+from prunecli.modules.uneven import borrow, subclass, with_count
 
 
 def class_of_constants(stock: Any, mixture: Mixture, layers: Sequence[SparseLayer]) -> Any:
@@ -47,14 +47,9 @@ def class_of_constants(stock: Any, mixture: Mixture, layers: Sequence[SparseLaye
         )
 
     ignored = [*(getattr(stock, "_keys_to_ignore_on_load_unexpected", None) or ()), rf"\.{CONSTANT}$"]
-    members = {
-        "__module__": stock.__module__,
-        "__doc__": stock.__doc__,
-        "__init__": make,
-        "save_pretrained": save_pretrained,
-        "_keys_to_ignore_on_load_unexpected": ignored,
-    }
-    return type(stock.__name__, (stock,), members)
+    return subclass(
+        stock, __init__=make, save_pretrained=save_pretrained, _keys_to_ignore_on_load_unexpected=ignored
+    )
 
 
 def fill_constants(model: Any, checkpoint: Checkpoint) -> None:
@@ -95,4 +90,4 @@ def _class_of_experts(stock: Any) -> Any:
         mixed: Tensor = shares @ self.constants.float()
         return own + mixed.to(own.dtype)
 
-    return type(stock.__name__, (stock,), {"__module__": stock.__module__, "forward": forward})
+    return subclass(stock, forward=forward)

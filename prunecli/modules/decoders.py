@@ -75,34 +75,26 @@ class Parts:
         scratch: of this thread.
     """
 
-    def __init__(
-        self, source: Checkpoint, weight: QuantisedWeight | None, expert: int, scratch: Scratch
-    ) -> None:
+    def __init__(self, source: Checkpoint, weight: QuantisedWeight, expert: int, scratch: Scratch) -> None:
         self.weight, self.expert, self._source, self.scratch = weight, expert, source, scratch
         self._held: dict[str, np.ndarray] = {}
 
-    @property
-    def known(self) -> QuantisedWeight:
-        """The weight."""
-        assert self.weight is not None
-        return self.weight
-
     def rows(self, first: int, last: int) -> np.ndarray:
         """`[last - first, stored columns]` of the values as they are stored, until the next call."""
-        info = self._source.info(self.known.parts["values"])
+        info = self._source.info(self.weight.parts["values"])
         row_bytes = info.nbytes // max(math.prod(info.shape[:-1]), 1)
-        start = (self.expert * matrix_rows(self.known) + first) * row_bytes
+        start = (self.expert * matrix_rows(self.weight) + first) * row_bytes
         found = self.scratch.array("stored", (last - first, row_bytes), np.uint8)
         self._source.read_range(info.name, start, start + found.nbytes, found.reshape(-1).data)
         return found.view(numpy_dtype(info.dtype))
 
     def whole(self, role: str) -> np.ndarray | None:
         """All of a part that is of this matrix; None: it has no such part."""
-        if role not in self.known.parts:
+        if role not in self.weight.parts:
             return None
         if role not in self._held:
-            info = self._source.info(self.known.parts[role])
-            stacked = len(self.known.shape or ()) == 3 and info.shape[:1] == (self.known.shape or ())[:1]
+            info = self._source.info(self.weight.parts[role])
+            stacked = len(self.weight.shape or ()) == 3 and info.shape[:1] == (self.weight.shape or ())[:1]
             shape = info.shape[1:] if stacked else info.shape
             nbytes = info.nbytes // info.shape[0] if stacked else info.nbytes
             start = self.expert * nbytes if stacked else 0
@@ -123,7 +115,7 @@ class Parts:
             else:
                 found = stored.astype(np.float32)
             if not np.isfinite(found).all():
-                raise self.fault(f"{self.known.parts['scale']} holds a scale that is no number")
+                raise self.fault(f"{self.weight.parts['scale']} holds a scale that is no number")
             self._held["as float32"] = found
         return self._held["as float32"]
 
@@ -143,7 +135,7 @@ Decoder = Callable[[Parts, int, int], np.ndarray]
 
 
 def _scaled(parts: Parts, first: int, last: int) -> np.ndarray:
-    stored, weight = parts.rows(first, last), parts.known
+    stored, weight = parts.rows(first, last), parts.weight
     values = stored.astype(np.float32) if stored.dtype == np.int8 else _float8(stored, parts.scratch)
     scale, (rows, columns) = parts.scale(), weight.block
     if weight.parts["scale"].endswith(".SCB"):
@@ -153,7 +145,7 @@ def _scaled(parts: Parts, first: int, last: int) -> np.ndarray:
 
 
 def _packed(parts: Parts, first: int, last: int) -> np.ndarray:
-    weight = parts.known
+    weight = parts.weight
     assert weight.shape is not None
     columns, half = weight.shape[-1], np.float32(1 << (weight.bits - 1))
     values = _unpacked(parts.rows(first, last), weight.bits)[:, :columns] - half
@@ -169,7 +161,7 @@ def _packed(parts: Parts, first: int, last: int) -> np.ndarray:
 
 def _gptq(parts: Parts, first: int, last: int) -> np.ndarray:
     """Words lie along the inputs: turned around, they are as those of other formats."""
-    weight = parts.known
+    weight = parts.weight
     words = np.ascontiguousarray(parts.needed("values")[:, first:last].T)
     values = _unpacked(words, weight.bits)
     zeros, most = parts.whole("qzeros"), (1 << weight.bits) - 1
@@ -183,11 +175,11 @@ def _gptq(parts: Parts, first: int, last: int) -> np.ndarray:
 
 def _awq(parts: Parts, first: int, last: int) -> np.ndarray:
     """Words lie along the outputs, their values in an order of their own."""
-    per_word = WORD // parts.known.bits
+    per_word = WORD // parts.weight.bits
     start, stop = first // per_word, -(-last // per_word)
 
     def columns(stored: np.ndarray) -> np.ndarray:
-        values = _unpacked(np.ascontiguousarray(stored[:, start:stop]), parts.known.bits)
+        values = _unpacked(np.ascontiguousarray(stored[:, start:stop]), parts.weight.bits)
         ordered = values.reshape(len(values), -1, per_word)[:, :, AWQ_ORDER].reshape(len(values), -1)
         found: np.ndarray = ordered[:, first - start * per_word : last - start * per_word].T
         return found
@@ -195,7 +187,7 @@ def _awq(parts: Parts, first: int, last: int) -> np.ndarray:
     values = np.ascontiguousarray(columns(parts.needed("values")))
     zeros = parts.whole("qzeros")
     if zeros is None:
-        values -= np.float32(1 << (parts.known.bits - 1))
+        values -= np.float32(1 << (parts.weight.bits - 1))
     else:
         values -= _spread(parts, columns(zeros), values.shape[1])
     return _times(parts, values, parts.scale()[:, first:last].T)
@@ -214,7 +206,7 @@ def _nvfp4(parts: Parts, first: int, last: int) -> np.ndarray:
 
 
 def _mxfp4(parts: Parts, first: int, last: int) -> np.ndarray:
-    weight = parts.known
+    weight = parts.weight
     assert weight.shape is not None
     size = weight.block[1]
     start, stop = first // size, -(-last // size)
@@ -252,9 +244,9 @@ def _times(parts: Parts, values: np.ndarray, scale: np.ndarray, *, may_vanish: b
     if not may_vanish and not scale.all():
         spread = _spread(parts, scale, values.shape[1])
         if values[spread == 0].any():
-            raise parts.fault(f"{parts.known.parts['scale']} holds a scale of 0 where values are not")
+            raise parts.fault(f"{parts.weight.parts['scale']} holds a scale of 0 where values are not")
     rows, columns = values.shape
-    size = parts.known.block[1]
+    size = parts.weight.block[1]
     if _groups_of(parts) is None and columns == size * scale.shape[1]:
         # torch goes through short blocks three times as fast as numpy.
         blocks = torch.from_numpy(values).view(rows, scale.shape[1], size)
@@ -268,7 +260,7 @@ def _spread(parts: Parts, by_group: np.ndarray, columns: int) -> np.ndarray:
     """`[rows, groups]` to `[rows, columns]`."""
     groups = _groups_of(parts)
     if groups is None:
-        groups = np.arange(columns) // parts.known.block[1]
+        groups = np.arange(columns) // parts.weight.block[1]
     return by_group[:, groups]
 
 
@@ -282,11 +274,11 @@ def _groups_of(parts: Parts) -> np.ndarray | None:
     if found is None or (found < 0).all():  # what is not set
         return None
     if found.dtype.kind not in "iu":
-        raise parts.fault(f"{parts.known.name}: the groups of its columns are no whole numbers")
+        raise parts.fault(f"{parts.weight.name}: the groups of its columns are no whole numbers")
     scale = parts.scale()
-    count = scale.shape[0] if parts.known.scheme == "gptq" else scale.shape[-1]
+    count = scale.shape[0] if parts.weight.scheme == "gptq" else scale.shape[-1]
     if found.min() < 0 or found.max() >= count:
-        raise parts.fault(f"{parts.known.name}: a column is of group {int(found.max())}, of {count}")
+        raise parts.fault(f"{parts.weight.name}: a column is of group {int(found.max())}, of {count}")
     return found
 
 

@@ -50,7 +50,7 @@ class DequantisedCheckpoint(Checkpoint):
     def __init__(self, stored: Checkpoint, dtype: str) -> None:
         self._source, self._weights = stored, stored.quantised
         self._dtype, self._values = DTYPES[dtype], values_of(stored.tensors, stored.quantised, dtype, {})
-        self._own = _OfThread(stored)
+        self._own = _OfThread()
         super().__init__(stored.path, {k: v for k, v in stored.config.items() if k not in KEYS}, ())
         self.files = stored.files
 
@@ -140,7 +140,7 @@ class DequantisedCheckpoint(Checkpoint):
         """`[rows, columns]` float32, from `row` on, all matrices of the weight one below another."""
         expert, first = divmod(row, matrix_rows(weight))
         parts = self._own.at_hand
-        if parts.weight is not weight or parts.expert != expert:
+        if parts is None or parts.weight is not weight or parts.expert != expert:
             parts = self._own.at_hand = Parts(self._source, weight, expert, self._own.scratch)
         return torch.from_numpy(DECODERS[weight.scheme](parts, first, first + rows))
 
@@ -148,6 +148,6 @@ class DequantisedCheckpoint(Checkpoint):
 class _OfThread(threading.local):
     """What each thread that reads has for itself: room, and the parts of the matrix that it is at."""
 
-    def __init__(self, source: Checkpoint) -> None:
+    def __init__(self) -> None:
         self.scratch = Scratch()
-        self.at_hand = Parts(source, None, 0, self.scratch)
+        self.at_hand: Parts | None = None

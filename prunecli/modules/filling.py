@@ -157,6 +157,23 @@ def read_into(
         staging.send(flat[start // source.itemsize : end // source.itemsize], source)
 
 
+def tensors_of(
+    checkpoint: Checkpoint, names: Iterable[str], dtype: torch.dtype | None = None
+) -> Iterator[Tensor]:
+    """The tensors of these names, one after another, in the type `dtype`; if None, each as it is stored.
+
+    Raises:
+        CheckpointError: as `read_into`.
+    """
+    names = list(names)
+    staging = chunk_for(checkpoint, names)
+    for name in names:
+        info = checkpoint.info(name)
+        tensor = torch.empty(info.shape, dtype=dtype or DTYPES.get(info.dtype))
+        read_into(tensor, checkpoint, name, staging)
+        yield tensor
+
+
 def fill(targets: Iterable[Destination], checkpoint: Checkpoint, device: torch.device) -> None:
     """Read the tensors of the checkpoint that belong there into new memory on `device`.
 

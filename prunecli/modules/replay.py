@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.attention import module_name
 
@@ -33,22 +32,16 @@ def unchanged_below(
         ]
         for stack in family.stacks
     }
-    encoder = _name_of(model, model.get_encoder()) if len(blocks) > 1 else None
-    return {layer.name: _below(layer, blocks, encoder, decoder) for layer in checkpoint.layout.attentions}
-
-
-def _below(
-    layer: AttentionLayer, blocks: Mapping[str, list[str]], encoder: str | None, decoder: bool
-) -> tuple[str, ...]:
-    if layer.kind == "encoder":
-        return tuple(blocks["encoder"][: layer.layer])
-    whole = () if encoder is None else (encoder,)
-    return (*whole, *blocks["decoder"][: layer.layer]) if decoder else whole
-
-
-def _name_of(model: nn.Module, part: nn.Module) -> str:
-    name: str = next(path for path, module in model.named_modules() if module is part)
-    return name
+    encoder = model.get_encoder() if len(blocks) > 1 else None
+    whole = [path for path, module in model.named_modules() if module is encoder]
+    return {
+        layer.name: (
+            tuple(blocks["encoder"][: layer.layer])
+            if layer.kind == "encoder"
+            else (*whole, *(blocks["decoder"][: layer.layer] if decoder else ()))
+        )
+        for layer in checkpoint.layout.attentions
+    }
 
 
 @contextmanager
@@ -57,7 +50,8 @@ def recording(model: nn.Module, names: Iterable[str]) -> Iterator[Outputs]:
     outputs: Outputs = {}
     with ExitStack() as hooks:
         for name in names:
-            hooks.callback(model.get_submodule(name).register_forward_hook(_keep(outputs, name)).remove)
+            keep = partial(_keep, outputs, name)
+            hooks.callback(model.get_submodule(name).register_forward_hook(keep).remove)
         yield outputs
 
 
@@ -66,24 +60,16 @@ def replaying(model: nn.Module, outputs: Mapping[str, Any]) -> Iterator[None]:
     """Within the block the named modules return these outputs, whatever they are given."""
     with ExitStack() as undone:
         for name, output in outputs.items():
-            module = model.get_submodule(name)
-            module.forward = _give(output)  # hides the class's own until it is deleted
-            undone.callback(delattr, module, "forward")
+            undone.enter_context(replaced(model.get_submodule(name), partial(_give, output)))
         yield
 
 
-def _keep(outputs: Outputs, name: str) -> Any:
-    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        outputs[name] = _copy(output)
-
-    return hook
+def _keep(outputs: Outputs, name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+    outputs[name] = _copy(output)
 
 
-def _give(output: Any) -> Any:
-    def forward(*_arguments: Any, **_options: Any) -> Any:
-        return _copy(output)
-
-    return forward
+def _give(output: Any, _forward: Any, *_arguments: Any, **_options: Any) -> Any:
+    return _copy(output)
 
 
 def _copy(output: Any) -> Any:

@@ -97,22 +97,10 @@ def disk_speed(files: Sequence[Path], most_bytes: int, most_seconds: float) -> R
     return Reading(done, seconds, fresh)
 
 
-def matrix_speed(
-    rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: torch.device, seconds: float
-) -> Multiplying:
-    """Products of `[rows, inputs]` and `[inputs, outputs]`, one after another for so long; at least one."""
-    left = torch.randn(rows, inputs, device=device).to(dtype)
-    right = torch.randn(inputs, outputs, device=device).to(dtype)
-    with torch.inference_mode():
-        torch.mm(left, right)
-        _finish(device)
-        return _repeat(left, right, seconds)
-
-
 def model_speed(
     model_dim: int, ffn_dim: int, dtype: torch.dtype, device: torch.device, seconds: float
 ) -> Multiplying:
-    """`matrix_speed` of an FFN's first matrix and as many rows as a machine of this speed can do in the time."""
+    """Multiply an FFN's first matrix by as many rows as this machine can do in the time, again and again."""
     inputs = max(1, model_dim)
     outputs = max(1, min(ffn_dim, MOST_WEIGHTS // inputs))
     right = torch.randn(inputs, outputs, device=device).to(dtype)

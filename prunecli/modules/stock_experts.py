@@ -80,14 +80,10 @@ class ExpertWeights:
         """Those that a module of experts holds."""
         return cls(*(getattr(module, name) for name in part_names(module)))
 
-    def __getitem__(self, expert: int) -> ExpertWeights:
+    def __getitem__(self, expert: int | None) -> ExpertWeights:
+        """Of one of all experts; None: of one expert, with the first axis."""
         biases = (None if bias is None else bias[expert] for bias in (self.up_bias, self.down_bias))
         return ExpertWeights(self.up[expert], self.down[expert], *biases)
-
-    def alone(self) -> ExpertWeights:
-        """Those of all experts, where there is one."""
-        biases = (None if bias is None else bias.unsqueeze(0) for bias in (self.up_bias, self.down_bias))
-        return ExpertWeights(self.up.unsqueeze(0), self.down.unsqueeze(0), *biases)
 
 
 def part_names(module: Any) -> tuple[str, ...]:
@@ -191,7 +187,7 @@ def run_expert(module: Any, rows: Tensor, weights: ExpertWeights) -> Tensor:
     """
     count = rows.shape[0]
     if rows.is_cuda:
-        alone = weights.alone()
+        alone = weights[None]
         if has_grouped_kernel(rows, alone.up) and has_grouped_kernel(rows, alone.down):
             return _grouped(module, rows, alone, Groups.alone(rows).counts)
     hidden = _activated(module, _linear(rows, weights.up, weights.up_bias, module.is_transposed)[:count])

@@ -15,7 +15,7 @@ from torch import Tensor
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.sparse_layer import SparseLayer
-from prunecli.modules.filling import DTYPES, chunk_for, read_into
+from prunecli.modules.filling import tensors_of
 
 REMEDY = "Leave --memory out on a machine that holds the model."
 
@@ -141,15 +141,8 @@ def stored_tensors(state: Mapping[str, Tensor], model: Any, source: Checkpoint) 
     """
     held = _as_stored(model, state)
     absent = [name for name in source.tensors if name not in held]
-    staging, tensors = chunk_for(source, absent), {}
-    for name in source.tensors:
-        if name in held:
-            tensors[name] = held[name]
-            continue
-        info = source.info(name)
-        tensors[name] = torch.empty(info.shape, dtype=DTYPES[info.dtype])
-        read_into(tensors[name], source, name, staging)
-    return tensors
+    held |= zip(absent, tensors_of(source, absent), strict=True)
+    return {name: held[name] for name in source.tensors}
 
 
 def _as_stored(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -31,8 +31,14 @@ def class_of_counts(stock: Any, mixture: Mixture, counts_of: Callable[[Any], Map
             for path in (path for path, count in counts.items() if count == number):
                 borrow(self, donor, path, config, other)
 
-    members = {"__module__": stock.__module__, "__doc__": stock.__doc__, "__init__": make}
-    return type(stock.__name__, (stock,), members)
+    return subclass(stock, __init__=make)
+
+
+def subclass(stock: Any, **members: Any) -> Any:
+    """A subclass of a class of transformers with other members, under the same name."""
+    return type(
+        stock.__name__, (stock,), {"__module__": stock.__module__, "__doc__": stock.__doc__, **members}
+    )
 
 
 def with_count(config: Any, mixture: Mixture, count: int) -> Any:

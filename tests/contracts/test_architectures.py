@@ -20,7 +20,7 @@ from prunecli.architectures.records import Attention, Stack, TensorSpec
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.declared import Sizes
-from prunecli.model.ffn import ffn_norms, within
+from prunecli.model.ffn import own_norms, within
 from prunecli.model.layout import resolve
 from prunecli.model.structure import Structure
 from tests.families import (
@@ -191,7 +191,7 @@ class TestDeclaredTensors:
             for norm in stack.ffn.norms:
                 weight = model.get_submodule(f"{layer}.{norm}").weight
                 assert weight is None if case == "opt-bare" else weight.shape == (width,)
-            assert ffn_norms(stack)
+            assert own_norms(stack, stack.ffn)
 
 
 @pytest.mark.parametrize("case", CASES)

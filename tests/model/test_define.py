@@ -71,7 +71,6 @@ def test_the_translation_unit_of_the_paper() -> None:
     assert [layer.weights for layer in shape.layers] == [13_696, 201_272, 872_448]
     # The weights, the biases of the layers, 1024 x 512 + 512.
     assert shape.unit_parameters == 1_087_416 + (428 + 724 + 1024) + 524_288 + 512
-    assert shape.map_parameters == 37_000 * 128
     assert shape.table_parameters == 37_000 * 512
     assert shape.output_parameters == 128 * 512
 

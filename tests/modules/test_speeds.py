@@ -10,7 +10,7 @@ import torch
 
 from prunecli.errors import CheckpointError
 from prunecli.modules import speeds
-from prunecli.modules.speeds import Multiplying, Reading, disk_speed, forget, matrix_speed, model_speed
+from prunecli.modules.speeds import Multiplying, Reading, disk_speed, forget, model_speed
 
 LONG = 1e9
 
@@ -69,8 +69,8 @@ def test_a_file_that_is_gone_is_named(files: list[Path], tmp_path: Path) -> None
 
 
 def test_operations_are_two_a_multiply_add() -> None:
-    found = matrix_speed(3, 5, 7, torch.float32, torch.device("cpu"), 0.0)
-    assert found.operations == 2 * 3 * 5 * 7
+    found = model_speed(5, 7, torch.float32, torch.device("cpu"), 0.0)
+    assert found.operations == 2 * speeds.MIN_ROWS * 5 * 7
     assert Multiplying(100, 4.0, 8.0).speed == 25
 
 
