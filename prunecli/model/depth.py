@@ -81,27 +81,22 @@ def renaming_since(family: Architecture, structure: Structure, fingerprint: str 
     ]
     first = next((index for index, of_step in enumerate(known) if fingerprint in of_step), len(known))
     later = structure.history[first:] if fingerprint is not None else ()
-    renames = [
-        renaming(family, _others(step["arguments"]["removed"], structure))
-        for step in later
-        if step.get("command") == PRUNE_LAYERS and "removed" in step.get("arguments", {})
-    ]
+    renames = []
+    for step in later:
+        if step.get("command") == PRUNE_LAYERS and "removed" in step.get("arguments", {}):
+            kept: Kept = {  # with numbers of some that never were
+                side: [n for n in range(structure.original_layers.get(side, 0)) if n not in numbers]
+                for side, numbers in step["arguments"]["removed"].items()
+            }
+            renames.append(renaming(family, kept))
 
     def rename(name: str) -> str | None:
         found: str | None = name
-        for step in renames:
-            found = None if found is None else step(found)
+        for one in renames:
+            found = None if found is None else one(found)
         return found
 
     return rename if renames else None
-
-
-def _others(removed: Kept, structure: Structure) -> Kept:
-    """The layers that stay, and numbers of some that never were."""
-    return {
-        side: [number for number in range(structure.original_layers.get(side, 0)) if number not in numbers]
-        for side, numbers in removed.items()
-    }
 
 
 def heirs(parts: Sequence[FfnLayer] | Sequence[AttentionLayer], rename: Rename) -> dict[str, str]:
@@ -176,9 +171,10 @@ def config_of_layers(sizes: Sizes, before: Structure, after: Structure) -> Mappi
     Every list with an entry a layer keeps those of its layers; a rule by which windows, or rotary positions, follow
     from a layer's number becomes such a list, as does one by which FFNs are dense.
     """
-    kept = {
-        stack.side: _positions(stack.side, sizes.depth(stack), before, after) for stack in sizes.family.stacks
-    }
+    kept = {}
+    for stack in sizes.family.stacks:  # where the layers of `after` lie among those of `before`
+        held = before.layers.get(stack.side, tuple(range(sizes.depth(stack))))
+        kept[stack.side] = [held.index(number) for number in after.layers.get(stack.side, held)]
     if all(len(kept[stack.side]) == sizes.depth(stack) for stack in sizes.family.stacks):
         return sizes.config
     config = dict(sizes.config)
@@ -205,9 +201,3 @@ def config_of_layers(sizes: Sizes, before: Structure, after: Structure) -> Mappi
         start = sizes.count(family.window_start)
         config[family.window_start] = sum(number < start for number in numbers)
     return config
-
-
-def _positions(side: Side, depth: int, before: Structure, after: Structure) -> list[int]:
-    """Where the layers of `after` lie among those of `before`."""
-    held = before.layers.get(side, tuple(range(depth)))
-    return [held.index(number) for number in after.layers.get(side, held)]

@@ -14,7 +14,6 @@ from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.embedding import TokenTables
 from prunecli.model.ffn import FfnLayer
-from prunecli.model.layout import ModelLayout
 from prunecli.model.names import Surmise, surmise
 from prunecli.model.quantisation import method_of, settings_of
 from prunecli.model.quantised import QuantisedWeight, owners_of
@@ -135,7 +134,16 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
     return Inventory(
         parts={part: by_part[part] for part in PARTS if part in by_part},
         dtypes=dict(sorted(by_dtype.items(), key=lambda item: (-item[1].bytes, item[0]))),
-        stacks=() if layout is None else _stacks(layout),
+        stacks=()
+        if layout is None
+        else tuple(
+            StackLayers(
+                stack.side,
+                layout.structure.layers.get(stack.side, tuple(range(layout.sizes.depth(stack)))),
+                layout.structure.original_layers.get(stack.side, layout.sizes.depth(stack)),
+            )
+            for stack in layout.family.stacks
+        ),
         layers=mixtures,
         attentions=() if layout is None else layout.attentions,
         ffns=() if layout is None else layout.ffns,
@@ -199,15 +207,3 @@ def _listed(value: Any) -> Iterator[str]:
             yield from _listed(item)
     elif isinstance(value, list):
         yield from (item for item in value if isinstance(item, str) and MODULES.fullmatch(item))
-
-
-def _stacks(layout: ModelLayout) -> tuple[StackLayers, ...]:
-    structure, depths = layout.structure, {s.side: layout.sizes.depth(s) for s in layout.family.stacks}
-    return tuple(
-        StackLayers(
-            side,
-            structure.layers.get(side, tuple(range(depth))),
-            structure.original_layers.get(side, depth),
-        )
-        for side, depth in depths.items()
-    )

@@ -59,7 +59,14 @@ def find_mixtures(
             )
     found.sort(key=lambda layer: (layer.is_predicting, layer.side == "decoder", layer.layer))
     if not sizes.family.stacks or sizes.family.must_be_stock:
-        _check_count(path, sizes, structure, found)
+        for key, count in stated_counts(sizes, mixture).items():
+            for layer in found:
+                if layer.num_experts != count and layer.name not in structure.experts:
+                    raise CheckpointError(
+                        f"{path}: {layer.name} holds {layer.num_experts} experts, config.json says {count} "
+                        f'("{key}")',
+                        REMEDY,
+                    )
     return tuple(found)
 
 
@@ -163,6 +170,9 @@ def _sparse_layer(
     count = len(experts) if experts else next(iter(rest[stacked[0]].shape), 0)
     constants = tuple(sorted(number for number, own in experts.items() if {*own} == {CONSTANT}))
     suffixes = _suffixes(path, name, experts, constants)
+    declared = [spec.name for stack in sizes.family.stacks for spec in stack.ffn.expert_tensors]
+    if set(suffixes) <= set(declared):
+        suffixes = tuple(sorted(suffixes, key=declared.index))
     cut = {
         **dict.fromkeys(routers, 0),
         **{suffix: axis for suffix, axis in mixture.vectors.items() if suffix in rest},
@@ -202,7 +212,7 @@ def _sparse_layer(
         layer=number,
         num_experts=count,
         expert_prefix=f"{name}.{mixture.expert}" if experts else "",
-        expert_tensors=_in_order(sizes, suffixes),
+        expert_tensors=suffixes,
         router_tensors=tuple(f"{name}.{suffix}" for suffix in routers),
         experts=ids,
         original_experts=original,
@@ -210,7 +220,11 @@ def _sparse_layer(
         cut={f"{name}.{suffix}": axis for suffix, axis in cut.items()},
         stacked_tensors=tuple(f"{name}.{suffix}" for suffix in stacked),
         groups=_groups(sizes, mixture, count),
-        is_predicting=_is_predicting(sizes, mixture, name, number),
+        is_predicting=not sizes.family.stacks
+        and (
+            (bool(mixture.predicting) and name.startswith(mixture.predicting))
+            or (sizes.states(mixture.depth) and number >= sizes.even(mixture.depth))
+        ),
         constants=constants,
     )
 
@@ -220,20 +234,6 @@ def _is_of_a_width(sizes: Sizes, suffix: str, count: int) -> bool:
     held = (sizes.config, *(value for value in sizes.config.values() if isinstance(value, Mapping)))
     widths = {value for values in held for key, value in values.items() if key.endswith(_WIDTH_KEYS)}
     return count in widths and bool(_OF_A_WIDTH.search(suffix)) and not _ROUTING.search(suffix)
-
-
-def _in_order(sizes: Sizes, suffixes: tuple[str, ...]) -> tuple[str, ...]:
-    """An expert's tensors as its family declares them, where it does."""
-    declared = [spec.name for stack in sizes.family.stacks for spec in stack.ffn.expert_tensors]
-    return tuple(sorted(suffixes, key=declared.index)) if set(suffixes) <= set(declared) else suffixes
-
-
-def _is_predicting(sizes: Sizes, mixture: Mixture, name: str, number: int) -> bool:
-    if sizes.family.stacks:
-        return False
-    if mixture.predicting and name.startswith(mixture.predicting):
-        return True
-    return sizes.states(mixture.depth) and number >= sizes.even(mixture.depth)
 
 
 def experts_of(
@@ -294,16 +294,3 @@ def _groups(sizes: Sizes, mixture: Mixture, count: int) -> Groups:
             f"config.json: {declared.chosen} is {chosen}, there are {groups} groups of experts"
         )
     return Groups(groups, chosen, declared.least) if groups > 1 else Groups()
-
-
-def _check_count(path: Path, sizes: Sizes, structure: Structure, layers: list[SparseLayer]) -> None:
-    """Refuse layers of another number of experts than config.json states."""
-    assert sizes.family.mixture is not None
-    for key, count in stated_counts(sizes, sizes.family.mixture).items():
-        for layer in layers:
-            if layer.num_experts != count and layer.name not in structure.experts:
-                raise CheckpointError(
-                    f"{path}: {layer.name} holds {layer.num_experts} experts, config.json says {count} "
-                    f'("{key}")',
-                    REMEDY,
-                )

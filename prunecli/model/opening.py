@@ -105,8 +105,17 @@ def result_config(
     family = result.family
     config = {key: value for key, value in result.config.items() if key not in (KEY, "auto_map", WEIGHTS_KEY)}
     config["model_type"] = family.model_type
-    keeps_code = not family.stacks and support.is_stock
-    auto_map = _foreign(source.config.get("auto_map"), keeps_code=keeps_code)
+    # Of the source's own code the tokenizer's travels along, and the model's where that opens the result.
+    keeps_code, foreign = not family.stacks and support.is_stock, source.config.get("auto_map")
+    auto_map: dict[str, Any] = {
+        str(key): value
+        for key, value in (foreign.items() if isinstance(foreign, Mapping) else ())
+        if not (
+            str(value).startswith(f"{SHIM}.")
+            if keeps_code
+            else str(key).startswith(("AutoModel", "AutoConfig"))
+        )
+    }
     classes = tuple(classes or class_names(source.config))
     output = structure.embedding.output
     if output is not None and output.map_dim is None and family.embedding and family.embedding.apart:
@@ -183,22 +192,3 @@ def lacking(source: Checkpoint) -> dict[str, str]:
 def readable(layout: ModelLayout, names: Collection[str]) -> frozenset[str]:
     """`names`, and those of what is tied to them or made in their place by the structure of `layout`."""
     return frozenset((*names, *layout.ties, *(() if layout.tables is None else layout.tables.tensors)))
-
-
-def _foreign(auto_map: Any, *, keeps_code: bool) -> dict[str, Any]:
-    """What an `auto_map` says of anything but the model and its config: the tokenizer's own code travels along.
-
-    Args:
-        keeps_code: whether the source's own code of the model does too, since it opens the result.
-    """
-    if not isinstance(auto_map, Mapping):
-        return {}
-    return {
-        str(key): value
-        for key, value in auto_map.items()
-        if not (
-            str(value).startswith(f"{SHIM}.")
-            if keeps_code
-            else str(key).startswith(("AutoModel", "AutoConfig"))
-        )
-    }

@@ -164,15 +164,11 @@ def values_of(
             if not (weights and OF_ATTENTION.search(name)):
                 seen[name] = info
         elif weight.name not in seen:
-            seen[weight.name] = TensorInfo(weight.name, dtype, _shape(weight, tensors, shapes))
+            # Where nothing tells the shape, all values in one row: two a byte.
+            in_a_row = (2 * tensors[weight.parts["values"]].nbytes,)
+            shape = weight.shape or shapes.get(weight.name) or in_a_row
+            seen[weight.name] = TensorInfo(weight.name, dtype, shape)
     return seen
-
-
-def _shape(
-    weight: QuantisedWeight, tensors: Mapping[str, TensorInfo], shapes: Mapping[str, tuple[int, ...]]
-) -> tuple[int, ...]:
-    """Where nothing tells it, all values in one row: two a byte."""
-    return weight.shape or shapes.get(weight.name) or (2 * tensors[weight.parts["values"]].nbytes,)
 
 
 def _grouped(

@@ -158,7 +158,11 @@ class Structure:
                     str(name): read_change(AttentionChange, change)
                     for name, change in value.get("attention", {}).items()
                 },
-                ffn=_changes(value.get("ffn", {})),
+                ffn={
+                    str(name): change
+                    for name, stated in value.get("ffn", {}).items()
+                    if (change := read_change(FfnChange, stated)) != FfnChange()
+                },
                 embedding=EmbeddingChange.from_json(value.get("embedding", {})),
                 layers=_ids(value, "layers"),
                 original_layers=_counts(value, "original_layers"),
@@ -192,11 +196,6 @@ def _step(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _ids(value: Mapping[str, Any], key: str) -> dict[str, tuple[int, ...]]:
     return {str(name): tuple(int(number) for number in ids) for name, ids in value.get(key, {}).items()}
-
-
-def _changes(value: Mapping[str, Any]) -> dict[str, FfnChange]:
-    changes = {str(name): read_change(FfnChange, change) for name, change in value.items()}
-    return {name: change for name, change in changes.items() if change != FfnChange()}
 
 
 def _counts(value: Mapping[str, Any], key: str) -> dict[str, int]:

@@ -25,7 +25,7 @@ from prunecli.modules.filling import Destination, chunk_for, destinations, exper
 from prunecli.modules.hops import Spread, connect, places
 from prunecli.modules.int8 import linears_to_int8
 from prunecli.modules.int8_reading import fill_int8, read_int8_experts
-from prunecli.modules.saving import saving_as_stored
+from prunecli.modules.saving import saving_as_stored, tie_parameter
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
 
 
@@ -55,9 +55,17 @@ def build_model(
     where = {} if spread is None else places(model, checkpoint, spread)
     if in_int8:
         read_int8_experts(model, checkpoint)
-    else:
-        _read_experts(model, checkpoint, device, where)
     experts = expert_names(checkpoint.mixtures)
+    staging = chunk_for(checkpoint, experts)
+    for mixture in (
+        () if in_int8 else checkpoint.mixtures
+    ):  # every expert into its part of the stacked parameters
+        module = model.get_submodule(module_name(model, mixture.name))
+        for part, suffix in EXPERT_PARTS.items():
+            stacked = torch.empty_like(getattr(module, part), device=where.get(id(module), device))
+            setattr(module, part, nn.Parameter(stacked))
+            for expert in range(mixture.num_experts):
+                read_into(stacked[expert], checkpoint, mixture.expert_tensor(expert, suffix), staging)
     others = [name for name in checkpoint.tensors if name not in experts]
     targets = list(destinations(model, checkpoint, others, computed))
     left = fill_int8(targets, checkpoint) if in_int8 else targets
@@ -285,20 +293,6 @@ def on_each(
     return found
 
 
-def _read_experts(
-    model: Any, checkpoint: Checkpoint, device: torch.device, where: Mapping[int, torch.device]
-) -> None:
-    """Every expert into its part of the stacked parameters, which are made on `device`, or `where` the module is."""
-    staging = chunk_for(checkpoint, expert_names(checkpoint.mixtures))
-    for mixture in checkpoint.mixtures:
-        module = model.get_submodule(module_name(model, mixture.name))
-        for part, suffix in EXPERT_PARTS.items():
-            stacked = torch.empty_like(getattr(module, part), device=where.get(id(module), device))
-            setattr(module, part, nn.Parameter(stacked))
-            for expert in range(mixture.num_experts):
-                read_into(stacked[expert], checkpoint, mixture.expert_tensor(expert, suffix), staging)
-
-
 def _tie(model: Any, checkpoint: Checkpoint) -> None:
     """Give every alias that the checkpoint leaves out the parameter that it stands for."""
     # T5 would tie what is apart, as every family would where the output layer no longer has the input's table.
@@ -306,10 +300,10 @@ def _tie(model: Any, checkpoint: Checkpoint) -> None:
         alias in checkpoint.tensors for alias in checkpoint.layout.family.tied
     ):
         model.tie_weights()  # the aliases of task heads too
-    for alias, name in checkpoint.layout.ties.items():
-        owner, _, attribute = module_name(model, alias).rpartition(".")
-        if alias not in checkpoint.tensors and has_module(model, owner):
-            setattr(model.get_submodule(owner), attribute, model.get_parameter(module_name(model, name)))
+    for own, name in checkpoint.layout.ties.items():
+        alias = module_name(model, own)
+        if own not in checkpoint.tensors and has_module(model, alias.rpartition(".")[0]):
+            tie_parameter(model, alias, module_name(model, name))
 
 
 def _fill_buffers(model: Any, family: Architecture, device: torch.device) -> None:

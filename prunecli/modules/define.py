@@ -209,7 +209,17 @@ def fit_embeddings(model: Any, tables: TokenTables, dtype: torch.dtype) -> None:
     once. It takes over the factor of the module that it replaces. The output layer becomes logits (h P) U^T.
     """
     if tables.unit is not None:
-        _replace_input(model, tables, dtype)
+        names = [module_name(model, alias) for alias in (tables.input, *tables.aliases)]
+        places = [place for place in names if has_module(model, place)]
+        unit = DefineEmbedding(
+            tables.unit,
+            padding_idx=padding_id(model.config, tables),
+            scale=_scale(model.get_submodule(places[0]), dtype),
+            device="meta",
+            dtype=dtype,
+        )
+        for place in places:
+            model.set_submodule(place, unit)
     output = tables.change.output
     name = module_name(model, tables.output)
     if output is not None and output.map_dim is not None and has_module(model, name):
@@ -217,25 +227,6 @@ def fit_embeddings(model: Any, tables: TokenTables, dtype: torch.dtype) -> None:
         shape = UnitShape(tables.vocabulary, output.map_dim, tables.model_dim, kind="projective")
         made = DefineOutput(shape, bias=stock.bias is not None, device="meta", dtype=dtype)
         model.set_submodule(name, made)
-
-
-def _replace_input(model: Any, tables: TokenTables, dtype: torch.dtype) -> None:
-    assert tables.unit is not None
-    unit: DefineEmbedding | None = None
-    for name in (tables.input, *tables.aliases):
-        place = module_name(model, name)
-        if not has_module(model, place):
-            continue
-        if unit is None:
-            stock = model.get_submodule(place)
-            unit = DefineEmbedding(
-                tables.unit,
-                padding_idx=padding_id(model.config, tables),
-                scale=_scale(stock, dtype),
-                device="meta",
-                dtype=dtype,
-            )
-        model.set_submodule(place, unit)
 
 
 def _scale(stock: Any, dtype: torch.dtype) -> float:

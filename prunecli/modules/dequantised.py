@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from functools import cached_property
 
 import torch
-from torch import Tensor
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.quantisation import KEYS
-from prunecli.model.quantised import QuantisedWeight, values_of
+from prunecli.model.quantised import values_of
 from prunecli.modules.decoders import DECODERS, Parts, Scratch, matrix_rows
 from prunecli.modules.filling import DTYPES
 from prunecli.tensors.dtypes import parse_dtype
@@ -130,19 +129,16 @@ class DequantisedCheckpoint(Checkpoint):
         while done < len(target):
             rows = min(most, math.ceil((last - row * columns) / columns))
             rows = min(rows, matrix_rows(weight) - row % matrix_rows(weight))  # of one expert
-            values = self._decoded(weight, row, rows).view(-1)[max(first - row * columns, 0) :]
+            expert, start = divmod(row, matrix_rows(weight))  # all matrices lie one below another
+            parts = self._own.at_hand
+            if parts is None or parts.weight is not weight or parts.expert != expert:
+                parts = self._own.at_hand = Parts(self._source, weight, expert, self._own.scratch)
+            decoded = torch.from_numpy(DECODERS[weight.scheme](parts, start, start + rows))
+            values = decoded.view(-1)[max(first - row * columns, 0) :]
             count = min(len(values), len(target) - done)
             target[done : done + count].copy_(values[:count])
             row, done = row + rows, done + count
         return view
-
-    def _decoded(self, weight: QuantisedWeight, row: int, rows: int) -> Tensor:
-        """`[rows, columns]` float32, from `row` on, all matrices of the weight one below another."""
-        expert, first = divmod(row, matrix_rows(weight))
-        parts = self._own.at_hand
-        if parts is None or parts.weight is not weight or parts.expert != expert:
-            parts = self._own.at_hand = Parts(self._source, weight, expert, self._own.scratch)
-        return torch.from_numpy(DECODERS[weight.scheme](parts, first, first + rows))
 
 
 class _OfThread(threading.local):

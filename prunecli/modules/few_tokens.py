@@ -48,16 +48,13 @@ def are_few(tokens: Tensor, top_k: int, weight: Tensor) -> bool:
     if not tokens.is_cuda or tokens.dtype != weight.dtype or has_grouped_kernel(tokens, weight):
         return False  # first of all: on a CPU a weight in int8 is no tensor
     rows = len(tokens) * top_k
-    return _are_few_rows(rows, weight) or _take_every(len(tokens), rows, len(weight))
+    takes_every = len(tokens) <= MOST_TOKENS and rows >= ROWS_PER_EXPERT * len(weight)
+    return takes_every or _are_few_rows(rows, weight)
 
 
 def _are_few_rows(rows: int, weight: Tensor) -> bool:
     moved = 3 * rows * 2 * weight[0].numel() * weight.element_size()
     return rows <= MOST_ROWS and (weight.dtype in INDEXED or moved <= MOST_MOVED)
-
-
-def _take_every(tokens: int, rows: int, num_experts: int) -> bool:
-    return tokens <= MOST_TOKENS and rows >= ROWS_PER_EXPERT * num_experts
 
 
 def run_few(

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.layout import ModelLayout
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.attention import module_name
 from prunecli.modules.define import has_module
@@ -82,6 +81,8 @@ def destinations(
     Raises:
         CheckpointError: the model has no place for one, or one of another shape.
     """
+    # What the stock class keeps in float32 because float16 overflows (T5).
+    wide = set(getattr(model, "_keep_in_fp32_modules", None) or ()) if dtype == torch.float16 else set()
     for name in names:
         owner, _, attribute = module_name(model, name).rpartition(".")
         owner = owner.removesuffix(STOCK_ROUTER) + ".router" if owner.endswith(STOCK_ROUTER) else owner
@@ -89,7 +90,13 @@ def destinations(
             module = model.get_submodule(owner)
             tensor = getattr(module, attribute)
         except AttributeError:
-            if checkpoint.layout.is_extra(name) or _lacks_output(model, checkpoint.layout, name):
+            embedding = checkpoint.layout.family.embedding
+            lacks_output = (
+                embedding is not None
+                and name.startswith(f"{embedding.output}.")
+                and not has_module(model, module_name(model, embedding.output))
+            )
+            if lacks_output or checkpoint.layout.is_extra(name):
                 continue  # another class of the family has it
             raise CheckpointError(
                 f"{checkpoint.path}: the model has no place for the tensor {name}"
@@ -97,7 +104,7 @@ def destinations(
         require_shape(tensor, checkpoint, name)
         kind = tensor.dtype
         if kind.is_floating_point and not isinstance(module, Router):
-            kind = _dtype_of(model, owner, dtype)
+            kind = torch.float32 if wide & set(owner.split(".")) else dtype
         yield Destination(name, module, attribute, kind)
 
 
@@ -199,17 +206,3 @@ def require_shape(tensor: Tensor, checkpoint: Checkpoint, name: str) -> None:
         raise CheckpointError(
             f"{checkpoint.path}: {name} has the shape {list(stored)}, the model wants {list(tensor.shape)}"
         )
-
-
-def _lacks_output(model: Any, layout: ModelLayout, name: str) -> bool:
-    """Whether the tensor is of the output layer, and the model of a class without one."""
-    embedding = layout.family.embedding
-    if embedding is None or not name.startswith(f"{embedding.output}."):
-        return False
-    return not has_module(model, module_name(model, embedding.output))
-
-
-def _dtype_of(model: Any, module: str, dtype: torch.dtype) -> torch.dtype:
-    """float32 where the stock class keeps it because float16 overflows (T5), else `dtype`."""
-    kept = set(getattr(model, "_keep_in_fp32_modules", None) or ()) if dtype == torch.float16 else set()
-    return torch.float32 if kept & set(module.split(".")) else dtype

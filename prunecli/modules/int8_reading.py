@@ -6,26 +6,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.modules.filling import Destination, chunk_for, expert_names, read_into
+from prunecli.modules.filling import Destination, tensors_of
 from prunecli.modules.int8 import Int8Matrix, experts_to_int8, linear_to_int8, quantise, takes_int8
 from prunecli.modules.sparse_ffn import EXPERT_PARTS
 
 
 def read_int8_experts(model: Any, checkpoint: Checkpoint) -> None:
     """Every expert of the sparse FFNs, which become `Int8SparseFFN`s; biases in float32."""
-    read = _Reading(checkpoint, expert_names(checkpoint.mixtures))
     for mixture in checkpoint.mixtures:
         module = model.get_submodule(mixture.name)
         matrices: dict[str, list[Int8Matrix]] = {}
         for part, suffix in EXPERT_PARTS.items():
             names = [mixture.expert_tensor(expert, suffix) for expert in range(mixture.num_experts)]
+            tensors = tensors_of(checkpoint, names, torch.float32)
             if part.endswith("weight"):
-                matrices[part] = [quantise(read(name)) for name in names]
+                matrices[part] = [quantise(tensor) for tensor in tensors]
             else:
-                biases = torch.stack([read(name) for name in names])
+                biases = torch.stack([*tensors])
                 setattr(module, part, nn.Parameter(biases, requires_grad=False))
         experts_to_int8(module, *matrices.values())
 
@@ -36,19 +36,7 @@ def fill_int8(targets: Sequence[Destination], checkpoint: Checkpoint) -> list[De
     left: list[Destination] = []
     for target in targets:
         (taken if target.attribute == "weight" and takes_int8(target.module) else left).append(target)
-    read = _Reading(checkpoint, {target.name for target in taken})
-    for target in taken:
-        linear_to_int8(target.module, read(target.name))
+    weights = tensors_of(checkpoint, (target.name for target in taken), torch.float32)
+    for target, weight in zip(taken, weights, strict=True):
+        linear_to_int8(target.module, weight)
     return left
-
-
-class _Reading:
-    """Tensors of the checkpoint in float32."""
-
-    def __init__(self, checkpoint: Checkpoint, names: set[str]) -> None:
-        self._checkpoint, self._staging = checkpoint, chunk_for(checkpoint, names)
-
-    def __call__(self, name: str) -> Tensor:
-        made = torch.empty(self._checkpoint.info(name).shape)
-        read_into(made, self._checkpoint, name, self._staging)
-        return made

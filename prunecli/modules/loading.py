@@ -75,7 +75,14 @@ def load_model(
             devices.others and not need_of(stored, devices.alone, kind, room).fits()
         ):  # others are let alone, else
             spread = need_of(stored, devices, kind, room).spread()
-        model = _opened(stored, devices.first, kind, model_class, spread)
+        if stored.runs_stock:
+            model = _stock(stored, devices.first, kind, model_class, spread)
+        else:
+            checkpoint = as_run(stored, torch.float32 if kind == torch.int8 else kind)
+            if (mixture := checkpoint.layout.family.mixture) is not None:
+                stated_counts(checkpoint.layout.sizes, mixture)
+            model = build_model(checkpoint, devices.first, kind, model_class, spread)
+            model.generation_config = _generation_config(checkpoint, model)
         if devices.first.type == "cpu":
             keep_freed_blocks(stored.total_bytes)
         return model
@@ -114,19 +121,6 @@ def no_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def _opened(
-    stored: Checkpoint, device: torch.device, kind: torch.dtype, name: str | None, spread: Spread | None
-) -> Any:
-    if stored.runs_stock:
-        return _stock(stored, device, kind, name, spread)
-    checkpoint = as_run(stored, torch.float32 if kind == torch.int8 else kind)
-    if (mixture := checkpoint.layout.family.mixture) is not None:
-        stated_counts(checkpoint.layout.sizes, mixture)
-    model = build_model(checkpoint, device, kind, name, spread)
-    model.generation_config = _generation_config(checkpoint, model)
-    return model
 
 
 def _generation_config(checkpoint: Checkpoint, model: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import resource
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -121,14 +122,9 @@ def control_groups(own: Path = Path("/proc/self/cgroup"), root: Path = CGROUP) -
 
 
 def process_room() -> int | None:
-    """Bytes that `ulimit -v` leaves this process; None where it sets no limit, or there is none to set."""
-    try:
-        import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if limit == resource.RLIM_INFINITY:
-            return None
-    except (ImportError, AttributeError, OSError):
+    """Bytes that `ulimit -v` leaves this process; None where it sets no limit."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
         return None
     import psutil
 

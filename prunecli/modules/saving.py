@@ -84,8 +84,7 @@ class SavesAsStored(KeepsConfig):
             return
         model: Any = self
         for alias, name in self._own_ties.items():
-            owner, _, attribute = alias.rpartition(".")
-            setattr(model.get_submodule(owner), attribute, model.get_parameter(name))
+            tie_parameter(model, alias, name)
 
     def resize_token_embeddings(self, *arguments: Any, **options: Any) -> Any:
         """As in transformers, where both embeddings are ordinary tables.
@@ -106,6 +105,12 @@ class SavesAsStored(KeepsConfig):
         state = stock_names(model.state_dict() if state is None else state, self._stored_layers)
         state = without_shared(state, self._shared_names)
         super().save_pretrained(save_directory, state_dict=state, **options)
+
+
+def tie_parameter(model: Any, alias: str, name: str) -> None:
+    """Give `alias` the parameter `name` of the model."""
+    owner, _, attribute = alias.rpartition(".")
+    setattr(model.get_submodule(owner), attribute, model.get_parameter(name))
 
 
 def saving_as_stored(model: Any, checkpoint: Checkpoint, config: Mapping[str, Any]) -> Any:

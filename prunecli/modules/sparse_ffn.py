@@ -235,7 +235,9 @@ class SparseFFN(nn.Module):
         batch, seq, d_model = hidden_states.shape
         flat = hidden_states.reshape(-1, d_model)
         needs_graph = self._needs_graph(flat)
-        if padding_mask is not None and seq == 1 and self._computes_padding(flat, needs_graph):
+        # To find the real ones of a step's few tokens would wait for a GPU.
+        computes_padding = flat.is_cuda and self.observer is None and self.runner is None and not needs_graph
+        if padding_mask is not None and seq == 1 and computes_padding:
             _, experts, weights = self._route(flat)
             mixed = self._mix(flat, experts, weights, needs_graph).to(hidden_states.dtype)
             real = real_tokens(padding_mask, batch, seq).unsqueeze(1)
@@ -249,10 +251,6 @@ class SparseFFN(nn.Module):
         if rows is not None:
             mixed = torch.zeros_like(flat).index_copy(0, rows, mixed)
         return mixed.view(batch, seq, d_model)
-
-    def _computes_padding(self, tokens: Tensor, needs_graph: bool) -> bool:
-        """Whether a step's few tokens are all computed, as to find the real ones would wait for a GPU."""
-        return tokens.is_cuda and self.observer is None and self.runner is None and not needs_graph
 
     def _route(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gates, experts and weights of `tokens` `[tokens, d_model]`."""

@@ -78,15 +78,13 @@ def _class_of_type(checkpoint: Checkpoint) -> str:
     """The first class of the model's type whose parameters are all there."""
     if checkpoint.family is not None:
         return checkpoint.family.model_class
-    names = _classes_of_type(checkpoint.model_type)
-    return next((name for name in names if _is_whole(checkpoint, stock_class(checkpoint, name))), "")
-
-
-def _is_whole(checkpoint: Checkpoint, model_class: Any) -> bool:
-    model = empty_model(checkpoint, model_class)
-    names = StockNames(checkpoint, model)
-    held = {*model.all_tied_weights_keys, *map(names.parameter, checkpoint.tensors)}
-    return held >= {name for name, _ in model.named_parameters()}
+    for name in _classes_of_type(checkpoint.model_type):
+        model = empty_model(checkpoint, stock_class(checkpoint, name))
+        names = StockNames(checkpoint, model)
+        held = {*model.all_tied_weights_keys, *map(names.parameter, checkpoint.tensors)}
+        if held >= {parameter for parameter, _ in model.named_parameters()}:
+            return name
+    return ""
 
 
 def empty_model(checkpoint: Checkpoint, model_class: Any, **options: Any) -> Any:

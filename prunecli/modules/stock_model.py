@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from prunecli.architectures.mixtures import BY_LAYER
 from prunecli.errors import UnsupportedModelError
@@ -22,7 +22,7 @@ from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.building import missing_tensors, on_each
 from prunecli.modules.filling import Destination, chunk_for, expert_names, fill, read_into, require_shape
 from prunecli.modules.hops import Spread, places
-from prunecli.modules.staging import Staging
+from prunecli.modules.saving import tie_parameter
 from prunecli.modules.stock_classes import empty_model, fitted_class
 from prunecli.modules.stock_experts import expert_modules, part_names, use_own_experts
 from prunecli.modules.stock_names import REMEDY, StockNames, has_tensor
@@ -107,7 +107,13 @@ def make_stock_model(checkpoint: Checkpoint, dtype: torch.dtype, *, output: bool
     taken |= {name for held in experts.values() for name in _names_of(held)}
     rest = [name for name in checkpoint.tensors if name not in taken]
     targets = tuple(_targets(checkpoint, names, rest, dtype, output=output))
-    layers = _layers(model, experts)
+    stacks = {re.sub(r"\.\d+\..*", "", path) for path in experts}
+    if len(stacks) != 1:
+        raise UnsupportedModelError(f"{type(model).__name__} has several stacks of experts", REMEDY)
+    stack = stacks.pop()
+    layers = tuple(
+        (f"{stack}.{name}", module) for name, module in model.get_submodule(stack).named_children()
+    )
     implementation = use_own_experts(model)
     _require_all(checkpoint, model, experts, targets, output=output)
     return StockModel(model.eval(), layers, experts, targets, implementation)
@@ -138,7 +144,14 @@ def load_stock_model(
             place = where.get(id(held.module), device)
             filled = torch.empty(stacked.shape, dtype=stacked.dtype, device=place)
             for number, entry in enumerate(filled):
-                _read_expert(entry, checkpoint, part, number, staging)
+                if part.is_stacked:
+                    read_into(entry, checkpoint, part.sources[0], staging, number)
+                    continue
+                start = 0
+                for name in (source.format(expert=number) for source in part.sources):
+                    rows = checkpoint.info(name).shape[0]
+                    read_into(entry[start : start + rows], checkpoint, name, staging)
+                    start += rows
             setattr(held.module, part.attribute, nn.Parameter(filled, requires_grad=stacked.requires_grad))
     tie(made.model)
     compute_buffers(made.model, device)
@@ -149,26 +162,11 @@ def load_stock_model(
     return made.model
 
 
-def _read_expert(
-    entry: Tensor, checkpoint: Checkpoint, part: ExpertPart, number: int, staging: Staging
-) -> None:
-    if part.is_stacked:
-        read_into(entry, checkpoint, part.sources[0], staging, number)
-        return
-    start = 0
-    for source in part.sources:
-        name = source.format(expert=number)
-        rows = checkpoint.info(name).shape[0]
-        read_into(entry[start : start + rows], checkpoint, name, staging)
-        start += rows
-
-
 def tie(model: Any) -> None:
     """Have each parameter that the class ties be the one that was read."""
     for alias, name in model.all_tied_weights_keys.items():
-        held, (owner, _, attribute) = model.get_parameter(name), alias.rpartition(".")
-        if not held.is_meta:
-            setattr(model.get_submodule(owner), attribute, held)
+        if not model.get_parameter(name).is_meta:
+            tie_parameter(model, alias, name)
 
 
 def compute_buffers(model: Any, device: torch.device) -> None:
@@ -231,7 +229,11 @@ def _targets(
     checkpoint: Checkpoint, names: StockNames, stored: Iterable[str], dtype: torch.dtype, *, output: bool
 ) -> Iterator[tuple[str, Destination]]:
     left_out = None if output else names.model.get_output_embeddings()
-    wide = _kept_wide(names.model, dtype)
+    # The parameters that the class has in float32 whatever it is opened in; as transformers does, anywhere in a name.
+    parts = set(names.model._keep_in_fp32_modules_strict or ()) if dtype != torch.float32 else set()
+    if dtype == torch.float16:
+        parts |= set(names.model._keep_in_fp32_modules or ())
+    wide = re.compile("|".join(part.replace("*", ".*") for part in sorted(parts))) if parts else None
     for name in stored:
         place = names.place(name)
         if not has_tensor(names.model, place):
@@ -246,24 +248,6 @@ def _targets(
         is_wide = tensor.is_floating_point() and wide is not None and wide.search(place) is not None
         kind = torch.float32 if is_wide else tensor.dtype
         yield place, Destination(name, module, attribute, kind)
-
-
-def _kept_wide(model: Any, dtype: torch.dtype) -> re.Pattern[str] | None:
-    """The parameters that the class has in float32 whatever it is opened in; None: there are none."""
-    parts = set(model._keep_in_fp32_modules_strict or ()) if dtype != torch.float32 else set()
-    if dtype == torch.float16:
-        parts |= set(model._keep_in_fp32_modules or ())
-    # As transformers does, anywhere in a name.
-    return re.compile("|".join(part.replace("*", ".*") for part in sorted(parts))) if parts else None
-
-
-def _layers(model: Any, experts: Iterable[str]) -> tuple[tuple[str, nn.Module], ...]:
-    """Those of the stack that holds the experts."""
-    stacks = {re.sub(r"\.\d+\..*", "", path) for path in experts}
-    if len(stacks) != 1:
-        raise UnsupportedModelError(f"{type(model).__name__} has several stacks of experts", REMEDY)
-    stack = stacks.pop()
-    return tuple((f"{stack}.{name}", module) for name, module in model.get_submodule(stack).named_children())
 
 
 def _require_all(
