@@ -153,7 +153,9 @@ def _layer(tensors: Mapping[str, TensorInfo], kind: str, config: Mapping[str, An
     if decay is not None:
         if len(decay.shape) == 2:  # of each channel and value of its state
             return LayerCache(state=kernels, wide_state=prod(decay.shape))
-        size = _head_state(config)
+        inner = config.get("linear_attn_config")
+        inside = stated_count(inner, "head_dim") if isinstance(inner, Mapping) else 0
+        size = stated_count(config, *HEAD_STATES) or inside  # of a state, for one channel of the output
         return None if not size or not outputs else LayerCache(state=kernels, wide_state=outputs * size)
     if kind == "linear_attention" and not kernels:
         width = stated_count(config, "head_dim")
@@ -165,10 +167,3 @@ def _layer(tensors: Mapping[str, TensorInfo], kind: str, config: Mapping[str, An
         return None if any(map(REMEMBERS.search, mixing)) else LayerCache()
     window = stated_count(config, WINDOWS.get(kind, ""))
     return LayerCache(token, window - 1 if window else None, state=kernels)
-
-
-def _head_state(config: Mapping[str, Any]) -> int:
-    """Values of a state that one channel of a layer's output has."""
-    inner = config.get("linear_attn_config")
-    inside = stated_count(inner, "head_dim") if isinstance(inner, Mapping) else 0
-    return stated_count(config, *HEAD_STATES) or inside

@@ -112,8 +112,12 @@ def token_products(layout: ModelLayout) -> Products:
     for layer in layout.layers:
         for attention in layer.attentions:
             owner = attention.owner.removesuffix(f".{attention.spec.name}")
-            keys = _matrices(layout.shapes, owner, _keys_and_values(attention.spec))
-            whole = _matrices(layout.shapes, owner, _projections(attention.spec))
+            projections = _projections(attention.spec)
+            whole, keys = _matrices(layout.shapes, owner, projections), 0
+            if attention.kind == "cross":  # keys and values are of the encoder's output
+                output = f"{attention.spec.output}."
+                own = [name for name in projections[1:] if not name.startswith(output)]
+                keys = _matrices(layout.shapes, owner, own)
             cross += keys
             products[layer.side] += whole - keys
         if not layer.ffn.removed:
@@ -249,14 +253,6 @@ def model_dim(family: Architecture) -> str:
 def _projections(attention: Attention) -> list[str]:
     """Names of an attention's matrices, the query's first; a table of relative positions is none."""
     return [spec.name for spec in attention.tensors if spec.heads is not None and len(spec.shape) == 2]
-
-
-def _keys_and_values(attention: Attention) -> list[str]:
-    """Those of them that cross-attention applies to the encoder's output."""
-    if attention.kind != "cross":
-        return []
-    _query, *rest = (name for name in _projections(attention) if not name.startswith(f"{attention.output}."))
-    return rest
 
 
 def _ffn(layout: ModelLayout, ffn: FfnLayer) -> int:

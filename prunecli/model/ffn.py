@@ -171,8 +171,14 @@ def is_sparse(sizes: Sizes, structure: Structure, stack: Stack, number: int) -> 
         return False
     if ffn.dense_layers is None:
         number = structure.original_layer(stack.side, number)
-    elif number in _dense_layers(sizes, ffn.dense_layers):
-        return False
+    else:
+        listed = sizes.config.get(ffn.dense_layers, [])
+        if listed is not None and (
+            not isinstance(listed, list) or any(type(layer) is not int for layer in listed)
+        ):
+            raise CheckpointError(f'config.json: "{ffn.dense_layers}" is {listed!r}, not a list of layers')
+        if number in (listed or ()):
+            return False
     step = sizes.count(ffn.sparse_step)
     return step > 0 and (number + 1) % step == 0
 
@@ -181,15 +187,6 @@ def own_norms(stack: Stack, part: FeedForward | Attention) -> tuple[str, ...]:
     """The tensors of the own norms of an FFN or attention of the stack, relative to the layer."""
     own = tuple(f"{norm}." for norm in part.norms)
     return tuple(spec.name for spec in stack.norms if spec.name.startswith(own))
-
-
-def _dense_layers(sizes: Sizes, key: str) -> Sequence[int]:
-    listed = sizes.config.get(key)
-    if listed is None:
-        return ()
-    if not isinstance(listed, list) or any(type(number) is not int for number in listed):
-        raise CheckpointError(f'config.json: "{key}" is {listed!r}, not a list of layers')
-    return listed
 
 
 def _check(sizes: Sizes, structure: Structure, positions: Mapping[str, tuple[Stack, int]]) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 
 import numpy as np
 
@@ -69,12 +67,7 @@ def router_fingerprint(reader: TensorReader, names: Iterable[str]) -> str:
 
 def sample_range(info: TensorInfo) -> tuple[int, int]:
     """The bytes of a tensor, as (start, stop), whose values enter the fingerprint."""
-    return _middle(info.shape, info.dtype)
-
-
-@lru_cache(maxsize=1 << 12)
-def _middle(shape: tuple[int, ...], dtype: str) -> tuple[int, int]:
-    count, size = math.prod(shape), itemsize(dtype)
+    count, size = info.numel, itemsize(info.dtype)
     start = max(0, count // 2 - FINGERPRINT_VALUES // 2)
     return start * size, min(start + FINGERPRINT_VALUES, count) * size
 

@@ -15,7 +15,6 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.layout import ModelLayout
 from prunecli.model.opening import WEIGHTS_KEY, auto_classes, readable, result_config
-from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY
 from prunecli.modules.attention import fit_attention, module_name
 from prunecli.modules.cpu_linear import speed_up_linears
@@ -107,8 +106,22 @@ def assemble(
         fit_embeddings(model, layout.tables, dtype)
     if layout.structure.layers:
         _fit_sparsity(model, layout)
-    for mixture in checkpoint.mixtures:
-        _replace(model, mixture, layout, dtype)
+    sizes, family = layout.sizes, layout.family
+    for mixture in checkpoint.mixtures:  # each with its own number of experts
+        stack = next(stack for stack in family.stacks if stack.side == mixture.side)
+        module = SparseFFN(
+            int(sizes.value("d_model")),
+            int(sizes.value(stack.ffn.width)),
+            mixture.num_experts,
+            top_k=mixture.top_k,
+            activation=str(sizes.value("activation_function")),
+            router_bias=any(tensor.endswith(".bias") for tensor in mixture.router_tensors),
+            token_dropout=float(sizes.value(family.token_dropout)) if family.token_dropout else 0.0,
+            activation_dropout=float(getattr(model.config, "activation_dropout", 0.0)),
+            device="meta",
+            dtype=dtype,
+        )
+        model.set_submodule(module_name(model, mixture.name), module)
     for attention in sorted(layout.attentions, key=lambda attention: attention.is_shared):  # owners first
         fit_attention(model, attention, layout.shapes, device)
     for ffn in sorted(layout.ffns, key=lambda ffn: ffn.is_shared):  # owners first
@@ -262,25 +275,6 @@ def _fit_sparsity(model: Any, layout: ModelLayout) -> None:
             with torch.device("meta"):
                 made = type(stock)(model.config, is_sparse=layer.ffn.is_sparse, layer_idx=layer.number)
             model.set_submodule(module_name(model, layer.name), made.to(next(stock.parameters()).dtype))
-
-
-def _replace(model: Any, mixture: SparseLayer, layout: ModelLayout, dtype: torch.dtype) -> None:
-    """Put a SparseFFN with the layer's own number of experts in the place of the stock module."""
-    sizes, family = layout.sizes, layout.family
-    stack = next(stack for stack in family.stacks if stack.side == mixture.side)
-    module = SparseFFN(
-        int(sizes.value("d_model")),
-        int(sizes.value(stack.ffn.width)),
-        mixture.num_experts,
-        top_k=mixture.top_k,
-        activation=str(sizes.value("activation_function")),
-        router_bias=any(tensor.endswith(".bias") for tensor in mixture.router_tensors),
-        token_dropout=float(sizes.value(family.token_dropout)) if family.token_dropout else 0.0,
-        activation_dropout=float(getattr(model.config, "activation_dropout", 0.0)),
-        device="meta",
-        dtype=dtype,
-    )
-    model.set_submodule(module_name(model, mixture.name), module)
 
 
 def on_each(

@@ -112,22 +112,18 @@ def _tried(device: torch.device, name: str) -> torch.device:
         torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         if device.type == "cuda" and NO_KERNELS in str(error):
-            raise _without_kernels(device, name) from None
+            capability = torch.cuda.get_device_capability(device)
+            built = ", ".join(torch.cuda.get_arch_list())
+            wheels = OLDER_WHEELS if capability < OLDEST_OF_CUDA_13 else "pip install --upgrade torch"
+            raise UsageError(
+                f"--device {name}: torch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)} "
+                f"(sm_{capability[0]}{capability[1]}; it has those of {built})",
+                f"Install wheels that have them: {wheels}; or go on without the GPU: --device cpu.",
+            ) from None
         others = "auto, cpu, cuda or cuda:1" if name != "auto" else "cpu, or another GPU as cuda:1"
         reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
         raise UsageError(f"--device {name}: torch cannot use it here ({reason})", f"Try {others}.") from None
     return device
-
-
-def _without_kernels(device: torch.device, name: str) -> UsageError:
-    capability = torch.cuda.get_device_capability(device)
-    built = ", ".join(torch.cuda.get_arch_list())
-    wheels = OLDER_WHEELS if capability < OLDEST_OF_CUDA_13 else "pip install --upgrade torch"
-    return UsageError(
-        f"--device {name}: torch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)} "
-        f"(sm_{capability[0]}{capability[1]}; it has those of {built})",
-        f"Install wheels that have them: {wheels}; or go on without the GPU: --device cpu.",
-    )
 
 
 def full_device(error: BaseException) -> str | None:

@@ -15,7 +15,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.attention import module_name
 from prunecli.modules.define import has_module
 from prunecli.modules.stock_experts import expert_modules
-from prunecli.modules.trees import map_tree
+from prunecli.modules.trees import leaves, map_tree
 
 OF_A_LAYER = re.compile(r"(.*?)\.\d+(?=\.|$)")
 
@@ -93,10 +93,8 @@ class Hops:
     def start(self, _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Hook before the first layer."""
         self._copies.clear()
-        map_tree((args, kwargs), self._begin, Tensor)
-
-    def _begin(self, tensor: Tensor) -> None:
-        self._home = tensor.device
+        for tensor in leaves((args, kwargs), Tensor):
+            self._home = tensor.device
 
     def enter(
         self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -55,7 +55,10 @@ class KeepsConfig:
         directory = Path(save_directory)
         if not options.get("is_main_process", True) or not directory.is_dir():
             return
-        _remove_stale(directory)
+        # An earlier save of another number of files left what would be opened in place of the new ones: transformers
+        # removes the old shards itself, but neither the one file nor the index.
+        is_sharded = any(directory.glob("model-*-of-*.safetensors"))
+        (directory / (SINGLE_FILE if is_sharded else INDEX_FILE)).unlink(missing_ok=True)
         path = directory / "config.json"
         values = {**parsed(path.read_bytes()), **self._stored_config}
         path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -122,7 +125,15 @@ def saving_as_stored(model: Any, checkpoint: Checkpoint, config: Mapping[str, An
     """
     layout = checkpoint.layout
     model = keeping_config(model, checkpoint, config, SavesAsStored)
-    model._stored_layers = tuple(_in_model(model, layer) for layer in checkpoint.mixtures)
+    model._stored_layers = tuple(
+        replace(
+            layer,
+            name=module_name(model, layer.name),
+            expert_prefix=module_name(model, layer.expert_prefix),
+            router_tensors=tuple(module_name(model, name) for name in layer.router_tensors),
+        )
+        for layer in checkpoint.mixtures
+    )
     model._shared_names = {
         module_name(model, f"{ffn.name}.{suffix}"): module_name(model, f"{ffn.prefix}{suffix}")
         for ffn in layout.ffns
@@ -205,16 +216,6 @@ def without_shared(state: Mapping[str, Tensor], shared: Mapping[str, str]) -> di
     return names
 
 
-def _in_model(model: Any, layer: SparseLayer) -> SparseLayer:
-    """The layer under the model's own names: a base model lacks the first part of them."""
-    return replace(
-        layer,
-        name=module_name(model, layer.name),
-        expert_prefix=module_name(model, layer.expert_prefix),
-        router_tensors=tuple(module_name(model, name) for name in layer.router_tensors),
-    )
-
-
 def _own_storage(view: Tensor) -> Tensor:
     """The same memory as a storage of its own: transformers clones tensors that lie in one storage."""
     if type(view.detach()) is not Tensor or view.is_meta or not view.is_contiguous():
@@ -224,15 +225,6 @@ def _own_storage(view: Tensor) -> Tensor:
     tensor: Tensor = torch.empty(0, dtype=view.dtype, device=view.device)
     tensor.set_(storage, 0, view.shape)  # type: ignore[call-overload]
     return tensor
-
-
-def _remove_stale(directory: Path) -> None:
-    """Remove what an earlier save of another number of files left, which would be opened in place of the new ones.
-
-    transformers removes the old shards itself, but neither the one file nor the index.
-    """
-    is_sharded = any(directory.glob("model-*-of-*.safetensors"))
-    (directory / (SINGLE_FILE if is_sharded else INDEX_FILE)).unlink(missing_ok=True)
 
 
 @cache

@@ -7,7 +7,7 @@ to each GPU once a pass; which of them are where is chosen so that the fullest G
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,8 +58,11 @@ def layer_sizes(checkpoint: Checkpoint, target: str, beside: int = 0) -> LayerSi
             sizes[layer] = sizes.get(layer, 0) + size
     names = sorted(sizes, key=lambda name: (stacks.index(stack_of(name)), number_of(name)))
     together = {name: {name} for name in names}
-    for layers_of_one in _sharing(checkpoint):
-        merged = set().union(*(together[name] for name in layers_of_one))
+    pairs = [(part.name, part.owner) for layer in layers for part in layer.attentions]
+    pairs += [(layer.ffn.name, layer.ffn.owner) for layer in layers]
+    for pair in pairs:  # the second part may be of another layer, whose tensors the first one runs
+        both = [own for name in pair if (own := _layer_of(name, stacks)) is not None]
+        merged = set().union(*(together[name] for name in both))
         together |= dict.fromkeys(merged, merged)
     groups = dict.fromkeys(tuple(sorted(together[name], key=number_of)) for name in names)
     each = beside // max(len(names), 1)
@@ -103,14 +106,3 @@ def _layer_of(name: str, stacks: Sequence[str]) -> str | None:
     """The layer of one of the stacks that something of this name is in."""
     found = OF_A_LAYER.match(name)
     return found[0] if found is not None and found[1] in stacks else None
-
-
-def _sharing(checkpoint: Checkpoint) -> Iterator[tuple[str, ...]]:
-    """Two layers of which one runs tensors of the other."""
-    if checkpoint.architecture is None:
-        return
-    layout, stacks = checkpoint.layout, stacks_of(checkpoint)
-    shared = [(one.name, one.owner) for one in layout.attentions if one.is_shared]
-    shared += [(one.name, one.owner) for one in layout.ffns if one.is_shared]
-    for names in shared:
-        yield tuple(layer for name in names if (layer := _layer_of(name, stacks)) is not None)
