@@ -84,14 +84,11 @@ def _base_model(
         return front["base_model"], True
     if on_the_hub:
         return on_the_hub[-1], False
-    name = config.get("_name_or_path")
+    name = str(config.get("_name_or_path"))
     is_made_of_it = bool(sources) and bool(sources[0])  # not trained from scratch
-    return (name if is_made_of_it and _is_hub_id(name) else None), False
-
-
-def _is_hub_id(name: Any) -> bool:
-    """Whether it looks like ORG/NAME, and not like the path of a directory that some training wrote."""
-    return isinstance(name, str) and bool(_HUB_ID.fullmatch(name)) and not _LOCAL.fullmatch(name)
+    # As ORG/NAME, and not as the path of a directory that some training wrote.
+    is_hub_id = _HUB_ID.fullmatch(name) and not _LOCAL.fullmatch(name)
+    return (name if is_made_of_it and is_hub_id else None), False
 
 
 def _split(card: str) -> tuple[list[str], list[str]]:

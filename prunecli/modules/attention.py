@@ -64,7 +64,15 @@ def fit_attention(
         device: where the model will run.
     """
     if layer.removed:
-        _remove(model, layer, device)
+        block = layer.name.removesuffix(layer.spec.name)
+        for norm in layer.spec.norms:
+            model.set_submodule(module_name(model, f"{block}{norm}"), nn.Identity())
+        stock = module_name(model, f"{block}{layer.spec.projections or layer.spec.name}")
+        number = layer.layer if layer.kind == "decoder" else None  # only a decoder's has a cache
+        none = NoAttention(number, position_bias=layer.spec.position_bias, device=device)
+        model.set_submodule(stock, none)
+        if not module_name(model, layer.output).startswith(f"{stock}."):
+            model.set_submodule(module_name(model, layer.output), Nothing(device))
         return
     if not layer.is_whole:
         own = {name: shapes[stored] for name, stored in layer.shared_tensors.items() if stored in shapes}
@@ -73,20 +81,6 @@ def fit_attention(
         (own.rpartition(".")[0], stored.rpartition(".")[0]) for own, stored in layer.shared_tensors.items()
     ):
         model.set_submodule(module_name(model, own_path), model.get_submodule(module_name(model, path)))
-
-
-def _remove(model: nn.Module, layer: AttentionLayer, device: torch.device) -> None:
-    block = layer.name.removesuffix(layer.spec.name)
-    for norm in layer.spec.norms:
-        model.set_submodule(module_name(model, f"{block}{norm}"), nn.Identity())
-    stock = module_name(model, f"{block}{layer.spec.projections or layer.spec.name}")
-    is_cached = layer.kind == "decoder"
-    none = NoAttention(
-        layer.layer if is_cached else None, position_bias=layer.spec.position_bias, device=device
-    )
-    model.set_submodule(stock, none)
-    if not module_name(model, layer.output).startswith(f"{stock}."):
-        model.set_submodule(module_name(model, layer.output), Nothing(device))
 
 
 def fit_heads(model: nn.Module, layer: AttentionLayer, shapes: Mapping[str, tuple[int, ...]]) -> None:

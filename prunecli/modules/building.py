@@ -22,8 +22,7 @@ from prunecli.modules.define import fit_embeddings, has_module
 from prunecli.modules.ffn import fit_ffn
 from prunecli.modules.filling import Destination, chunk_for, destinations, expert_names, fill, read_into
 from prunecli.modules.hops import Spread, connect, places
-from prunecli.modules.int8 import linears_to_int8
-from prunecli.modules.int8_reading import fill_int8, read_int8_experts
+from prunecli.modules.int8 import fill_int8, linears_to_int8, read_int8_experts
 from prunecli.modules.saving import saving_as_stored, tie_parameter
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
 

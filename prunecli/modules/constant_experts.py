@@ -1,12 +1,17 @@
-"""Mixtures of stock classes in which constants stand for some experts (2507.00390, MoNE).
+"""Mixtures of stock classes whose layers differ: in their numbers of experts, or in those that constants stand for.
 
-The router goes on choosing among all of them. The module of experts is that of a model with as many as are computed,
-and adds the constants' part to its output.
+A stock class knows one number of experts for all layers. A model of the stock class is made for each number, without
+values, and each layer is taken from the model of its own number: so transformers' classes make all modules, and their
+own rules fill and store them.
+
+Where constants stand for some experts (2507.00390, MoNE), the router goes on choosing among all experts. The module of
+experts is that of a model with as many as are computed, and adds the constants' part to its output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +23,6 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.sparse_layer import CONSTANT, SparseLayer
 from prunecli.modules.filling import chunk_for, read_into
 from prunecli.modules.stock_experts import expert_modules
-from prunecli.modules.uneven import borrow, subclass, with_count
 
 
 def class_of_constants(stock: Any, mixture: Mixture, layers: Sequence[SparseLayer]) -> Any:
@@ -91,3 +95,65 @@ def _class_of_experts(stock: Any) -> Any:
         return own + mixed.to(own.dtype)
 
     return subclass(stock, forward=forward)
+
+
+def class_of_counts(stock: Any, mixture: Mixture, counts_of: Callable[[Any], Mapping[str, int]]) -> Any:
+    """A subclass of `stock` whose layers have numbers of experts of their own.
+
+    Args:
+        stock: a class of transformers.
+        mixture: that it is of.
+        counts_of: from a model of `stock`, its layers' names -> experts.
+    """
+
+    def make(self: Any, config: Any) -> None:
+        stock.__init__(self, config)
+        counts = counts_of(self)
+        for number in sorted(set(counts.values())):
+            other = with_count(config, mixture, number)
+            donor = stock(other)
+            for path in (path for path, count in counts.items() if count == number):
+                borrow(self, donor, path, config, other)
+
+    return subclass(stock, __init__=make)
+
+
+def subclass(stock: Any, **members: Any) -> Any:
+    """A subclass of a class of transformers with other members, under the same name."""
+    return type(
+        stock.__name__, (stock,), {"__module__": stock.__module__, "__doc__": stock.__doc__, **members}
+    )
+
+
+def with_count(config: Any, mixture: Mixture, count: int) -> Any:
+    """A copy of a config of transformers that says so many experts, wherever it says a number."""
+    changed = copy.deepcopy(config)
+    for key in mixture.counts:
+        *outer, inner = key.split(".")
+        owner = changed
+        for part in outer:
+            owner = getattr(owner, part)
+        if hasattr(owner, inner):
+            setattr(owner, inner, count)
+    return changed
+
+
+def borrow(model: Any, donor: Any, path: str, config: Any, other: Any) -> Any:
+    """Put a module of `donor`, made of the config `other`, in the place of that of `model`; returns it."""
+    configs = dict(zip(map(id, _configs(other)), _configs(config), strict=True))
+    borrowed = donor.get_submodule(path)
+    for module in borrowed.modules():
+        # To the model's own configs, by which it is told later how to run.
+        for name, value in [*vars(module).items()]:
+            if id(value) in configs:
+                setattr(module, name, configs[id(value)])
+    model.set_submodule(path, borrowed)
+    return borrowed
+
+
+def _configs(config: Any) -> Iterator[Any]:
+    """It, and those within it."""
+    yield config
+    for name in sorted(config.sub_configs):
+        if getattr(config, name, None) is not None:
+            yield from _configs(getattr(config, name))

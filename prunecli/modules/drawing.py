@@ -51,7 +51,10 @@ def random_model(checkpoint: Checkpoint, seed: int) -> Any:
         for module in model.modules():
             _draw(model, module)
         for unit, spread in spreads.items():
-            _stretch(unit, spread)
+            # Scale the last linear step so that the rows have this standard deviation. Where a residual connection
+            # adds to that step, the rows only come nearer to the deviation.
+            last = unit.group_layer(len(unit.layers) - 1)[0] if unit.reduce is None else unit.reduce.weight
+            last.mul_(spread / unit.rows(0, min(SAMPLED_ROWS, unit.num_embeddings)).std())
     complete(model, checkpoint, cpu)
     if undrawn := [name for name, value in model.named_parameters() if not bool(value.isfinite().all())]:
         raise CheckpointError(f"{checkpoint.path}: nothing draws the weights of {undrawn[0]}")
@@ -126,12 +129,3 @@ def _as_linear(model: Any, weight: nn.Parameter, bias: nn.Parameter | None) -> N
     linear = nn.Linear(1, 1, device="meta")
     linear.weight, linear.bias = weight, bias  # type: ignore[assignment]
     model._init_weights(linear)
-
-
-def _stretch(unit: DefineEmbedding, spread: float) -> None:
-    """Scale the last linear step so that the unit's rows have this standard deviation.
-
-    Where a residual connection adds to that step, they only come nearer to it.
-    """
-    last = unit.group_layer(len(unit.layers) - 1)[0] if unit.reduce is None else unit.reduce.weight
-    last.mul_(spread / unit.rows(0, min(SAMPLED_ROWS, unit.num_embeddings)).std())

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +25,9 @@ from torch import Tensor, nn
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.cpu_linear import InferenceLinear, has_onednn_linear, pad_rows
+from prunecli.modules.filling import Destination, tensors_of
 from prunecli.modules.grouped import MIN_EXPERTS, Groups, Span, expert_spans, for_each_span
-from prunecli.modules.sparse_ffn import SparseFFN
+from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
 from prunecli.modules.threads import pays
 
 LARGEST = 127
@@ -234,3 +236,31 @@ def multiplies_bytes() -> bool:
 
 def _no_gradients() -> RuntimeError:
     return RuntimeError("a model in int8 has no gradients: load it in another type")
+
+
+def read_int8_experts(model: Any, checkpoint: Checkpoint) -> None:
+    """Every expert of the sparse FFNs, which become `Int8SparseFFN`s; biases in float32."""
+    for mixture in checkpoint.mixtures:
+        module = model.get_submodule(mixture.name)
+        matrices: dict[str, list[Int8Matrix]] = {}
+        for part, suffix in EXPERT_PARTS.items():
+            names = [mixture.expert_tensor(expert, suffix) for expert in range(mixture.num_experts)]
+            tensors = tensors_of(checkpoint, names, torch.float32)
+            if part.endswith("weight"):
+                matrices[part] = [quantise(tensor) for tensor in tensors]
+            else:
+                biases = torch.stack([*tensors])
+                setattr(module, part, nn.Parameter(biases, requires_grad=False))
+        experts_to_int8(module, *matrices.values())
+
+
+def fill_int8(targets: Sequence[Destination], checkpoint: Checkpoint) -> list[Destination]:
+    """The weights of linear layers, which become `Int8Linear`s; returns the other targets."""
+    taken: list[Destination] = []
+    left: list[Destination] = []
+    for target in targets:
+        (taken if target.attribute == "weight" and takes_int8(target.module) else left).append(target)
+    weights = tensors_of(checkpoint, (target.name for target in taken), torch.float32)
+    for target, weight in zip(taken, weights, strict=True):
+        linear_to_int8(target.module, weight)
+    return left

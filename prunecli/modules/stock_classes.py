@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,11 +11,9 @@ from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names, depths_beyond, require_type
 from prunecli.model.mixtures import stated_counts
-from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.building import NoValues, cannot_make
-from prunecli.modules.constant_experts import class_of_constants
+from prunecli.modules.constant_experts import class_of_constants, class_of_counts
 from prunecli.modules.stock_names import StockNames
-from prunecli.modules.uneven import class_of_counts
 
 SHARED_LAYERS = 1000
 """Layers that a model may have with fewer tensors than layers: all may share one's, as in ALBERT."""
@@ -121,9 +117,15 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
         return class_of_constants(stock, mixture, layers)
     counts = {layer.num_experts for layer in layers}
     stated = {*stated_counts(checkpoint.resolved.sizes, mixture).values()} or counts
-    return (
-        stock if counts <= stated else class_of_counts(stock, mixture, partial(_counts, checkpoint, layers))
-    )
+    if counts <= stated:
+        return stock
+
+    def counts_of(model: Any) -> dict[str, int]:
+        names = StockNames(checkpoint, model)
+        places = {names.place(layer.router_tensors[0]): layer.num_experts for layer in layers}
+        return {re.sub(r"(\.\d+)\..*", r"\1", place): count for place, count in places.items()}
+
+    return class_of_counts(stock, mixture, counts_of)
 
 
 def _require_depth(checkpoint: Checkpoint) -> None:
@@ -135,10 +137,3 @@ def _require_depth(checkpoint: Checkpoint) -> None:
             f"{len(checkpoint.tensors):,} tensors",
             "Correct the value, or copy the file again.",
         )
-
-
-def _counts(checkpoint: Checkpoint, layers: Iterable[SparseLayer], model: Any) -> dict[str, int]:
-    """Name of each layer of the model that has experts -> how many."""
-    names = StockNames(checkpoint, model)
-    places = {names.place(layer.router_tensors[0]): layer.num_experts for layer in layers}
-    return {re.sub(r"(\.\d+)\..*", r"\1", place): count for place, count in places.items()}

@@ -203,7 +203,7 @@ def test_of_experts_layer_by_layer(gpu: Gpu, tmp_path: Path, monkeypatch: pytest
     """Rows go to the device and outputs come from it, once for each expert and batch; nothing else."""
 
     def counted(counter: Counter[tuple[str, str]]) -> int:
-        reading = ("reading.py", "filling.py", "staging.py")  # by a thread of its own, meanwhile
+        reading = ("reading.py", "filling.py")  # by a thread of its own, meanwhile
         return sum(times for (_, where), times in [*counter.items()] if not where.startswith(reading))
 
     path = tiny_nllb_moe(tmp_path / "moe")

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.modules.filling import CHUNK_BYTES, read_into
-from prunecli.modules.staging import Staging
+from prunecli.modules.filling import CHUNK_BYTES, Staging, read_into
 from prunecli.running.layerwise.copying import CopyStream
 from prunecli.running.layerwise.parts import Block, Spec
 
