@@ -106,11 +106,9 @@ def same_values(one: tuple[Handle, Stored], other: tuple[Handle, Stored]) -> boo
         is_one_file = os.path.sameopenfile(first, second)
     if is_one_file and a.offset == b.offset:
         return True
-    nbytes = a.info.nbytes
-    if nbytes <= SAMPLES * BLOCK:
-        return _bytes(first, a.offset, nbytes) == _bytes(second, b.offset, nbytes)
-    starts = (round(index * (nbytes - BLOCK) / (SAMPLES - 1)) for index in range(SAMPLES))
-    return all(_bytes(first, a.offset + at, BLOCK) == _bytes(second, b.offset + at, BLOCK) for at in starts)
+    size = BLOCK if a.info.nbytes > SAMPLES * BLOCK else a.info.nbytes
+    starts = {round(index * (a.info.nbytes - size) / (SAMPLES - 1)) for index in range(SAMPLES)}
+    return all(_bytes(first, a.offset + at, size) == _bytes(second, b.offset + at, size) for at in starts)
 
 
 def _bytes(file: Handle, offset: int, nbytes: int) -> bytes:

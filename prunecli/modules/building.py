@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from prunecli.architectures.records import Architecture
 from prunecli.errors import CheckpointError, kind_and_reason, reason_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
-from prunecli.model.layout import ModelLayout
 from prunecli.model.opening import WEIGHTS_KEY, auto_classes, readable, result_config
 from prunecli.model.structure import KEY
 from prunecli.modules.attention import fit_attention, module_name
@@ -103,8 +103,13 @@ def assemble(
     model = _stock_model(checkpoint, dtype, name)
     if layout.tables is not None:
         fit_embeddings(model, layout.tables, dtype)
-    if layout.structure.layers:
-        _fit_sparsity(model, layout)
+    # Make anew the layers that the stock model takes for sparse, or for dense, by the numbers that they have now.
+    for layer in layout.layers if layout.structure.layers else ():
+        stock = model.get_submodule(module_name(model, layer.name))
+        if getattr(stock, "is_sparse", layer.ffn.is_sparse) != layer.ffn.is_sparse:
+            with torch.device("meta"):
+                made = type(stock)(model.config, is_sparse=layer.ffn.is_sparse, layer_idx=layer.number)
+            model.set_submodule(module_name(model, layer.name), made.to(next(stock.parameters()).dtype))
     sizes, family = layout.sizes, layout.family
     for mixture in checkpoint.mixtures:  # each with its own number of experts
         stack = next(stack for stack in family.stacks if stack.side == mixture.side)
@@ -140,7 +145,15 @@ def complete(model: Any, checkpoint: Checkpoint, device: torch.device, absent: C
     Raises:
         CheckpointError: another parameter still is.
     """
-    _tie(model, checkpoint)
+    # T5 would tie what is apart, as every family would where the output layer no longer has the input's table.
+    if checkpoint.structure.embedding.is_stock and not any(
+        alias in checkpoint.tensors for alias in checkpoint.layout.family.tied
+    ):
+        model.tie_weights()  # the aliases of task heads too
+    for own, name in checkpoint.layout.ties.items():
+        alias = module_name(model, own)
+        if own not in checkpoint.tensors and has_module(model, alias.rpartition(".")[0]):
+            tie_parameter(model, alias, module_name(model, name))
     _fill_buffers(model, checkpoint.layout.family, device)
     missing = [name for name, value in model.named_parameters() if value.is_meta and id(value) not in absent]
     if missing:
@@ -219,12 +232,23 @@ def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
         ) from error
 
 
-def cannot_make(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
-    """What is said where transformers' class fails at its making."""
-    return CheckpointError(
-        f"{checkpoint.path}/config.json: transformers cannot make the model ({kind_and_reason(error)})",
-        "Correct the value, or copy the file again.",
-    )
+@contextmanager
+def making(checkpoint: Checkpoint) -> Iterator[None]:
+    """Inside, models of transformers' classes are made on the meta device, without values.
+
+    Raises:
+        CheckpointError: transformers refuses a value of config.json.
+    """
+    try:
+        with torch.device("meta"), NoValues():
+            yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
+        raise CheckpointError(
+            f"{checkpoint.path}/config.json: transformers cannot make the model ({kind_and_reason(error)})",
+            "Correct the value, or copy the file again.",
+        ) from error
 
 
 class NoValues(TorchFunctionMode):
@@ -253,27 +277,13 @@ def _stock_model(checkpoint: Checkpoint, dtype: torch.dtype, name: str | None) -
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # as from_pretrained does: buffers take the type of the model
     try:
-        with torch.device("meta"), NoValues():
+        with making(checkpoint):
             model = stock(stock_config(checkpoint, **changes), **options)
-    except CheckpointError:
-        raise
-    except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
-        raise cannot_make(checkpoint, error) from error
     finally:
         torch.set_default_dtype(previous)
     for key in counts:
         setattr(model.config, key, checkpoint.layout.sizes.count(key))
     return model
-
-
-def _fit_sparsity(model: Any, layout: ModelLayout) -> None:
-    """Make anew the layers that the stock model takes for sparse, or for dense, by the numbers that they have now."""
-    for layer in layout.layers:
-        stock = model.get_submodule(module_name(model, layer.name))
-        if getattr(stock, "is_sparse", layer.ffn.is_sparse) != layer.ffn.is_sparse:
-            with torch.device("meta"):
-                made = type(stock)(model.config, is_sparse=layer.ffn.is_sparse, layer_idx=layer.number)
-            model.set_submodule(module_name(model, layer.name), made.to(next(stock.parameters()).dtype))
 
 
 def on_each(
@@ -284,19 +294,6 @@ def on_each(
     for target in targets:
         found.setdefault(where.get(id(target.module), device), []).append(target)
     return found
-
-
-def _tie(model: Any, checkpoint: Checkpoint) -> None:
-    """Give every alias that the checkpoint leaves out the parameter that it stands for."""
-    # T5 would tie what is apart, as every family would where the output layer no longer has the input's table.
-    if checkpoint.structure.embedding.is_stock and not any(
-        alias in checkpoint.tensors for alias in checkpoint.layout.family.tied
-    ):
-        model.tie_weights()  # the aliases of task heads too
-    for own, name in checkpoint.layout.ties.items():
-        alias = module_name(model, own)
-        if own not in checkpoint.tensors and has_module(model, alias.rpartition(".")[0]):
-            tie_parameter(model, alias, module_name(model, name))
 
 
 def _fill_buffers(model: Any, family: Architecture, device: torch.device) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import torch
-
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names, depths_beyond, require_type
 from prunecli.model.mixtures import stated_counts
-from prunecli.modules.building import NoValues, cannot_make
+from prunecli.modules.building import making
 from prunecli.modules.constant_experts import class_of_constants, class_of_counts
 from prunecli.modules.stock_names import StockNames
 
@@ -90,14 +88,11 @@ def empty_model(checkpoint: Checkpoint, model_class: Any, **options: Any) -> Any
         CheckpointError: transformers refuses a value of config.json.
     """
     _require_depth(checkpoint)
-    try:
+    with making(checkpoint):
         own = config_class(checkpoint, model_class)
         config = own.from_pretrained(checkpoint.path, local_files_only=True)
         config.get_text_config().output_router_logits = False  # a layer that answers has none
-        with torch.device("meta"), NoValues():
-            return model_class._from_config(config, **options)
-    except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
-        raise cannot_make(checkpoint, error) from error
+        return model_class._from_config(config, **options)
 
 
 def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:

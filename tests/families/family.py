@@ -42,11 +42,6 @@ class FfnLayout:
         """The last linear layer, relative to the FFN."""
         return list(self.tensors)[-1].rpartition(".")[0]
 
-    @property
-    def is_module(self) -> bool:
-        """Whether an FFN is a module of its own, rather than a part of the layer."""
-        return not any(norm.startswith(f"{name}.") for name, norm in self.names.items())
-
 
 @dataclass(frozen=True)
 class Family:
