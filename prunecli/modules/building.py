@@ -51,19 +51,18 @@ def build_model(
     computed = torch.float32 if in_int8 else dtype
     model = assemble(checkpoint, device, computed, name)
     where = {} if spread is None else places(model, checkpoint, spread)
+    experts = expert_names(checkpoint.mixtures)
     if in_int8:
         read_int8_experts(model, checkpoint)
-    experts = expert_names(checkpoint.mixtures)
-    staging = chunk_for(checkpoint, experts)
-    for mixture in (
-        () if in_int8 else checkpoint.mixtures
-    ):  # every expert into its part of the stacked parameters
-        module = model.get_submodule(module_name(model, mixture.name))
-        for part, suffix in EXPERT_PARTS.items():
-            stacked = torch.empty_like(getattr(module, part), device=where.get(id(module), device))
-            setattr(module, part, nn.Parameter(stacked))
-            for expert in range(mixture.num_experts):
-                read_into(stacked[expert], checkpoint, mixture.expert_tensor(expert, suffix), staging)
+    else:  # every expert into its part of the stacked parameters
+        staging = chunk_for(checkpoint, experts)
+        for mixture in checkpoint.mixtures:
+            module = model.get_submodule(module_name(model, mixture.name))
+            for part, suffix in EXPERT_PARTS.items():
+                stacked = torch.empty_like(getattr(module, part), device=where.get(id(module), device))
+                setattr(module, part, nn.Parameter(stacked))
+                for expert in range(mixture.num_experts):
+                    read_into(stacked[expert], checkpoint, mixture.expert_tensor(expert, suffix), staging)
     others = [name for name in checkpoint.tensors if name not in experts]
     targets = list(destinations(model, checkpoint, others, computed))
     left = fill_int8(targets, checkpoint) if in_int8 else targets

@@ -229,6 +229,7 @@ def tensors_of(
         tensor = torch.empty(info.shape, dtype=dtype or DTYPES.get(info.dtype))
         read_into(tensor, checkpoint, name, staging)
         yield tensor
+        del tensor  # before the next one is made
 
 
 def fill(targets: Iterable[Destination], checkpoint: Checkpoint, device: torch.device) -> None:

@@ -261,6 +261,6 @@ def fill_int8(targets: Sequence[Destination], checkpoint: Checkpoint) -> list[De
     for target in targets:
         (taken if target.attribute == "weight" and takes_int8(target.module) else left).append(target)
     weights = tensors_of(checkpoint, (target.name for target in taken), torch.float32)
-    for target, weight in zip(taken, weights, strict=True):
-        linear_to_int8(target.module, weight)
+    for target in taken:
+        linear_to_int8(target.module, next(weights))
     return left
