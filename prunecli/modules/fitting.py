@@ -175,7 +175,15 @@ def fitting_dtype(
                 label: Need(checkpoint, among, dtype, _parts(checkpoint, dtype, beside), free)
                 for label, checkpoint in checkpoints.items()
             }
-            if all(need.fits(_share(need, dtype == tried[-1])) for need in needs.values()):
+            is_last = dtype == tried[-1]  # what nothing else could take the place of may be as large as any
+            if all(
+                need.fits(
+                    FREE_SHARE
+                    if is_last or dtype.itemsize <= stored_as(need.checkpoint).itemsize
+                    else WIDER_SHARE
+                )
+                for need in needs.values()
+            ):
                 if asked == "auto":
                     _say_types(needs, tried[0], beside, say)
                 for label, need in needs.items():
@@ -221,12 +229,6 @@ def free_for_each(device: torch.device, process_group: ProcessGroup = ALONE) -> 
 
 def _parts(checkpoint: Checkpoint, dtype: torch.dtype, beside: Beside) -> Parts:
     return {WEIGHTS: weight_bytes(checkpoint, parse_dtype(str(dtype))), **beside(checkpoint, dtype)}
-
-
-def _share(need: Need, is_last: bool) -> Fraction:
-    """Of the free memory; what nothing else could take the place of may be as large as any."""
-    is_wider = need.dtype.itemsize > stored_as(need.checkpoint).itemsize
-    return WIDER_SHARE if is_wider and not is_last else FREE_SHARE
 
 
 def _say_types(needs: Mapping[str, Need], best: torch.dtype, beside: Beside, say: Say) -> None:
