@@ -16,7 +16,7 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.hub.failures import download, host, plain_errors
 from prunecli.tensors.hub.fetch import Snapshot, look_up, weight_files
-from prunecli.tensors.hub.names import HubName, hub_name
+from prunecli.tensors.hub.names import hub_name
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.reader import Stored, TensorInfo, WeightFile
 from prunecli.tensors.writer import SINGLE_FILE
@@ -105,16 +105,13 @@ def describe_checkpoint(name: Path | str, *, say: Say = unsaid, progress: Progre
             raise CheckpointError(f"{hub}: its index names no weight files", "Ask who published it.")
         total = sum(snapshot.sizes[file] for file in files)
         if pickled := [file for file in files if not file.endswith(".safetensors")]:
-            raise _pickled(hub, pickled, total)
+            bins = f"{len(pickled)} .bin files" if len(pickled) > 1 else pickled[0]
+            raise HubError(
+                f"{hub}: {bins} of {bytes_text(total)} would have to be fetched: only .safetensors files have headers "
+                "apart",
+                f"Fetch them with `{download(hub)}`, then inspect reads them from the cache.",
+            )
         count = "the header of" if len(files) == 1 else f"{len(files)} headers of"
         say(f"Reading {count} {snapshot} from {host()}; its {bytes_text(total)} are not fetched.")
         described = read_headers(snapshot, remote_files(snapshot, files), progress)
         return DescribedCheckpoint(snapshot, tuple(described.values()))
-
-
-def _pickled(name: HubName, files: list[str], total: int) -> HubError:
-    count = f"{len(files)} .bin files" if len(files) > 1 else files[0]
-    return HubError(
-        f"{name}: {count} of {bytes_text(total)} would have to be fetched: only .safetensors files have headers apart",
-        f"Fetch them with `{download(name)}`, then inspect reads them from the cache.",
-    )

@@ -14,7 +14,7 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.hub.failures import host, plain_errors
 from prunecli.tensors.hub.fetch import Snapshot, fetch_beside, look_up, weight_files
-from prunecli.tensors.hub.names import HubName, hub_name
+from prunecli.tensors.hub.names import hub_name
 from prunecli.tensors.hub.ranges import RemoteFile
 from prunecli.tensors.hub.traffic import Traffic
 from prunecli.tensors.quantities import bytes_text
@@ -74,7 +74,12 @@ class StreamedCheckpoint(Checkpoint):
         return self._remote[path] if path in self._remote else super()._descriptor(index, spooled)
 
     def _samples(self) -> dict[str, bytes]:
-        requests = _together(sorted(self._sample_places(), key=lambda place: (place.file, place.start)))
+        places = []
+        for name, (file, stored) in self._stored.items():
+            self._descriptor(file, spooled=False)  # opens what lies here, so that threads need not
+            start, stop = sample_range(stored.info)
+            places.append(_Place(name, stored.info.dtype, file, stored.offset + start, stored.offset + stop))
+        requests = _together(sorted(places, key=lambda place: (place.file, place.start)))
         samples: dict[str, bytes] = {}
         pool = ThreadPoolExecutor(SAMPLES_CONNECTIONS)
         try:
@@ -88,14 +93,6 @@ class StreamedCheckpoint(Checkpoint):
         finally:
             pool.shutdown(cancel_futures=True)
         return samples
-
-    def _sample_places(self) -> list[_Place]:
-        places = []
-        for name, (file, stored) in self._stored.items():
-            self._descriptor(file, spooled=False)  # opens what lies here, so that threads need not
-            start, stop = sample_range(stored.info)
-            places.append(_Place(name, stored.info.dtype, file, stored.offset + start, stored.offset + stop))
-        return places
 
     def _read_samples(self, places: list[_Place]) -> dict[str, bytes]:
         start = places[0].start
@@ -168,7 +165,12 @@ def stream_model(
         weights = [file for file in weight_files(snapshot.sizes, snapshot.read) if not file.endswith(".json")]
         total = sum(snapshot.sizes[file] for file in weights)
         if pickled := [file for file in weights if not file.endswith(".safetensors")]:
-            raise _pickled(hub, pickled, total)
+            bins = f"{len(pickled)} .bin files" if len(pickled) > 1 else pickled[0]
+            raise HubError(
+                f"{hub}: its weights are pickled ({bins}, {bytes_text(total)}); only .safetensors files are read by "
+                "ranges",
+                "Leave --stream out: the model is then fetched whole.",
+            )
         fetch_beside(snapshot, say=say, progress=progress, bars=bars)
         far = [file for file in weights if not (snapshot.directory / file).is_file()]
         say(
@@ -244,11 +246,3 @@ def _header(path: Path, file: RemoteFile) -> WeightFile:
         )
 
     return described(path, file.size, read)
-
-
-def _pickled(name: HubName, files: list[str], total: int) -> HubError:
-    count = f"{len(files)} .bin files" if len(files) > 1 else files[0]
-    return HubError(
-        f"{name}: its weights are pickled ({count}, {bytes_text(total)}); only .safetensors files are read by ranges",
-        "Leave --stream out: the model is then fetched whole.",
-    )

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.layout import ModelLayout
 from prunecli.modules.attention import NoHeads, OnlyBias, module_name
 from prunecli.modules.building import assemble, complete
 from prunecli.modules.define import DefineEmbedding, DefineOutput, has_module
@@ -46,7 +45,13 @@ def random_model(checkpoint: Checkpoint, seed: int) -> Any:
     with torch.no_grad():
         with _stood_in(model) as tables:
             model.initialize_weights()
-            _draw_by_own_sizes(model, checkpoint.layout)
+            # Again what a rule of a whole FFN or attention drew by the sizes in the config, not by its own (T5's).
+            for ffn in checkpoint.layout.ffns:
+                if not (ffn.is_sparse or ffn.removed or ffn.is_shared):
+                    _draw_with(model, ffn.name, ffn.stack.ffn.width, ffn.width)
+            for attention in checkpoint.layout.attentions:
+                if not attention.is_whole and attention.num_heads:
+                    _draw_with(model, attention.name, attention.spec.heads, attention.num_heads)
             spreads = {unit: float(table.std()) for unit, table in tables.items()}
         for module in model.modules():
             _draw(model, module)
@@ -85,16 +90,6 @@ def _stood_in(model: Any) -> Iterator[dict[DefineEmbedding, Tensor]]:
     finally:
         for module in without:
             del module.weight
-
-
-def _draw_by_own_sizes(model: Any, layout: ModelLayout) -> None:
-    """Draw again what a rule of a whole FFN or attention drew by the sizes in the config, not by its own (T5's)."""
-    for ffn in layout.ffns:
-        if not (ffn.is_sparse or ffn.removed or ffn.is_shared):
-            _draw_with(model, ffn.name, ffn.stack.ffn.width, ffn.width)
-    for attention in layout.attentions:
-        if not attention.is_whole and attention.num_heads:
-            _draw_with(model, attention.name, attention.spec.heads, attention.num_heads)
 
 
 def _draw_with(model: Any, name: str, key: str, value: int) -> None:
