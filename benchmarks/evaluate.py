@@ -17,19 +17,19 @@ from typing import Any
 
 import torch
 
-from prunecli.evaluation.decoding import DecodingOptions, generation_settings, translate
+from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.modules.loading import load_model
 from prunecli.running.lengths import length_limit, max_positions
 from prunecli.text.batching import length_bucketed, pad
 from prunecli.text.parallel import read_parallel
-from prunecli.text.tokens import encode, load_tokenizer
+from prunecli.text.tokens import encode, language_id, load_tokenizer
 
 
 def in_file_order(
     model: Any, tokenizer: Any, sentences: Sequence[str], pair: tuple[str, str], beam: int, size: int
 ) -> list[str]:
     """Batches of `size` sentences in file order."""
-    settings = generation_settings(tokenizer, pair[1], beam)
+    forced = language_id(tokenizer, pair[1])
     texts: list[str] = []
     for start in range(0, len(sentences), size):
         sources = encode(
@@ -42,7 +42,10 @@ def in_file_order(
                 input_ids=ids.to(model.device),
                 attention_mask=mask.to(model.device),
                 max_new_tokens=limit,
-                **settings,
+                num_beams=beam,
+                do_sample=False,
+                max_length=None,
+                forced_bos_token_id=forced,
             )
         texts += tokenizer.batch_decode(outputs, skip_special_tokens=True)
     return texts

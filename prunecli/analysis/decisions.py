@@ -47,26 +47,18 @@ class PlaceRow:
 
 def place_rows(decision: Decision) -> list[PlaceRow]:
     """A row for each place."""
-    return [_row(decision, index) for index in range(len(decision.places))]
-
-
-def _row(decision: Decision, index: int) -> PlaceRow:
-    place, cut = decision.places[index], decision.cuts[index]
-    kept, dropped = nearest(decision, index, 1)
-    values = place.values
-    lowest = (int(place.ids[kept[0]]), float(values[kept[0]])) if values is not None and len(kept) else None
-    highest = (
-        (int(place.ids[dropped[0]]), float(values[dropped[0]]))
-        if values is not None and len(dropped)
-        else None
-    )
-    sure = None
-    if values is not None and lowest is not None and highest is not None:
-        spread = float(np.nanstd(values))
-        sure = (lowest[1] - highest[1]) / spread if spread > 0 else None
-    return PlaceRow(
-        place_name(decision, place), len(place.ids), place.num_kept, cut.cutoff, lowest, highest, sure
-    )
+    rows = []
+    for index, (place, cut) in enumerate(zip(decision.places, decision.cuts, strict=True)):
+        values, name, sure = place.values, place_name(decision, place), None
+        lowest, highest = (
+            (int(place.ids[found[0]]), float(values[found[0]])) if values is not None and found else None
+            for found in nearest(decision, index, 1)
+        )
+        if values is not None and lowest is not None and highest is not None:
+            spread = float(np.nanstd(values))
+            sure = (lowest[1] - highest[1]) / spread if spread > 0 else None
+        rows.append(PlaceRow(name, len(place.ids), place.num_kept, cut.cutoff, lowest, highest, sure))
+    return rows
 
 
 def nearest(decision: Decision, index: int, most: int) -> tuple[list[int], list[int]]:

@@ -216,16 +216,9 @@ def correlation_figure(rows: Sequence[Mapping[str, NDArray[np.float64]]], title:
         title: above the panels.
 
     Raises:
-        PruneError: matplotlib is not installed, there is no map, or one is not square.
+        PruneError: matplotlib is not installed.
     """
     rows = [maps for maps in rows if maps]
-    if not rows:
-        raise PruneError("There is nothing to draw: no correlation map was given.")
-    for name, values in (item for maps in rows for item in maps.items()):
-        if values.ndim != 2 or values.shape[0] != values.shape[1] or not values.size:
-            raise PruneError(
-                f"The correlation map of {name} has the shape {list(values.shape)}: it is not square."
-            )
     columns = max(map(len, rows))
     size = 4 if columns <= 4 else 3
     figure, grid = new_figure(1 + size * columns, (size + 0.8) * len(rows), len(rows), columns, title)

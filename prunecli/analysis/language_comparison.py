@@ -15,7 +15,6 @@ from prunecli.analysis.language_experts import (
     Dendrogram,
     LinkageMethod,
     Pair,
-    Spread,
     cluster,
     feature_vector,
     jaccard_matrix,
@@ -42,7 +41,6 @@ from prunecli.results.languages import (
     ExpertsByGroup,
     ExpertsPerLayer,
     Languages,
-    Relation,
     Similarities,
     Tree,
 )
@@ -219,24 +217,11 @@ def similarity_matrices(
 def _similarity(statistics: GateStatistics, options: LanguageOptions, pairs: Sequence[str]) -> Similarities:
     matrices = similarity_matrices(statistics, options, pairs)
     split: list[Pair] = [split_pair(pair) for pair in pairs]
-    relations = {
-        side: {
-            relation: None if spread.comparisons == 0 else _relation(spread)
-            for relation, spread in spread_by_relation(split, matrix).items()
-        }
-        for side, matrix in matrices.items()
-    }
+    relations = {side: spread_by_relation(split, matrix) for side, matrix in matrices.items()}
     if len(pairs) > MOST_PAIRS:
         return Similarities(relations=relations)
     listed = {side: np.round(matrix, 6).tolist() for side, matrix in matrices.items()}
     return Similarities(relations=relations, **listed)
-
-
-def _relation(spread: Spread) -> Relation:
-    figures = (round(value, 6) for value in (spread.mean, spread.lowest, spread.highest))
-    return Relation(
-        comparisons=spread.comparisons, **dict(zip(("mean", "lowest", "highest"), figures, strict=True))
-    )
 
 
 def _dendrogram(statistics: GateStatistics, options: LanguageOptions, side: str) -> Dendrogram | None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.cluster import hierarchy
 
 from prunecli.errors import UsageError
+from prunecli.results.languages import Relation
 
 Pair = tuple[str, str]
 LinkageMethod = Literal["ward", "average", "complete", "single"]
@@ -43,22 +44,14 @@ def jaccard_matrix(selections: Sequence[Set[Any]]) -> NDArray[np.float64]:
     return matrix
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Similarities of one group of comparisons; the values are nan where it holds none."""
-
-    comparisons: int
-    mean: float
-    lowest: float
-    highest: float
-
-
 RELATIONS = ("same source", "same target", "neither")
 """What two different pairs have in common."""
 
 
-def spread_by_relation(pairs: Sequence[Pair], matrix: NDArray[np.float64]) -> dict[str, Spread]:
+def spread_by_relation(pairs: Sequence[Pair], matrix: NDArray[np.float64]) -> dict[str, Relation | None]:
     """Mean, lowest and highest similarity of the pairs with a common source, a common target, or neither.
+
+    A relation that no two pairs have is None. Values are rounded to 6 digits.
 
     Args:
         pairs: (source, target), all different.
@@ -76,10 +69,11 @@ def _same(languages: Sequence[str]) -> NDArray[np.bool_]:
     return np.asarray(numbers[:, None] == numbers[None, :])
 
 
-def _spread(values: NDArray[np.float64]) -> Spread:
+def _spread(values: NDArray[np.float64]) -> Relation | None:
     if not len(values):
-        return Spread(0, float("nan"), float("nan"), float("nan"))
-    return Spread(len(values), float(values.mean()), float(values.min()), float(values.max()))
+        return None
+    mean, lowest, highest = (round(float(value), 6) for value in (values.mean(), values.min(), values.max()))
+    return Relation(comparisons=len(values), mean=mean, lowest=lowest, highest=highest)
 
 
 def two_triangles(lower: NDArray[np.float64], upper: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -127,10 +127,8 @@ def side_means(pairs: Sequence[Pair], measures: Sequence[Measure]) -> dict[Side,
 
 def _normalised(pairs: Sequence[Pair], measure: Measure) -> float | None:
     both = [pair for pair in pairs if pair.normalised(measure) is not None]
-    mean, whole = (
-        _mean([pair.values[measure] for pair in both]),
-        _mean([pair.benchmark[measure] for pair in both]),
-    )
+    mean = _mean([pair.values[measure] for pair in both])
+    whole = _mean([pair.benchmark[measure] for pair in both])
     return None if mean is None or not whole else 100 * mean / whole
 
 
@@ -149,13 +147,12 @@ def constant_components(comparison: Comparison) -> tuple[tuple[str, ...], tuple[
     """Names of the components of either model whose output is the same for every sentence."""
     matrix = next(iter(comparison.similarities.values()))
     same = np.isnan(np.diagonal(matrix))
-    names = [component.name for component in (*comparison.first, *comparison.second)]
-    flagged = [name if odd else None for name, odd in zip(names, same, strict=True)]
     cut = len(comparison.first)
-    return (
-        tuple(name for name in flagged[:cut] if name is not None),
-        tuple(name for name in flagged[cut:] if name is not None),
+    first, second = (
+        tuple(part.name for part, is_same in zip(parts, flags, strict=True) if is_same)
+        for parts, flags in ((comparison.first, same[:cut]), (comparison.second, same[cut:]))
     )
+    return first, second
 
 
 def similarity_of(
@@ -191,20 +188,14 @@ def similarity_of(
             ],
             "mean": {
                 side: {
-                    **{measure: _rounded(mean.values[measure]) for measure in measures},
-                    **(
-                        {
-                            f"{measure}_normalised": _rounded(mean.normalised[measure], 4)
-                            for measure in measures
-                        }
-                        if references
-                        else {}
-                    ),
-                    **(
-                        {f"{measure}_random": _rounded(mean.random[measure]) for measure in measures}
-                        if randoms
-                        else {}
-                    ),
+                    f"{measure}{suffix}": _rounded(means[measure], digits)
+                    for suffix, means, digits, is_known in (
+                        ("", mean.values, 6, True),
+                        ("_normalised", mean.normalised, 4, references),
+                        ("_random", mean.random, 6, randoms),
+                    )
+                    for measure in measures
+                    if is_known
                 }
                 for side, mean in side_means(pairs, measures).items()
             },

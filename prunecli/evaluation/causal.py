@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -202,16 +203,7 @@ class CausalModels:
             name: ([ids for ids, _ in first[name]], own) for name, own in made.items()
         }
         both[None] = tuple([*chain(*side)] for side in zip(*both.values(), strict=True))
-        scores: dict[str | None, dict[str, Any]] = {}
-        for of_name, pair in both.items():
-            found = agreement(*pair)
-            scores[of_name] = {
-                "continuations": found.prompts,
-                "continued_tokens": found.tokens,
-                "tokens_until_difference": found.until_difference,
-                "equal_tokens": found.equal,
-            }
-        return scores
+        return {of_name: asdict(agreement(*pair)) for of_name, pair in both.items()}
 
     def examples(self) -> list[Example]:
         """The prompts whose continuations differ most from those of the first model; empty without continuations."""
@@ -222,7 +214,7 @@ class CausalModels:
             for row, prompt in enumerate(prompts):
                 own = {label: continued[name][row] for label, continued in self._continued.items()}
                 (first, _), *others = own.values()
-                alike = sum(agreement([first], [ids]).equal for ids, _ in others)
+                alike = sum(agreement([first], [ids]).equal_tokens for ids, _ in others)
                 outputs = {label: text for label, (_, text) in own.items()}
                 found.append((alike, Example(text=name or None, source=prompt, outputs=outputs)))
         return [example for _, example in sorted(found, key=lambda one: one[0])[: self._options.examples]]

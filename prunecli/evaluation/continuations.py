@@ -31,16 +31,16 @@ class Agreement:
     """How far one model's continuations go along with another's.
 
     Attributes:
-        prompts: how many there are.
-        tokens: mean length of the first model's continuations, their end tokens included.
-        until_difference: mean number of tokens before the first that differs; at most `tokens`.
-        equal: of all tokens of the first model the share that the other has at the same place, 0 to 1.
+        continuations: how many there are.
+        continued_tokens: mean length of the first model's continuations, their end tokens included.
+        tokens_until_difference: mean number of tokens before the first that differs; at most `continued_tokens`.
+        equal_tokens: of all tokens of the first model the share that the other has at the same place, 0 to 1.
     """
 
-    prompts: int
-    tokens: float
-    until_difference: float
-    equal: float
+    continuations: int
+    continued_tokens: float
+    tokens_until_difference: float
+    equal_tokens: float
 
 
 def choose_prompts(texts: Sequence[Ids], count: int) -> list[Ids]:

@@ -56,19 +56,38 @@ class Translation:
     finished: bool
 
 
-def generation_settings(
-    tokenizer: Tokenizer, target: str, beam: int, vocabulary: int | None = None
-) -> dict[str, Any]:
-    """Arguments of `generate` for a plain beam search into `target`, whatever the checkpoint's own defaults.
+def batched_search(
+    model: Any,
+    tokenizer: Tokenizer,
+    sentences: Sequence[str],
+    pair: tuple[str, str],
+    options: DecodingOptions,
+) -> tuple[list[list[int]], Callable[[Sequence[int]], list[list[int]]]]:
+    """Batches of sentences, and the function that translates one of them.
+
+    Batches hold sources of like lengths, the longest first; the length limit of a batch is that of its
+    longest source. Sources longer than the model's positions are cut.
+
+    Returns:
+        Positions of the sentences of each batch; such positions -> the ids that `generate` returns for each.
 
     Raises:
-        DataError: the tokenizer has language tokens, but none for `target`.
-        CheckpointError: its id is none of the `vocabulary` of the model.
+        DataError: the tokenizer has language tokens, but lacks one of `pair`.
+        CheckpointError: the id of the target language is none of the vocabulary of the model.
     """
-    settings: dict[str, Any] = {"num_beams": beam, "do_sample": False, "max_length": None}
+    from prunecli.running.encoding import padding_id
+
+    positions, vocabulary = max_positions(model.config), vocabulary_size(model.config)
+    sources = encode(tokenizer, sentences, pair[0], max_length=positions, vocabulary=vocabulary)
+    filling, settings = padding_id(model, tokenizer), {}
     if languages(tokenizer):
-        settings["forced_bos_token_id"] = language_id(tokenizer, target, vocabulary)
-    return settings
+        settings["forced_bos_token_id"] = language_id(tokenizer, pair[1], vocabulary)
+
+    def search(batch: Sequence[int]) -> list[list[int]]:
+        limit = options.max_new_tokens or length_limit(len(sources[batch[0]]), positions)
+        return generate(model, [sources[i] for i in batch], filling, options.beam, limit, **settings)
+
+    return length_bucketed([len(source) for source in sources], options.batch_tokens), search
 
 
 def translate(
@@ -82,9 +101,6 @@ def translate(
 ) -> list[Translation]:
     """Translate `sentences` from `pair[0]` to `pair[1]`; of several processes each translates some of the batches.
 
-    Batches hold sources of like lengths, the longest first; the length limit of a batch is that of its
-    longest source. Sources longer than the model's positions are cut.
-
     Args:
         model: in evaluation mode, on its device.
         advance: called with the number of sentences of each finished batch, times the processes.
@@ -96,17 +112,10 @@ def translate(
     Raises:
         DataError: the tokenizer lacks a language.
     """
-    from prunecli.running.encoding import padding_id
-
-    positions, vocabulary = max_positions(model.config), vocabulary_size(model.config)
-    sources = encode(tokenizer, sentences, pair[0], max_length=positions, vocabulary=vocabulary)
-    settings = generation_settings(tokenizer, pair[1], options.beam, vocabulary)
-    filling = padding_id(model, tokenizer)
     done: dict[int, Translation] = {}
-    batches = length_bucketed([len(source) for source in sources], options.batch_tokens)
+    batches, search = batched_search(model, tokenizer, sentences, pair, options)
     for batch in process_group.share(batches):
-        limit = options.max_new_tokens or length_limit(len(sources[batch[0]]), positions)
-        outputs = generate(model, [sources[i] for i in batch], filling, settings, limit)
+        outputs = search(batch)
         texts = tokenizer.batch_decode(outputs, skip_special_tokens=True)
         ends = end_ids(model, tokenizer)
         for index, text, ids in zip(batch, texts, outputs, strict=True):
@@ -118,11 +127,18 @@ def translate(
 
 
 def generate(
-    model: Any, sources: Sequence[Sequence[int]], pad_id: int, settings: dict[str, Any], limit: int
+    model: Any, sources: Sequence[Sequence[int]], pad_id: int, beam: int, limit: int, **settings: Any
 ) -> list[list[int]]:
-    """One batch through the model's `generate`; ids of each best hypothesis, the decoder's start included.
+    """Search a batch by the model's `generate`, whatever the checkpoint's own defaults.
 
     A decoder alone goes on where its prompt ends, so that padding is before the prompts.
+
+    Args:
+        limit: new tokens at most.
+        settings: further arguments of `generate`.
+
+    Returns:
+        Ids of each best hypothesis, the decoder's start included.
     """
     import torch
 
@@ -131,6 +147,9 @@ def generate(
         outputs = model.generate(
             input_ids=ids.to(model.device),
             attention_mask=mask.to(model.device),
+            num_beams=beam,
+            do_sample=False,
+            max_length=None,
             max_new_tokens=limit,
             past_key_values=beam_cache(model),
             **settings,

@@ -84,14 +84,9 @@ class Continuation(Workload):
             return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
         count = self.new_tokens + 1
-        settings = {
-            "num_beams": beam,
-            "do_sample": False,
-            "max_length": None,
-            **_without_an_end(model, count),
-            "stopping_criteria": StoppingCriteriaList([note_the_first_token]),
-        }
-        generate(model, self.rows, self.pad_id, settings, count)
+        watch = StoppingCriteriaList([note_the_first_token])
+        endless = _without_an_end(model, count)
+        generate(model, self.rows, self.pad_id, beam, count, stopping_criteria=watch, **endless)
         start, first, end = *times, finished_at(model)
         return {"prefill": first - start, "decode": end - first}
 
@@ -105,15 +100,10 @@ def decode(
     forced_id: int | None,
 ) -> list[list[int]]:
     """Exactly `new_tokens` tokens for each of `sources`, one batch, after the decoder's start."""
-    settings = {
-        "num_beams": beam,
-        "do_sample": False,
-        "max_length": None,
-        **_without_an_end(model, new_tokens),
-    }
+    settings = _without_an_end(model, new_tokens)
     if forced_id is not None:
         settings["forced_bos_token_id"] = forced_id
-    return generate(model, sources, pad_id, settings, new_tokens)
+    return generate(model, sources, pad_id, beam, new_tokens, **settings)
 
 
 def _without_an_end(model: Any, new_tokens: int) -> dict[str, Any]:

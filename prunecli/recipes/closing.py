@@ -11,7 +11,7 @@ from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.recipes.engine import Report
-from prunecli.results.document import Document, numbers
+from prunecli.results.document import Document, numbers, with_fingerprints
 from prunecli.results.evaluation import Evaluated, Evaluation
 from prunecli.results.latency import Latency, Timed, Timing
 from prunecli.results.scores import SCORES, percent
@@ -108,17 +108,15 @@ def _read(path: Path, kind: type[D]) -> D:
 
 def _by_path(document: Document, results: Sequence[R], rows: Sequence[_Row]) -> dict[Path, R]:
     """Checkpoint -> its result: of its weights, where the file names these; of several the one of its label."""
-    known = len(document.models) == len(results)
-    fingerprints = [model.fingerprint for model in document.models] if known else [None] * len(results)
     found = {}
     for row in rows:
         same = [
             result
-            for result, own in zip(results, fingerprints, strict=True)
-            if own == row.fingerprint or (own is None and result.checkpoint == row.label)
+            for result, own in with_fingerprints(document, results)
+            if own == row.fingerprint or (not own and result.checkpoint == row.label)
         ]
         if same:
-            found[row.path] = next((result for result in same if result.checkpoint == row.label), same[0])
+            found[row.path] = min(same, key=lambda result: result.checkpoint != row.label)
     return found
 
 

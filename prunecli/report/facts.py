@@ -10,7 +10,7 @@ from prunecli import __version__
 from prunecli.analysis.decisions import place_rows
 from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.report.history import command_lines
-from prunecli.results.document import numbers
+from prunecli.results.document import numbers, with_fingerprints
 from prunecli.results.evaluation import Evaluated, Evaluation
 from prunecli.results.latency import Latency, Timed
 from prunecli.results.scores import SCORES, Score
@@ -61,23 +61,19 @@ class Row:
 
 def rows_of(evaluation: Evaluation, data: ReportData) -> list[Row]:
     """A row for each result, with the checkpoint and the speed that have its fingerprint."""
-    rows = []
-    models = evaluation.models if len(evaluation.models) == len(evaluation.results) else None
-    for index, result in enumerate(evaluation.results):
-        fingerprint = "" if models is None else models[index].fingerprint or ""
-        entry = data.known(result.checkpoint, fingerprint)
-        rows.append(Row(result, fingerprint, entry, _timed(data, result.checkpoint, fingerprint)))
-    return rows
+    return [
+        Row(result, own, data.known(result.checkpoint, own), _timed(data, result.checkpoint, own))
+        for result, own in with_fingerprints(evaluation, evaluation.results)
+    ]
 
 
 def _timed(data: ReportData, label: str, fingerprint: str) -> Timed | None:
     """The first speed of this checkpoint; among several with its fingerprint the one with its name."""
     for _, latency in data.of(Latency):
-        if fingerprint and len(latency.models) == len(latency.results):
-            both = zip(latency.results, latency.models, strict=True)
-            same = [result for result, model in both if model.fingerprint == fingerprint]
-            if same:
-                return min(same, key=lambda result: result.checkpoint != label)
+        both = with_fingerprints(latency, latency.results)
+        same = [result for result, own in both if fingerprint and own == fingerprint]
+        if same:
+            return min(same, key=lambda result: result.checkpoint != label)
     return None
 
 

@@ -174,12 +174,8 @@ def _source_name(source: Mapping[str, Any]) -> str:
 
 def _origin(entry: CheckpointEntry) -> str:
     _, fingerprint, name = original(entry)
-    return f"{name} ({short(fingerprint)})" if fingerprint else name
-
-
-def short(fingerprint: str) -> str:
-    """'sha256:e5549d66…' of a fingerprint or digest."""
-    return fingerprint if len(fingerprint) <= 16 else f"{fingerprint[:15]}…"
+    shown = fingerprint if len(fingerprint) <= 16 else f"{fingerprint[:15]}…"
+    return f"{name} ({shown})" if fingerprint else name
 
 
 def step_text(step: Mapping[str, Any], *more: str) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 
 from prunecli.analysis.removed import Removed, Unit, removed
 from prunecli.evaluation.significance import LEAST
-from prunecli.model.checkpoint import Checkpoint
 from prunecli.report.charts import Point, Series, chart
 from prunecli.report.collect import ReportData
 from prunecli.report.facts import LOWER_IS_BETTER, Row, rows_of, shown_scores
+from prunecli.report.history import original
 from prunecli.report.markup import Html, element, join, maybe, millions, row_of, table
 from prunecli.results.document import numbers
 from prunecli.results.evaluation import Evaluated, Evaluation
@@ -85,26 +85,20 @@ def _about(evaluation: Evaluation) -> str:
 
 def _lost(rows: Sequence[Row]) -> tuple[Unit, dict[int, Removed]]:
     """What was removed, by index of the row: of what could be opened, and of originals of these, wherever they lie."""
-    opened = {index: row.entry.checkpoint for index, row in enumerate(rows) if row.entry is not None}
+    opened = {index: row.entry for index, row in enumerate(rows) if row.entry is not None}
     if not opened:
         return "parameters", {}
-    unit, losses = removed(list(opened.values()), rows[0].parameters)
+    unit, losses = removed([entry.checkpoint for entry in opened.values()], rows[0].parameters)
     if unit == "parameters" and rows[0].parameters is None:  # they are counted against the first
         return unit, {}
     lost = dict(zip(opened, losses, strict=True))
     for index, row in enumerate(rows):
-        reduced = [i for i, model in opened.items() if row.fingerprint and _origin(model) == row.fingerprint]
+        derived = [i for i, entry in opened.items() if row.fingerprint and entry.history]
+        reduced = [i for i in derived if original(opened[i])[1] == row.fingerprint]
         if index not in opened and reduced:
             lines = dict.fromkeys(line for i in reduced for line in lost[i].lines)
             lost[index] = Removed(0.0, tuple(lines), is_original=True)
     return unit, lost
-
-
-def _origin(checkpoint: Checkpoint) -> str | None:
-    """The fingerprint of what its history began with."""
-    history = checkpoint.structure.history
-    source = history[0].get("source") if history else None
-    return None if source is None else str(source.get("fingerprint"))
 
 
 def _charts(key: str, score: Score, rows: Sequence[Row], unit: Unit, lost: dict[int, Removed]) -> list[Html]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -61,6 +61,15 @@ class Document(Record, Tabled):
             return cls.model_validate(payload)
         except ValidationError as error:
             raise DataError(f"{path}: {first_fault(error)}") from error
+
+
+Result = TypeVar("Result")
+
+
+def with_fingerprints(document: Document, results: Sequence[Result]) -> list[tuple[Result, str]]:
+    """Each result and the fingerprint of its checkpoint; "" if the header does not state one for each result."""
+    stated = [model.fingerprint or "" for model in document.models]
+    return list(zip(results, stated if len(stated) == len(results) else [""] * len(results), strict=True))
 
 
 def first_fault(error: ValidationError) -> str:

@@ -50,13 +50,6 @@ def test_rotations_scales_and_shifts_are_not_seen(seed: int, scale: float, shift
     assert found[1, 2] == pytest.approx(found[0, 2], abs=1e-4)
 
 
-def test_symmetric_one_on_the_diagonal_and_within_bounds() -> None:
-    found = linear_cka(random_features(3, 40, (5, 50, 7)))
-    np.testing.assert_array_equal(found, found.T)
-    np.testing.assert_array_equal(np.diagonal(found), 1)
-    assert ((found >= 0) & (found <= 1)).all()
-
-
 def test_by_hand() -> None:
     # Centred: x = (-1, 0, 1), y = (-1, 2, -1): <x, y>^2 / (<x, x> <y, y>) = 0, and with z = (-1, -1, 2) 9 / (2 * 6).
     x, y, z = ([1, 2, 3], [0, 3, 0], [4, 4, 7])
@@ -79,9 +72,3 @@ def test_a_small_change_on_a_large_mean_is_seen() -> None:
     (small,) = random_features(2, 30, (5,))
     large = (small + np.float32(1000)).astype(np.float32)
     assert linear_cka([small, large])[0, 1] == pytest.approx(1, abs=1e-3)
-
-
-def test_other_numbers_of_sentences_are_a_fault() -> None:
-    first, second = random_features(0, 8, (3,)) + random_features(0, 9, (3,))
-    with pytest.raises(ValueError):
-        linear_cka([first, second])

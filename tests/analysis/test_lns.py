@@ -56,10 +56,6 @@ def test_by_hand() -> None:
     assert found[0, 1] == 0.5
 
 
-def test_all_others_as_neighbours_are_the_same_in_every_space() -> None:
-    np.testing.assert_array_equal(local_neighbourhood_similarity(random_features(0, 7, (3, 4)), 6), 1)
-
-
 def test_outputs_that_never_change_have_no_neighbours() -> None:
     features = [*random_features(0, 10, (4,)), np.ones((10, 4), np.float32)]
     found = local_neighbourhood_similarity(features, 2)

@@ -11,7 +11,6 @@ import pytest
 
 from prunecli.analysis.model_similarity import (
     Comparison,
-    Portion,
     SimilarityOptions,
     compare,
     parallel_portions,
@@ -25,7 +24,7 @@ from prunecli.analysis.similarity_results import (
     similarity_of,
     successive,
 )
-from prunecli.errors import DataError, UnsupportedModelError, UsageError
+from prunecli.errors import DataError
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.drawing import random_model
 from prunecli.results.similarity import Similarity
@@ -219,26 +218,3 @@ def test_blank_lines_are_not_compared() -> None:
     text = ParallelText("val", {"eng_Latn": (*LINES, "the"), "fra_Latn": (*LINES, "")})
     (portion,) = parallel_portions(text, PAIRS[:1])
     assert portion.sources == portion.targets == LINES
-
-
-def test_text_of_the_wrong_kind_is_refused(models: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not --text"):
-        compare({"one": open_model(models / "one")}, [Portion("text", LINES)], OPTIONS)
-    gpt2 = open_model(tiny_family(tmp_path / "gpt2", "gpt2"))
-    with pytest.raises(UsageError, match="not pairs of sentences"):
-        compare({"gpt2": gpt2}, parallel_portions(TEXT, PAIRS), OPTIONS)
-
-
-def test_too_few_neighbours_are_refused_before_a_model_is_loaded(models: Path) -> None:
-    options = SimilarityOptions(neighbours=0.01)
-    with pytest.raises(UsageError, match="0 neighbours"):
-        compare({"one": open_model(models / "one")}, parallel_portions(TEXT, PAIRS), options)
-
-
-def test_an_undeclared_family_is_refused(models: Path, tmp_path: Path) -> None:
-    path = tiny_family(tmp_path / "other", "gpt2")
-    config = (path / "config.json").read_text().replace('"model_type": "gpt2"', '"model_type": "gpt_neo"')
-    (path / "config.json").write_text(config)
-    opened = {"one": open_model(models / "one"), "other": open_model(path)}
-    with pytest.raises(UnsupportedModelError, match="gpt_neo"):
-        compare(opened, parallel_portions(TEXT, PAIRS), OPTIONS)

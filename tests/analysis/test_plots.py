@@ -10,12 +10,10 @@ import pytest
 from prunecli.analysis.plots import (
     CurvePoint,
     Speed,
-    curves,
     languages_figure,
     save_figure,
     score_figure,
     speed_figure,
-    speed_lines,
 )
 from prunecli.errors import PruneError
 
@@ -41,15 +39,6 @@ def lines(axes) -> dict[str, list[tuple[float, float]]]:
         for line in axes.get_lines()
         if not line.get_label().startswith("_")
     }
-
-
-def test_every_line_starts_from_the_unreduced_model():
-    by_line = curves(POINTS)
-    assert {name: [point.removed for point in members] for name, members in by_line.items()} == {
-        "encoder": [0.0, 0.2, 0.5],
-        "cross": [0.0, 0.3],
-    }
-    assert curves([CurvePoint(0.0, {})]) == {"": [CurvePoint(0.0, {})]}
 
 
 def test_scores_against_what_was_removed():
@@ -78,15 +67,6 @@ def test_a_single_line_needs_no_legend():
     (axes,) = score_figure([CurvePoint(0.1, {"accuracy": -0.9})], unit="experts").axes
     assert axes.get_legend() is None
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("experts removed, %", "accuracy")
-
-
-def test_speeds_by_beam_and_checkpoint():
-    by_beam = speed_lines(SPEEDS)
-    assert list(by_beam) == ["beam 1", "beam 5"]
-    assert list(by_beam["beam 5"]) == ["whole", "less"]
-    assert [(s.batch_size, s.setting) for s in by_beam["beam 5"]["less"]] == [
-        (n, "beam 5") for n in (1, 2, 8)
-    ]
 
 
 def test_speed_against_batch_size_with_its_deviation():

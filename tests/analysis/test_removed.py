@@ -60,23 +60,9 @@ def test_heads_of_a_model_of_one_stack(tmp_path):
 
 
 def test_experts(tmp_path):
-    def pruned(name, **arguments):
-        layers = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
-        mark = {
-            "version": 1,
-            "experts": {layer: [0, 7] for layer in layers},
-            "original_experts": dict.fromkeys(layers, 8),
-            "history": [_step("prune-experts", **arguments)],
-        }
-        return open_model(tiny_nllb_moe(tmp_path / name, experts=2, config={"prunecli": mark}))
-
-    unit, found = removed(
-        [
-            open_model(tiny_nllb_moe(tmp_path / "full")),
-            pruned("a", granularity="language", metric="importance"),
-            pruned("b", metric="random"),
-        ]
-    )
+    steps = {"a": {"granularity": "language", "metric": "importance"}, "b": {"metric": "random"}}
+    pruned = [_experts(tmp_path, name, _step("prune-experts", **step)) for name, step in steps.items()]
+    unit, found = removed([open_model(tiny_nllb_moe(tmp_path / "full")), *pruned])
     assert unit == "experts"
     assert found == [
         Removed(0.0, ("metric importance", "metric random"), is_original=True),

@@ -196,11 +196,3 @@ def test_a_text_without_tokens_is_refused(tmp_path: Path) -> None:
     subject = Subject(tiny(tmp_path / "model", "gpt2"), "gpt2")
     with pytest.raises(DataError, match=r"text 2 \(''\) has no token"):
         text_examples(subject.tokenizer, subject.model, ("the hen", ""), skip_empty=False)
-
-
-def test_an_undeclared_family_is_refused(tmp_path: Path) -> None:
-    path = tiny(tmp_path / "model", "gpt2")
-    config = (path / "config.json").read_text().replace('"model_type": "gpt2"', '"model_type": "gpt_neo"')
-    (path / "config.json").write_text(config)
-    with pytest.raises(UnsupportedModelError, match="gpt_neo"):
-        components(open_model(path))

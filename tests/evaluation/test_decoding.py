@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from prunecli.errors import DataError
 from prunecli.evaluation.decoding import DecodingOptions, Translation, translate
 from prunecli.modules.loading import load_model
 from prunecli.running.lengths import length_limit
@@ -53,10 +52,6 @@ def test_progress_counts_every_sentence(loaded):
     assert len(counts) > 1
 
 
-def test_nothing_to_translate(loaded):
-    assert translate(*loaded, (), PAIR, DecodingOptions()) == []
-
-
 class _Scripted:
     """A model that puts out given ids."""
 
@@ -79,11 +74,6 @@ def test_an_output_without_end_token_was_ended_by_the_limit(loaded):
     assert made == [Translation("aa", finished=False), Translation("a", finished=True)]
     assert scripted.settings["forced_bos_token_id"] == french
     assert scripted.settings["max_new_tokens"] == length_limit(3, 64)
-
-
-def test_unknown_target_language(loaded):
-    with pytest.raises(DataError, match="unknown language 'zho_Hans'"):
-        translate(*loaded, ["a"], ("eng_Latn", "zho_Hans"), DecodingOptions())
 
 
 @pytest.mark.parametrize(("tokens", "positions", "limit"), [(10, None, 80), (10, 1024, 80), (100, 256, 255)])

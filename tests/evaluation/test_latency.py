@@ -211,11 +211,6 @@ def test_threads_by_the_model_s_size_and_the_idle_cores(checkpoints, monkeypatch
     assert [text in line for text, line in zip(said, heard, strict=True)] == [True] * len(said)
 
 
-def test_more_tokens_than_positions_are_refused(checkpoints, sentences):
-    with pytest.raises(UsageError, match="positions"):
-        bench_latency(checkpoints, sentences, replace(TURNS, new_tokens=10**6))
-
-
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize(("new_tokens", "left"), [(60, 4), (63, 1)])
 def test_prompts_leave_room_for_what_a_decoder_alone_generates(tmp_path, sentences, family, new_tokens, left):

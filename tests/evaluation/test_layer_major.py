@@ -17,11 +17,6 @@ from prunecli.modules.loading import load_model
 from prunecli.running.batches import batch_cost
 from prunecli.running.examples import Batch
 from prunecli.running.layerwise import runner as machinery
-from prunecli.running.layerwise.budget import (
-    activation_bytes,
-    backward_bytes,
-    output_bytes,
-)
 from prunecli.running.layerwise.runner import Layerwise, Resources, Room, RunReport
 from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
@@ -37,8 +32,9 @@ MEASURES: dict[str, Any] = {**dict.fromkeys(DECODERS, lm_losses), **dict.fromkey
 def layered(path: Path, model_type: str, memory: int = PLENTY, **more: Any) -> tuple[TextLosses, RunReport]:
     work, kind = RunReport(), more.pop("dtype", torch.float32)
     with open_model(path) as checkpoint:
-        runner = Layerwise(checkpoint, Resources(CPU, kind, memory, more.pop("spill", None)), work)
-        return MEASURES[model_type](runner, load_tokenizer(path), LINES, 40, **more), work
+        resources = Resources(CPU, kind, memory, more.pop("spill", None))
+        runner = Layerwise(checkpoint, resources, work, output=True)
+        return MEASURES.get(model_type, lm_losses)(runner, load_tokenizer(path), LINES, 40, **more), work
 
 
 def whole(path: Path, model_type: str, dtype: str = "float32", **more: Any) -> TextLosses:
@@ -163,15 +159,7 @@ def test_what_a_batch_takes(tmp_path: Path) -> None:
     batch = Batch({"input_ids": ids, "decoder_input_ids": targets}, targets, (0, 1))
     with open_model(tiny_family(tmp_path / "a", "m2m_100")) as checkpoint:
         runner = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY))
-        vocabulary, shape = runner.model.config.vocab_size, runner.shape
         forward, back = (batch_cost(runner, batch, backward=way) for way in (False, True))
-    assert forward.activations == max(
-        output_bytes(shape, vocabulary, 14, backward=False),
-        activation_bytes(shape, 2, 7, 5),
-    )
-    assert back.activations == max(
-        output_bytes(shape, vocabulary, 14, backward=True), backward_bytes(shape, 2, 7, 5)
-    )
     encoder, decoder = 2 * 5 * 32 * 4, 2 * 7 * 32 * 4
     assert forward.states == (encoder + decoder,)
     assert back.states == (3 * encoder + 2 * decoder + encoder + decoder,), (

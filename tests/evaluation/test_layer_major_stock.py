@@ -20,12 +20,11 @@ from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.modules.stock_experts import own_experts
 from prunecli.pipeline import apply
-from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.runner import InMemory
 from prunecli.text.choice import TextChoice
 from prunecli.text.tokens import load_tokenizer
 from tests.evaluation.losses import lm_losses
-from tests.evaluation.test_layer_major import CPU, LINES, PLENTY, no_room
+from tests.evaluation.test_layer_major import LINES, PLENTY, assert_same, layered, no_room
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import write_plain_tokenizer
 
@@ -36,14 +35,6 @@ def saved(folder: Path, model_type: str, **config: Any) -> Path:
     return folder
 
 
-def layered(path: Path, dtype: torch.dtype = torch.float32, **more: Any) -> tuple[TextLosses, RunReport]:
-    work = RunReport()
-    with open_model(path) as checkpoint:
-        resources = Resources(CPU, dtype, PLENTY, more.pop("spill", None))
-        runner = Layerwise(checkpoint, resources, work, output=True)
-        return lm_losses(runner, load_tokenizer(path), LINES, 40, **more), work
-
-
 def whole(path: Path, dtype: str = "float32", *, own: bool = True, **more: Any) -> TextLosses:
     """In memory, its experts added up in their order, as layer by layer; else as transformers does it."""
     model = load_model(path, device="cpu", dtype=dtype)
@@ -52,12 +43,6 @@ def whole(path: Path, dtype: str = "float32", *, own: bool = True, **more: Any) 
         return lm_losses(InMemory(model), tokenizer, LINES, 40, **more)
     with own_experts(model):
         return lm_losses(InMemory(model), tokenizer, LINES, 40, **more)
-
-
-def assert_same(one: TextLosses, other: TextLosses) -> None:
-    assert other.nats.min() > 0
-    assert np.array_equal(one.nats, other.nats)
-    assert np.array_equal(one.tokens, other.tokens)
 
 
 KINDS = (
@@ -76,7 +61,7 @@ KINDS = (
 @pytest.mark.parametrize("model_type", KINDS)
 def test_every_kind_of_layer(model_type: str, tmp_path: Path) -> None:
     path = saved(tmp_path / "model", model_type)
-    found, work = layered(path)
+    found, work = layered(path, model_type)
     if model_type != "jamba":  # the last bits of its state-space layers
         assert_same(found, whole(path))
     np.testing.assert_allclose(found.nats, whole(path, own=False).nats, rtol=1e-6)
@@ -88,7 +73,7 @@ def test_every_kind_of_layer(model_type: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss", "mixtral"])
 def test_tied_and_in_another_type(model_type: str, tmp_path: Path) -> None:
     path = saved(tmp_path / "model", model_type, tie_word_embeddings=True, output_router_logits=True)
-    found, _ = layered(path, torch.bfloat16, stride=10)
+    found, _ = layered(path, model_type, dtype=torch.bfloat16, stride=10)
     assert_same(found, whole(path, "bfloat16", stride=10))
 
 
@@ -98,7 +83,7 @@ def test_a_pruned_model_whose_states_are_in_a_file(tmp_path: Path, monkeypatch: 
         kept = {layer.name: (1, 2, 4, 7) for layer in opened.mixtures}
         apply(opened, rewrite_experts(opened, ExpertPlan(kept)), pruned)
     no_room(monkeypatch, 0)
-    found, work = layered(pruned, spill=tmp_path)
+    found, work = layered(pruned, "granitemoe", spill=tmp_path)
     assert_same(found, whole(pruned))
     assert work.spilled_bytes > 0
 
@@ -138,4 +123,4 @@ def test_an_output_layer_that_is_missing(tmp_path: Path) -> None:
     del tensors["lm_head.weight"]
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"missing \(lm_head\.weight\)"):
-        layered(path)
+        layered(path, "qwen3_moe")

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from prunecli.demo import CHECKPOINT
-from prunecli.errors import UsageError
 from prunecli.evaluation.options import labels_for
 
 
@@ -17,11 +14,6 @@ def test_labels_are_names_or_whole_paths_where_names_meet():
         "small": Path("/b/small"),
     }
     assert list(labels_for([Path("/a/x"), Path("/b/x")])) == ["/a/x", "/b/x"]
-
-
-def test_a_checkpoint_given_twice_is_refused():
-    with pytest.raises(UsageError, match="given twice"):
-        labels_for([Path("/a/x"), Path("/a/../a/x")])
 
 
 def test_the_bundled_model_is_called_demo():

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError
+from prunecli.errors import CheckpointError, DataError, OutputError
 from prunecli.evaluation.classification import classify, f1_scores
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.language_model import mlm_losses
@@ -124,14 +124,6 @@ def test_classifiers_side_by_side(classifiers, labelled, tmp_path):
     assert payload["significance"]["test"] == "McNemar, exact"
 
 
-def test_one_checkpoint_is_not_compared(causal, text, tmp_path):
-    payload = evaluate_task(
-        {"full": causal["full"]}, Dataset("lm", text), OPTIONS, tmp_path / "e.json"
-    ).to_json()
-    assert payload["significance"] is None
-    assert len(payload["results"]) == 1
-
-
 def test_the_windows_of_documents_are_compared(causal, text, tmp_path):
     whole = read_plain(text.files, whole_files=True)
     payload = evaluate_task(causal, Dataset("lm", whole), OPTIONS, tmp_path / "one.json").to_json()
@@ -173,9 +165,3 @@ def test_refused_before_a_model_is_loaded(causal, classifiers, text, tmp_path, m
             tmp_path / "new.json",
         )
     assert not (tmp_path / "new.json").exists()
-
-
-def test_a_model_without_the_head_writes_nothing(classifiers, text, tmp_path):
-    with pytest.raises(UnsupportedModelError, match="BertForSequenceClassification"):
-        evaluate_task(classifiers, Dataset("mlm", text), OPTIONS, tmp_path / "e.json")
-    assert not (tmp_path / "e.json").exists()

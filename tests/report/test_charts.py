@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,12 +37,6 @@ def test_every_point_lies_within_the_axes(values):
     for x, y in re.findall(r'<path d="M([\d.-]+) ([\d.-]+)a4', made):
         assert 50 <= float(x) <= 440
         assert 0 <= float(y) <= 260
-
-
-def test_equal_points_and_many_series():
-    same = Point(1.0, 1.0, "p")
-    made = chart("c", [Series(f"series {i}", (same,)) for i in range(12)], "x", "y")
-    assert made.count("<li>") == 12
 
 
 def test_a_scale_that_is_around_zero_has_two_sides():
@@ -102,9 +95,3 @@ def test_a_long_chain_needs_no_recursion():
         node = Node("inner", "step", False, [node])
     assert lineage("c", [node]).count("<circle") == 3001
     assert dendrogram("c", names, chain).count("joined at") == 2999
-
-
-@pytest.mark.parametrize("empty", [[], [Series("s", ())]])
-def test_a_chart_of_nothing_is_refused(empty):
-    with pytest.raises(ValueError, match="min"):
-        chart("c", empty, "x", "y")

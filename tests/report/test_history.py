@@ -71,12 +71,6 @@ def test_a_step_is_shown_as_it_was_typed(command: str, arguments: dict[str, Any]
     assert step_text({"command": command, "arguments": arguments}) == expected
 
 
-def test_what_it_was_made_from_may_follow() -> None:
-    step = {"command": "prune-heads", "arguments": {"removed": 51}}
-    assert step_text(step, "from demo") == "prune-heads  # 51 heads removed, from demo"
-    assert step_text({}, "from demo") == "'?'  # from demo"
-
-
 @pytest.mark.parametrize(
     ("command", "field", "expected"),
     [

@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 
-import pytest
 import typer
 from typer.testing import CliRunner
 
@@ -15,12 +14,11 @@ from prunecli.analysis.text_comparison import TextOptions, compare_by_text
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.commands.prune_layers import prune_layers
-from prunecli.errors import OutputError
 from prunecli.model.checkpoint import open_model
 from prunecli.report.collect import collect
 from prunecli.report.facts import facts
 from prunecli.report.history import command_lines
-from prunecli.report.page import SECTIONS, report_page, write_page
+from prunecli.report.page import SECTIONS, report_page
 from prunecli.results.header import header
 from prunecli.tensors.documents import write_json as write_document
 from tests.commands.gates import text_statistics, write_gates
@@ -484,19 +482,3 @@ def test_equal_directories_make_equal_bytes(tmp_path):
     assert (
         len(Page(pages[0]).sections()) == len(SECTIONS) - 4
     )  # no history, no decisions, no experts, no texts
-
-
-def test_a_page_is_written_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "report.html"
-    path.write_text("before")
-    with pytest.raises(UnicodeEncodeError):
-        write_page(path, "a" * 100_000 + "\ud800")
-    assert path.read_text() == "before"
-    write_page(path, "after")
-    assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
-    assert path.read_text() == "after"
-
-
-def test_a_page_in_no_directory_is_refused(tmp_path):
-    with pytest.raises(OutputError, match="no such directory"):
-        write_page(tmp_path / "missing" / "report.html", "x")

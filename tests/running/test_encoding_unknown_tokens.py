@@ -11,7 +11,7 @@ import pytest
 
 from prunecli import load_model
 from prunecli.errors import CheckpointError
-from prunecli.evaluation.decoding import DecodingOptions, generation_settings, translate
+from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.methods.experts.texts import text_windows
 from prunecli.model.checkpoint import open_model
 from prunecli.running.encoding import labelled_examples, padding_id, text_examples, translation_examples
@@ -111,10 +111,10 @@ def test_so_is_a_special_token_that_prunecli_puts_in(
 
 
 def test_and_a_language(make: Make) -> None:
-    tokenizer, _ = make("m2m_100")
-    number = tokenizer.convert_tokens_to_ids("fra_Latn")
+    tokenizer, model = make("m2m_100")
+    number = model.config.vocab_size = tokenizer.convert_tokens_to_ids("fra_Latn")
     with pytest.raises(CheckpointError, match=rf"gives the id {number} \('fra_Latn'\)"):
-        generation_settings(tokenizer, "fra_Latn", 1, number)
+        translate(model, tokenizer, (), ("eng_Latn", "fra_Latn"), DecodingOptions())
 
 
 def test_an_unknown_word_without_an_unknown_token_is_refused(make: Make) -> None:

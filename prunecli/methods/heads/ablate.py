@@ -14,21 +14,17 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from prunecli.evaluation.decoding import DecodingOptions, generate, generation_settings
+from prunecli.evaluation.decoding import DecodingOptions, batched_search
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.attention import masked_heads
 from prunecli.modules.pooling import Pooling
 from prunecli.modules.replay import recording, replaying, unchanged_below
 from prunecli.progress import Progress, silent
-from prunecli.running.encoding import padding_id
 from prunecli.running.examples import Batch
-from prunecli.running.lengths import length_limit, max_positions, vocabulary_size
 from prunecli.running.losses import example_losses, require_finite
 from prunecli.running.vectors import batch_vectors
-from prunecli.text.batching import length_bucketed
 from prunecli.text.parallel import ParallelText, pair_name
-from prunecli.text.tokens import encode
 
 Example = tuple[str, int]
 """What a message calls the text, and the example's number in it."""
@@ -176,18 +172,13 @@ def translation_measurements(
     Raises:
         DataError: the tokenizer lacks a language.
     """
-    positions, vocabulary = max_positions(model.config), vocabulary_size(model.config)
-    sources = encode(tokenizer, text.sentences[pair[0]], pair[0], max_length=positions, vocabulary=vocabulary)
-    settings = generation_settings(tokenizer, pair[1], options.beam, vocabulary)
-    filling = padding_id(model, tokenizer)
+    batches, search = batched_search(model, tokenizer, text.sentences[pair[0]], pair, options)
 
     def run(rows: Sequence[int]) -> list[str]:
-        limit = options.max_new_tokens or length_limit(len(sources[rows[0]]), positions)
-        outputs = generate(model, [sources[i] for i in rows], filling, settings, limit)
-        return [line.strip() for line in tokenizer.batch_decode(outputs, skip_special_tokens=True)]
+        return [line.strip() for line in tokenizer.batch_decode(search(rows), skip_special_tokens=True)]
 
     name = pair_name(*pair)
     return [
         Measurement(tuple((name, index) for index in rows), partial(run, rows), decodes=True)
-        for rows in length_bucketed([len(source) for source in sources], options.batch_tokens)
+        for rows in batches
     ]
