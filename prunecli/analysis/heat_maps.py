@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.analysis.correlation import mean_correlation
-from prunecli.analysis.plots import hide_spines, new_figure
+from prunecli.analysis.plots import filled, hide_spines, new_figure
 from prunecli.architectures.records import Side
 from prunecli.errors import PruneError
 from prunecli.model.attention import KIND_NAMES, KINDS, AttentionKind, AttentionLayer
@@ -189,21 +189,18 @@ def similarity_figure(comparison: Comparison, names: Sequence[str]) -> Figure:
     longest = max(max(panel.values.shape) for row in panels for panel in row)
     size = min(max(3.2, 0.24 * longest), 10)
     figure, grid = new_figure(size * columns + 1.2, (size + 0.5) * len(panels), len(panels), columns)
-    for row, row_axes in zip(panels, grid, strict=True):
-        for unused in row_axes[len(row) :]:
-            unused.set_visible(False)
-        for panel, axes in zip(row, row_axes, strict=False):
-            image = axes.imshow(panel.values, vmin=0, vmax=1, cmap="Reds", aspect="auto")
-            axes.set_facecolor(ABSENT)
-            axes.set_title(panel.title, fontsize=10)
-            axes.set_ylabel(panel.names[0])
-            axes.set_xlabel(panel.names[1])
-            for set_ticks, labels, turn in (
-                (axes.set_yticks, panel.rows, 0),
-                (axes.set_xticks, panel.columns, 90),
-            ):
-                ticks = range(0, len(labels), -(-len(labels) // NAMED_COMPONENTS))
-                set_ticks(ticks, [labels[tick] for tick in ticks], rotation=turn, fontsize=7)
+    for axes, panel in filled(grid, panels):
+        image = axes.imshow(panel.values, vmin=0, vmax=1, cmap="Reds", aspect="auto")
+        axes.set_facecolor(ABSENT)
+        axes.set_title(panel.title, fontsize=10)
+        axes.set_ylabel(panel.names[0])
+        axes.set_xlabel(panel.names[1])
+        for set_ticks, labels, turn in (
+            (axes.set_yticks, panel.rows, 0),
+            (axes.set_xticks, panel.columns, 90),
+        ):
+            ticks = range(0, len(labels), -(-len(labels) // NAMED_COMPONENTS))
+            set_ticks(ticks, [labels[tick] for tick in ticks], rotation=turn, fontsize=7)
     figure.colorbar(image, ax=[axes for row in grid for axes in row], shrink=0.6)
     return figure
 
@@ -222,12 +219,9 @@ def correlation_figure(rows: Sequence[Mapping[str, NDArray[np.float64]]], title:
     columns = max(map(len, rows))
     size = 4 if columns <= 4 else 3
     figure, grid = new_figure(1 + size * columns, (size + 0.8) * len(rows), len(rows), columns, title)
-    for maps, row_axes in zip(rows, grid, strict=True):
-        for unused in row_axes[len(maps) :]:
-            unused.set_visible(False)
-        for axes, (name, values) in zip(row_axes, maps.items(), strict=False):
-            image = axes.imshow(values, vmin=0, vmax=1, cmap="viridis", interpolation="antialiased")
-            axes.set_title(f"{name}\nmean beside the diagonal {mean_correlation(values):.3f}", fontsize=10)
-            axes.tick_params(labelsize=8)
+    for axes, (name, values) in filled(grid, [[*maps.items()] for maps in rows]):
+        image = axes.imshow(values, vmin=0, vmax=1, cmap="viridis", interpolation="antialiased")
+        axes.set_title(f"{name}\nmean beside the diagonal {mean_correlation(values):.3f}", fontsize=10)
+        axes.tick_params(labelsize=8)
     figure.colorbar(image, ax=[axes for row_axes in grid for axes in row_axes], shrink=0.8)
     return figure

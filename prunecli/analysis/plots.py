@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from prunecli.tensors.transaction import new_file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Item = TypeVar("Item")
 PANEL = 6.5, 4.5
 """Inches of a panel of lines."""
 NAMED_PAIRS = 30
@@ -52,6 +53,14 @@ def new_figure(
         figure.suptitle(title)
     axes: list[list[Any]] = figure.subplots(rows, columns, squeeze=False).tolist()
     return figure, axes
+
+
+def filled(grid: Sequence[Sequence[Any]], rows: Sequence[Sequence[Item]]) -> Iterator[tuple[Any, Item]]:
+    """The axes of each item, row by row; axes that a row lacks an item for are hidden."""
+    for row_axes, row in zip(grid, rows, strict=True):
+        yield from zip(row_axes, row, strict=False)
+        for unused in row_axes[len(row) :]:
+            unused.set_visible(False)
 
 
 def save_figure(figure: Figure, path: Path) -> None:

@@ -41,22 +41,13 @@ def removed(checkpoints: Sequence[Checkpoint], whole: int | None = None) -> tupl
     parameters, which are counted against `whole`, by default the first checkpoint's. Where the last pruning of heads
     was of some attentions only (1905.10650, section 5), the fraction is of the heads of these.
     """
-    unit = _unit(checkpoints)
-    if unit == "heads":
-        fractions = [_heads(checkpoint) for checkpoint in checkpoints]
-    elif unit == "experts":
-        fractions = [_experts(checkpoint) for checkpoint in checkpoints]
-    else:
-        sizes = [checkpoint.total_parameters for checkpoint in checkpoints]
-        fractions = [1 - size / (whole or sizes[0]) for size in sizes]
-    return unit, _in_lines(checkpoints, fractions)
-
-
-def _unit(checkpoints: Sequence[Checkpoint]) -> Unit:
-    if _commands(checkpoints) <= {"prune-heads"} and any(one.structure.heads for one in checkpoints):
-        return "heads"
-    is_of_experts = _commands(checkpoints) <= {"prune-experts"}
-    return "experts" if is_of_experts and any(one.structure.experts for one in checkpoints) else "parameters"
+    commands = _commands(checkpoints)
+    if commands <= {"prune-heads"} and any(one.structure.heads for one in checkpoints):
+        return "heads", _in_lines(checkpoints, [_heads(one) for one in checkpoints])
+    if commands <= {"prune-experts"} and any(one.structure.experts for one in checkpoints):
+        return "experts", _in_lines(checkpoints, [_experts(one) for one in checkpoints])
+    sizes = [one.total_parameters for one in checkpoints]
+    return "parameters", _in_lines(checkpoints, [1 - size / (whole or sizes[0]) for size in sizes])
 
 
 def _commands(checkpoints: Iterable[Checkpoint]) -> set[str]:
@@ -80,14 +71,18 @@ def _in_lines(checkpoints: Sequence[Checkpoint], fractions: Sequence[float]) -> 
     members = [index for index in range(len(checkpoints)) if index in reduced or not starts.get(index)]
     if not reduced:
         return [Removed(fraction, ("",), is_original=True) for fraction in fractions]
-    named = dict(zip(members, names([_setting(checkpoints[index]) for index in members]), strict=True))
+    settings = [
+        setting(one.structure.history, Value(origin(one.path)["path"], one.fingerprint))
+        for one in (checkpoints[index] for index in members)
+    ]
+    named = dict(zip(members, names(settings), strict=True))
     found = []
     for index, fraction in enumerate(fractions):
         if starts.get(index):
             lines = tuple(dict.fromkeys(named[other] for other in starts[index] if other in named))
             found.append(Removed(fraction, lines, is_original=True))
         else:
-            by_ablation = _arguments(checkpoints[index], "prune-heads").get("method") == "ablation"
+            by_ablation = _of_heads(checkpoints[index]).get("method") == "ablation"
             found.append(Removed(fraction, (named[index],), by_ablation=by_ablation))
     return found
 
@@ -103,16 +98,10 @@ def is_made_from(one: Checkpoint, other: Checkpoint) -> bool:
     return source is None or source.get("fingerprint") == other.fingerprint
 
 
-def _setting(checkpoint: Checkpoint) -> Any:
-    return setting(
-        checkpoint.structure.history, Value(origin(checkpoint.path)["path"], checkpoint.fingerprint)
-    )
-
-
 def _heads(checkpoint: Checkpoint) -> float:
     if not checkpoint.structure.heads:
         return 0.0
-    kinds = kinds_of(_arguments(checkpoint, "prune-heads"))
+    kinds = kinds_of(_of_heads(checkpoint))
     layers: Sequence[AttentionLayer] = checkpoint.layout.attentions
     chosen = [layer for layer in layers if layer.kind in kinds] or layers
     return 1 - sum(layer.num_heads for layer in chosen) / sum(layer.original_heads for layer in chosen)
@@ -125,10 +114,10 @@ def _experts(checkpoint: Checkpoint) -> float:
     return 1 - sum(layer.num_experts for layer in layers) / sum(layer.original_experts for layer in layers)
 
 
-def _arguments(checkpoint: Checkpoint, command: str) -> Mapping[str, Any]:
-    """The arguments of the last step of this command."""
+def _of_heads(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """The arguments of the last pruning of heads."""
     for step in reversed(checkpoint.structure.history):
-        if step.get("command") == command:
+        if step.get("command") == "prune-heads":
             found: Mapping[str, Any] = step.get("arguments", {})
             return found
     return {}

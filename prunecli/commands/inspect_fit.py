@@ -7,8 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from prunecli.commands import console
-from prunecli.evaluation.capacity import BATCH_LENGTH, BATCH_TOKENS, Capacity, Whole
-from prunecli.evaluation.one_pass import SENTENCE_TOKENS, SENTENCES
+from prunecli.evaluation.capacity import (
+    BATCH_LENGTH,
+    BATCH_TOKENS,
+    SENTENCE_TOKENS,
+    SENTENCES,
+    Capacity,
+    Whole,
+)
 from prunecli.progress import duration_text
 from prunecli.tensors.dtypes import config_dtype
 

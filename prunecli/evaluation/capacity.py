@@ -7,11 +7,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import PruneError
-from prunecli.evaluation.one_pass import measure_pass
 from prunecli.methods.experts.budget import Request
 from prunecli.methods.experts.memory_fit import MemoryFit, at_ratios, fit_payload, margin_bytes, nearest_ratio
 from prunecli.model.cache import find_cache
-from prunecli.model.cost import Load, decoding_bytes, stored_dtype, weight_bytes
+from prunecli.model.cost import (
+    Load,
+    decoding_bytes,
+    model_dim,
+    stored_dtype,
+    token_products,
+    weight_bytes,
+)
 from prunecli.model.quantisation import method_of, value_dtype
 from prunecli.tensors.dtypes import config_dtype, is_float, itemsize, parse_dtype
 
@@ -25,6 +31,15 @@ BATCH_TOKENS = 4096
 BATCH_LENGTH = 64
 """Layer by layer: padded tokens in a batch (the default of --batch-tokens), and of its longest sentence; windows of
 text are as long as the commands make them."""
+
+SENTENCES = 997
+SENTENCE_TOKENS = 40
+"""The text of a pass: that of FLORES-200 dev, one pair."""
+
+MOST_READ = 1 << 30
+READ_SECONDS = 0.8
+PRODUCT_SECONDS = 0.5
+"""A measurement ends here."""
 
 TEXT_RATIOS = (0.25, 0.5, 0.75)
 """Of the experts of language models: what is left of them is said whether or not the model fits."""
@@ -128,7 +143,7 @@ def what_fits(
         (*ways, *pruned),
         tuple(way for way, _ in layered),
         layered[0][1] if layered else BATCH_LENGTH,
-        None if stock else measure_pass(checkpoint, sparse=sparse),
+        None if stock else _measure_pass(checkpoint, sparse=sparse),
         ratio,
         unknown,
         stock,
@@ -256,6 +271,53 @@ def _tokenizer(checkpoint: Checkpoint) -> Any:
         return load_tokenizer(checkpoint.path)
     except PruneError:
         return None
+
+
+def _measure_pass(checkpoint: Checkpoint, *, sparse: bool) -> Pass:
+    """Count the operations, and measure the machine for about two seconds.
+
+    Args:
+        sparse: whether gates are collected, without logits; else the model makes them.
+    """
+    import torch
+
+    from prunecli.evaluation.hardware import device_name
+    from prunecli.modules.devices import found_device
+    from prunecli.modules.precision import choose_dtype, dtype_name
+    from prunecli.modules.speeds import disk_speed, model_speed
+    from prunecli.results.inspection import ComputingTime, Pass
+
+    family, count = checkpoint.require_architecture(), checkpoint.layout.sizes.count
+    tokens = SENTENCES * SENTENCE_TOKENS
+    operations = token_products(checkpoint.layout).operations(tokens, tokens, tokens, output=not sparse)
+    disk = disk_speed(checkpoint.files if checkpoint.is_local else (), MOST_READ, READ_SECONDS)
+    reading = checkpoint.total_bytes / disk.rate if disk.bytes else 0.0
+    widest = max(count(stack.ffn.width) for stack in family.stacks)
+    computing = []
+    for device in dict.fromkeys((torch.device("cpu"), found_device())):
+        dtype = choose_dtype("auto", checkpoint, device)
+        speed = model_speed(count(model_dim(family)), widest, dtype, device, PRODUCT_SECONDS).speed
+        computing.append(
+            ComputingTime(
+                device=device_name(device),
+                dtype=dtype_name(dtype),
+                threads=torch.get_num_threads(),
+                operations_per_second=speed,
+                computing_seconds=operations / speed,
+                seconds=max(reading, operations / speed),  # the two overlap
+            )
+        )
+    return Pass(
+        sentences=SENTENCES,
+        sentence_tokens=SENTENCE_TOKENS,
+        pairs=1,
+        bytes=checkpoint.total_bytes,
+        operations=operations,
+        disk_bytes_per_second=disk.rate,
+        from_disk=disk.from_disk,
+        reading_seconds=reading,
+        computing=computing,
+    )
 
 
 def fit_document(fits: Capacity) -> Fit:

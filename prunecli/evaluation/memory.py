@@ -78,7 +78,10 @@ def measure_cost(task: MemoryTask) -> Cost:
             check=False,
         )
         if done.returncode != 0 or not result.is_file():
-            raise PruneError(f"{task.checkpoint}: could not be measured: {_reason(done)}", _remedy(done))
+            remedy = "Leave this measurement out with --no-memory."
+            if done.returncode == -signal.SIGKILL:
+                remedy = "The machine most likely ran out of memory: try --dtype, a smaller model, or a smaller batch."
+            raise PruneError(f"{task.checkpoint}: could not be measured: {_reason(done)}", remedy)
         return Cost(**read_json(result))
 
 
@@ -87,12 +90,6 @@ def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
         return f"its process was ended by {signal.Signals(-done.returncode).name}"
     lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else f"its process ended with status {done.returncode}"
-
-
-def _remedy(done: subprocess.CompletedProcess[bytes]) -> str:
-    if done.returncode == -signal.SIGKILL:
-        return "The machine most likely ran out of memory: try --dtype, a smaller model, or a smaller batch."
-    return "Leave this measurement out with --no-memory."
 
 
 def peak_resident() -> int:

@@ -29,8 +29,12 @@ def remedy(error: MemoryShortError) -> str:
 
 
 def _ways(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
+    import torch
+
+    from prunecli.evaluation.capacity import layers_in
     from prunecli.model.cost import weight_bytes
     from prunecli.modules.fitting import FREE_SHARE
+    from prunecli.modules.precision import COMPUTE
     from prunecli.tensors.dtypes import parse_dtype
 
     weights = weight_bytes(checkpoint, parse_dtype(shortage.dtype))
@@ -44,20 +48,10 @@ def _ways(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
         return
     if shortage.by_layer and not checkpoint.runs_stock:
         memory = int(LAYERS_SHARE * (shortage.one_free or shortage.free))
-        if _smallest_by_layer(checkpoint, shortage) <= memory:
+        way, _ = layers_in(checkpoint, shortage.free, torch.device(shortage.device), COMPUTE[shortage.dtype])
+        if way.needed_bytes <= memory:
             yield f"{shortage.by_layer} {option_size(memory)}"
     yield from _pruned(checkpoint, shortage)
-
-
-def _smallest_by_layer(checkpoint: Checkpoint, shortage: Shortage) -> int:
-    import torch
-
-    from prunecli.evaluation.capacity import layers_in
-    from prunecli.modules.precision import COMPUTE
-
-    device = torch.device(shortage.device)
-    way, _ = layers_in(checkpoint, shortage.free, device, COMPUTE[shortage.dtype])
-    return way.needed_bytes
 
 
 def _pruned(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
-from prunecli.report.drawing import LETTER, box, figure, key, marker, path, sample, shortened, text
+from prunecli.report.drawing import (
+    LETTER,
+    box,
+    figure,
+    key,
+    marker,
+    path,
+    sample,
+    series_key,
+    shortened,
+    text,
+)
 from prunecli.report.markup import Html, element, number
 from prunecli.report.style import SERIES
 
@@ -140,8 +151,8 @@ def chart(
     places = dict.fromkeys((p.name, x_axis.at(p.x), y_axis.at(p.y)) for _, p in points)
     if named and len(places) <= LABELLED:
         parts += _names(list(places), lines)
-    marks = [(sample(14, 12, marker(index, 7, 6)), line.name) for index, line in enumerate(shown)]
-    return figure(caption, WIDTH, HEIGHT, parts, key=key(marks) if len(marks) > 1 else "", fits=True)
+    marks = series_key((index, line.name) for index, line in enumerate(shown)) if len(shown) > 1 else ""
+    return figure(caption, WIDTH, HEIGHT, parts, key=marks, fits=True)
 
 
 def _ticks(values: list[float], from_zero: bool) -> list[float]:

@@ -117,6 +117,11 @@ def key(samples: Iterable[tuple[Html, str]]) -> Html:
     return element("ul", *(element("li", join(pair)) for pair in samples), class_="key")
 
 
+def series_key(names: Iterable[tuple[int, str]]) -> Html:
+    """The mark and name of each series (its number, its name)."""
+    return key((sample(14, 12, marker(series, 7, 6)), name) for series, name in names)
+
+
 def shortened(names: Iterable[str], letters: int) -> dict[str, str]:
     """Name -> it, or where it is longer than `letters` a shorter form that no other name has.
 

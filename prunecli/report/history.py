@@ -135,7 +135,10 @@ def _result_name(history: Sequence[Mapping[str, Any]], index: int) -> str:
 
 
 def _steps(entry: CheckpointEntry, checkpoints: Sequence[CheckpointEntry]) -> list[Html]:
-    origin = element("p", f"From {_origin(entry)}:", class_="soft")
+    _, fingerprint, name = original(entry)
+    shown = fingerprint if len(fingerprint) <= 16 else f"{fingerprint[:15]}…"
+    known = f" ({shown})" if fingerprint else ""
+    origin = element("p", f"From {name}{known}:", class_="soft")
     items = [element("li", _code(line)) for line in command_lines(entry, checkpoints)]
     files = [text for step in entry.history for text in _statistics(step)]
     note = [element("p", f"Statistics: {', '.join(dict.fromkeys(files))}.", class_="soft")] if files else []
@@ -170,12 +173,6 @@ def _source_name(source: Mapping[str, Any]) -> str:
     """`org/name@revision`, or the name of a directory."""
     revision = f"@{source['revision']}" if "revision" in source else ""
     return f"{source.get('path', '')}{revision}"
-
-
-def _origin(entry: CheckpointEntry) -> str:
-    _, fingerprint, name = original(entry)
-    shown = fingerprint if len(fingerprint) <= 16 else f"{fingerprint[:15]}…"
-    return f"{name} ({shown})" if fingerprint else name
 
 
 def step_text(step: Mapping[str, Any], *more: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from prunecli.report.drawing import LETTER, figure, key, marker, path, sample, shortened, text
+from prunecli.report.drawing import LETTER, figure, marker, path, series_key, shortened, text
 from prunecli.report.markup import Html, element
 
 ROW, LEVEL_GAP = 40.0, 26.0
@@ -129,10 +129,8 @@ def dendrogram(
         if name in families
     ]
     own = {families[name] for name in languages if name in families}
-    marks = [
-        (sample(14, 12, marker(index, 7, 6)), family) for family, index in series.items() if family in own
-    ]
-    return figure(caption, left + length + 30, base + 26, parts, key=key(marks) if marks else "")
+    marks = series_key((index, family) for family, index in series.items() if family in own) if own else ""
+    return figure(caption, left + length + 30, base + 26, parts, key=marks)
 
 
 def leaf_order(leaves: int, linkage: Sequence[Sequence[float]]) -> list[int]:
