@@ -206,10 +206,6 @@ def test_one_stack_reads_plain_text(tmp_path: Path) -> None:
 
 
 def test_too_few_sentences_are_refused() -> None:
-    lines = (*LINES[:19], "", " ")
-    text = ParallelText("val", {"eng_Latn": lines, "fra_Latn": lines})
-    with pytest.raises(DataError, match="eng_Latn-fra_Latn: 19 sentences are too few"):
-        parallel_portions(text, PAIRS[:1])
     with pytest.raises(DataError, match="19 sentences are too few"):
         plain_portions(PlainText((Path("text.txt"),), LINES[:19]))
 

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
 
 from prunecli.errors import CheckpointError, DataError, OutputError
 from prunecli.evaluation.classification import classify, f1_scores
 from prunecli.evaluation.decoding import DecodingOptions
-from prunecli.evaluation.language_model import mlm_losses
+from prunecli.evaluation.language_model import bits_per, mlm_losses, perplexity, utf8_bytes
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.paired import mcnemar_test, paired_t_test
 from prunecli.evaluation.tasks import evaluate_task
@@ -83,12 +82,10 @@ def test_language_models_side_by_side(causal, text, tmp_path):
     bits = []
     for (label, path), row in zip(causal.items(), payload["results"], strict=True):
         made = lm_losses(*_open(path), text.texts, 64)
-        nats, tokens = made.nats.sum(), made.tokens.sum()
-        size = sum(len(line) for line in text.texts)
         assert row["checkpoint"] == label
-        assert row["scores"]["tokens"] == tokens
-        assert row["scores"]["perplexity"] == pytest.approx(math.exp(nats / tokens), abs=1e-4)
-        assert row["scores"]["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, abs=1e-5)
+        assert row["scores"]["perplexity"] == pytest.approx(perplexity(made.loss), abs=1e-4)
+        of_bytes = bits_per(made, text.texts, utf8_bytes)
+        assert row["scores"]["bits_per_byte"] == pytest.approx(of_bytes, abs=1e-5)
         bits.append([n / len(line) for n, line in zip(made.nats, text.texts, strict=True)])
     assert "p_value" not in payload["results"][0]
     assert payload["results"][1]["p_value"] == pytest.approx(paired_t_test(*bits), abs=1e-5)

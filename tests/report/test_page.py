@@ -284,9 +284,11 @@ def test_speed_against_batch_size(tmp_path):
 
 
 def test_languages(tmp_path):
-    write_json(tmp_path / "languages.json", results.languages())
+    families = {"deu_Latn": "Germanic", "eng_Latn": "Germanic", "fra_Latn": "Romance"}
+    write_json(tmp_path / "languages.json", {**results.languages(), "families": families})
     found = page(tmp_path)
     assert found.sections() == ["Languages"]
+    assert found.text.count("Germanic") == 3  # two leaves and the key
     for text in ("joined at 1.250", "deu_Latn-eng_Latn, eng_Latn-fra_Latn: 0.25", "88%", "36.5 (30 to 41)"):
         assert text in found.text, text
 
@@ -298,14 +300,6 @@ def test_texts(tmp_path):
     assert found.sections() == ["Texts"]
     for text in ("3 texts; 75% of the experts removed by reap", "only novel", "model.layers.1.mlp"):
         assert text in found.text, text
-
-
-def test_languages_of_named_families(tmp_path):
-    families = {"deu_Latn": "Germanic", "eng_Latn": "Germanic", "fra_Latn": "Romance"}
-    write_json(tmp_path / "languages.json", {**results.languages(), "families": families})
-    found = page(tmp_path)
-    assert found.text.count("Germanic") == 3  # two leaves and the key
-    assert found.text.count("Romance") == 2
 
 
 def test_similarity(tmp_path):
@@ -455,16 +449,6 @@ def test_names_in_files_stay_text(tmp_path):
     assert "onload=x>" not in source
     assert '<script>alert("x")</script>' in found.text
     source.encode("utf-8")
-
-
-def test_damaged_files_are_on_the_page(tmp_path):
-    write_json(tmp_path / "e.json", results.evaluation())
-    (tmp_path / "latency.json").write_text("{")
-    found = page(tmp_path)
-    assert found.sections() == ["Unreadable files", "Quality, size and speed"]
-    assert "latency.json" in found.text
-    (tmp_path / "e.json").unlink()
-    assert page(tmp_path).sections() == ["Unreadable files"]
 
 
 def test_equal_directories_make_equal_bytes(tmp_path):
