@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -32,7 +32,7 @@ Step = Mapping[str, Any]
 class Value:
     """What a step says: `identity` decides whether two are equal, `text` is shown."""
 
-    text: str
+    text: str = field(compare=False)
     identity: str
 
 
@@ -69,7 +69,7 @@ def setting(history: Sequence[Step], own: Value | None = None) -> Setting:
     for place, (command, values, scored) in enumerate(runs):
         found[place, ""] = Value(command, command)
         found |= {(place, name): value for name, value in values.items()}
-        if len({one.identity for one in scored}) > 1:
+        if len(set(scored)) > 1:
             found[place, "statistics"] = Value("of each step", "of each step")
         elif scored[0].identity:
             found[place, "statistics"] = scored[0]
@@ -83,7 +83,7 @@ def names(settings: Sequence[Setting]) -> list[str]:
     """
     distinct: list[Setting] = []
     for one in settings:
-        if not any(_same(one, other) for other in distinct):
+        if one not in distinct:
             distinct.append(one)
     keys = [key for key in dict.fromkeys(key for one in distinct for key in one) if key == COMMANDS or key[1]]
     keys = [key for key in keys if _differs(key, distinct)]
@@ -96,29 +96,20 @@ def names(settings: Sequence[Setting]) -> list[str]:
     if len(distinct) > 1:
         absent = ", ".join(f"no {key[1].replace('_', ' ')}" for key in keys)
         called = [name or absent for name in called]
-    return [
-        next(name for other, name in zip(distinct, called, strict=True) if _same(one, other))
-        for one in settings
-    ]
-
-
-def _same(one: Setting, other: Setting) -> bool:
-    return one.keys() == other.keys() and all(one[key].identity == other[key].identity for key in one)
+    return [called[distinct.index(one)] for one in settings]
 
 
 def _differs(key: tuple[int, str], settings: Sequence[Setting]) -> bool:
     """Whether those that ran a command at this place say different things; where commands differ, these tell."""
     held = [one for one in settings if key[0] < 0 or (key[0], "") in one]
-    return len({one[key].identity if key in one else None for one in held}) > 1
+    return len({one.get(key) for one in held}) > 1
 
 
 def _name(one: Setting, keys: Sequence[tuple[int, str]], settings: Sequence[Setting]) -> str:
     said = []
     for key in keys:
         if key in one:
-            alike = {
-                other[key].identity for other in settings if key in other and other[key].text == one[key].text
-            }
+            alike = {other[key] for other in settings if key in other and other[key].text == one[key].text}
             digest = one[key].identity.rpartition(":")[2][:8]
             value = one[key].text if len(alike) == 1 else f"{one[key].text} ({digest})"
             said.append(f"{key[1].replace('_', ' ')} {value}".strip())

@@ -144,7 +144,7 @@ class EmbeddingModels:
 
     def _distance(self, vectors: dict[str, Vectors]) -> dict[str, float]:
         """From the first model, where its vectors are as wide: mean cosine, and that of the twentieth farthest off."""
-        if not self._first or any(self._first[name].shape != found.shape for name, found in vectors.items()):
+        if any(self._first[name].shape != found.shape for name, found in vectors.items()):
             return {}
         near = np.concatenate([cosines(self._first[name], found) for name, found in vectors.items()])
         return {"cosine": float(near.mean()), "cosine_5_percent": float(np.quantile(near, 0.05))}
