@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import contextmanager
 from itertools import permutations, product
 
-import numpy as np
 import pytest
 import torch
 
@@ -73,14 +72,6 @@ def test_the_languages_are_marked(tmp_path):
     assert batch["input_ids"][:, 0].tolist() == [english, french]
     assert batch["labels"][:, 0].tolist() == [french, english]
     assert batch["decoder_input_ids"][:, 0].tolist() == [2, 2]
-
-
-def test_padding_is_not_scored(tmp_path):
-    tokenizer, model = opened(tiny_family(tmp_path, "m2m_100"))
-    text = ParallelText("t", {"eng_Latn": ("the hen", "no"), "fra_Latn": ("ten", "on no the")})
-    batch = whole(translation_examples(tokenizer, model, text, PAIRS[:1], skip_blank=True))
-    assert bool(((batch["labels"] == -100) == (batch["decoder_attention_mask"] == 0)).all())
-    assert bool((batch["input_ids"][batch["attention_mask"] == 0] == 1).all())
 
 
 def test_lines_that_are_blank_on_one_side_are_left_out(tmp_path):
@@ -257,29 +248,6 @@ def test_a_text_with_nothing_to_hide_is_refused(tmp_path):
     tokenizer.mask_token = None
     with pytest.raises(UnsupportedModelError, match="no mask token"):
         mlm_examples(tokenizer, model, ["no"], seed=0)
-
-
-def test_masked_texts_are_cut_to_the_context(tmp_path):
-    tokenizer, model = opened(tiny_family(tmp_path, "bert"))
-    long = ["then ten of the hats " * 9]
-    assert mlm_examples(tokenizer, model, long).lengths == [(64, 64)]
-    assert mlm_examples(tokenizer, model, long, context=9).lengths == [(9, 9)]
-
-
-def test_the_epoch_leaves_what_is_measured_as_it_is(tmp_path):
-    """What `evaluate` hides is what the first epoch of training does."""
-    tokenizer, model = opened(tiny_family(tmp_path, "bert"))
-    examples = mlm_examples(tokenizer, model, ["", "the hen no ten on then"], seed=4)
-    (batch,) = examples.batches(100)
-    assert batch.indices == (1,)
-    random = np.random.default_rng((4, 1))
-    words = [
-        place
-        for place, token in enumerate(batch.inputs["input_ids"][0])
-        if 0 < place < len(batch.labels[0]) - 1
-    ]
-    chosen = [place for place in words if random.random() < 0.15] or [words[int(random.integers(len(words)))]]
-    assert [place for place, label in enumerate(batch.labels[0].tolist()) if label != -100] == chosen
 
 
 @pytest.mark.parametrize("key", ["pad_token_id", "decoder_start_token_id"])

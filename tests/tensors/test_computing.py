@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors import computing, writer
-from prunecli.tensors.computing import TILE, row_blocks, values
+from prunecli.tensors.computing import TILE, values
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.stream import (
     Concat,
@@ -27,7 +27,6 @@ from prunecli.tensors.stream import (
     Zeros,
     check_expressions,
     shape_of,
-    sources,
 )
 from tests.reference.casting import rounded
 from tests.tensors.test_writer import checkpoint, written
@@ -184,16 +183,6 @@ def test_noise_depends_on_its_seed_alone() -> None:
     assert abs(whole.std() / 0.02 - 1) < 0.02
 
 
-@given(st.lists(st.integers(0, 30), max_size=3), st.integers(1, 50))
-def test_blocks_cover_each_row_once(shape: list[int], limit: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(computing, "BLOCK_ELEMENTS", limit)
-        found = list(row_blocks(tuple(shape)))
-    rows = [row for start, stop in found for row in range(start, stop)]
-    empty = 0 in shape
-    assert rows == ([] if empty else list(range(shape[0] if shape else 1)))
-
-
 def test_values_come_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(computing, "BLOCK_ELEMENTS", 16)
     with open_model(checkpoint(tmp_path / "in", tensors_of("F16"))) as opened:
@@ -201,11 +190,6 @@ def test_values_come_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [len(block) for block in found] == [2] * 6 + [1]
     whole = expected(Sum(ABC, (1.0, 1.0, -1.0)), tensors_of("F16"))
     np.testing.assert_array_equal(np.concatenate(found), whole)
-
-
-def test_sources_are_named_in_order() -> None:
-    expression = Concat(0, (Sum(ABC, (1, 1, 1)), Zeros((2, 7)), Rows("bias", (0,)), Copy("a")))
-    assert list(sources(expression)) == ["a", "b", "c", "bias", "a"]
 
 
 @pytest.mark.parametrize(
@@ -219,6 +203,14 @@ def test_sources_are_named_in_order() -> None:
         (Sum((Rows("a", (13,)),), (1,)), "F32", "lacks some of the rows"),
         (Sum(ABC, (1, 1, 1)), "I32", "no cast from F32 to I32"),
         (Zeros((13, 7)), "U8", "U8 cannot be computed"),
+        (Copy("bias"), "F32", "its source gives"),
+        (Rows("a", (0, 1)), "F32", "its source gives"),
+        (Slices("a", 1, ((3, 6),)), "F32", "its source gives"),
+        (Sum((Copy("bias"),), (1,)), "F32", "its source gives"),
+        (Rows("a", (-1,)), "F32", "lacks some of the rows"),
+        (Rows("scalar", (0,)), "F32", "lacks some of the rows"),
+        (Slices("a", 2, ((0, 2),)), "F32", "lacks some of the ranges"),
+        (Copy("a"), "I32", "no cast from F32 to I32"),
     ],
 )
 def test_expressions_that_cannot_be(tmp_path: Path, expression: Expression, dtype: str, fault: str) -> None:
@@ -229,20 +221,12 @@ def test_expressions_that_cannot_be(tmp_path: Path, expression: Expression, dtyp
         check_expressions(opened, [Output("out", dtype, (13, 7), expression)])
 
 
-def test_a_sum_of_another_shape_than_stated(tmp_path: Path) -> None:
-    with (
-        open_model(checkpoint(tmp_path / "in", tensors_of())) as opened,
-        pytest.raises(ValueError, match="its source gives"),
-    ):
-        check_expressions(opened, [Output("out", "F32", (7, 13), Sum(ABC, (1, 1, 1)))])
-
-
-def test_an_absent_source(tmp_path: Path) -> None:
-    with (
-        open_model(checkpoint(tmp_path / "in", tensors_of())) as opened,
-        pytest.raises(CheckpointError, match="holds no tensor d"),
-    ):
-        check_expressions(opened, [Output("out", "F32", (13, 7), Sum((Copy("a"), Copy("d")), (1, 1)))])
+def test_an_absent_source_and_a_name_twice(tmp_path: Path) -> None:
+    with open_model(checkpoint(tmp_path / "in", tensors_of())) as opened:
+        with pytest.raises(CheckpointError, match="holds no tensor d"):
+            check_expressions(opened, [Output("out", "F32", (13, 7), Sum((Copy("a"), Copy("d")), (1, 1)))])
+        with pytest.raises(ValueError, match="written twice"):
+            check_expressions(opened, [Output("out", "F32", (13, 7), Copy("a"))] * 2)
 
 
 def _broken(value: float) -> dict[str, np.ndarray]:

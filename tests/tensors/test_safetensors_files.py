@@ -21,11 +21,6 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 """Of a good header: two float32 values at the beginning."""
 
 
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    return tiny_nllb_moe(tmp_path / "model")
-
-
 class TestHeaders:
     def write(
         self, directory: Path, header: bytes, data: bytes = b"\0" * 8, length: int | None = None
@@ -91,12 +86,6 @@ class TestHeaders:
         self.write(tmp_path, header)
         with pytest.raises(CheckpointError, match="its header"):
             open_model(tmp_path)
-
-    def test_a_git_lfs_pointer(self, tiny: Path) -> None:
-        pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123\n"
-        (tiny / "model.safetensors").write_text(pointer)
-        with pytest.raises(CheckpointError, match="git lfs pull"):
-            open_model(tiny)
 
     @settings(max_examples=60)
     @given(cut=st.integers(0, 60_000))

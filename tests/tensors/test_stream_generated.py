@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors import computing
 from prunecli.tensors.dtypes import numpy_dtype
-from prunecli.tensors.stream import Concat, Copy, Generated, Output, Sum, check_expressions, sources
+from prunecli.tensors.stream import Concat, Generated, Output, Sum, sources
 from prunecli.tensors.writer import write_tensors
 from tests.families import tiny_family
 from tests.ffn_layouts import weights
@@ -61,38 +60,3 @@ def test_is_a_part_of_others(tmp_path: Path) -> None:
     with open_model(tiny_family(tmp_path / "source", "gpt2")) as source:
         write_tensors(source, [Output("sum", "F32", (6, 2), recipe)], tmp_path / "out")
     np.testing.assert_array_equal(weights(tmp_path / "out")["sum"], 1.5 * np.concatenate([values, values]))
-
-
-@pytest.mark.parametrize(
-    ("value", "dtype", "message"),
-    [(1e6, "F16", "too large for float16"), (np.nan, "F32", "holds nan"), (np.inf, "BF16", "holds inf")],
-)
-def test_what_no_type_holds_is_refused(value: float, dtype: str, message: str, tmp_path: Path) -> None:
-    values = np.array([[0, value]], np.float32)
-    (tmp_path / "out").mkdir()
-    with (
-        open_model(tiny_family(tmp_path / "source", "gpt2")) as source,
-        pytest.raises(CheckpointError, match=message),
-    ):
-        write_tensors(source, [Output("odd", dtype, (1, 2), given(values))], tmp_path / "out")
-
-
-@pytest.mark.parametrize(
-    ("output", "message"),
-    [
-        (Output("odd", "F32", (2, 2), given(np.zeros((3, 2), np.float32))), "its source gives"),
-        (Output("odd", "I64", (3, 2), given(np.zeros((3, 2), np.float32))), "cannot be computed"),
-        (
-            Output(
-                "odd", "F32", (3, 2), Sum((given(np.zeros((3, 2))), Copy("transformer.ln_f.bias")), (1, 1))
-            ),
-            "a sum of 2 parts",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_refused(output: Output, message: str, tmp_path: Path) -> None:
-    with (
-        open_model(tiny_family(tmp_path / "source", "gpt2")) as source,
-        pytest.raises(ValueError, match=message),
-    ):
-        check_expressions(source, [output])

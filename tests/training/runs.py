@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from prunecli.model.checkpoint import open_model
+from prunecli.model.rewrite import rewritten
+from prunecli.pipeline import apply
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 from prunecli.training.data import TrainingData
 from prunecli.training.options import LossOptions, TrainingOptions
+from prunecli.training.result import outputs_of
 from prunecli.training.state import WEIGHTS
 from prunecli.training.train import train as train_
 
@@ -28,6 +32,12 @@ def lines(count, seed=0):
         words = torch.randint(len(WORDS), (length,), generator=generator).tolist()
         made.append([WORDS[word] for word in words])
     return made
+
+
+def text_file(path, count=40):
+    """The sentences of `lines` in a file; returns its path."""
+    path.write_text("".join(f"{' '.join(words)}\n" for words in lines(count)))
+    return path
 
 
 def parallel(count=40, seed=0):
@@ -79,6 +89,27 @@ def train(checkpoint, state, made=OPTIONS, data=None, **more):
 def staged(trained):
     """The trained tensors' bytes."""
     return (trained.staged / "model.safetensors").read_bytes()
+
+
+def written(source, trained, output):
+    """The result as the command writes it; returns its path."""
+    with open_model(source) as before, open_model(trained.staged) as weights:
+        outputs = outputs_of(before, weights, None)
+        apply(weights, rewritten(weights, before.structure, outputs, {"command": "finetune"}), output)
+    return output
+
+
+def unchanged(one, other):
+    """Names of the tensors that two checkpoints have alike."""
+    with open_model(one) as first, open_model(other) as second:
+        assert set(first.tensors) == set(second.tensors)
+        return {name for name in first.tensors if np.array_equal(first.read(name), second.read(name))}
+
+
+def changed(source, trained):
+    """Names of the tensors that the training changed."""
+    with open_model(source) as before:
+        return set(before.tensors) - unchanged(source, trained.staged)
 
 
 def kept_steps(state):

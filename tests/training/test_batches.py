@@ -42,15 +42,6 @@ def test_processes_share_the_batches_of_an_epoch(lengths, budget, seed, epoch, p
         assert len(batch) == 1 or len(batch) * longest <= budget
 
 
-@settings(max_examples=30)
-@given(LENGTHS, st.integers(1, 40))
-def test_every_epoch_has_as_many_batches(lengths, budget):
-    sampler = BucketSampler(lengths, budget, 0)
-    for epoch in range(4):
-        sampler.set_epoch(epoch)
-        assert len(list(sampler)) == len(sampler)
-
-
 def test_the_order_is_of_the_epoch_and_the_seed():
     lengths = [(size % 7 + 1, size % 5 + 1) for size in range(80)]
 

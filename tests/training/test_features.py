@@ -23,7 +23,7 @@ from tests.commands.calls import call, raising, refused
 from tests.families import tiny_family
 from tests.reference.training_loss import squared_distance
 from tests.sentence_model import sentence_model
-from tests.training.runs import lines
+from tests.training.runs import text_file
 
 TEXTS = ["the hen", "in the nest", "a tin hat on the hen", "no"]
 SMALL = ("--batch-tokens", 60, "--eval-every", 10, "--warmup", 1, "--learning-rate", 1e-3, "--device", "cpu")
@@ -72,7 +72,7 @@ def test_what_is_left_of_the_loss_without_logits() -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     sentence_model(Path("model"))
-    Path("text.txt").write_text("".join(f"{' '.join(words)}\n" for words in lines(40)))
+    text_file(Path("text.txt"))
     Path("valid.txt").write_text("\n".join(TEXTS) + "\n")
     return tmp_path
 

@@ -48,12 +48,6 @@ def test_distillation(seed, batch, length, vocabulary, temperature):
     assert found == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
-def test_a_class_is_a_token():
-    logits, labels = torch.tensor([[1.0, 2.0, 0.0], [0.0, 0.0, 5.0]]), torch.tensor([1, 0])
-    expected = smoothed([1.0, 2.0, 0.0], 1, 0.1) + smoothed([0.0, 0.0, 5.0], 0, 0.1)
-    assert float(smoothed_cross_entropy(logits, labels, 0.1)) == pytest.approx(expected, rel=1e-5)
-
-
 def hidden_outputs(seed: int):
     generator = torch.Generator().manual_seed(seed)
     encoder, decoder = torch.randn(2, 3, 4, generator=generator), torch.randn(2, 5, 4, generator=generator)

@@ -10,7 +10,6 @@ from prunecli.methods.heads.plan import HeadPlan
 from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
-from prunecli.training.trainer import training_arguments
 from tests.families import tiny_family
 from tests.forked import ended, start
 from tests.training.runs import options, parallel, train, translation
@@ -74,9 +73,3 @@ def test_a_failure_of_all_is_said_and_leaves_nothing(folder):
         assert status == 1
         assert "Error: unknown language 'xxx_Latn'" in err
     assert sorted(path.name for path in folder.iterdir()) == ["data", "model"]
-
-
-def test_one_process_alone_starts_no_group(tmp_path):
-    arguments = training_arguments(options(), tmp_path, validates=True)
-    assert arguments.world_size == 1
-    assert arguments.n_gpu <= 1

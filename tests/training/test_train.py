@@ -28,6 +28,7 @@ from tests.reference.losses import logits_of, nll
 from tests.tiny import tiny_nllb_moe
 from tests.training.runs import (
     PAIRS,
+    changed,
     kept_steps,
     language_model,
     options,
@@ -265,10 +266,10 @@ def test_weights_stay_in_float32(tmp_path, dtype):
     trained = train(model, tmp_path / "state", options(steps=2, dtype=dtype))
     with open_model(trained.staged) as made, open_model(model) as source:
         assert {info.dtype for info in made.tensors.values()} == {"F32"}
-        changed = {name for name in made.tensors if not np.array_equal(made.read(name), source.read(name))}
-        # Routers too; an expert stays as it was where no token chose it.
-        assert all(".experts." in name for name in set(source.tensors) - changed)
-        assert sum(".experts." in name for name in changed) > 20
+    moved = changed(model, trained)
+    # Routers too; an expert stays as it was where no token chose it.
+    assert all(".experts." in name for name in set(source.tensors) - moved)
+    assert sum(".experts." in name for name in moved) > 20
 
 
 def test_a_teacher_that_is_the_model_teaches_nothing(tmp_path):
@@ -329,17 +330,6 @@ def test_a_model_for_another_task_is_refused(tmp_path):
     gpt2 = tiny_family(tmp_path / "gpt2", "gpt2")
     with pytest.raises(UnsupportedModelError, match="translation"):
         train(gpt2, tmp_path / "state")
-
-
-def test_a_language_that_the_tokenizer_lacks_is_refused(model, tmp_path):
-    english = parallel().sentences["eng_Latn"]
-    text = ParallelText("train", {"eng_Latn": english, "xxx_Latn": english})
-    with pytest.raises(DataError, match="xxx_Latn"):
-        train(
-            model,
-            tmp_path / "state",
-            data=TrainingData("translation", text, None, (("eng_Latn", "xxx_Latn"),)),
-        )
 
 
 @pytest.mark.parametrize("device", ["cuda:1", "tpu"])
@@ -406,16 +396,6 @@ def test_the_context_of_a_run(tmp_path, family):
     assert results[None] == results[64] != results[9]
     with pytest.raises(UsageError, match=r"--context 99: the model has 6[46] positions"):
         train(model, tmp_path / "state", options(context=99), TrainingData(task, text))
-
-
-def test_an_interrupted_language_model(tmp_path):
-    """Packed windows come again in the same order."""
-    model = tiny_family(tmp_path / "model", "gpt2", resid_pdrop=0.2)
-    whole = train(model, tmp_path / "whole", options(steps=6), language_model())
-    train(model, tmp_path / "cut", options(steps=4), language_model())
-    resumed = train(model, tmp_path / "cut", options(steps=6), language_model())
-    assert staged(whole) == staged(resumed)
-    assert whole.log["validation"] == resumed.log["validation"]
 
 
 def test_a_teacher_with_fewer_positions_is_refused(tmp_path):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from prunecli.errors import PruneError
 from prunecli.methods.embeddings.fit import DefineFit, fit_define
 from prunecli.methods.embeddings.plan import EmbeddingPlan
-from prunecli.methods.embeddings.projective import Projective, moments, projective
+from prunecli.methods.embeddings.projective import moments, projective
 from prunecli.methods.embeddings.quality import Goal, Quality, measure
 from prunecli.methods.embeddings.source import checkpoint_table, count_tokens, read_unit
 from prunecli.methods.embeddings.table import Array, Table, row_weights
@@ -122,19 +120,12 @@ def _output_map(
     weights = row_weights(table.vocabulary, counts, power=FitOptions().power, ignored=ignored)
     found = moments(table, weights, progress)
     first = projective(found, map_dim)
-    expansion = torch.from_numpy(first.expansion.astype(np.float32))
-    mean = torch.from_numpy(first.mean.astype(np.float32))
+    goal = Goal(weights, found.variance, FitOptions().cosine_weight)
+    quality = measure(table, goal, lambda _start, _stop, rows: first.expanded(first.mapped(rows)), progress)
 
-    def reconstruct(_start: int, _stop: int, rows: Array) -> Tensor:
-        return torch.from_numpy(first.mapped(rows)) @ expansion + mean
+    def mapped_rows(start: int, stop: int) -> Array:
+        return first.mapped(table.rows(start, stop))
 
-    variance = found.variance if found.variance > 0 else 1.0
-    goal = Goal(weights, variance, FitOptions().cosine_weight)
-    quality = measure(table, goal, reconstruct, progress)
-    mapped = Table(table.vocabulary, map_dim, partial(_mapped_rows, table, first), table.name)
+    mapped = Table(table.vocabulary, map_dim, mapped_rows, table.name)
     projection = np.ascontiguousarray(first.expansion.T.astype(np.float32))
     return OutputMap(projection, mapped, quality.explained_variance, quality)
-
-
-def _mapped_rows(table: Table, first: Projective, start: int, stop: int) -> Array:
-    return first.mapped(table.rows(start, stop))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from prunecli.errors import UsageError
 from prunecli.methods.embeddings.initialise import initialise
 from prunecli.methods.embeddings.output import OutputFit, fit_output
 from prunecli.methods.embeddings.projective import Projective, moments, projective
@@ -91,20 +89,20 @@ def fit_define(
         progress: told of every pass over the table.
 
     Raises:
-        UsageError: a shape for another table, or a padding row that is not zero.
         CheckpointError: a value of the table is not finite.
-        DataError: counts for another vocabulary.
     """
     options = options or FitOptions()
-    _check(table, shape, padding_idx)
     ignored = () if padding_idx is None else (padding_idx,)
     weights = row_weights(table.vocabulary, counts, power=options.power, ignored=ignored)
     found = moments(table, weights, progress)
-    goal = Goal(weights, found.variance if found.variance > 0 else 1.0, options.cosine_weight)
+    goal = Goal(weights, found.variance, options.cosine_weight)
     first = projective(found, shape.map_dim, shape.groups[0] if shape.groups else 1)
     unit = DefineEmbedding(shape, padding_idx=padding_idx)
     baseline = _start(unit, table, goal, first, options.seed, progress)
-    unit_rows = partial(_unit_rows, unit)
+
+    def unit_rows(start: int, stop: int, _rows: object) -> Tensor:
+        return unit.rows(start, stop)
+
     start = quality = measure(table, goal, unit_rows, progress)
     errors: tuple[float, ...] = ()
     if options.epochs != 0 and unit.layers:
@@ -116,32 +114,8 @@ def fit_define(
             quality = start
     output = None
     if tied_output:
-        output = fit_output(table, partial(_map_rows, unit), shape.map_dim, weights, progress)
+        output = fit_output(table, unit.map.weight.detach().numpy(), weights, progress)
     return DefineFit(unit, quality, baseline, start, errors, output)
-
-
-def _check(table: Table, shape: UnitShape, padding_idx: int | None) -> None:
-    if (shape.vocabulary, shape.model_dim) != (table.vocabulary, table.model_dim):
-        raise UsageError(
-            f"{table.name} is {table.vocabulary} x {table.model_dim}, the unit's is "
-            f"{shape.vocabulary} x {shape.model_dim}"
-        )
-    if padding_idx is None:
-        return
-    if not 0 <= padding_idx < table.vocabulary:
-        raise UsageError(f"{table.name} has no row {padding_idx}; it has {table.vocabulary}")
-    if table.rows(padding_idx, padding_idx + 1).any():
-        raise UsageError(
-            f"{table.name}: row {padding_idx}, for padding, is not zero", "Fit it like every other row."
-        )
-
-
-def _unit_rows(unit: DefineEmbedding, start: int, stop: int, _rows: object) -> Tensor:
-    return unit.rows(start, stop)
-
-
-def _map_rows(unit: DefineEmbedding, start: int, stop: int) -> NDArray[np.float32]:
-    return unit.map.weight[start:stop].detach().numpy()
 
 
 def _start(
@@ -149,14 +123,12 @@ def _start(
 ) -> Quality:
     """Fill the map table, set the layers, solve for the reduction; what the projective embedding itself is worth."""
     lowest = np.full(unit.shape.map_dim, np.inf, np.float32)
-    expansion = torch.from_numpy(first.expansion.astype(np.float32))
-    mean = torch.from_numpy(first.mean.astype(np.float32))
 
     def project(start: int, stop: int, rows: NDArray[np.float32]) -> Tensor:
         mapped = first.mapped(rows)
         np.minimum(lowest, mapped.min(axis=0), out=lowest)
         unit.map.weight[start:stop] = torch.from_numpy(mapped)
-        reconstruction = torch.from_numpy(mapped) @ expansion + mean
+        reconstruction = first.expanded(mapped)
         if unit.padding_idx is not None and start <= unit.padding_idx < stop:
             reconstruction[unit.padding_idx - start] = 0
         return reconstruction

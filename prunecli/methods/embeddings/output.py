@@ -6,18 +6,14 @@ the best projection of the rows without their mean: U P^T is as near to E as it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prunecli.errors import UsageError
 from prunecli.methods.embeddings.table import Array, Table
 from prunecli.progress import Progress, silent
 
-MapRows = Callable[[int, int], NDArray[np.float32]]
-"""(start, stop) -> those rows of the map table [stop - start, n]."""
 SMALLEST = 1e-10
 """Directions of the map table below this part of its largest variance are not used."""
 
@@ -35,31 +31,25 @@ class OutputFit:
     explained_variance: float
 
 
-def fit_output(
-    table: Table, mapped: MapRows, map_dim: int, weights: Array, progress: Progress = silent
-) -> OutputFit:
+def fit_output(table: Table, mapped: Array, weights: Array, progress: Progress = silent) -> OutputFit:
     """Weighted least squares for P in E = U P^T + a constant row, from one pass over both tables, in float64.
 
     Args:
         table: E.
-        mapped: U.
-        map_dim: n.
+        mapped: U [V, n].
         weights: of the rows [V].
         progress: told of the rows.
 
     Raises:
         CheckpointError: a value of E is not finite.
-        UsageError: U has another width than n.
     """
+    map_dim = mapped.shape[1]
     width = map_dim + table.model_dim
     products, sums = np.zeros((map_dim, width)), np.zeros(width)
     squares = np.zeros(table.model_dim)
     with progress("solving for the output projection", table.vocabulary, "rows") as advance:
         for start, stop, rows in table.chunks():
-            small = np.asarray(mapped(start, stop), np.float64)
-            if small.shape[1:] != (map_dim,):
-                raise UsageError(f"The map table's rows have the shape {small.shape[1:]}, not ({map_dim},)")
-            both = np.concatenate([small, rows], axis=1, dtype=np.float64)
+            both = np.concatenate([mapped[start:stop], rows], axis=1, dtype=np.float64)
             weighted = both * weights[start:stop, None]
             products += weighted[:, :map_dim].T @ both
             squares += (weighted[:, map_dim:] * rows).sum(axis=0)

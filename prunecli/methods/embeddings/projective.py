@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from prunecli.errors import UsageError
 from prunecli.methods.embeddings.table import Array, Table
 from prunecli.progress import Progress, silent
 
@@ -30,8 +31,9 @@ class Moments:
 
     @property
     def variance(self) -> float:
-        """Mean squared distance of the rows from their mean."""
-        return float(np.trace(self.covariance))
+        """Mean squared distance of the rows from their mean; 1 for a table of equal rows."""
+        found = float(np.trace(self.covariance))
+        return found if found > 0 else 1.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class Projective:
     def mapped(self, rows: Array) -> Array:
         """[rows, m] -> x [rows, n]."""
         return np.asarray((rows - self.mean) @ (self.basis / self.scales), np.float32)
+
+    def expanded(self, mapped: Array) -> Tensor:
+        """x [rows, n] -> rows [rows, m], in float32."""
+        expansion, mean = (torch.from_numpy(part.astype(np.float32)) for part in (self.expansion, self.mean))
+        return torch.from_numpy(mapped) @ expansion + mean
 
     @property
     def expansion(self) -> Double:
@@ -85,17 +92,10 @@ def projective(found: Moments, map_dim: int, parts: int = 1) -> Projective:
 
     Args:
         found: moments of the table.
-        map_dim: n.
+        map_dim: n, at most m and a multiple of `parts`.
         parts: the directions are dealt out to this many equal parts of x in turn, so that each group of the first
             expansion layer reads strong and weak ones.
-
-    Raises:
-        UsageError: n is above m, or not a multiple of `parts`.
     """
-    if not 0 < map_dim <= len(found.mean) or map_dim % parts:
-        raise UsageError(
-            f"A map dimension of {map_dim} does not fit a table of width {len(found.mean)} and {parts} parts"
-        )
     values, vectors = np.linalg.eigh(found.covariance)
     order = np.argsort(values)[::-1][:map_dim].reshape(-1, parts).T.ravel()
     largest = max(float(values[-1]), 0.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,10 +35,8 @@ def rewrite_embeddings(
     """
     target = None if plan.dtype is None else parse_dtype(plan.dtype)
     structure = replace(checkpoint.structure, embedding=plan.change)
-    shapes, expressions = (
-        embedding_shapes(checkpoint, plan.change),
-        _expressions(checkpoint, plan, factors),
-    )
+    shapes = embedding_shapes(checkpoint, plan.change)
+    expressions = _expressions(checkpoint, plan, factors)
     gone = {*embedding_shapes(checkpoint, checkpoint.structure.embedding), *shapes}
     stored = next(info.dtype for name, info in checkpoint.tensors.items() if name in gone)
     made = []
@@ -90,7 +87,8 @@ def _expressions(
     table = f"{source}.weight" if plan.tables.unit is None else f"{source}.map.weight"
     if plan.is_tied:  # where the two part, the output layer takes a copy along
         found[f"{output}.weight"] = Copy(table)
-    if plan.shape is not None or _is_cached_now(plan):
+    is_cached = plan.change.input is not None and plan.change.input.cached
+    if plan.shape is not None or (is_cached and plan.tables.unit is not None):
         for name in [name for name in found if name.startswith(f"{source}.")]:
             del found[name]
     if plan.output_dim is not None:
@@ -98,7 +96,7 @@ def _expressions(
     if factors is None:
         return found
     if factors.unit is not None:
-        found |= _unit_expressions(source, factors.unit, is_cached=_is_cached(plan))
+        found |= _unit_expressions(source, factors.unit, is_cached=is_cached)
     if factors.output is not None:
         found[f"{output}.project.weight"] = _given(factors.output.projection.T)
         if (mapped := factors.output.table) is not None:
@@ -108,31 +106,15 @@ def _expressions(
     return found
 
 
-def _is_cached(plan: EmbeddingPlan) -> bool:
-    return plan.change.input is not None and plan.change.input.cached
-
-
-def _is_cached_now(plan: EmbeddingPlan) -> bool:
-    return _is_cached(plan) and plan.tables.unit is not None
-
-
 def _unit_expressions(name: str, unit: DefineEmbedding, *, is_cached: bool) -> Mapping[str, Expression]:
     if not is_cached:
         return {f"{name}.{part}": _given(held.detach().numpy()) for part, held in unit.named_parameters()}
     shape = (unit.num_embeddings, unit.embedding_dim)
-    return {f"{name}.weight": Generated(shape, partial(_unit_rows, unit))}
-
-
-def _unit_rows(unit: DefineEmbedding, start: int, stop: int) -> NDArray[np.float32]:
-    return np.asarray(unit.rows(start, stop))
+    return {f"{name}.weight": Generated(shape, lambda start, stop: np.asarray(unit.rows(start, stop)))}
 
 
 def _given(values: NDArray[np.float32]) -> Generated:
-    return Generated(values.shape, partial(_array_rows, values))
-
-
-def _array_rows(values: NDArray[np.float32], start: int, stop: int) -> NDArray[np.float32]:
-    return values[start:stop]
+    return Generated(values.shape, lambda start, stop: values[start:stop])
 
 
 def _untied_beside(checkpoint: Checkpoint, plan: EmbeddingPlan) -> dict[str, str]:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from prunecli.errors import CheckpointError, UsageError
+from prunecli.errors import CheckpointError
 from prunecli.methods.embeddings.table import Table
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.embedding import TokenTables
 from prunecli.modules.building import stock_config
 from prunecli.modules.define import DefineEmbedding, padding_id
 from prunecli.progress import Progress, silent
+from prunecli.running.runner import chunks
 from prunecli.tensors.dtypes import is_float, itemsize, numpy_dtype
 from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer, require_rows, tokenized
@@ -70,13 +70,8 @@ def zero_padding_id(checkpoint: Checkpoint, table: Table) -> int | None:
 
 
 def read_unit(checkpoint: Checkpoint, tables: TokenTables) -> DefineEmbedding:
-    """The unit of a factorised checkpoint, in float32 on the CPU, without the factor of its rows.
-
-    Raises:
-        UsageError: the input is an ordinary table.
-    """
-    if tables.unit is None:
-        raise UsageError(f"{checkpoint.path}: its input embedding is a table", "There is no unit to cache.")
+    """The unit of a factorised checkpoint, in float32 on the CPU, without the factor of its rows."""
+    assert tables.unit is not None
     unit = DefineEmbedding(tables.unit, padding_idx=padding_id(stock_config(checkpoint), tables))
     with torch.no_grad():
         for name, place in unit.named_parameters():
@@ -96,16 +91,10 @@ def count_tokens(
     tokenizer = load_tokenizer(checkpoint.path)
     counts = np.zeros(vocabulary, np.int64)
     with progress("counting tokens", len(lines), "lines") as advance:
-        for batch in _batched(lines):
+        for batch in chunks(lines, BATCH):
             encoded = tokenized(tokenizer, batch, verbose=False)["input_ids"]
             require_rows(tokenizer, encoded, vocabulary)
             ids = np.fromiter((token for row in encoded for token in row), np.int64)
             counts += np.bincount(ids, minlength=vocabulary)
             advance(len(batch))
     return counts
-
-
-def _batched(lines: Iterable[str]) -> Iterable[list[str]]:
-    left = iter(lines)
-    while batch := list(islice(left, BATCH)):
-        yield batch

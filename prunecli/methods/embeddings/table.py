@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from prunecli.errors import CheckpointError, DataError, UsageError
+from prunecli.errors import CheckpointError, UsageError
 
 Array = NDArray[np.float32]
 Rows = Callable[[int, int], NDArray[np.generic]]
@@ -80,20 +80,10 @@ def row_weights(
         ignored: rows that weigh nothing, such as a padding row of zeros.
 
     Raises:
-        UsageError: a power that is negative or above 1, or a row that is not there.
-        DataError: counts for another vocabulary, or negative ones.
+        UsageError: every row is ignored.
     """
-    if not 0 <= power <= 1:
-        raise UsageError(f"The power of the token frequencies is {power}", "Give one from 0 to 1.")
-    if any(not 0 <= row < vocabulary for row in ignored):
-        raise UsageError(f"A row to leave out is not among the {vocabulary} rows of the table: {ignored}")
     weights = np.ones(vocabulary, np.float64)
     if counts is not None:
-        if np.shape(counts) != (vocabulary,) or (np.asarray(counts) < 0).any():
-            raise DataError(
-                f"The token counts do not fit a table of {vocabulary} rows (shape {np.shape(counts)})",
-                "Count the tokens of the text with this checkpoint's own tokenizer.",
-            )
         weights = (np.asarray(counts, np.float64) + 1) ** power
     weights[list(ignored)] = 0
     if not weights.any():

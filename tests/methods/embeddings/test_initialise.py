@@ -24,15 +24,6 @@ def start(shape: UnitShape, seed: int = 0) -> tuple[DefineEmbedding, np.ndarray,
     return unit, array, initialise(unit, found, mapped.min(axis=0), seed)
 
 
-@pytest.mark.parametrize("kind", UNIT_KINDS)
-@pytest.mark.parametrize("expand_dim", [16, 24, 40])
-def test_starts_as_the_truncated_svd(kind: UnitKind, expand_dim: int) -> None:
-    shape = UnitShape(200, 8, 24, expand_dim, 3, 4, kind)
-    unit, array, carried = start(shape)
-    assert carried == 8
-    np.testing.assert_allclose(unit.rows(0, 200), truncated_svd(array, 8), atol=2e-4)
-
-
 @settings(max_examples=40)
 @given(shapes())
 def test_starts_as_the_truncated_svd_whatever_the_shape(shape: UnitShape) -> None:

@@ -50,13 +50,6 @@ def test_an_eighth_and_twice_the_width(model_dim: int, n: int, k: int) -> None:
     assert (shape.map_dim, shape.expand_dim, shape.depth, shape.max_groups) == (n, k, 3, 4)
 
 
-def test_given_dimensions_stay() -> None:
-    shape = chosen_shape(
-        tables(512), EmbeddingOptions(map_dim=20, expand_dim=40, depth=1, max_groups=2), has_unit=True
-    )
-    assert (shape.map_dim, shape.expand_dim, shape.depth, shape.max_groups) == (20, 40, 1, 2)
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from prunecli.errors import CheckpointError, DataError, UsageError
+from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.embeddings.table import Table, row_weights
 
 
@@ -50,16 +50,6 @@ def test_values_that_are_not_finite_are_refused(value: float) -> None:
     assert "copy it again" in (caught.value.remedy or "")
 
 
-@pytest.mark.parametrize("counts", [[1, 2], [1, 2, -1], [[1, 2, 3]]])
-def test_counts_of_another_vocabulary_are_refused(counts: list) -> None:
-    with pytest.raises(DataError, match="do not fit a table of 3 rows"):
-        row_weights(3, np.array(counts))
-
-
-def test_powers_and_rows_that_cannot_be_are_refused() -> None:
-    with pytest.raises(UsageError, match="power"):
-        row_weights(3, power=1.5)
-    with pytest.raises(UsageError, match="not among the 3 rows"):
-        row_weights(3, ignored=(3,))
+def test_a_table_of_which_no_row_is_left_is_refused() -> None:
     with pytest.raises(UsageError, match="left out"):
         row_weights(1, ignored=(0,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 from collections import Counter
@@ -13,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from prunecli.errors import CheckpointError, OutputError
+from prunecli.errors import CheckpointError
 from prunecli.methods.heads.plan import HeadPlan
 from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import Checkpoint, open_model
@@ -127,15 +126,9 @@ def assert_same(found: Found, wanted: Found, rtol: float = 2e-5) -> None:
 )
 def test_every_dense_family(model_type: str, memory: int, tmp_path: Path) -> None:
     path = tiny_family(tmp_path / "model", model_type)
-    assert_same(by_layer(path, memory), in_memory(path))
-
-
-@pytest.mark.parametrize("model_type", ["gpt2", "llama", "bert", "roberta", "qwen2"])
-def test_one_stack_gives_the_same_bits(model_type: str, tmp_path: Path) -> None:
-    """With a decoder behind it, an encoder's gradients are summed in another order."""
-    path = tiny_family(tmp_path / "model", model_type)
-    found, wanted = by_layer(path), in_memory(path)
-    assert all(torch.equal(a, b) for name in wanted for a, b in zip(found[name], wanted[name], strict=True))
+    # With a decoder behind it, an encoder's gradients are summed in another order.
+    is_exact = model_type in ("gpt2", "llama", "bert", "roberta", "qwen2")
+    assert_same(by_layer(path, memory), in_memory(path), 0.0 if is_exact else 2e-5)
 
 
 @pytest.mark.parametrize("memory", [1 << 22, 9984, 0], ids=["in memory", "in both", "in a file"])
@@ -254,18 +247,6 @@ def test_a_file_cut_short_in_the_middle_of_a_run(at: int, tmp_path: Path) -> Non
 
         with pytest.raises(CheckpointError, match=r"model\.safetensors.*truncated"):
             run.run(after=cut)
-        assert_clean(run.skeleton)
-
-
-def test_a_disk_that_fills_up_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with open_model(tiny_family(tmp_path / "model", "m2m_100")) as checkpoint:
-        run = Run(checkpoint)
-        with pytest.raises(OutputError, match="no room"):
-            run.run(0)
         assert_clean(run.skeleton)
 
 

@@ -18,21 +18,22 @@ from tests.running.layerwise.running import CPU
 from tests.tiny import tiny_nllb_moe
 
 
-@pytest.fixture
-def four_threads() -> Iterator[None]:
+@pytest.fixture(params=[1, 4])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    yield
+    torch.set_num_threads(request.param)
+    yield request.param
     torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_values_and_order(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_values_and_order(dtype: torch.dtype, threads: int, tmp_path: Path) -> None:
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         skeleton = make_skeleton(checkpoint, CPU, dtype)
         blocks = [stage.block for stage in skeleton.stages]
         blocks += [stage.expert(n) for stage in skeleton.stages if stage.ffn for n in (3, 0)]
         with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
+            assert len(reader._threads) == threads
             for block in blocks:
                 reader.want(block)
             places = set()
@@ -82,24 +83,6 @@ def test_the_thread_ends_with_blocks_unread(tmp_path: Path) -> None:
             for stage in skeleton.stages:
                 reader.want(stage.block)
         assert not any(thread.is_alive() for thread in reader._threads)
-
-
-@pytest.mark.usefixtures("four_threads")
-def test_several_threads_give_blocks_in_the_order_in_which_they_were_asked_for(tmp_path: Path) -> None:
-    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
-        skeleton = make_skeleton(checkpoint, CPU, torch.bfloat16)  # every value is cast
-        blocks = [stage.expert(n) for stage in skeleton.stages if stage.ffn for n in (3, 0, 1)] * 3
-        with Reader(checkpoint, 3, skeleton.widest_bytes, CPU) as reader:
-            assert len(reader._threads) == 4
-            for block in blocks:
-                reader.want(block)
-            for block in blocks:
-                loaded = reader.take()
-                assert loaded.block == block
-                for spec, tensor in zip(block, loaded.tensors, strict=True):
-                    stored = np.array(checkpoint.read(spec.name), np.float32)
-                    assert torch.equal(tensor, torch.from_numpy(stored).to(torch.bfloat16))
-                reader.give_back(loaded)
 
 
 def test_a_failure_comes_to_who_waits(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from prunecli.modules.trees import leaves, map_tree, outline, rebuilt
+from prunecli.modules.trees import leaves, map_tree, outline
 from prunecli.running.layerwise.snapshot import Snapshots, read_header, read_snapshot, write_snapshot
 from prunecli.running.layerwise.states import StateStore, Stored
 
@@ -50,11 +50,6 @@ def test_plain_tensors_come_back_as_such(tmp_path: Path) -> None:
         found = read_snapshot(tmp_path / "file", states)
         assert same(found["sums"], tree["sums"])
         assert torch.equal(states.get(found["held"]), torch.ones(3))
-
-
-def test_trees_are_rebuilt() -> None:
-    tree = {"a": (1, [2, None], {"b": "text"}), "c": 3}
-    assert rebuilt(outline(tree, int), iter(leaves(tree, int))) == tree
 
 
 @pytest.mark.parametrize("cut", [0, 4, 30, -1])

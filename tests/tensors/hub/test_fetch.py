@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import namedtuple
 from contextlib import contextmanager
@@ -294,9 +293,3 @@ def test_directories_cause_no_request(model, hub, tmp_path):
             assert checkpoint.fingerprint
     prunecli.load_model(model, device="cpu")
     assert hub.requests == []
-
-
-def test_a_fingerprint_does_not_depend_on_where_a_model_lies(model, hub):
-    with open_model("org/tiny") as cached, open_model(model) as local:
-        assert cached.fingerprint == local.fingerprint
-    assert json.loads((cached.path / "config.json").read_text()) == local.config
