@@ -96,17 +96,14 @@ def _or_train(directory: Path) -> str:
 def _elsewhere(directory: Path) -> CheckpointError | None:
     """What to say of a sentence-transformers model whose transformer has a folder of its own, or of another format."""
     for folder in folders_of(directory):
-        if _is_transformer(directory / folder / "config.json"):
+        config = directory / folder / "config.json"
+        if config.is_file() and "model_type" in read_object(config):
             return CheckpointError(
                 f"{directory}: not a checkpoint (the transformer lies in {folder}, as {MODULES_FILE} says)",
                 f"Give {directory / folder}; its result takes the place of {folder} in a copy of the directory.",
             )
     found = of_directory(directory)
     return None if found is None else CheckpointError(f"{directory}: {found[0]}", found[1])
-
-
-def _is_transformer(config: Path) -> bool:
-    return config.is_file() and "model_type" in read_object(config)
 
 
 def _describe(path: Path) -> WeightFile:

@@ -88,7 +88,8 @@ def side_files(directory: Path, weights: Collection[Path]) -> SideFiles:
     odd = [name for name in odd if "/" not in name[:-1] or name.split("/")[0] in linked]
     return SideFiles(
         tuple(directory / name for name in carried),
-        tuple(_printable(name) for name in sorted([*left_out, *odd])),
+        # A name need not be text, and this one is printed.
+        tuple(os.fsencode(name).decode("utf-8", "replace") for name in sorted([*left_out, *odd])),
     )
 
 
@@ -189,7 +190,3 @@ def _walk(directory: Path, followed: Collection[str]) -> Iterator[Path]:
             yield from _walk(path, ())
         else:
             yield path
-
-
-def _printable(name: str) -> str:
-    return os.fsencode(name).decode("utf-8", "replace")  # a name need not be text, and this one is printed

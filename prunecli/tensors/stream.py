@@ -204,10 +204,8 @@ def shape_of(source: TensorReader, expression: Expression, name: str) -> tuple[i
         if not shape or not all(0 <= row < shape[0] for row in expression.rows):
             raise ValueError(f"{name}: {expression.source} {list(shape)} lacks some of the rows")
         return (len(expression.rows), *shape[1:])
-    return _sliced(shape, expression, name) if isinstance(expression, Slices) else shape
-
-
-def _sliced(shape: tuple[int, ...], expression: Slices, name: str) -> tuple[int, ...]:
+    if not isinstance(expression, Slices):
+        return shape
     axis = expression.axis
     if not 0 <= axis < len(shape) or not all(0 <= a <= b <= shape[axis] for a, b in expression.ranges):
         raise ValueError(f"{name}: {expression.source} {list(shape)} lacks some of the ranges")

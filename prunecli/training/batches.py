@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from prunecli.errors import DataError
 from prunecli.running.examples import Examples
+from prunecli.running.runner import ignored
 from prunecli.text.batching import length_bucketed
 
 
@@ -38,7 +39,7 @@ class BucketSampler(Sampler[list[int]]):
         seed: int,
         rank: int = 0,
         processes: int = 1,
-        on_epoch: Callable[[int], None] = lambda _epoch: None,
+        on_epoch: Callable[[int], None] = ignored,
     ) -> None:
         self.lengths, self.batch_tokens, self.seed = lengths, batch_tokens, seed
         self.rank, self.processes = rank, processes

@@ -6,7 +6,6 @@ them. They are asked for, and where a model needs one that torch lacks, that is 
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,11 +21,6 @@ WORKSPACE, FIXED = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 NONE_THERE = "does not have a deterministic implementation"
 """What torch says where it lacks one."""
-
-
-def fix_workspace() -> None:
-    """Before anything is multiplied on a GPU."""
-    os.environ.setdefault(WORKSPACE, FIXED)
 
 
 @contextmanager

@@ -65,10 +65,10 @@ def trained_tensors(model: Any, source: Checkpoint) -> dict[str, Tensor]:
 def outputs_of(source: Checkpoint, trained: Checkpoint, dtype: str | None) -> tuple[Output, ...]:
     """Every tensor of the result, made of `trained`'s, in the type that `source` stores it in, or in `dtype`."""
     target = None if dtype is None else parse_dtype(dtype)
-    made = []
-    for name, info in trained.tensors.items():
-        made.append(Output(name, source.info(name).cast(target).dtype, info.shape, Copy(name)))
-    return tuple(made)
+    return tuple(
+        Output(name, source.info(name).cast(target).dtype, info.shape, Copy(name))
+        for name, info in trained.tensors.items()
+    )
 
 
 def finetune_step(

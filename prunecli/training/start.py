@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,6 +29,7 @@ from prunecli.tensors.json_files import read_object
 from prunecli.tensors.side_files import MODULES_FILE
 from prunecli.text.tasks import TrainingTask, task_of_class, training_task_of
 from prunecli.text.tokens import Tokenizer, load_tokenizer
+from prunecli.training.state import digest_of
 
 SPECIAL_IDS = ("pad_token_id", "eos_token_id", "bos_token_id")
 """Which config and tokenizer must agree on, as far as both have them."""
@@ -81,14 +80,14 @@ class Start(Choices):
             values = read_config(self.config)
             words = _tokenizer(_file(self.config), self.tokenizer)
             _fit(_file(self.config), values, words)
-            return {"source": None, "config": _digest(values), "vocabulary": _digest(words.get_vocab())}
+            return {"source": None, "config": digest_of(values), "vocabulary": digest_of(words.get_vocab())}
         with open_model(self.path) as checkpoint:
             checkpoint.require_trainable()
             checkpoint.refuse_constants()
             return {
                 "source": checkpoint.fingerprint,
                 "bytes": checkpoint.total_bytes,
-                "config": _digest(checkpoint.config),
+                "config": digest_of(checkpoint.config),
             }
 
     def files(self, identity: Mapping[str, object]) -> dict[str, dict[str, str]]:
@@ -184,10 +183,6 @@ def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, se
         shutil.copyfile(generation, directory / GENERATION_FILE)
     with open_model(directory) as checkpoint:
         checkpoint.check()
-
-
-def _digest(values: Any) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _file(config: Path) -> Path:

@@ -212,7 +212,7 @@ def finished(state: Path) -> dict[str, Any] | None:
     """What a training that ended left to be written; None where it has not, or where the file is damaged."""
     found: dict[str, Any] = read_json(state / FINISHED, FORMAT)
     digest = found.pop("sha256", None)
-    if digest != _digest(found) or not (Path(found["weights"]) / WEIGHTS).is_file():
+    if digest != digest_of(found) or not (Path(found["weights"]) / WEIGHTS).is_file():
         return None
     return found
 
@@ -220,10 +220,11 @@ def finished(state: Path) -> dict[str, Any] | None:
 def mark_finished(state: Path, payload: Mapping[str, Any]) -> None:
     """The training has ended; `finished` returns `payload` from now on."""
     made = {"format": FORMAT, **payload}
-    write_json(state / FINISHED, {**made, "sha256": _digest(made)}, force=True)
+    write_json(state / FINISHED, {**made, "sha256": digest_of(made)}, force=True)
 
 
-def _digest(payload: Mapping[str, Any]) -> str:
+def digest_of(payload: Any) -> str:
+    """The sha256 of JSON values."""
     return hashlib.sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()
 
 

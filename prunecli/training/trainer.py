@@ -26,7 +26,7 @@ from prunecli.running.examples import IGNORED, Examples
 from prunecli.training.batches import BucketSampler, EpochLoader, loader
 from prunecli.training.loss import Objective
 from prunecli.training.options import TrainingOptions
-from prunecli.training.repeatable import fix_workspace, forwards_only
+from prunecli.training.repeatable import FIXED, WORKSPACE, forwards_only
 from prunecli.training.state import TRAINER_STATE, load_weights, save_weights, storing
 from prunecli.training.validation import Validation
 from prunecli.training.watch import REMEDY, TrainingError, Watch, require_number
@@ -77,7 +77,7 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
                 f"Start {gpus} (torchrun --nproc-per-node {gpus}), with --accumulate for larger updates; or "
                 "--device cpu.",
             )
-        fix_workspace()
+        os.environ.setdefault(WORKSPACE, FIXED)  # before anything is multiplied on a GPU
     elif world_size() > 1:
         join()  # accelerate would, with a patience of half an hour
     if options.dtype == "bfloat16" and not on_cpu and not torch.cuda.is_bf16_supported():

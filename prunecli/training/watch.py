@@ -15,9 +15,10 @@ import torch
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from prunecli.errors import PruneError
-from prunecli.processes import ProcessGroup
+from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Say, unsaid
 from prunecli.results.arrays import LARGEST
+from prunecli.running.runner import ignored
 
 REMEDY = "Lower --learning-rate, raise --warmup, or try --dtype float32, with --resume never."
 """Against numbers that grow without end."""
@@ -54,13 +55,13 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def __init__(
         self,
-        process_group: ProcessGroup | None = None,
+        process_group: ProcessGroup = ALONE,
         *,
         limit: float | None = None,
-        advance: Callable[[float], None] = lambda _steps: None,
+        advance: Callable[[float], None] = ignored,
         report: Say = unsaid,
     ) -> None:
-        self.process_group = process_group or ProcessGroup()
+        self.process_group = process_group
         self.limit, self.advance, self.report = limit, advance, report
         self.seconds, self.tokens, self.elapsed = 0.0, 0, 0.0
         self.unlogged: tuple[float, int] | None = None

@@ -10,15 +10,32 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from prunecli.methods.embeddings.initialise import initialise
-from prunecli.methods.embeddings.output import OutputFit, fit_output
 from prunecli.methods.embeddings.projective import Projective, moments, projective
 from prunecli.methods.embeddings.quality import Goal, Quality, measure
-from prunecli.methods.embeddings.refine import refine_reduction
-from prunecli.methods.embeddings.table import Table, row_weights
+from prunecli.methods.embeddings.table import Array, Table, row_weights
 from prunecli.methods.embeddings.train import FitOptions, train
 from prunecli.model.define import UnitShape
 from prunecli.modules.define import DefineEmbedding
 from prunecli.progress import Progress, silent
+
+SMALLEST_DIRECTION = 1e-10
+"""Directions of the map table below this part of its largest variance are not used."""
+
+RIDGE = 1e-5
+"""Of the features' mean square: keeps nearly equal features apart."""
+
+
+@dataclass(frozen=True)
+class OutputFit:
+    """The projection of hidden states for a given map table.
+
+    Attributes:
+        projection: P [m, n]; `DefineOutput.project.weight` is its transpose.
+        explained_variance: 1 - sum of w |e - mean - P (u - mean)|^2 over sum of w |e - mean|^2.
+    """
+
+    projection: NDArray[np.float32]
+    explained_variance: float
 
 
 @dataclass(frozen=True)
@@ -147,3 +164,106 @@ def _output_layer(first: Projective) -> nn.Linear:
         layer.weight.copy_(torch.from_numpy(first.expansion.T))
         layer.bias.copy_(torch.from_numpy(first.mean))
     return layer
+
+
+def fit_output(table: Table, mapped: Array, weights: Array, progress: Progress = silent) -> OutputFit:
+    """Weighted least squares for P in E = U P^T + a constant row, from one pass over both tables, in float64.
+
+    Adding one vector to every row of E adds the same number to all logits h E^T = (h P) U^T of a position, which no
+    softmax sees. So P is the best projection of the rows without their mean: U P^T is as near to E as it can be up to
+    that one vector.
+
+    Args:
+        table: E.
+        mapped: U [V, n].
+        weights: of the rows [V].
+        progress: told of the rows.
+
+    Raises:
+        CheckpointError: a value of E is not finite.
+    """
+    map_dim = mapped.shape[1]
+    width = map_dim + table.model_dim
+    products, sums = np.zeros((map_dim, width)), np.zeros(width)
+    squares = np.zeros(table.model_dim)
+    with progress("solving for the output projection", table.vocabulary, "rows") as advance:
+        for start, stop, rows in table.chunks():
+            both = np.concatenate([mapped[start:stop], rows], axis=1, dtype=np.float64)
+            weighted = both * weights[start:stop, None]
+            products += weighted[:, :map_dim].T @ both
+            squares += (weighted[:, map_dim:] * rows).sum(axis=0)
+            sums += weighted.sum(axis=0)
+            advance(stop - start)
+    total = float(weights.sum(dtype=np.float64))
+    mean = sums / total
+    products = products / total - np.outer(mean[:map_dim], mean)
+    variance = float((squares / total - mean[map_dim:] ** 2).sum())
+    own, across = products[:, :map_dim], products[:, map_dim:]
+    projection = np.linalg.pinv(own, rcond=SMALLEST_DIRECTION, hermitian=True) @ across
+    explained = float((2 * projection * across).sum() - ((own @ projection) * projection).sum())
+    return OutputFit(projection.T.astype(np.float32), explained / variance if variance > 0 else 1.0)
+
+
+@torch.no_grad()
+def refine_reduction(
+    unit: DefineEmbedding, table: Table, weights: Array, progress: Progress = silent
+) -> None:
+    """Add to the reduction the solution D of min sum of w |e - o - D f|^2 + ridge |D|^2 over the rows' features f.
+
+    D = 0 is among the choices, so the weighted squared error never rises. f is the expansion and a constant 1. Without
+    the reduction the last layer takes its place: each of its groups has a problem of its own, with the group's input
+    and a constant 1 as f; where the groups share a block, one D without its constants solves all.
+
+    Raises:
+        CheckpointError: a value of the table is not finite.
+    """
+    groups = 1 if unit.reduce is not None else unit.shape.groups[-1]
+    inputs = unit.shape.features if unit.reduce is not None else unit.shape.layers[-1].inputs
+    width, outputs = inputs // groups + 1, table.model_dim // groups
+    products = torch.zeros(groups, width, width, dtype=torch.float64)
+    missing = torch.zeros(groups, width, outputs, dtype=torch.float64)
+    with progress("solving for the reduction", table.vocabulary, "rows") as advance:
+        for start, stop, rows in table.chunks():
+            mapped = unit.map.weight[start:stop]
+            *stages, reconstruction = unit.stages(mapped)
+            features = unit.last_inputs(mapped, stages[-1])
+            root = torch.from_numpy(weights[start:stop]).sqrt().unsqueeze(1)
+            difference = (torch.from_numpy(rows) - reconstruction) * root
+            for group, part in enumerate(difference.chunk(groups, dim=1)):
+                known = torch.cat([features[:, group], torch.ones(len(rows), 1)], dim=1) * root
+                products[group] += (known.T @ known).double()
+                missing[group] += (known.T @ part).double()
+            advance(stop - start)
+    solve = _solve_shared if unit.shape.shared_blocks and groups > 1 else _solve
+    added, constants = solve(products, missing)
+    if unit.reduce is not None:
+        unit.reduce.weight.add_(added[0].T)
+        unit.reduce.bias.add_(constants)
+    else:
+        weight, bias = unit.group_layer(len(unit.layers) - 1)
+        weight.add_(added)
+        bias.add_(constants)
+
+
+def _solve(products: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
+    """[g, w + 1, w + 1] and [g, w + 1, o] -> a block [g, w, o] for each group, and constants [g o]."""
+    solutions = torch.stack([_ridge(own, across) for own, across in zip(products, missing, strict=True)])
+    return solutions[:, :-1], solutions[:, -1].flatten()
+
+
+def _solve_shared(products: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
+    """The same with one block [1, w, o] for all groups: each group's constants are solved for first, and put in."""
+    total, means = products[0, -1, -1], products[:, :-1, -1:]
+    own = products[:, :-1, :-1] - means @ means.mT / total
+    across = missing[:, :-1] - means @ missing[:, -1:] / total
+    block = _ridge(own.sum(0), across.sum(0))
+    constants = (missing[:, -1] - means.squeeze(-1) @ block) / total
+    return block.unsqueeze(0), constants.flatten()
+
+
+def _ridge(products: Tensor, missing: Tensor) -> Tensor:
+    from scipy.linalg import solve
+
+    products.diagonal().add_(RIDGE * products.diagonal().mean())
+    solution = solve(products.numpy(), missing.numpy(), assume_a="pos", overwrite_a=True, overwrite_b=True)
+    return torch.from_numpy(np.ascontiguousarray(solution))

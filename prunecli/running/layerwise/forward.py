@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from prunecli.architectures.records import Side
-from prunecli.modules.stock_model import StockExperts
 from prunecli.modules.trees import leaves, map_tree
 from prunecli.running.layerwise.entering import LayerReplay
 from prunecli.running.layerwise.gradients import Gradients
@@ -140,7 +139,14 @@ class LayerwiseRun:
         loaded = self._reader.take()
         with bound(stage, loaded):
             if stage.stock is not None:
-                self._stock_layer(stage, stage.stock, following, passes, outputs, after)
+                given, wanted = self._stock.route(stage, stage.stock, passes, outputs)
+                self._want(following)
+                self._stock.run(stage.stock, wanted, given)
+                for number, (forward, one) in enumerate(zip(passes, given, strict=True)):
+                    with self._stock.answering(stage, stage.stock, one):
+                        self._through(stage, forward, outputs[number])
+                    self._stock.drop(one)
+                    after(stage, number)
             elif stage.ffn is None:
                 self._want(following)
                 for number, forward in enumerate(passes):
@@ -155,25 +161,6 @@ class LayerwiseRun:
                         self._through(stage, forward, kept)
                     self._sparse.drop(sent)
         self._reader.give_back(loaded)
-
-    def _stock_layer(
-        self,
-        stage: Stage,
-        experts: StockExperts,
-        following: int | None,
-        passes: Sequence[Pass],
-        outputs: list[dict[Side, Any]],
-        after: Callable[[Stage, int], None],
-    ) -> None:
-        """All passes through a layer whose experts alone are declared."""
-        sent, wanted = self._stock.route(stage, experts, passes, outputs)
-        self._want(following)
-        self._stock.run(experts, wanted, sent)
-        for number, (forward, one) in enumerate(zip(passes, sent, strict=True)):
-            with self._stock.answering(stage, experts, one):
-                self._through(stage, forward, outputs[number])
-            self._stock.drop(one)
-            after(stage, number)
 
     def _save(self, index: int, outputs: list[dict[Side, Any]], keeping: Callable[[], Any]) -> None:
         """Write a snapshot, where the last one is old."""

@@ -8,6 +8,7 @@ inside of the layers, and is told of its gradients by hooks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from prunecli.architectures.records import Side
 from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.modules.trees import leaves
+from prunecli.modules.trees import leaves, map_tree
 from prunecli.running.layerwise.entering import LayerReplay
 from prunecli.running.layerwise.parts import Skeleton, Stage
 from prunecli.running.layerwise.reading import Loaded, Reader
@@ -27,11 +28,72 @@ from prunecli.running.layerwise.sparse import Routed, SparsePasses
 from prunecli.running.layerwise.sparse_gradients import SparseGradients
 from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.running.layerwise.swaps import bound
-from prunecli.running.layerwise.tape import Tape
-from prunecli.running.runner import Pass
+from prunecli.running.runner import Pass, ignored
 
 Gradient = list[Stored | None]
 """Of each tensor that a layer returned; None where none came back."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A tensor that a layer returned.
+
+    Attributes:
+        held: where it is.
+        differentiable: whether what is differentiated by takes part in it.
+    """
+
+    held: Stored
+    differentiable: bool
+
+
+class Tape:
+    """Outputs of layers as trees of `Kept`; a tensor that a layer hands on as it got it is kept once.
+
+    Args:
+        states: where they are kept.
+        device: where they are given back.
+    """
+
+    def __init__(self, states: StateStore, device: torch.device) -> None:
+        self._states, self._device = states, device
+        self._uses: Counter[Stored] = Counter()
+
+    def keep(self, output: Any, given: Mapping[Side, Any], kept: Mapping[Side, Any]) -> Any:
+        """Keep a layer's output.
+
+        Args:
+            given: what the layer got, by side.
+            kept: what that was fetched from.
+        """
+        known = {
+            id(tensor): one
+            for side, tree in given.items()
+            for tensor, one in zip(leaves(tree, Tensor), leaves(kept[side], Kept), strict=True)
+        }
+
+        def put(tensor: Tensor) -> Kept:
+            found = known.get(id(tensor)) or Kept(self._states.put(tensor.detach()), tensor.requires_grad)
+            self._uses[found.held] += 1
+            return found
+
+        return map_tree(output, put, Tensor)
+
+    def fetch(self, tree: Any) -> Any:
+        """The output again, its tensors the leaves of a new graph."""
+
+        def get(one: Kept) -> Tensor:
+            return self._states.get(one.held).to(self._device).requires_grad_(one.differentiable)
+
+        return map_tree(tree, get, Kept)
+
+    def drop(self, tree: Any) -> None:
+        """Give the room of what nobody else needs back."""
+        for one in leaves(tree, Kept):
+            self._uses[one.held] -= 1
+            if not self._uses[one.held]:
+                del self._uses[one.held]
+                self._states.drop(one.held)
 
 
 @dataclass
@@ -66,7 +128,7 @@ class Gradients:
         skeleton: Skeleton,
         reader: Reader,
         states: StateStore,
-        make_room: Callable[[], None] = lambda: None,
+        make_room: Callable[[], None] = ignored,
     ) -> None:
         self._reader, self._states = reader, states
         self._device, self._stages = skeleton.device, skeleton.stages
@@ -80,7 +142,7 @@ class Gradients:
         passes: Sequence[Pass],
         *,
         start: Callable[[int, Any], Tensor],
-        after: Callable[[Stage, int], None] = lambda _stage, _number: None,
+        after: Callable[[Stage, int], None] = ignored,
     ) -> None:
         """Run all passes through every layer, and back.
 

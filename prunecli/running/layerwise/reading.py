@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import LifoQueue, Queue, SimpleQueue
 
@@ -13,11 +15,50 @@ from torch import Tensor
 
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.filling import CHUNK_BYTES, Staging, read_into
-from prunecli.running.layerwise.copying import CopyStream
 from prunecli.running.layerwise.parts import Block, Spec
 
 MOST_READERS = 4
 """Threads that read, where there are as many to compute: to decode or cast takes as long as to multiply by few rows."""
+
+
+class CopyStream:
+    """A stream of copies into buffers that another thread computes with; nothing at all where `device` is no GPU.
+
+    Of each buffer the last that was done to it is known as an event, for which the other stream waits before it does
+    anything to it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        is_gpu = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if is_gpu else None  # type: ignore[no-untyped-call]
+        self._last: dict[int, torch.cuda.Event] = {}
+
+    @contextmanager
+    def into(self, buffer: Tensor) -> Iterator[None]:
+        """Inside, this thread's work is the copies' stream's, after all that was computed with `buffer`."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._last[buffer.data_ptr()])
+            yield
+            self._last[buffer.data_ptr()] = self._stream.record_event()
+
+    def use(self, buffer: Tensor) -> None:
+        """What this thread computes from now on comes after the copies into `buffer`."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._last[buffer.data_ptr()])
+
+    def leave(self, buffer: Tensor) -> None:
+        """What this thread has computed so far comes before further copies into `buffer`."""
+        if self._stream is not None:
+            self._last[buffer.data_ptr()] = torch.cuda.current_stream(self._device).record_event()
+
+    def close(self) -> None:
+        """What comes into the buffers' memory after them comes after all copies."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
 @dataclass(frozen=True)
@@ -113,10 +154,7 @@ class Reader:
         torch.set_num_threads(1)
         torch.get_num_threads()  # see modules.threads
         started.wait()
-        with torch.no_grad():
-            self._serve()
-
-    def _serve(self) -> None:
+        torch.set_grad_enabled(False)
         staging = Staging(CHUNK_BYTES)
         while not self._ended.is_set():
             with self._in_order:  # or a later block might have the last buffer that an earlier one waits for
@@ -129,15 +167,11 @@ class Reader:
             except BaseException as error:  # whatever it is, it belongs to who waits for the block
                 found.set_exception(error)
 
-    def _open(self, block: Block) -> None:
-        """Its files, one thread at a time."""
-        with self._opening:
+    def _load(self, block: Block, buffer: Tensor, staging: Staging) -> Loaded:
+        with self._opening:  # its files, one thread at a time
             for spec in block:
                 for name in (spec.name, *spec.more):
                     self._checkpoint.open_files(name)
-
-    def _load(self, block: Block, buffer: Tensor, staging: Staging) -> Loaded:
-        self._open(block)
         tensors, nbytes = place_tensors(block, buffer), 0
         with self._copies.into(buffer):
             for spec, tensor in zip(block, tensors, strict=True):

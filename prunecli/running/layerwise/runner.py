@@ -179,13 +179,9 @@ class Layerwise:
         Raises:
             OutputError: no such spill directory.
         """
-        if (
-            self._room is None
-        ):  # not a cached_property: before Python 3.12 its lock is held while others are waited for
-            self._room = self._common_room()
-        return self._room
-
-    def _common_room(self) -> Room:
+        # Not a cached_property: before Python 3.12 its lock is held while others are waited for.
+        if self._room is not None:
+            return self._room
         with self.process_group.in_step():
             mine = (
                 self._process_bytes,
@@ -195,12 +191,13 @@ class Layerwise:
             )
         process, disk, host, memory = zip(*self.process_group.all_gather(mine), strict=True)
         skeleton = self.skeleton
-        return Room(
+        self._room = Room(
             memory=min(memory),
             host=None if self._on_cpu else min(host),
             disk=min(disk),
             demand=Demand(max(process), skeleton.resident_bytes, skeleton.widest_bytes, 0),
         )
+        return self._room
 
     def groups(
         self, batches: Iterable[B], cost: Callable[[Layerwise, B], BatchCost], start: int = 0
@@ -264,8 +261,9 @@ class Layerwise:
             self._filled = True
         plan = self.room.plan(group.cost.activations)
         wanted = 3 * max(group.cost.states, default=0) + (1 << 20)
-        ahead = 0
+        ahead, make_room = 0, ignored
         if self._on_cpu:
+            make_room = partial(keep_below, self._resources.memory - group.cost.activations - MARGIN)
             spare = plan.states - wanted - ROOMY
             ahead = min(MOST_AHEAD, max(0, min(spare, AHEAD)) // self.skeleton.widest_bytes)
             if spare < 0:
@@ -283,18 +281,12 @@ class Layerwise:
             ) as reader,
         ):
             try:
-                make_room = self._make_room(group.cost.activations)
                 yield LayerwiseRun(self.skeleton, reader, states, make_room, advance, group, self._snapshots)
             finally:
                 report.bytes_read += reader.bytes_read
                 report.spilled_bytes = max(report.spilled_bytes, states.spilled_bytes)
                 report.readings += 1
                 report.seconds += time.monotonic() - start
-
-    def _make_room(self, activations: int) -> Callable[[], None]:
-        if not self._on_cpu:
-            return ignored
-        return partial(keep_below, self._resources.memory - activations - MARGIN)
 
 
 def _most(costs: Sequence[BatchCost]) -> BatchCost:

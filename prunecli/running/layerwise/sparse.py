@@ -23,7 +23,7 @@ from prunecli.running.layerwise.experts import Assigned, run_experts
 from prunecli.running.layerwise.parts import Stage
 from prunecli.running.layerwise.reading import Loaded, Reader
 from prunecli.running.layerwise.states import StateStore, Stored
-from prunecli.running.layerwise.swaps import recalling, remembering, runner, unobserved
+from prunecli.running.layerwise.swaps import recalling, remembering, swapped
 from prunecli.running.runner import Pass
 
 
@@ -101,14 +101,14 @@ class SparsePasses:
     def answering(self, stage: Stage, ffn: SparseFFN, routed: Routed) -> Iterator[None]:
         """Inside, a pass finds the experts' outputs at hand, and what was kept of attentions."""
 
-        with ExitStack() as stack:
-            stack.enter_context(
-                runner(
-                    ffn, lambda rows, _groups: self._states.rows(routed.rows, 0, len(rows)).to(self._device)
-                )
-            )
-            stack.enter_context(unobserved(ffn))
-            stack.enter_context(recalling(stage, self._states, routed.attention, self._device))
+        def answer(rows: Tensor, _groups: Groups) -> Tensor:
+            return self._states.rows(routed.rows, 0, len(rows)).to(self._device)
+
+        with (
+            swapped(ffn, "runner", answer),
+            swapped(ffn, "observer", None),
+            recalling(stage, self._states, routed.attention, self._device),
+        ):
             yield
 
     def drop(self, routed: Routed) -> None:
@@ -127,7 +127,7 @@ class SparsePasses:
             raise StopForward((rows, groups.sizes))
 
         with ExitStack() as stack:
-            stack.enter_context(runner(ffn, leave))
+            stack.enter_context(swapped(ffn, "runner", leave))
             if self._keep_attention:
                 stack.enter_context(remembering(stage, self._states, attention, ffn.top_k * 4, to_come))
             rows, counts = self._replay.begin(forward, kept)

@@ -21,7 +21,7 @@ from prunecli.running.layerwise.parts import Stage
 from prunecli.running.layerwise.reading import Loaded, Reader
 from prunecli.running.layerwise.sparse import Routed
 from prunecli.running.layerwise.states import StateStore, Stored
-from prunecli.running.layerwise.swaps import runner, unobserved
+from prunecli.running.layerwise.swaps import swapped
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
 """What a layer returned, and its gradients."""
@@ -80,7 +80,7 @@ class SparseGradients:
             found.clear()
             return Sent(routed, rows, self._states.put(gradient))
 
-        with runner(ffn, answer), unobserved(ffn):
+        with swapped(ffn, "runner", answer), swapped(ffn, "observer", None):
             yield ask
 
     def run(self, ffn: SparseFFN, wanted: Sequence[int], sent: Sequence[Sent]) -> None:
@@ -112,7 +112,7 @@ class SparseGradients:
             made: Tensor = _Answer.apply(rows, outputs, gradients)  # type: ignore[no-untyped-call]
             return made
 
-        with runner(ffn, answer), unobserved(ffn):
+        with swapped(ffn, "runner", answer), swapped(ffn, "observer", None):
             yield
 
     def drop(self, sent: Sent) -> None:

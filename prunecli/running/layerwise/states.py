@@ -16,6 +16,8 @@ from torch import Tensor
 
 from prunecli.errors import OutputError
 from prunecli.modules.machine import spill_directory
+from prunecli.tensors.copying import write_from
+from prunecli.tensors.reader import read_into
 
 ALIGNMENT = 64
 
@@ -56,6 +58,9 @@ class StateStore:
     Args:
         memory: bytes to hold in memory.
         directory: of the file; None: the system's folder for temporary files.
+
+    Attributes:
+        spilled_bytes: size of the file.
     """
 
     def __init__(self, memory: int, directory: Path | None = None) -> None:
@@ -69,12 +74,7 @@ class StateStore:
         self._file_space = _Space(None)
         self._directory = spill_directory(directory)
         self._file: int | None = None
-        self._file_bytes = 0
-
-    @property
-    def spilled_bytes(self) -> int:
-        """Size of the file."""
-        return self._file_bytes
+        self.spilled_bytes = 0
 
     @property
     def free_memory(self) -> int:
@@ -134,12 +134,10 @@ class StateStore:
             return
         assert self._file is not None
         data = rows.detach().to("cpu", held.dtype).contiguous().view(-1).view(torch.uint8).numpy().data
-        while data:
-            try:
-                written = os.pwrite(self._file, data, offset)
-            except OSError as error:
-                raise self._failure(error) from error
-            data, offset = data[written:], offset + written
+        try:
+            write_from(self._file, offset, data)
+        except OSError as error:
+            raise self._failure(error) from error
 
     def gather(self, held: Stored, numbers: Tensor) -> Tensor:
         """A copy of the entries along the first axis that have these `numbers`, in their order."""
@@ -182,32 +180,29 @@ class StateStore:
     def _load(self, offset: int, nbytes: int, dtype: torch.dtype) -> Tensor:
         assert self._file is not None
         made = torch.empty(nbytes, dtype=torch.uint8)
-        view = made.numpy().data
-        done = 0
-        while done < nbytes:
-            count = os.preadv(self._file, [view[done:]], offset + done)
-            if count == 0:
-                raise OutputError(f"{self._directory}: the file with the batches' states was cut short")
-            done += count
+        try:
+            read_into(self._file, offset, made.numpy().data)
+        except EOFError:
+            raise OutputError(f"{self._directory}: the file with the batches' states was cut short") from None
         return made.view(dtype)
 
     def _reserve(self, nbytes: int) -> None:
-        if nbytes <= self._file_bytes:
+        if nbytes <= self.spilled_bytes:
             return
         try:
             if self._file is None:
                 with tempfile.TemporaryFile(dir=self._directory, prefix="prunecli-") as file:
                     self._file = os.dup(file.fileno())
             # Room is taken, not promised: a full disk says so here and not in the middle of a layer.
-            os.posix_fallocate(self._file, self._file_bytes, nbytes - self._file_bytes)
+            os.posix_fallocate(self._file, self.spilled_bytes, nbytes - self.spilled_bytes)
         except OSError as error:
             raise self._failure(error) from error
-        self._file_bytes = nbytes
+        self.spilled_bytes = nbytes
 
     def _failure(self, error: OSError) -> OutputError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return OutputError(
-                f"{self._directory}: no room for the batches' states ({self._file_bytes:,} bytes are there)",
+                f"{self._directory}: no room for the batches' states ({self.spilled_bytes:,} bytes are there)",
                 "Name a --spill-dir with more room, give more --memory, or run fewer pairs at a time.",
             )
         return OutputError(

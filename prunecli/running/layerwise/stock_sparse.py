@@ -34,7 +34,7 @@ from prunecli.running.layerwise.experts import Assigned, run_experts
 from prunecli.running.layerwise.parts import Stage
 from prunecli.running.layerwise.reading import Loaded, Reader
 from prunecli.running.layerwise.states import StateStore, Stored
-from prunecli.running.layerwise.swaps import answered, recalling, remembering
+from prunecli.running.layerwise.swaps import recalling, remembering, swapped
 from prunecli.running.runner import Pass
 
 SENT_BYTES = 12
@@ -131,7 +131,10 @@ class StockPasses:
                 observer(ExpertUse(chosen, weights, norms[plan.position], output_sums=sums))
             return self._states.get(sent.mixed).to(self._device, hidden.dtype)
 
-        with answered(experts, answer), recalling(stage, self._states, sent.attention, self._device):
+        with (
+            swapped(experts.module, "runner", answer),
+            recalling(stage, self._states, sent.attention, self._device),
+        ):
             yield
 
     def drop(self, sent: Sent) -> None:
@@ -161,7 +164,7 @@ class StockPasses:
             raise StopForward(sent)
 
         with ExitStack() as stack:
-            stack.enter_context(answered(experts, leave))
+            stack.enter_context(swapped(experts.module, "runner", leave))
             stack.enter_context(remembering(stage, states, attention, SENT_BYTES, to_come))
             hidden, chosen, weights = self._replay.begin(forward, kept)
         plan = dispatch(chosen, experts.layer.num_experts)

@@ -10,10 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunecli.modules.grouped import Groups
 from prunecli.modules.replay import replaced
-from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.modules.stock_model import StockExperts
 from prunecli.modules.trees import leaves, map_tree
 from prunecli.running.layerwise.parts import Stage
 from prunecli.running.layerwise.reading import Loaded
@@ -36,34 +33,17 @@ def bound(stage: Stage, loaded: Loaded) -> Iterator[None]:
 
 
 @contextmanager
-def answered(experts: StockExperts, function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Iterator[None]:
-    """Inside, `function` computes what a layer's experts would: see `run_mixture`."""
-    before = getattr(experts.module, "runner", None)
-    experts.module.runner = function
+def swapped(module: nn.Module, attribute: str, value: Any) -> Iterator[None]:
+    """Inside, the attribute has this value.
+
+    A module's `runner` computes what its experts would, its `observer` hears of the routing.
+    """
+    before = getattr(module, attribute, None)
+    setattr(module, attribute, value)
     try:
         yield
     finally:
-        experts.module.runner = before
-
-
-@contextmanager
-def runner(ffn: SparseFFN, function: Callable[[Tensor, Groups], Tensor]) -> Iterator[None]:
-    """Inside, `function` computes what the experts would."""
-    before, ffn.runner = ffn.runner, function
-    try:
-        yield
-    finally:
-        ffn.runner = before
-
-
-@contextmanager
-def unobserved(ffn: SparseFFN) -> Iterator[None]:
-    """Inside, nobody hears of the routing."""
-    before, ffn.observer = ffn.observer, None
-    try:
-        yield
-    finally:
-        ffn.observer = before
+        setattr(module, attribute, before)
 
 
 @contextmanager

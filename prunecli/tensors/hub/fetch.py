@@ -261,8 +261,16 @@ def _complete(
     if fetched:
         count = f"{len(fetched)} files" if len(fetched) > 1 else next(iter(fetched))
         cache = snapshot.directory.parents[2]
-        say(f"Fetching {snapshot} from {host()}: {count}, {bytes_text(total)}, into {_short(cache)}")
-        _require_room(snapshot, cache, total)
+        home = Path.home()
+        short = Path("~") / cache.relative_to(home) if cache.is_relative_to(home) else cache
+        say(f"Fetching {snapshot} from {host()}: {count}, {bytes_text(total)}, into {short}")
+        free = shutil.disk_usage(cache).free
+        if free < total:
+            raise OutputError(
+                f"{snapshot.name}: {bytes_text(total)} are to be fetched into {cache}, "
+                f"{bytes_text(free)} are free there",
+                "Free some space, or set HF_HUB_CACHE to a directory on another disk.",
+            )
     try:
         with _bars(bars), progress(f"{snapshot.name.repo}: fetching", total, "bytes") as advance:
             for file in missing:
@@ -271,10 +279,10 @@ def _complete(
     except KeyboardInterrupt:
         say("What is complete stays in the cache: the same command goes on from there.")
         raise
-    if short := [file for file in missing if (snapshot.directory / file).stat().st_size != sizes[file]]:
+    if odd := [file for file in missing if (snapshot.directory / file).stat().st_size != sizes[file]]:
         raise HubError(
-            f"{snapshot.name}: {short[0]} has another size in the cache than on {host()}",
-            f"Remove {(snapshot.directory / short[0]).resolve()}, and start the same command again.",
+            f"{snapshot.name}: {odd[0]} has another size in the cache than on {host()}",
+            f"Remove {(snapshot.directory / odd[0]).resolve()}, and start the same command again.",
         )
 
 
@@ -290,21 +298,6 @@ def _fetch(repo: str, file: str, revision: str | None) -> Path:
         if type(error) is not ValueError:  # of a file that is not there
             raise
         raise HubError(f"{repo}: {file}: it cannot be fetched ({one_line(error)})") from error
-
-
-def _require_room(snapshot: Snapshot, cache: Path, total: int) -> None:
-    free = shutil.disk_usage(cache).free
-    if free < total:
-        raise OutputError(
-            f"{snapshot.name}: {bytes_text(total)} are to be fetched into {cache}, {bytes_text(free)} are free there",
-            "Free some space, or set HF_HUB_CACHE to a directory on another disk.",
-        )
-
-
-def _short(path: Path) -> str:
-    """With `~` in the place of the home directory."""
-    home = Path.home()
-    return str(Path("~") / path.relative_to(home)) if path.is_relative_to(home) else str(path)
 
 
 @contextmanager

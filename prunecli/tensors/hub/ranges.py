@@ -178,9 +178,7 @@ class _Stream:
                 Exception
             ):  # what has ended is read to its end, so that the connection serves again
                 next(self._answer, None)
-        self._answer = None
-        with suppress(Exception):
-            self._opened.close()
+        self._drop()
 
     def _next(self) -> memoryview:
         """The bytes that come next, a few of them.

@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from prunecli.errors import UsageError
-from prunecli.methods.embeddings.fit import DefineFit, FitOptions, fit_define
+from prunecli.methods.embeddings.fit import DefineFit, FitOptions, fit_define, fit_output, refine_reduction
 from prunecli.methods.embeddings.quality import Quality
-from prunecli.methods.embeddings.refine import refine_reduction
 from prunecli.methods.embeddings.table import Table, row_weights
 from prunecli.methods.embeddings.train import MOST_EPOCHS, batches
 from prunecli.model.define import UNIT_KINDS, UnitKind, UnitShape
-from tests.methods.embeddings.tables import bent_table, truncated_svd
+from tests.methods.embeddings.tables import bent_table, start_of, truncated_svd
 
 SHAPE = UnitShape(300, 8, 24, 48, 3, 4)
 FAST = FitOptions(epochs=4, batch_rows=64)
@@ -259,3 +258,26 @@ def test_a_table_of_equal_rows_is_fitted() -> None:
 def test_options_that_no_fit_can_take_are_refused(options: dict) -> None:
     with pytest.raises(UsageError, match="Give a number of at least"):
         FitOptions(**options)
+
+
+def test_the_projection_for_a_tied_output_solves_weighted_least_squares() -> None:
+    array, rng = bent_table(), np.random.default_rng(0)
+    mapped = (array[:, :5] ** 2 + rng.standard_normal((300, 5))).astype(np.float32)
+    weights = row_weights(300, np.arange(300))
+    found = fit_output(Table.of(array), mapped, weights)
+    root = np.sqrt(weights.astype(np.float64))[:, None]
+    inputs = np.concatenate([mapped, np.ones((300, 1))], axis=1)
+    solution, *_ = np.linalg.lstsq(inputs * root, array * root, rcond=None)
+    np.testing.assert_allclose(found.projection, solution[:5].T, rtol=1e-3, atol=1e-4)
+    missing = weights @ ((array - inputs @ solution) ** 2).sum(axis=1)
+    mean = np.average(array, axis=0, weights=weights)
+    whole = weights @ ((array - mean) ** 2).sum(axis=1)
+    assert found.explained_variance == pytest.approx(1 - missing / whole, abs=1e-5)
+
+
+def test_columns_without_variance_are_not_used() -> None:
+    array = bent_table()
+    mapped = start_of(array, 4).mapped(array)
+    mapped[:, 2] = 0
+    found = fit_output(Table.of(array), mapped, row_weights(300))
+    np.testing.assert_allclose(found.projection[:, 2], 0, atol=1e-6)

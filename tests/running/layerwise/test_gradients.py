@@ -19,10 +19,9 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.attention import output_projections
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
-from prunecli.running.layerwise.gradients import Gradients
+from prunecli.running.layerwise.gradients import Gradients, Tape
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import StateStore
-from prunecli.running.layerwise.tape import Tape
 from prunecli.running.runner import frozen
 from tests.families import MODEL_TYPES, tiny_family
 from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, tiny, write_changed
