@@ -107,14 +107,22 @@ def run_forward(
         UsageError, CheckpointError, OutputError: as `runner` does.
     """
     groups = list(runner.groups(batches, partial(batch_cost, backward=False, beside=beside)))
+
+    def reduced(own: Sequence[Batch], seen: list[Any]) -> None:
+        for batch, of_pass in zip(own, seen, strict=True):
+            reduce(batch, of_pass)
+
+    def finished(own: Sequence[Batch], number: int, output: Any) -> None:
+        advance(finish(own[number], output))
+
     with _shown(runner, groups, line, progress) as (advance, step):
         for group in groups:
             with runner.running(group, step) as run:
                 run.forward(
                     [partial(forward, batch) for batch in group.batches],
                     observer=observer,
-                    reduce=ignored if observer is None else partial(_reduced, group, reduce),
-                    finish=partial(_finished, group, finish, advance),
+                    reduce=ignored if observer is None else partial(reduced, group.batches),
+                    finish=partial(finished, group.batches),
                 )
 
 
@@ -157,17 +165,6 @@ def observe_batches(
         run_forward(runner, batches, forward, finish, (f"measuring {what}", total, "examples"), progress)
 
 
-def _reduced(group: Group[Batch], reduce: Callable[[Batch, Any], None], seen: list[Any]) -> None:
-    for batch, of_pass in zip(group.batches, seen, strict=True):
-        reduce(batch, of_pass)
-
-
-def _finished(
-    group: Group[Batch], finish: Callable[[Batch, Any], float], advance: Advance, number: int, output: Any
-) -> None:
-    advance(finish(group.batches[number], output))
-
-
 def run_backward(
     runner: Runner,
     batches: Sequence[Batch],
@@ -187,17 +184,17 @@ def run_backward(
         UsageError, CheckpointError, OutputError: as `runner` does.
     """
     groups = list(runner.groups(batches, partial(batch_cost, backward=True)))
+
+    def started(first: int, number: int, output: Any) -> Tensor:
+        return start(first + number, output)
+
     line = what, sum(len(batch.indices) for batch in batches), "examples"
     with _shown(runner, groups, line, progress, ways=2) as (advance, step):
         for group in groups:
             with runner.running(group, step) as run:
                 passes = [partial(forward, batch) for batch in group.batches]
-                run.backward(passes, partial(_started, group.start, start))
+                run.backward(passes, partial(started, group.start))
             advance(sum(len(batch.indices) for batch in group.batches))
-
-
-def _started(first: int, start: Callable[[int, Any], Tensor], number: int, output: Any) -> Tensor:
-    return start(first + number, output)
 
 
 @contextmanager

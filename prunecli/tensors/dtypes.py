@@ -8,33 +8,33 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-import ml_dtypes
+import ml_dtypes  # noqa: F401 (teaches numpy bfloat16 and float8)
 import numpy as np
 
 from prunecli.errors import CheckpointError, UsageError
 
-_NUMPY: dict[str, np.dtype] = {
-    "BOOL": np.dtype(np.bool_),
-    "U8": np.dtype(np.uint8),
-    "I8": np.dtype(np.int8),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
-    "U16": np.dtype(np.uint16),
-    "I16": np.dtype(np.int16),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "U32": np.dtype(np.uint32),
-    "I32": np.dtype(np.int32),
-    "F32": np.dtype(np.float32),
-    "U64": np.dtype(np.uint64),
-    "I64": np.dtype(np.int64),
-    "F64": np.dtype(np.float64),
-    "C64": np.dtype(np.complex64),
+_NAMES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "uint16": "U16",
+    "int16": "I16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "uint32": "U32",
+    "int32": "I32",
+    "float32": "F32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float64": "F64",
+    "complex64": "C64",
 }
+"""torch's, numpy's and config.json's name -> safetensors' name."""
+_NUMPY: dict[str, np.dtype] = {name: np.dtype(known) for known, name in _NAMES.items()}
 _ITEMSIZES = {name: dtype.itemsize for name, dtype in _NUMPY.items()}
-_NAMES: dict[str, str] = {dtype.name: name for name, dtype in _NUMPY.items()}
-"""torch's and config.json's name -> safetensors' name."""
 
 _SHORT = {
     "fp16": "F16",
@@ -102,7 +102,7 @@ def is_float(dtype: str) -> bool:
 
 def config_dtype(dtype: str) -> str:
     """The name that config.json uses: "F16" -> "float16"."""
-    return next(name for name, known in _NAMES.items() if known == dtype)
+    return str(_NUMPY[dtype].name)
 
 
 def parse_dtype(text: str) -> str:

@@ -90,8 +90,8 @@ def described(names: Collection[str], where: str, read: Callable[[str], Any]) ->
 def of_directory(directory: Path) -> tuple[str, str] | None:
     """`described`, of a directory here."""
     names = [entry.name for entry in directory.iterdir() if entry.is_file()]
-    names += [path.relative_to(directory).as_posix() for path in directory.glob("*/config.json")]
-    names += [path.relative_to(directory).as_posix() for path in directory.glob("*/*.onnx")]
+    for pattern in ("*/config.json", "*/*.onnx"):
+        names += [path.relative_to(directory).as_posix() for path in directory.glob(pattern)]
     return described(names, str(directory), lambda name: _object(directory / name))
 
 

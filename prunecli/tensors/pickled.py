@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from prunecli.errors import CheckpointError, UsageError
-from prunecli.tensors.dtypes import is_known, parse_dtype
+from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.git_lfs import refuse_pointer
 from prunecli.tensors.reader import Stored, TensorInfo, WeightFile
 
@@ -57,7 +57,6 @@ def _load(path: Path, *, describe: bool = False, mmap: bool = False) -> dict[str
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if describe:
-                _check_byte_order(path)
                 loaded = _described(path)
             else:
                 loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
@@ -78,6 +77,9 @@ def _load(path: Path, *, describe: bool = False, mmap: bool = False) -> dict[str
 def _described(path: Path) -> Any:
     import torch
 
+    reader: Any = torch._C.PyTorchFileReader(str(path))
+    if reader.has_record("byteorder") and reader.get_record("byteorder") != b"little":
+        raise CheckpointError(f"{path}: big-endian values", "Save the checkpoint again on a common machine.")
     loaded = torch.load(path, map_location="meta", weights_only=True)
     values = loaded.values() if isinstance(loaded, dict) else ()
     dense = [one for one in values if isinstance(one, torch.Tensor) and one.layout == torch.strided]
@@ -87,14 +89,6 @@ def _described(path: Path) -> Any:
 
     with FakeTensorMode():
         return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _check_byte_order(path: Path) -> None:
-    import torch
-
-    reader: Any = torch._C.PyTorchFileReader(str(path))
-    if reader.has_record("byteorder") and reader.get_record("byteorder") != b"little":
-        raise CheckpointError(f"{path}: big-endian values", "Save the checkpoint again on a common machine.")
 
 
 def _state_dict(path: Path, loaded: Any) -> dict[str, torch.Tensor]:
@@ -114,12 +108,11 @@ def _state_dict(path: Path, loaded: Any) -> dict[str, torch.Tensor]:
 
 def _info(path: Path, name: str, tensor: torch.Tensor) -> TensorInfo:
     try:
-        dtype = parse_dtype(str(tensor.dtype))
+        return TensorInfo(name, parse_dtype(str(tensor.dtype)), tuple(tensor.shape))
     except UsageError:
-        dtype = ""
-    if not is_known(dtype):
-        raise CheckpointError(f"{path}: {name} has the type {tensor.dtype}, which prunecli does not read")
-    return TensorInfo(name, dtype, tuple(tensor.shape))
+        raise CheckpointError(
+            f"{path}: {name} has the type {tensor.dtype}, which prunecli does not read"
+        ) from None
 
 
 def _in_place(path: Path, name: str, tensor: torch.Tensor) -> Stored | None:

@@ -240,13 +240,10 @@ def _abandoned(target: Path) -> dict[Path, str]:
             own = match["boot"] is None or match["boot"] == _machine()[0] or match["host"] == _machine()[1]
             # A network file system may keep locks to the machine: a writer elsewhere is seen by what it writes.
             with suppress(FileNotFoundError):
-                if own or now - _last_change(path) > FOREIGN_SECONDS:
+                changed = max(each.lstat().st_mtime for each in (path, *path.rglob("*")))
+                if own or now - changed > FOREIGN_SECONDS:
                     found[path] = match["kind"]
     return found
-
-
-def _last_change(path: Path) -> float:
-    return max(each.lstat().st_mtime for each in (path, *path.rglob("*")))
 
 
 def _unfinished(target: Path, key: str) -> list[Path]:

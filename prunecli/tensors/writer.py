@@ -68,7 +68,10 @@ def write_tensors(
     """
     check_expressions(source, outputs)
     shards = shards_of(outputs, shard_bytes)
-    names = _file_names(len(shards))
+    count = len(shards)
+    names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    if count == 1:
+        names = [SINGLE_FILE]
     weight_map = {output.name: file for file, shard in zip(names, shards, strict=True) for output in shard}
     verb = "fetching" if source.is_remote else "writing"
     with progress(verb, sum(_worked(source, output) for output in outputs), "bytes") as advance:
@@ -79,7 +82,7 @@ def write_tensors(
             _write_shard(source, shard, directory / file, advance, journal)
             if journal is not None:
                 journal.add(file)
-    if len(shards) > 1:
+    if count > 1:
         index = {
             "metadata": {
                 "total_parameters": sum(output.info.numel for output in outputs),
@@ -134,12 +137,6 @@ def header_bytes(outputs: Sequence[Output]) -> bytes:
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def _file_names(count: int) -> list[str]:
-    if count == 1:
-        return [SINGLE_FILE]
-    return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
 def _write_shard(

@@ -8,8 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.history import history_step, named
 from prunecli.modules.attention import module_name
@@ -36,7 +34,15 @@ def stage(model: Any, source: Checkpoint, directory: Path) -> None:
     """
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    save_tensors(trained_tensors(model, source), directory / SINGLE_FILE)
+    state = merged_state(model)
+    if source.runs_stock:  # what the class does not run is as it was
+        trained = stored_tensors(state, model, source)
+    else:
+        state = stock_names(state, source.mixtures)
+        # A tied tensor is held once, under whichever of its names the model has.
+        places = {name: name if name in state else module_name(model, name) for name in source.tensors}
+        trained = {name: state[place] for name, place in places.items() if place in state}
+    save_tensors(trained, directory / SINGLE_FILE)
     card = source.path / "README.md"
     for path in (
         *source.side_files.carried,
@@ -46,20 +52,6 @@ def stage(model: Any, source: Checkpoint, directory: Path) -> None:
         place = directory / path.relative_to(source.path)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, place)
-
-
-def trained_tensors(model: Any, source: Checkpoint) -> dict[str, Tensor]:
-    """Stock name -> trained value, of what `source` holds and the model has.
-
-    Where a stock class runs the model, of all that `source` holds: what the class does not run is as it was.
-    """
-    if source.runs_stock:
-        return stored_tensors(merged_state(model), model, source)
-    layers = source.mixtures
-    state = stock_names(merged_state(model), layers)
-    # A tied tensor is held once, under whichever of its names the model has.
-    places = {name: name if name in state else module_name(model, name) for name in source.tensors}
-    return {name: state[place] for name, place in places.items() if place in state}
 
 
 def outputs_of(source: Checkpoint, trained: Checkpoint, dtype: str | None) -> tuple[Output, ...]:

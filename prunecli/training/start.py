@@ -77,9 +77,7 @@ class Start(Choices):
             PruneError: what cannot be trained.
         """
         if self.config is not None:
-            values = read_config(self.config)
-            words = _tokenizer(_file(self.config), self.tokenizer)
-            _fit(_file(self.config), values, words)
+            values, words = _read(self.config, self.tokenizer)
             return {"source": None, "config": digest_of(values), "vocabulary": digest_of(words.get_vocab())}
         with open_model(self.path) as checkpoint:
             checkpoint.require_trainable()
@@ -153,10 +151,8 @@ def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, se
     from prunecli.training.room import require_room_to_draw
 
     file = _file(config)
-    values = read_config(config)
+    values, words = _read(config, tokenizer)
     family = KNOWN[values["model_type"]]
-    words = _tokenizer(file, tokenizer)
-    _fit(file, values, words)
     if family.must_be_stock:  # of a reduced model config.json says all, since its stock class runs it
         if WEIGHTS_KEY in values:
             raise UnsupportedModelError(
@@ -213,14 +209,12 @@ def read_config(config: Path) -> dict[str, Any]:
     return values
 
 
-def _tokenizer(file: Path, named: Path | None) -> Tokenizer:
+def _read(config: Path, named: Path | None) -> tuple[dict[str, Any], Tokenizer]:
+    """The values of a config with what the tokenizer adds to them, and the tokenizer; a contradiction is refused."""
+    file, values = _file(config), read_config(config)
     if named is None and not any(any(file.parent.glob(pattern)) for pattern in TOKENIZER_FILES):
         raise CheckpointError(f"there is no tokenizer beside {file}", "Name one with --tokenizer DIR.")
-    return load_tokenizer(named or file.parent)
-
-
-def _fit(file: Path, values: dict[str, Any], tokenizer: Tokenizer) -> None:
-    """Add what the tokenizer says to `values`; refuse what it contradicts."""
+    tokenizer = load_tokenizer(named or file.parent)
     size = values.setdefault("vocab_size", len(tokenizer))
     if not isinstance(size, int) or size < len(tokenizer):
         raise UsageError(
@@ -234,6 +228,7 @@ def _fit(file: Path, values: dict[str, Any], tokenizer: Tokenizer) -> None:
                 f"{file}: {key} is {values[key]}, the tokenizer's is {own}",
                 f"Set {key} to {own}, or leave it out.",
             )
+    return values, tokenizer
 
 
 def _random_model(file: Path, values: dict[str, Any], family: Architecture, seed: int) -> Any:

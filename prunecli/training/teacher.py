@@ -52,7 +52,14 @@ def load_teacher(
             "A teacher must predict the same tokens: name a model with the same tokenizer.",
         )
     if by_token:
-        require_same_tokens(path, load_tokenizer(directory), tokenizer)
+        theirs, ours = load_tokenizer(directory).get_vocab(), tokenizer.get_vocab()
+        if odd := [token for token in {*theirs, *ours} if theirs.get(token) != ours.get(token)]:
+            token = min(odd)
+            raise UsageError(
+                f"{path}: the teacher has another vocabulary: {len(odd):,} tokens differ, such as {token!r} "
+                f"({theirs.get(token)}, the model's is {ours.get(token)})",
+                "A teacher must predict the same tokens: name a model with the same tokenizer.",
+            )
     teacher = load_model(directory, device=device, dtype=dtype).requires_grad_(False)
     if task != "feature-extraction":
         require_task(teacher, task)
@@ -73,23 +80,6 @@ def load_teacher(
                 "Leave out --hidden-weight, or name a teacher of the same width.",
             )
     return teacher
-
-
-def require_same_tokens(path: Path, other: Any, own: Any) -> None:
-    """Whether two tokenizers have the same ids for the same tokens.
-
-    Raises:
-        UsageError: they do not; with a token that differs.
-    """
-    theirs, ours = other.get_vocab(), own.get_vocab()
-    odd = [token for token in {*theirs, *ours} if theirs.get(token) != ours.get(token)]
-    if odd:
-        token = min(odd)
-        raise UsageError(
-            f"{path}: the teacher has another vocabulary: {len(odd):,} tokens differ, such as {token!r} "
-            f"({theirs.get(token)}, the model's is {ours.get(token)})",
-            "A teacher must predict the same tokens: name a model with the same tokenizer.",
-        )
 
 
 def require_positions(path: Path, teacher: Any, examples: Examples) -> None:

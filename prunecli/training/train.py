@@ -119,7 +119,13 @@ def train(
         process_group.all_gather(None)  # the first has made what the others open
         with source() as checkpoint:
             checkpoint.require_trainable()
-            _require_floats(checkpoint)
+            for name, info in checkpoint.tensors.items():
+                if not is_float(info.dtype):
+                    raise CheckpointError(
+                        f"{checkpoint.path}: {name} has the type {info.dtype}; only floating-point weights can be "
+                        "trained",
+                        "Convert the checkpoint to float32, float16 or bfloat16 first.",
+                    )
             tokenizer = load_tokenizer(checkpoint.path)
             for language in {name for pair in data.pairs for name in pair} if languages(tokenizer) else ():
                 language_id(tokenizer, language)
@@ -166,15 +172,6 @@ def train(
     finally:
         if process_group.is_main and last_checkpoint(state) is None and finished(state) is None:
             shutil.rmtree(state, ignore_errors=True)
-
-
-def _require_floats(checkpoint: Checkpoint) -> None:
-    for name, info in checkpoint.tensors.items():
-        if not is_float(info.dtype):
-            raise CheckpointError(
-                f"{checkpoint.path}: {name} has the type {info.dtype}; only floating-point weights can be trained",
-                "Convert the checkpoint to float32, float16 or bfloat16 first.",
-            )
 
 
 def _train(

@@ -21,7 +21,7 @@ from transformers import (
 
 from prunecli.errors import UsageError
 from prunecli.modules.devices import choose_device
-from prunecli.processes import PATIENCE, ProcessGroup, join, started_here, world_size
+from prunecli.processes import PATIENCE, join, started_here, world_size
 from prunecli.running.examples import IGNORED, Examples
 from prunecli.training.batches import BucketSampler, EpochLoader, loader
 from prunecli.training.loss import Objective
@@ -155,7 +155,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
     ) -> None:
         self.examples, self.objective, self.validation = examples, objective, validation
         self.options, self.watch = options, watch
-        self.process_group = ProcessGroup(args.process_index, args.world_size)
+        self.process_group = watch.process_group
         self.loss_sum, self.logged_step = torch.zeros((), device=args.device), 0
         own: list[Any] = [watch, *callbacks]
         if validation is not None:

@@ -75,8 +75,16 @@ def plan_embeddings(
     text = text if text is not None and text.texts else None
     tables = checkpoint.layout.require_tables()
     is_tied = _is_tied(checkpoint, tables)
+    asked: dict[str, Any] = {
+        "tables": tables,
+        "is_tied": is_tied,
+        "dtype": options.dtype,
+        "epochs": options.epochs,
+        "seed": options.seed,
+        "text": text,
+    }
     if options.cache and tables.unit is not None:
-        return _cached(checkpoint, tables, options, text, is_tied)
+        return _cached(checkpoint, tables, options, asked)
     sides = _sides(checkpoint, tables, options, is_tied)
     shape = chosen_shape(tables, options, "input" in sides)
     zero_row = None
@@ -84,26 +92,21 @@ def plan_embeddings(
         zero_row = zero_padding_id(checkpoint, checkpoint_table(checkpoint, f"{tables.input}.weight"))
     change = _change(tables.change, options, shape, sides, is_tied, zero_row is not None)
     return EmbeddingPlan(
-        tables=tables,
+        **asked,
         change=change,
         shape=shape if "input" in sides else None,
         output_dim=shape.map_dim if "output" in sides else None,
-        is_tied=is_tied,
         padding_id=zero_row,
-        dtype=options.dtype,
-        epochs=options.epochs,
-        seed=options.seed,
-        text=text,
         step=history_step(COMMAND, checkpoint, given(_arguments(options, shape, sides, text))),
         reasons=_reasons(options, shape, sides, is_tied, text),
     )
 
 
 def _cached(
-    checkpoint: Checkpoint, tables: TokenTables, options: EmbeddingOptions, text: Lines | None, is_tied: bool
+    checkpoint: Checkpoint, tables: TokenTables, options: EmbeddingOptions, asked: dict[str, Any]
 ) -> EmbeddingPlan:
     """Write down the rows of the unit that the checkpoint holds."""
-    asked = (
+    fitted = (
         options.map_dim,
         options.expand_dim,
         options.depth,
@@ -112,9 +115,9 @@ def _cached(
         options.epochs,
         options.shared_blocks or None,
         None if options.reduction else False,
-        text,
+        asked["text"],
     )
-    if options.side not in (None, "input") or any(value is not None for value in asked):
+    if options.side not in (None, "input") or any(value is not None for value in fitted):
         raise UsageError(
             f"{checkpoint.path}: its input is factorised already; --cache writes its rows, and fits nothing",
             "Give --cache alone, or factorise the original model.",
@@ -125,16 +128,11 @@ def _cached(
     if output is not None and output.tied:
         output = OutputChange(output.map_dim)
     return EmbeddingPlan(
-        tables=tables,
+        **asked,
         change=EmbeddingChange(cached, output),
         shape=None,
         output_dim=None,
-        is_tied=is_tied,
         padding_id=None,
-        dtype=options.dtype,
-        epochs=options.epochs,
-        seed=options.seed,
-        text=text,
         step=history_step(COMMAND, checkpoint, given({"cache": True, "dtype": options.dtype})),
         reasons=("The rows of its unit become the input table; nothing is fitted.",),
     )

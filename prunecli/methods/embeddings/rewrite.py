@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,6 @@ from prunecli.methods.embeddings.plan import EmbeddingPlan
 from prunecli.model.changes import EmbeddingChange
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.rewrite import Rewrite, rewritten
-from prunecli.modules.define import DefineEmbedding
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Expression, Generated, Output, Zeros
 
@@ -95,22 +93,19 @@ def _expressions(
         found.pop(f"{output}.weight", None)
     if factors is None:
         return found
-    if factors.unit is not None:
-        found |= _unit_expressions(source, factors.unit, is_cached=is_cached)
+    if (unit := factors.unit) is not None and is_cached:
+        shape = (unit.num_embeddings, unit.embedding_dim)
+        found[f"{source}.weight"] = Generated(shape, lambda start, stop: np.asarray(unit.rows(start, stop)))
+    elif unit is not None:
+        for part, held in unit.named_parameters():
+            found[f"{source}.{part}"] = _given(held.detach().numpy())
     if factors.output is not None:
         found[f"{output}.project.weight"] = _given(factors.output.projection.T)
         if (mapped := factors.output.table) is not None:
             found[f"{output}.weight"] = Generated((mapped.vocabulary, mapped.model_dim), mapped.rows)
-        elif factors.unit is not None:
-            found[f"{output}.weight"] = _given(factors.unit.map.weight.detach().numpy())
+        elif unit is not None:
+            found[f"{output}.weight"] = _given(unit.map.weight.detach().numpy())
     return found
-
-
-def _unit_expressions(name: str, unit: DefineEmbedding, *, is_cached: bool) -> Mapping[str, Expression]:
-    if not is_cached:
-        return {f"{name}.{part}": _given(held.detach().numpy()) for part, held in unit.named_parameters()}
-    shape = (unit.num_embeddings, unit.embedding_dim)
-    return {f"{name}.weight": Generated(shape, lambda start, stop: np.asarray(unit.rows(start, stop)))}
 
 
 def _given(values: NDArray[np.float32]) -> Generated:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from math import ceil, cos, isfinite, pi
 
 import numpy as np
@@ -105,7 +104,8 @@ def train(
     errors: list[float] = []
     for epoch in range(passes):
         total, rows = 0.0, 0
-        with progress(_line(epoch, passes, errors), table.vocabulary, "rows") as advance:
+        so_far = f" (error {errors[-1]:.4f})" if errors else ""
+        with progress(f"fitting, pass {epoch + 1} of {passes}{so_far}", table.vocabulary, "rows") as advance:
             for numbers, batch in batches(table, options, epoch):
                 total += step(numbers, batch) * len(numbers)
                 rows += len(numbers)
@@ -128,8 +128,15 @@ def _stepper(
         torch.optim.Adam([*dense, *(output.parameters() if output else ())], lr=rate),
         torch.optim.SparseAdam([unit.map.weight], lr=options.map_learning_rate),
     ]
-    rule = partial(_rate, total=total)
-    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, rule) for optimizer in optimizers]
+    warm = max(round(WARM_UP * total), 1)
+
+    def part_of_rate(number: int) -> float:
+        """Of the highest learning rate: a linear rise, then half a cosine down to 0."""
+        if number < warm:
+            return (number + 1) / warm
+        return 0.5 * (1 + cos(pi * (number - warm) / max(total - warm, 1)))
+
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, part_of_rate) for optimizer in optimizers]
 
     def step(numbers: Tensor, batch: Tensor) -> float:
         mapped = functional.embedding(numbers, unit.map.weight, sparse=True)
@@ -145,19 +152,6 @@ def _stepper(
         return float(own.detach())
 
     return step
-
-
-def _rate(step: int, total: int) -> float:
-    """Part of the highest learning rate: a linear rise, then half a cosine down to 0."""
-    warm = max(round(WARM_UP * total), 1)
-    if step < warm:
-        return (step + 1) / warm
-    return 0.5 * (1 + cos(pi * (step - warm) / max(total - warm, 1)))
-
-
-def _line(epoch: int, passes: int, errors: list[float]) -> str:
-    name = f"fitting, pass {epoch + 1} of {passes}"
-    return f"{name} (error {errors[-1]:.4f})" if errors else name
 
 
 def _run(table: Table, options: FitOptions) -> int:

@@ -97,7 +97,9 @@ class LayerwiseRun:
                 if passes:  # a process without any keeps step with the others
                     self._layer(index, following, passes, outputs, observer, seen)
                 reduce(seen)
-                self._save(index, outputs, keeping)
+                if self._snapshots and self._group and self._snapshots.due():
+                    header = {"batches": self._group.start, "group": len(self._group.batches), "stage": index}
+                    self._snapshots.write(header, {"outputs": outputs, "kept": keeping()}, self._states)
             for number, forward in enumerate(passes):
                 finish(number, self._replay.end(forward, outputs[number]))
                 for tree in outputs[number].values():
@@ -161,13 +163,6 @@ class LayerwiseRun:
                         self._through(stage, forward, kept)
                     self._sparse.drop(sent)
         self._reader.give_back(loaded)
-
-    def _save(self, index: int, outputs: list[dict[Side, Any]], keeping: Callable[[], Any]) -> None:
-        """Write a snapshot, where the last one is old."""
-        if self._snapshots and self._group and self._snapshots.due():
-            header = {"batches": self._group.start, "group": len(self._group.batches), "stage": index}
-            tree = {"outputs": outputs, "kept": keeping()}
-            self._snapshots.write(header, tree, self._states)
 
     def _want(self, index: int | None) -> None:
         if index is not None:

@@ -101,7 +101,7 @@ class Stage:
         Of a stock class in the order of `ExpertWeights`.
         """
         if self.stock is not None:
-            return tuple(expert_specs(self.stock, number))
+            return tuple(_stock_expert(self.stock, number))
         assert self.sparse is not None and self.ffn is not None  # noqa: PT018
         found = []
         for attribute, suffix in EXPERT_PARTS.items():
@@ -206,7 +206,7 @@ def fill_resident(skeleton: Skeleton, checkpoint: Checkpoint) -> None:
     building.complete(skeleton.model, checkpoint, skeleton.device, layered)
 
 
-def expert_specs(experts: StockExperts, number: int) -> Iterator[Spec]:
+def _stock_expert(experts: StockExperts, number: int) -> Iterator[Spec]:
     """The tensors of one expert, in the order of `ExpertWeights`."""
     for part in experts.parts:
         stacked = getattr(experts.module, part.attribute)

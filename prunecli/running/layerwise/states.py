@@ -93,11 +93,17 @@ class StateStore:
             return Stored(shape, dtype, offset, True)
         offset = self._file_space.take(nbytes)
         assert offset is not None
-        try:
-            self._reserve(offset + nbytes)
-        except BaseException:
-            self._file_space.give(offset, nbytes)
-            raise
+        needed = offset + nbytes
+        if needed > self.spilled_bytes:
+            try:
+                if self._file is None:
+                    with tempfile.TemporaryFile(dir=self._directory, prefix="prunecli-") as file:
+                        self._file = os.dup(file.fileno())
+                # Room is taken, not promised: a full disk says so here and not in the middle of a layer.
+                os.posix_fallocate(self._file, self.spilled_bytes, needed - self.spilled_bytes)
+            except OSError as error:
+                raise self._failure(error) from error
+            self.spilled_bytes = needed
         return Stored(shape, dtype, offset, False)
 
     def put(self, tensor: Tensor, place: Stored | None = None) -> Stored:
@@ -185,19 +191,6 @@ class StateStore:
         except EOFError:
             raise OutputError(f"{self._directory}: the file with the batches' states was cut short") from None
         return made.view(dtype)
-
-    def _reserve(self, nbytes: int) -> None:
-        if nbytes <= self.spilled_bytes:
-            return
-        try:
-            if self._file is None:
-                with tempfile.TemporaryFile(dir=self._directory, prefix="prunecli-") as file:
-                    self._file = os.dup(file.fileno())
-            # Room is taken, not promised: a full disk says so here and not in the middle of a layer.
-            os.posix_fallocate(self._file, self.spilled_bytes, nbytes - self.spilled_bytes)
-        except OSError as error:
-            raise self._failure(error) from error
-        self.spilled_bytes = nbytes
 
     def _failure(self, error: OSError) -> OutputError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

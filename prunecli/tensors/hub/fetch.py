@@ -94,7 +94,7 @@ def local_directory(
         snapshot = look_up(hub, say)
         if snapshot.sizes is not None:
             files = needed_files(snapshot.sizes, snapshot.read)
-            _complete(snapshot, files, snapshot.sizes, say, progress, bars)
+            _complete(snapshot, files, say, progress, bars)
         return snapshot.directory
 
 
@@ -242,18 +242,13 @@ def fetch_beside(
     assert snapshot.sizes is not None
     weights = weight_files(snapshot.sizes, snapshot.read)
     files = [file for file in needed_files(snapshot.sizes, snapshot.read) if file not in weights]
-    _complete(snapshot, files, snapshot.sizes, say, progress, bars)
+    _complete(snapshot, files, say, progress, bars)
 
 
-def _complete(
-    snapshot: Snapshot,
-    files: Sequence[str],
-    sizes: Mapping[str, int],
-    say: Say,
-    progress: Progress,
-    bars: bool,
-) -> None:
+def _complete(snapshot: Snapshot, files: Sequence[str], say: Say, progress: Progress, bars: bool) -> None:
     """Fetch what the snapshot lacks of some files."""
+    sizes = snapshot.sizes
+    assert sizes is not None
     missing = [file for file in files if not (snapshot.directory / file).is_file()]
     blobs = snapshot.directory.parents[1] / "blobs"  # another snapshot may have the same content
     fetched = {file: sizes[file] for file in missing if not (blobs / snapshot.blobs.get(file, "")).is_file()}
