@@ -142,7 +142,16 @@ def translation_examples(
     require_task(model, "translation")
     positions = max_positions(model.config)
     longest = None if positions is None else positions - 1
-    rows = _tokenised(tokenizer, text, pairs, longest, vocabulary_size(model.config), progress)
+    options = {"max_length": longest, "vocabulary": vocabulary_size(model.config)}
+    # Each line once for each (language, whether as a target), however many pairs it is in.
+    roles = ((source, False) for source, _ in pairs), ((target, True) for _, target in pairs)
+    rows: dict[tuple[str, bool], list[list[int]]] = {role: [] for role in chain(*roles)}
+    with progress("tokenising", len(rows) * len(text), "lines") as advance:
+        for (name, as_target), ids in rows.items():
+            for start in range(0, len(text), AT_ONCE):
+                lines = text.sentences[name][start : start + AT_ONCE]
+                ids += encode(tokenizer, lines, name, as_target=as_target, **options)
+                advance(len(lines))
     filled = {name: [bool(line.strip()) for line in text.sentences[name]] for name, _ in rows}
     sources: list[list[int]] = []
     targets: list[list[int]] = []
@@ -155,27 +164,6 @@ def translation_examples(
         raise DataError(f"{text.split}: every line is blank in one of the languages", "Give other text.")
     shift = partial(decoder_inputs, model)
     return TranslationExamples(Sequences(sources), Sequences(targets), padding_id(model, tokenizer), shift)
-
-
-def _tokenised(
-    tokenizer: Any,
-    text: ParallelText,
-    pairs: Sequence[tuple[str, str]],
-    longest: int | None,
-    vocabulary: int | None,
-    progress: Progress,
-) -> dict[tuple[str, bool], list[list[int]]]:
-    """Token ids of each line, once for each (language, whether as a target), however many pairs it is in."""
-    roles = ((source, False) for source, _ in pairs), ((target, True) for _, target in pairs)
-    rows: dict[tuple[str, bool], list[list[int]]] = {role: [] for role in chain(*roles)}
-    options = {"max_length": longest, "vocabulary": vocabulary}
-    with progress("tokenising", len(rows) * len(text), "lines") as advance:
-        for (name, as_target), ids in rows.items():
-            for start in range(0, len(text), AT_ONCE):
-                lines = text.sentences[name][start : start + AT_ONCE]
-                ids += encode(tokenizer, lines, name, as_target=as_target, **options)
-                advance(len(lines))
-    return rows
 
 
 def decoder_inputs(model: Any, labels: Tensor) -> Tensor:

@@ -189,7 +189,7 @@ class TensorReader:
         try:
             read_into(descriptor, offset + start_byte, view)
         except EOFError:
-            raise CheckpointError(f"{self._file_of(name)}: truncated while it was read ({name})") from None
+            raise self._truncated(name) from None
         return view
 
     def read_bytes(self, name: str, start_byte: int, end_byte: int) -> bytes:
@@ -220,9 +220,7 @@ class TensorReader:
             try:
                 fill(view)
             except EOFError:
-                raise CheckpointError(
-                    f"{self._file_of(name)}: truncated while it was read ({name})"
-                ) from None
+                raise self._truncated(name) from None
 
         with reading(file, offset + start_byte, nbytes) as fill:
             yield filled
@@ -266,8 +264,9 @@ class TensorReader:
         if hasattr(self, "_files"):
             self.close()
 
-    def _file_of(self, name: str) -> Path:
-        return self.files[self._stored[name][0]]
+    def _truncated(self, name: str) -> CheckpointError:
+        file = self.files[self._stored[name][0]]
+        return CheckpointError(f"{file}: truncated while it was read ({name})")
 
     def _descriptor(self, index: int, spooled: bool) -> Handle:
         key = index, spooled

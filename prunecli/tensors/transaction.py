@@ -166,18 +166,14 @@ def require_space(target: Path, needed_bytes: int) -> None:
         )
 
 
-def _to_disk(directory: Path) -> None:
-    """Wait until files and folders below `directory` are on the disk."""
-    for folder, _, files in os.walk(directory, topdown=False):
-        for name in files:
-            sync(Path(folder) / name)
-        sync(Path(folder))
-
-
 def _publish(partial: Path, target: Path, *, force: bool) -> None:
     if os.path.lexists(target):
         refuse_target(target, force=force)  # it appeared meanwhile
-        _to_disk(partial)  # a power failure must not take the old result and the new one
+        # A power failure must not take the old result and the new one.
+        for folder, _, files in os.walk(partial, topdown=False):
+            for name in files:
+                sync(Path(folder) / name)
+            sync(Path(folder))
         old = _hidden_name(target, "old")
         with _uninterrupted():
             target.rename(old)

@@ -18,7 +18,7 @@ from torch.nn import functional
 from prunecli.modules.grouped import Groups
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.running.layerwise.parts import Stage
-from prunecli.running.layerwise.reading import Loaded, Reader
+from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.sparse import Routed
 from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.running.layerwise.swaps import swapped
@@ -87,20 +87,19 @@ class SparseGradients:
         """The experts, one after another, each on its rows of every pass."""
         for expert in wanted:
             loaded = self._reader.take()
+            first, first_bias, second, second_bias = loaded.tensors
+            place = self._device, first.dtype
             for one in sent:
-                if one.routed.goes_to(expert):
-                    self._back(ffn, loaded, one, *one.routed.span(expert))
+                if not one.routed.goes_to(expert):
+                    continue
+                start, end = one.routed.span(expert)
+                rows = self._states.rows(one.rows, start, end).to(*place).detach().requires_grad_()
+                inner = ffn.activation(functional.linear(rows, first, first_bias))
+                made = functional.linear(inner, second, second_bias)
+                gradient = self._states.rows(one.gradients, start, end).to(*place)
+                (found,) = torch.autograd.grad(made, rows, gradient)
+                self._states.write(one.gradients, start, found)
             self._reader.give_back(loaded)
-
-    def _back(self, ffn: SparseFFN, loaded: Loaded, one: Sent, start: int, end: int) -> None:
-        first, first_bias, second, second_bias = loaded.tensors
-        kind = first.dtype
-        rows = self._states.rows(one.rows, start, end).to(self._device, kind).detach().requires_grad_()
-        inner = ffn.activation(functional.linear(rows, first, first_bias))
-        made = functional.linear(inner, second, second_bias)
-        gradient = self._states.rows(one.gradients, start, end).to(self._device, kind)
-        (found,) = torch.autograd.grad(made, rows, gradient)
-        self._states.write(one.gradients, start, found)
 
     @contextmanager
     def answering(self, ffn: SparseFFN, sent: Sent) -> Iterator[None]:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from prunecli.methods.heads.plan import HeadPlan
+from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model
+from prunecli.pipeline import apply
 from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.parts import Skeleton, fill_resident, make_skeleton
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import StateStore
+from tests.families import tiny_family
+from tests.ffn_layouts import LAYOUTS, tiny, write_changed
 
 CPU = torch.device("cpu")
 BATCHES = (
@@ -20,6 +27,35 @@ BATCHES = (
     torch.tensor([[5, 9, 12, 6, 8, 2], [7, 2, 1, 1, 1, 1], [5, 5, 5, 2, 1, 1]]),
     torch.tensor([[11, 2]]),
 )
+
+
+def without_heads(path: Path, model_type: str) -> Path:
+    """A model whose attentions keep other heads each: two, three, none."""
+    kept = itertools.cycle(((1, 3), (0, 1, 2), ()))
+    with open_model(tiny_family(path / "source", model_type)) as opened:
+        plan = HeadPlan({layer.name: next(kept) for layer in opened.layout.attentions})
+        apply(opened, rewrite_heads(opened, plan), path / "pruned")
+    return path / "pruned"
+
+
+def with_shared_ffns(path: Path, case: str) -> Path:
+    """A model whose second FFN is its first one, and which lacks the third."""
+    names = list(LAYOUTS[case].names)
+    changes = {names[1]: {"shared_with": names[0]}, names[2]: {"removed": True}}
+    return write_changed(tiny(path / "source", case), path / "changed", case, changes)
+
+
+def count_reads(checkpoint: Checkpoint) -> Counter[str]:
+    """Name of a tensor -> bytes that are read of it from now on."""
+    reads: Counter[str] = Counter()
+    real = checkpoint.read_range
+
+    def counting(name: str, start: int, end: int, buffer: Any) -> memoryview:
+        reads[name] += end - start
+        return real(name, start, end, buffer)
+
+    checkpoint.read_range = counting  # type: ignore[method-assign]
+    return reads
 
 
 def inputs(model: Any, ids: torch.Tensor) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,19 @@ import torch
 from prunecli.errors import CheckpointError
 from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.rewrite import rewrite_experts
-from prunecli.methods.heads.plan import HeadPlan
-from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.running.layerwise.parts import make_skeleton
 from tests.families import MODEL_TYPES, tiny_family
-from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, tiny, write_changed
-from tests.running.layerwise.running import CPU, assert_same, by_layer, in_memory
+from tests.ffn_layouts import OWN_SHAPES
+from tests.running.layerwise.running import (
+    CPU,
+    assert_same,
+    by_layer,
+    in_memory,
+    with_shared_ffns,
+    without_heads,
+)
 from tests.tiny import tiny_nllb_moe
 
 
@@ -91,20 +95,14 @@ def test_uneven_experts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", ["m2m_100", "t5", "bert", "gpt2", "llama"])
 def test_uneven_heads(model_type: str, tmp_path: Path) -> None:
-    source, pruned = tiny_family(tmp_path / "source", model_type), tmp_path / "pruned"
-    some = itertools.cycle(((1, 3), (0, 1, 2), ()))
-    with open_model(source) as opened:
-        rewrite = rewrite_heads(opened, HeadPlan({a.name: next(some) for a in opened.layout.attentions}))
-        apply(opened, rewrite, pruned)
+    pruned = without_heads(tmp_path, model_type)
     found, _ = by_layer(pruned)
     assert_same(found, in_memory(pruned))
 
 
 @pytest.mark.parametrize("case", OWN_SHAPES)
 def test_shared_and_removed_ffns(case: str, tmp_path: Path) -> None:
-    names = list(LAYOUTS[case].names)
-    changes = {names[1]: {"shared_with": names[0]}, names[2]: {"removed": True}}
-    path = write_changed(tiny(tmp_path / "source", case), tmp_path / "changed", case, changes)
+    path = with_shared_ffns(tmp_path, case)
     found, _ = by_layer(path, 0)
     assert_same(found, in_memory(path))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import StateStore
 from prunecli.running.runner import Pass, ignored
 from tests.families import tiny_family
-from tests.running.layerwise.running import BATCHES, CPU, inputs, skeleton_of
+from tests.running.layerwise.running import BATCHES, CPU, count_reads, inputs, skeleton_of
 from tests.tiny import tiny_nllb_moe
 
 
@@ -28,14 +27,7 @@ class Run:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint, self.skeleton = checkpoint, skeleton_of(checkpoint)
-        self.reads: Counter[str] = Counter()
-        real = checkpoint.read_range
-
-        def counting(name: str, start: int, end: int, buffer: Any) -> memoryview:
-            self.reads[name] += end - start
-            return real(name, start, end, buffer)
-
-        checkpoint.read_range = counting  # type: ignore[method-assign]
+        self.reads = count_reads(checkpoint)
 
     def passes(self) -> list[Pass]:
         model = self.skeleton.model

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +11,24 @@ import torch
 from torch import Tensor
 
 from prunecli.errors import CheckpointError
-from prunecli.methods.heads.plan import HeadPlan
-from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.attention import output_projections
 from prunecli.modules.loading import load_model
-from prunecli.pipeline import apply
 from prunecli.running.layerwise.gradients import Gradients, Tape
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import StateStore
 from prunecli.running.runner import frozen
 from tests.families import MODEL_TYPES, tiny_family
-from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, tiny, write_changed
-from tests.running.layerwise.running import BATCHES, CPU, inputs, skeleton_of
+from tests.ffn_layouts import OWN_SHAPES
+from tests.running.layerwise.running import (
+    BATCHES,
+    CPU,
+    count_reads,
+    inputs,
+    skeleton_of,
+    with_shared_ffns,
+    without_heads,
+)
 from tests.running.layerwise.test_forward import assert_clean, routed
 from tests.tiny import tiny_nllb_moe
 
@@ -76,15 +79,7 @@ class Run:
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> None:
         self.checkpoint, self.skeleton = checkpoint, skeleton_of(checkpoint, dtype)
         self.watch = Watch(self.skeleton.model, checkpoint)
-        self.reads: Counter[str] = Counter()
-        self.spilled = 0
-        real = checkpoint.read_range
-
-        def counting(name: str, start: int, end: int, buffer: Any) -> memoryview:
-            self.reads[name] += end - start
-            return real(name, start, end, buffer)
-
-        checkpoint.read_range = counting  # type: ignore[method-assign]
+        self.reads = count_reads(checkpoint)
 
     def run(self, memory: int = 1 << 22, buffers: int = 2, **options: Any) -> Found:
         model = self.skeleton.model
@@ -98,7 +93,6 @@ class Run:
             options = {"start": lambda _number, result: scalar(result), **options}
             Gradients(self.skeleton, reader, states).run(passes, **options)
             assert states.free_memory == before
-            self.spilled = states.spilled_bytes
         return self.watch.found
 
 
@@ -145,19 +139,13 @@ def test_other_forms_of_a_family(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("model_type", ["m2m_100", "t5", "bert", "gpt2", "llama"])
 def test_uneven_heads(model_type: str, tmp_path: Path) -> None:
     """Of some attentions none is left: nothing comes back there, and the others have theirs all the same."""
-    source, pruned = tiny_family(tmp_path / "source", model_type), tmp_path / "pruned"
-    some = itertools.cycle(((), (1, 3), (0, 1, 2)))
-    with open_model(source) as opened:
-        rewrite = rewrite_heads(opened, HeadPlan({a.name: next(some) for a in opened.layout.attentions}))
-        apply(opened, rewrite, pruned)
+    pruned = without_heads(tmp_path, model_type)
     assert_same(by_layer(pruned), in_memory(pruned))
 
 
 @pytest.mark.parametrize("case", OWN_SHAPES)
 def test_shared_and_removed_ffns(case: str, tmp_path: Path) -> None:
-    names = list(LAYOUTS[case].names)
-    changes = {names[1]: {"shared_with": names[0]}, names[2]: {"removed": True}}
-    path = write_changed(tiny(tmp_path / "source", case), tmp_path / "changed", case, changes)
+    path = with_shared_ffns(tmp_path, case)
     assert_same(by_layer(path, 0), in_memory(path))
 
 
