@@ -6,15 +6,11 @@ machine may write to the same file system.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-try:
-    import fcntl
-except ImportError:
-    fcntl = None  # type: ignore[assignment]
 
 
 def acquire(path: Path, *, shared: bool = False) -> int | None:
@@ -26,13 +22,13 @@ def acquire(path: Path, *, shared: bool = False) -> int | None:
         shared: hold the lock together with others, and wait while one process holds it alone.
 
     Returns:
-        None: the system has no locks (Windows, some network file systems).
+        None: the file system has no locks, as some of networks.
 
     Raises:
         BlockingIOError: another process holds the lock.
         OSError: the file cannot be made.
     """
-    while fcntl is not None:
+    while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         held = False
         try:
@@ -50,7 +46,6 @@ def acquire(path: Path, *, shared: bool = False) -> int | None:
                 os.close(descriptor)
         if held:
             return descriptor
-    return None
 
 
 @contextmanager

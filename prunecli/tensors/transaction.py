@@ -26,7 +26,7 @@ from prunecli.tensors.quantities import bytes_text
 SPARE_BYTES = 16 << 20
 """Room for the small files beside the weights."""
 
-_TERMINATIONS: tuple[int, ...] = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
+_TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager

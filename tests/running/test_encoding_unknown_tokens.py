@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from prunecli import load_model
 from prunecli.errors import CheckpointError
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.methods.experts.texts import text_windows
-from prunecli.model.checkpoint import open_model
 from prunecli.running.encoding import labelled_examples, padding_id, text_examples, translation_examples
 from prunecli.running.masking import mlm_examples
 from prunecli.running.windows import lm_windows, packed_examples
@@ -22,7 +20,6 @@ from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import tiny_family
-from tests.fuzz.rounds import run
 
 LINES = ("the tin", "the hen")
 PAIR = ("eng_Latn", "fra_Latn")
@@ -189,17 +186,3 @@ def test_negative_ids_in_config_json(make: Make, key: str, value: int) -> None:
         CheckpointError, match=f"config.json: {key} is {value}; the model has the tokens 0 to"
     ):
         translation_examples(tokenizer, model, TEXT, [PAIR])
-
-
-def test_a_damaged_tokenizer_config_is_one_line(tmp_path: Path) -> None:
-    model = tiny_family(tmp_path / "model", "gpt2")
-    path = model / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "bos_token": "[bold]"}))
-    with open_model(model) as checkpoint:
-        rows = checkpoint.config["vocab_size"]
-    (tmp_path / "text").write_text("the hen\n")
-    ran = run("evaluate model --text text --task lm -o out.json", tmp_path)
-    assert (ran.status, ran.err.splitlines()[1]) == (
-        1,
-        f"Error: model: the tokenizer gives the id {rows} ('[bold]'), and the model's table has {rows} rows",
-    )

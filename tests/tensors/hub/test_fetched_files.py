@@ -8,7 +8,7 @@ import pytest
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
-from prunecli.tensors.hub.fetch import missing_weights, needed_files, weight_files
+from prunecli.tensors.hub.fetch import needed_files, weight_files
 from prunecli.tensors.side_files import LARGEST_FOLDER_BYTES
 from tests.families import tiny_family
 
@@ -133,13 +133,3 @@ def test_what_is_wrong_with_an_index_is_left_to_the_reader(index):
     assert weight_files(["model.safetensors.index.json"], lambda _name: index) == (
         "model.safetensors.index.json",
     )
-
-
-def test_what_a_snapshot_lacks(tmp_path):
-    assert missing_weights(tmp_path, _never) == ["model.safetensors"]
-    (tmp_path / "model.safetensors.index.json").touch()
-    index = {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}
-    (tmp_path / "1.safetensors").touch()
-    assert missing_weights(tmp_path, lambda _name: index) == ["2.safetensors"]
-    (tmp_path / "2.safetensors").touch()
-    assert missing_weights(tmp_path, lambda _name: index) == []
