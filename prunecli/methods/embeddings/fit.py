@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from prunecli.errors import UsageError
 from prunecli.methods.embeddings.initialise import initialise
 from prunecli.methods.embeddings.projective import Projective, moments, projective
 from prunecli.methods.embeddings.quality import Goal, Quality, measure
@@ -106,9 +107,11 @@ def fit_define(
         progress: told of every pass over the table.
 
     Raises:
+        UsageError: a shape for another table, or a padding row that is not zero.
         CheckpointError: a value of the table is not finite.
     """
     options = options or FitOptions()
+    _check(table, shape, padding_idx)
     ignored = () if padding_idx is None else (padding_idx,)
     weights = row_weights(table.vocabulary, counts, power=options.power, ignored=ignored)
     found = moments(table, weights, progress)
@@ -133,6 +136,18 @@ def fit_define(
     if tied_output:
         output = fit_output(table, unit.map.weight.detach().numpy(), weights, progress)
     return DefineFit(unit, quality, baseline, start, errors, output)
+
+
+def _check(table: Table, shape: UnitShape, padding_idx: int | None) -> None:
+    if (shape.vocabulary, shape.model_dim) != (table.vocabulary, table.model_dim):
+        raise UsageError(
+            f"{table.name} is {table.vocabulary} x {table.model_dim}, the unit's is "
+            f"{shape.vocabulary} x {shape.model_dim}"
+        )
+    if padding_idx is not None and table.rows(padding_idx, padding_idx + 1).any():
+        raise UsageError(
+            f"{table.name}: row {padding_idx}, for padding, is not zero", "Fit it like every other row."
+        )
 
 
 def _start(

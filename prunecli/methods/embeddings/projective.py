@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from prunecli.errors import UsageError
 from prunecli.methods.embeddings.table import Array, Table
 from prunecli.progress import Progress, silent
 
@@ -92,10 +93,17 @@ def projective(found: Moments, map_dim: int, parts: int = 1) -> Projective:
 
     Args:
         found: moments of the table.
-        map_dim: n, at most m and a multiple of `parts`.
+        map_dim: n.
         parts: the directions are dealt out to this many equal parts of x in turn, so that each group of the first
             expansion layer reads strong and weak ones.
+
+    Raises:
+        UsageError: n is above m, or not a multiple of `parts`.
     """
+    if not 0 < map_dim <= len(found.mean) or map_dim % parts:
+        raise UsageError(
+            f"A map dimension of {map_dim} does not fit a table of width {len(found.mean)} and {parts} parts"
+        )
     values, vectors = np.linalg.eigh(found.covariance)
     order = np.argsort(values)[::-1][:map_dim].reshape(-1, parts).T.ravel()
     largest = max(float(values[-1]), 0.0)

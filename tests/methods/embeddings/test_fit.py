@@ -248,6 +248,14 @@ def test_a_table_of_equal_rows_is_fitted() -> None:
     np.testing.assert_allclose(found.unit.rows(0, 300), 2, atol=1e-3)
 
 
+def test_tables_of_another_model_are_refused() -> None:
+    for other in (replace(SHAPE, vocabulary=301), replace(SHAPE, model_dim=25)):
+        with pytest.raises(UsageError, match="is 300 x 24, the unit's is"):
+            fit(bent_table(), shape=other)
+    with pytest.raises(UsageError, match="row 1, for padding, is not zero"):
+        fit(bent_table(), padding_idx=1)
+
+
 @pytest.mark.parametrize(
     "options",
     [
