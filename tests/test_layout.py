@@ -28,7 +28,6 @@ ACROSS = {
     "results/test_reading.py": "`results.read`, of every format",
     "running/layerwise/test_families.py": "every family, layer by layer",
     "tensors/hub/test_fetched_files.py": "what is fetched, of a server",
-    "training/test_factorised.py": "training of factorised embeddings",
     "training/test_features.py": "training of encoders without a head",
     "training/test_processes.py": "training by several processes",
     "training/test_reduced.py": "training of reduced models",
