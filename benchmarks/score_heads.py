@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from prunecli.evaluation.decoding import DecodingOptions
-from prunecli.methods.heads.ablate import measure_masked, without_each
+from prunecli.methods.heads.ablate import masks_of, measure_masked
 from prunecli.methods.heads.measure import AblationOptions, LoadedModel, check_metric, measurements
 from prunecli.methods.heads.names import EffectMetric
 from prunecli.methods.heads.score import gradient_importance
@@ -124,7 +124,7 @@ def memory() -> None:
 
 def ablation(loaded: LoadedModel, what: Dataset, metric: EffectMetric, options: argparse.Namespace) -> None:
     settings = AblationOptions(metric, DecodingOptions(4, options.batch_tokens))
-    masks = without_each(loaded.checkpoint.layout.attentions)
+    masks = masks_of(loaded.checkpoint.layout.attentions, "ablation")
     batches = measurements(loaded, what, settings)
     ratios = []
     for _ in range(options.ablation_rounds):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from prunecli.errors import UsageError
 
@@ -59,16 +59,8 @@ class Configuration:
 
     def fits(self, sides: Collection[Side]) -> bool:
         """Whether a model with these stacks can hold it."""
-        return set(sides) == {"encoder", "decoder"} or (bool(self._treated) and self._treated <= set(sides))
-
-    @property
-    def _treated(self) -> set[Side]:
-        found: set[Side] = set()
-        if self.encoder != "keep":
-            found.add("encoder")
-        if self.decoder != "keep":
-            found.add("decoder")
-        return found
+        treated = {side for side in SIDES if getattr(self, side) != "keep"}
+        return set(sides) == set(SIDES) or (bool(treated) and treated <= set(sides))
 
 
 CONFIGURATIONS = (
@@ -103,44 +95,31 @@ def find_configuration(
     known = {_key(found.name): found for found in configurations if found.fits(sides)}
     if len(sides) == 1:
         match = any(found.match for found in configurations)
-        known |= {_key(found.name): found for found in _of_one(next(iter(sides))) if match or not found.match}
+        (side,) = sides
+        share: dict[str, Any] = {side: "share"}
+        drop: dict[str, Any] = {side: "drop"}
+        alone = [Configuration("Shared", **share), Configuration("No", **drop)]
+        alone += [Configuration("OneWide", **share, match=True)] if match else []
+        known |= {_key(found.name): found for found in alone}
     key = _key(name)
     if key in known:
         return known[key]
     possible = ", ".join(found.name for found in known.values())
     all_names = [found.name for found in configurations]
     if key in map(_key, all_names):
-        raise UsageError(
-            f"--config {name}: the model has only {_article(next(iter(sides)))}.", f"It can be {possible}."
-        )
+        (side,) = sides
+        only = "an encoder" if side == "encoder" else "a decoder"
+        raise UsageError(f"--config {name}: the model has only {only}.", f"It can be {possible}.")
     names = {_key(known_name): known_name for known_name in (*all_names, "Shared", "No")}
     near = [names[close] for close in get_close_matches(key, names, n=2)]
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     raise UsageError(f'--config "{name}": no such configuration.{hint}', f"This model can be {possible}.")
 
 
-def _of_one(side: Side) -> tuple[Configuration, ...]:
-    if side == "encoder":
-        return (
-            Configuration("Shared", encoder="share"),
-            Configuration("No", encoder="drop"),
-            Configuration("OneWide", encoder="share", match=True),
-        )
-    return (
-        Configuration("Shared", decoder="share"),
-        Configuration("No", decoder="drop"),
-        Configuration("OneWide", decoder="share", match=True),
-    )
-
-
 def _key(name: str) -> str:
     """`One Wide FFN` -> `onewide`; the paper writes both `Share…` and `Shared…`."""
     letters = re.sub(r"[^a-z]", "", name.lower())
     return re.sub(r"shared(?=enc|dec|$)", "share", letters.removesuffix("ffn"))
-
-
-def _article(side: Side) -> str:
-    return "an encoder" if side == "encoder" else "a decoder"
 
 
 def group_numbers(layers: int, groups: int, order: Order, what: str = "FFNs") -> list[int]:

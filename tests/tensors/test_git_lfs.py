@@ -13,7 +13,7 @@ from prunecli.evaluation.scoring import spm_file
 from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.experts.selection import read_experts
-from prunecli.methods.heads.selection import read_selection
+from prunecli.methods.heads.plan import read_selection
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.results.heads import read_scores

@@ -85,35 +85,24 @@ def arrange_attentions(layers: Sequence[AttentionLayer], request: Request) -> At
     groups: list[AttentionGroup] = []
     removed: list[str] = []
     for kind in KINDS:
-        own, treatment = (
-            [layer for layer in layers if layer.kind == kind],
-            request.treatments.get(kind, "keep"),
-        )
+        own = [layer for layer in layers if layer.kind == kind]
+        treatment = request.treatments.get(kind, "keep")
         present = [layer for layer in own if not layer.removed]
-        if treatment != "keep":
-            _check_kind(kind, treatment, own, present)
+        if treatment != "keep" and not own:
+            raise UsageError(f"--{kind} {treatment}: the model has no {KIND_NAMES[kind]}.", "Leave it out.")
+        if treatment == "share" and not present:
+            raise UsageError(
+                f"--{kind} share: the model has no {KIND_NAMES[kind]} left to share.", f"Use --{kind} keep."
+            )
         removed += [layer.name for layer in own if layer.removed or treatment == "drop"]
         if treatment == "share":
             groups += _shared(kind, present, request)
         elif treatment == "keep":
-            groups += [
-                _kept([layer for layer in present if layer.owner == owner]) for owner in owners(present)
-            ]
+            for owner in owners(present):
+                members = [layer for layer in present if layer.owner == owner]
+                names = tuple(layer.name for layer in members)
+                groups.append(AttentionGroup(names, (owner,), None, members[0].heads))
     return AttentionPlan(tuple(groups), tuple(removed))
-
-
-def _check_kind(
-    kind: AttentionKind,
-    treatment: Treatment,
-    own: Sequence[AttentionLayer],
-    present: Sequence[AttentionLayer],
-) -> None:
-    if not own:
-        raise UsageError(f"--{kind} {treatment}: the model has no {KIND_NAMES[kind]}.", "Leave it out.")
-    if treatment == "share" and not present:
-        raise UsageError(
-            f"--{kind} share: the model has no {KIND_NAMES[kind]} left to share.", f"Use --{kind} keep."
-        )
 
 
 def _shared(kind: AttentionKind, layers: Sequence[AttentionLayer], request: Request) -> list[AttentionGroup]:
@@ -153,7 +142,3 @@ def _group(members: Sequence[AttentionLayer], init: Init) -> AttentionGroup:
     if init != "mean":
         sources = sources[:1] if init == "first" else sources[-1:]
     return AttentionGroup(tuple(layer.name for layer in members), sources, init, heads[sources[0]])
-
-
-def _kept(members: Sequence[AttentionLayer]) -> AttentionGroup:
-    return AttentionGroup(tuple(layer.name for layer in members), (members[0].owner,), None, members[0].heads)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prunecli.architectures.records import Side
 from prunecli.choices import Choices
@@ -64,10 +63,14 @@ def plan_attention(checkpoint: Checkpoint, options: AttentionOptions) -> Attenti
         raise CheckpointError(f"{checkpoint.path}: config.json names no layers", "Copy the file again.")
     name, treatments = _treatments(options, {layer.stack.side for layer in layers})
     if "share" not in treatments.values():
-        _refuse_unused(options)
-    request = Request(
-        treatments, _groups(options.groups), options.order or "sequence", options.init or "mean"
-    )
+        only_shared = {"--init": options.init, "--groups": options.groups, "--order": options.order}
+        for option in given(only_shared):
+            raise UsageError(f"{option} speaks of shared attentions, and none are shared.", "Leave it out.")
+    groups: dict[AttentionKind, int] = {}
+    if options.groups is not None:
+        last = len(options.groups) - 1
+        groups = {kind: options.groups[min(number, last)] for number, kind in enumerate(KINDS)}
+    request = Request(treatments, groups, options.order or "sequence", options.init or "mean")
     plan = arrange_attentions(layers, request)
     merged = any(len(group.sources) > 1 for group in plan.groups)
     windows = {layer.window for layer in layers if treatments.get(layer.kind) == "share"}
@@ -78,7 +81,17 @@ def plan_attention(checkpoint: Checkpoint, options: AttentionOptions) -> Attenti
         reasons.append("No --init given: a shared attention is the mean of those that it stands for.")
     if len(windows) > 1:
         reasons.append(f"Layers share with layers of their own window alone ({', '.join(sorted(windows))}).")
-    step = history_step(COMMAND, checkpoint, given(_arguments(name, options, treatments)))
+    arguments = {
+        "config": name,
+        "encoder": None if name else treatments.get("encoder"),
+        "decoder": None if name else treatments.get("decoder"),
+        "cross": treatments.get("cross"),
+        "groups": None if options.groups is None else list(options.groups),
+        "order": options.order,
+        "init": options.init,
+        "dtype": options.dtype,
+    }
+    step = history_step(COMMAND, checkpoint, given(arguments))
     return replace(plan, dtype=options.dtype, step=step, reasons=tuple(reasons))
 
 
@@ -92,39 +105,10 @@ def _treatments(
     if config is None and options.encoder is options.decoder is options.cross is None:
         config = DEFAULT_CONFIG["both" if len(sides) > 1 else next(iter(sides))]
     named = None if config is None else find_configuration(config, sides, KNOWN)
-    given = {
+    asked = {
         "encoder": options.encoder if named is None else named.encoder,
         "decoder": options.decoder if named is None else named.decoder,
         "cross": options.cross,
     }
-    treatments = {kind: treatment for kind in KINDS if (treatment := given[kind]) is not None}
+    treatments = {kind: treatment for kind in KINDS if (treatment := asked[kind]) is not None}
     return None if named is None else named.name, treatments
-
-
-def _refuse_unused(options: AttentionOptions) -> None:
-    """Options that only say something of shared attentions."""
-    given = {"--init": options.init, "--groups": options.groups, "--order": options.order}
-    for option, value in given.items():
-        if value is not None:
-            raise UsageError(f"{option} speaks of shared attentions, and none are shared.", "Leave it out.")
-
-
-def _groups(groups: tuple[int, ...] | None) -> dict[AttentionKind, int]:
-    if groups is None:
-        return {}
-    return {kind: groups[min(number, len(groups) - 1)] for number, kind in enumerate(KINDS)}
-
-
-def _arguments(
-    name: str | None, options: AttentionOptions, treatments: Mapping[AttentionKind, Treatment]
-) -> dict[str, Any]:
-    return {
-        "config": name,
-        "encoder": None if name else treatments.get("encoder"),
-        "decoder": None if name else treatments.get("decoder"),
-        "cross": treatments.get("cross"),
-        "groups": None if options.groups is None else list(options.groups),
-        "order": options.order,
-        "init": options.init,
-        "dtype": options.dtype,
-    }

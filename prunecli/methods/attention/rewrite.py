@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import replace
 
 from prunecli.methods.attention.arrange import AttentionPlan
-from prunecli.model.attention import AttentionLayer
 from prunecli.model.changes import AttentionChange
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.rewrite import Rewrite, rewritten
-from prunecli.model.structure import Structure
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Output, Sum
 
@@ -49,14 +46,9 @@ def rewrite_attention(checkpoint: Checkpoint, plan: AttentionPlan) -> Rewrite:
             outputs += made.get(name, ())
         else:
             outputs.append(Output(name, info.cast(target).dtype, info.shape, Copy(name)))
-    structure = changed(checkpoint.structure, plan, layers)
-    return rewritten(checkpoint, structure, tuple(outputs), plan.step)
-
-
-def changed(structure: Structure, plan: AttentionPlan, layers: Mapping[str, AttentionLayer]) -> Structure:
-    """`structure` with the attentions as planned; the heads of a shared one are its owner's."""
+    structure = checkpoint.structure
     attention = {name: AttentionChange(removed=True) for name in plan.removed}
-    heads: dict[str, tuple[int, ...]] = {}
+    heads: dict[str, tuple[int, ...]] = {}  # those of a shared attention are its owner's
     original = dict(structure.original_heads)
     for group in plan.groups:
         attention |= {name: AttentionChange(shared_with=group.owner) for name in group.members[1:]}
@@ -65,4 +57,5 @@ def changed(structure: Structure, plan: AttentionPlan, layers: Mapping[str, Atte
             heads[group.owner] = group.heads
             original.setdefault(group.owner, layer.original_heads)
     in_order = {name: attention[name] for name in layers if name in attention}
-    return replace(structure, attention=in_order, heads=heads, original_heads=original)
+    structure = replace(structure, attention=in_order, heads=heads, original_heads=original)
+    return rewritten(checkpoint, structure, tuple(outputs), plan.step)

@@ -21,6 +21,7 @@ from prunecli.modules.attention import masked_heads
 from prunecli.modules.pooling import Pooling
 from prunecli.modules.replay import recording, replaying, unchanged_below
 from prunecli.progress import Progress, silent
+from prunecli.results.heads import Method
 from prunecli.running.examples import Batch
 from prunecli.running.losses import example_losses, require_finite
 from prunecli.running.vectors import batch_vectors
@@ -60,19 +61,11 @@ class Measurement:
     decodes: bool = False
 
 
-def without_each(layers: Sequence[AttentionLayer]) -> list[HeadMask]:
-    """The model without each head in turn (3.2), in the order of `layers`."""
+def masks_of(layers: Sequence[AttentionLayer], method: Method) -> list[HeadMask]:
+    """Of each head in turn, in the order of `layers`: the model without it (3.2), or it alone in its layer (3.3)."""
+    alone = method == "all-but-one"
     return [
-        HeadMask(layer, tuple(float(other != head) for other in range(layer.num_heads)))
-        for layer in layers
-        for head in range(layer.num_heads)
-    ]
-
-
-def only_each(layers: Sequence[AttentionLayer]) -> list[HeadMask]:
-    """The model with each head in turn alone in its layer (3.3)."""
-    return [
-        HeadMask(layer, tuple(float(other == head) for other in range(layer.num_heads)))
+        HeadMask(layer, tuple(float((other == head) == alone) for other in range(layer.num_heads)))
         for layer in layers
         for head in range(layer.num_heads)
     ]

@@ -19,10 +19,9 @@ from prunecli.methods.heads.ablate import (
     accuracy_measurements,
     cosine_measurements,
     loss_measurements,
+    masks_of,
     measure_masked,
-    only_each,
     translation_measurements,
-    without_each,
 )
 from prunecli.methods.heads.effects import TEXT_METRICS, Effects, mean_effects, text_effects
 from prunecli.methods.heads.names import EffectMetric
@@ -155,8 +154,7 @@ def score_by_ablation(
         PruneError: text, model or options that cannot be used.
     """
     layers = loaded.checkpoint.layout.own_attentions
-    masks = (without_each if method == "ablation" else only_each)(layers)
-    count, effects = _effects(loaded, data, masks, options, progress)
+    count, effects = _effects(loaded, data, masks_of(layers, method), options, progress)
     return {
         metric: _scores(
             loaded.checkpoint,

@@ -18,13 +18,13 @@ from prunecli.methods.heads.select import (
     removed_count,
     select_heads,
 )
-from prunecli.methods.heads.selection import read_selection
 from prunecli.model.attention import KINDS, AttentionKind, AttentionLayer
 from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.history import given, history_step
 from prunecli.model.stock import uniform_heads
 from prunecli.results.head_matching import check_matches, merge, numbered
 from prunecli.results.heads import HeadScores, Method, read_scores
+from prunecli.tensors.json_files import read_json
 from prunecli.text.plain import MIXED
 
 if TYPE_CHECKING:
@@ -199,6 +199,32 @@ def _from_selection(
     places = ranked_heads(layers, None, Request(), kept)
     named = Decision("head", places, how=f"named in {path.name}", origin=Origin().read_from(step))
     return HeadPlan(kept, options.dtype, step, (f"Heads by {path}.",), named)
+
+
+def read_selection(path: Path, layers: Sequence[AttentionLayer]) -> dict[str, tuple[int, ...]]:
+    """The heads to keep: attention's name -> original ids, in the order in which they are stored.
+
+    Args:
+        path: of what `prune-heads --json` printed.
+        layers: the checkpoint's attentions.
+
+    Raises:
+        StatisticsError: damaged, or for a model with other attentions or heads.
+    """
+    from prunecli.results.rewriting import HeadSelection
+
+    kept = HeadSelection.from_json(read_json(path, HeadSelection.FORMAT), path).kept
+    stray = sorted(set(kept) ^ {layer.name for layer in layers})
+    if stray:
+        raise StatisticsError(f"{path}: a selection for another model: {stray[0]} is not in both.")
+    for layer in layers:
+        absent = sorted(set(kept[layer.name]) - set(layer.heads))
+        if absent:
+            raise StatisticsError(
+                f"{path}: keeps head {absent[0]} of {layer.name}, which the checkpoint does not hold.",
+                "Select from the original model.",
+            )
+    return {layer.name: tuple(head for head in layer.heads if head in kept[layer.name]) for layer in layers}
 
 
 def _importance(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 import torch
@@ -51,70 +51,35 @@ def gradient_importance(
         PruneError: a gradient is not finite.
         UsageError, CheckpointError, OutputError: as `runner` does.
     """
-    observer = HeadObserver(layers, per)
-    with observer.watching(runner.model):
+    sums: dict[str, Tensor] = {}
+
+    def hook(name: str, heads: int, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        context, *rest = inputs
+        if not context.requires_grad:  # nothing below has heads: the graph begins here
+            context = context.detach().requires_grad_()
+        held = [context.detach()]
+
+        def multiply(gradient: Tensor) -> None:
+            product = held.pop().float() * gradient  # popped: freed as the backward pass goes down
+            by_head = product.view(len(product), -1, heads, product.shape[-1] // heads)
+            summed = by_head.sum(dim=3 if per == "token" else (1, 3))
+            added = summed.abs().flatten(0, -2).sum(dim=0, dtype=torch.float64)
+            sums[name] = sums[name] + added if name in sums else added
+
+        context.register_hook(multiply)  # type: ignore[no-untyped-call]
+        return (context, *rest)
+
+    held_heads = {layer.name: layer.num_heads for layer in layers}
+    with ExitStack() as hooks:
+        for name, projection in output_projections(runner.model, layers).items():
+            handle = projection.register_forward_pre_hook(partial(hook, name, held_heads[name]))
+            hooks.callback(handle.remove)
         differentiate_losses(runner, batches, "scoring heads", progress, losses_of=losses_of)
-    return observer.take()
-
-
-class HeadObserver:
-    """Sums the products of heads' outputs and gradients over backward passes: an `Observer`.
-
-    Args:
-        layers: the attentions of the checkpoint.
-        per: what the absolute value is taken of.
-    """
-
-    def __init__(self, layers: Sequence[AttentionLayer], per: Per = "example") -> None:
-        self._layers, self._per = layers, per
-        self._sums: dict[str, Tensor] = {}
-
-    @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
-        """See `Observer`; each backward pass within the block counts."""
-        heads = {layer.name: layer.num_heads for layer in self._layers}
-        with ExitStack() as hooks:
-            for name, projection in output_projections(model, self._layers).items():
-                handle = projection.register_forward_pre_hook(self._hook(name, heads[name]))
-                hooks.callback(handle.remove)
-            yield
-
-    def take(self) -> HeadSums:
-        """The sums since the last call; 0 where no gradient came.
-
-        Raises:
-            PruneError: a gradient was not finite.
-        """
-        sums = {
-            layer.name: self._sums[layer.name].cpu().numpy()
-            if layer.name in self._sums
-            else np.zeros(layer.num_heads)
-            for layer in self._layers
-        }
-        self._sums = {}
-        for name, values in sums.items():
-            if not np.isfinite(values).all():
-                raise PruneError(
-                    f"{name}: a gradient is not finite, though every loss is", "Compute with --dtype float32."
-                )
-        return sums
-
-    def _hook(self, name: str, heads: int) -> Any:
-        summed = 3 if self._per == "token" else (1, 3)
-
-        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            context, *rest = inputs
-            if not context.requires_grad:  # nothing below has heads: the graph begins here
-                context = context.detach().requires_grad_()
-            held = [context.detach()]
-
-            def multiply(gradient: Tensor) -> None:
-                product = held.pop().float() * gradient  # popped: freed as the backward pass goes down
-                by_head = product.view(len(product), -1, heads, product.shape[-1] // heads).sum(dim=summed)
-                added = by_head.abs().flatten(0, -2).sum(dim=0, dtype=torch.float64)
-                self._sums[name] = self._sums[name] + added if name in self._sums else added
-
-            context.register_hook(multiply)  # type: ignore[no-untyped-call]
-            return (context, *rest)
-
-        return hook
+    found: HeadSums = {}
+    for name, heads in held_heads.items():
+        found[name] = sums[name].cpu().numpy() if name in sums else np.zeros(heads)  # no gradient came
+        if not np.isfinite(found[name]).all():
+            raise PruneError(
+                f"{name}: a gradient is not finite, though every loss is", "Compute with --dtype float32."
+            )
+    return found

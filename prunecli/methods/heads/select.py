@@ -85,7 +85,13 @@ def select_heads(
     Raises:
         UsageError: a kind that the model lacks, a ratio outside [0, 1), or more heads to remove than may go.
     """
-    chosen = _chosen(layers, request.kinds)
+    present = [kind for kind in KINDS if any(layer.kind == kind for layer in layers)]
+    for kind in request.kinds if request.kinds != KINDS else ():
+        if kind not in present:
+            raise UsageError(
+                f"--attention {kind}: the model has no such attention.", f"It has {', '.join(present)}."
+            )
+    chosen = [layer for layer in layers if layer.kind in request.kinds]
     removed = _removed(chosen, request)
     values = normalized(importance) if request.normalize == "per-layer" else importance
     if request.uniform is not None:
@@ -154,17 +160,6 @@ def _best(layer: AttentionLayer, values: Mapping[int, float], number: int) -> tu
     """The most important heads of a layer, in the order in which they are stored; of equal ones the later stay."""
     order = sorted(range(len(layer.heads)), key=lambda place: (values[layer.heads[place]], place))
     return tuple(layer.heads[place] for place in sorted(order[len(order) - number :]))
-
-
-def _chosen(layers: Sequence[AttentionLayer], kinds: Sequence[AttentionKind]) -> list[AttentionLayer]:
-    """The layers of these kinds."""
-    present = [kind for kind in KINDS if any(layer.kind == kind for layer in layers)]
-    for kind in kinds:
-        if kind not in present and tuple(kinds) != KINDS:
-            raise UsageError(
-                f"--attention {kind}: the model has no such attention.", f"It has {', '.join(present)}."
-            )
-    return [layer for layer in layers if layer.kind in kinds]
 
 
 def _removed(layers: Sequence[AttentionLayer], request: Request) -> int:

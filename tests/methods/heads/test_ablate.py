@@ -16,10 +16,9 @@ from prunecli.methods.heads.ablate import (
     HeadMask,
     accuracy_measurements,
     loss_measurements,
+    masks_of,
     measure_masked,
-    only_each,
     translation_measurements,
-    without_each,
 )
 from prunecli.modules.attention import output_projections
 from prunecli.running.encoding import labelled_examples
@@ -53,7 +52,7 @@ def single_losses(subject: Subject) -> list[float]:
 
 
 def test_losses_without_each_head(subject: Subject) -> None:
-    masks = without_each(subject.layers)
+    masks = masks_of(subject.layers, "ablation")
     measurements = loss_measurements(subject.model, {"val": subject.batches(40)})
     examples, (base, *found) = measure_masked(subject.checkpoint, subject.model, measurements, masks)
     assert examples == [("val", index) for index in range(len(LINES))]
@@ -73,7 +72,9 @@ def test_nothing_stays_behind(subject: Subject) -> None:
         kept = subject.model.get_input_embeddings().weight.clone()
         subject.model.get_input_embeddings().weight.fill_(float("nan"))
         with pytest.raises(DataError, match="val, example"):
-            measure_masked(subject.checkpoint, subject.model, measurements, without_each(subject.layers)[:1])
+            measure_masked(
+                subject.checkpoint, subject.model, measurements, masks_of(subject.layers, "ablation")[:1]
+            )
         subject.model.get_input_embeddings().weight.copy_(kept)
     assert [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in subject.model.modules()] == before
     assert not any("forward" in vars(module) for module in subject.model.modules())
@@ -83,7 +84,7 @@ def test_translations_without_each_head(tmp_path: Path) -> None:
     text = ParallelText("val", {language: lines[1:4] for language, lines in TEXT.sentences.items()})
     for model_type in ("nllb-moe", "m2m_100", "t5"):
         subject = Subject(tmp_path / model_type, model_type)
-        masks = without_each(subject.layers)[::9]
+        masks = masks_of(subject.layers, "ablation")[::9]
         measurements = translation_measurements(subject.model, subject.tokenizer, text, PAIR, DECODING)
         _, (base, *found) = measure_masked(subject.checkpoint, subject.model, measurements, masks)
         sources = text.sentences[PAIR[0]]
@@ -100,7 +101,7 @@ def test_translations_without_each_head(tmp_path: Path) -> None:
 
 def test_only_one_head_of_a_layer(tmp_path: Path) -> None:
     subject = Subject(tmp_path / "m", "bert")
-    masks = only_each(subject.layers)
+    masks = masks_of(subject.layers, "all-but-one")
     assert len(masks) == 12
     assert masks[5].values == (0.0, 1.0, 0.0, 0.0)
     assert masks[5].layer.layer == 1
@@ -125,7 +126,7 @@ def test_the_encoder_runs_once_per_batch_for_heads_of_the_decoder(tmp_path: Path
     ]
     decoding = replace(DECODING, max_new_tokens=1)
     measurements = translation_measurements(subject.model, subject.tokenizer, TEXT, PAIR, decoding)
-    measure_masked(subject.checkpoint, subject.model, measurements, without_each(subject.layers))
+    measure_masked(subject.checkpoint, subject.model, measurements, masks_of(subject.layers, "ablation"))
     for hook in hooks:
         hook.remove()
     assert calls.count(0) == len(measurements) * (1 + 4)  # the whole model, and its own four heads
@@ -140,9 +141,9 @@ def test_accuracy(tmp_path: Path) -> None:
     text = read_labelled(tmp_path / "labelled")
     batches = labelled_examples(subject.tokenizer, subject.model, text).batches(60)
     measurements = accuracy_measurements(subject.model, {"val": batches})
-    found = measure_masked(subject.checkpoint, subject.model, measurements, without_each(subject.layers)[:2])[
-        1
-    ]
+    found = measure_masked(
+        subject.checkpoint, subject.model, measurements, masks_of(subject.layers, "ablation")[:2]
+    )[1]
     with torch.inference_mode():
         ids = [torch.tensor([subject.tokenizer(line)["input_ids"]]) for line in LINES]
         right = [
