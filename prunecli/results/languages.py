@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, ClassVar
 
@@ -154,7 +154,19 @@ class Languages(Document):
         similarity, layers = self.similarity, self.experts_per_layer
         names = ("layer", "side", "experts_mean", "experts_lowest", "experts_highest")
         return {
-            "relations": [] if similarity is None else _relations(similarity.relations),
+            "relations": [
+                {
+                    "side": side,
+                    "pairs_with": relation,
+                    "compared": spread.comparisons,
+                    "jaccard_mean": spread.mean,
+                    "jaccard_lowest": spread.lowest,
+                    "jaccard_highest": spread.highest,
+                }
+                for side, relations in ({} if similarity is None else similarity.relations).items()
+                for relation, spread in relations.items()
+                if spread is not None
+            ],
             "similarity": [] if similarity is None else _similarity(self.pairs, similarity),
             "clusters": [
                 {"side": side, **row}
@@ -172,22 +184,6 @@ class Languages(Document):
             ],
             "experts_by_group": [] if layers is None else [group.to_json() for group in layers.by_group],
         }
-
-
-def _relations(relations: Mapping[str, Mapping[str, Relation | None]]) -> list[Row]:
-    return [
-        {
-            "side": side,
-            "pairs_with": relation,
-            "compared": spread.comparisons,
-            "jaccard_mean": spread.mean,
-            "jaccard_lowest": spread.lowest,
-            "jaccard_highest": spread.highest,
-        }
-        for side, by_relation in relations.items()
-        for relation, spread in by_relation.items()
-        if spread is not None
-    ]
 
 
 def _similarity(pairs: Sequence[str], similarity: Similarities) -> list[Row]:

@@ -23,7 +23,7 @@ from prunecli.model.declared import with_keys
 from prunecli.model.mixtures import predicting_tensors
 from prunecli.model.quantisation import method_of
 from prunecli.model.rewrite import Rewrite, rewritten
-from prunecli.model.sparse_layer import CONSTANT, SparseLayer
+from prunecli.model.sparse_layer import CONSTANT
 from prunecli.results.gate_sums import ratio
 from prunecli.results.outputs import OutputSums, added, outputs_path
 from prunecli.results.published import read_gates
@@ -78,7 +78,18 @@ def rewrite_constant(checkpoint: Checkpoint, plan: ExpertPlan, means: Means) -> 
     for layer in layers.values():
         if layer.is_predicting and plan.mtp == "drop":
             continue
-        _check(checkpoint, layer, means)
+        fault = None
+        if method_of(checkpoint.config):
+            fault = "the weights are quantised"
+        elif layer.stacked_tensors:
+            fault = f"the experts of {layer.name} are stacked in one tensor"
+        elif layer.name not in means:
+            fault = f"no text enters {layer.name}, which predicts further tokens (--mtp drop removes it)"
+        if fault is not None:
+            raise UnsupportedModelError(
+                f"{checkpoint.path}: {fault}, so that constants cannot stand for experts",
+                "Leave --constant-experts out.",
+            )
         kept = set(plan.kept[layer.name])
         if not kept & set(layer.experts):
             raise UsageError(f"{layer.name} would keep no expert.", "Keep more experts.")
@@ -122,18 +133,3 @@ def rewrite_constant(checkpoint: Checkpoint, plan: ExpertPlan, means: Means) -> 
 
 def _rows(values: NDArray[np.float64]) -> Callable[[int, int], NDArray[np.float64]]:
     return lambda start, stop: values[start:stop]
-
-
-def _check(checkpoint: Checkpoint, layer: SparseLayer, means: Means) -> None:
-    fault = None
-    if method_of(checkpoint.config):
-        fault = "the weights are quantised"
-    elif layer.stacked_tensors:
-        fault = f"the experts of {layer.name} are stacked in one tensor"
-    elif layer.name not in means:
-        fault = f"no text enters {layer.name}, which predicts further tokens (--mtp drop removes it)"
-    if fault is not None:
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: {fault}, so that constants cannot stand for experts",
-            "Leave --constant-experts out.",
-        )

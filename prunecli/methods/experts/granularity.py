@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
 
 import numpy as np
 
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.names import Granularity
 from prunecli.results.gate_sums import SUMS, GateSums
 from prunecli.results.gates import ANY, GateStatistics, side_of, split_pair
 from prunecli.text.lines import near_names
-
-GRANULARITIES: tuple[str, ...] = get_args(Granularity)
-
-
-def default_granularity(sources: Sequence[str], targets: Sequence[str]) -> Granularity:
-    """`language` where a source or target is given, else `global`."""
-    return "language" if sources or targets else "global"
 
 
 def aggregate(
@@ -39,11 +30,9 @@ def aggregate(
     ratios are averaged where sums are added.
 
     Raises:
-        UsageError: no such granularity, or languages that it does not take, or none where it needs them.
+        UsageError: languages that the granularity does not take, or none where it needs them.
         StatisticsError: a language or a pair that the statistics lack.
     """
-    if granularity not in GRANULARITIES:
-        raise UsageError(f"No granularity {granularity!r}.", f"Choose one of {', '.join(GRANULARITIES)}.")
     if granularity == "global":
         if sources or targets:
             raise UsageError(

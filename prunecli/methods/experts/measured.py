@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prunecli.errors import StatisticsError
-from prunecli.methods.experts.granularity import aggregate, aggregate_texts, default_granularity
+from prunecli.methods.experts.granularity import aggregate, aggregate_texts
 from prunecli.methods.experts.metrics import Values, default_metric, metric_values
 from prunecli.methods.experts.names import Granularity
 from prunecli.model.sparse_layer import SparseLayer
@@ -74,7 +74,7 @@ def measure_languages(
         UsageError: no such metric or granularity, languages that it does not take.
         StatisticsError: a language or sums that the statistics lack.
     """
-    granularity = granularity or default_granularity(sources, targets)
+    granularity = granularity or ("language" if sources or targets else "global")
     metric = metric or default_metric(statistics)
     sums = aggregate(statistics, granularity, sources, targets)
     texts = tuple(statistics.entries)
@@ -95,7 +95,7 @@ def measure_languages(
 def _languages_alone(
     statistics: GateStatistics,
     metric: str,
-    granularity: str,
+    granularity: Granularity,
     sources: Sequence[str],
     targets: Sequence[str],
 ) -> dict[str, dict[str, Values]]:
@@ -141,7 +141,13 @@ def measure_texts(
     """
     metric = metric or default_metric(statistics)
     sums = aggregate_texts(statistics, texts)
-    few = scarce(statistics, sums, layers, min_tokens)
+    routed = dict(zip(statistics.layers, sums.routed, strict=True))
+    few = {
+        layer.name: experts
+        for layer in layers
+        if layer.name in routed
+        and (experts := tuple(expert for expert in layer.experts if routed[layer.name][expert] < min_tokens))
+    }
     names = sorted(set(texts or statistics.entries))
     alone = {name: metric_values(metric, aggregate_texts(statistics, (name,)), statistics) for name in names}
     return Measured(
@@ -155,19 +161,6 @@ def measure_texts(
         alone=alone if 1 < len(names) <= MOST_ALONE else {},
         mixed=statistics.mixed,
     )
-
-
-def scarce(
-    statistics: GateStatistics, sums: GateSums, layers: Sequence[SparseLayer], min_tokens: int
-) -> dict[str, tuple[int, ...]]:
-    """Layer's name -> experts that it holds and that fewer than `min_tokens` were routed to; none: no such layer."""
-    rows = dict(zip(statistics.layers, sums.routed, strict=True))
-    few = {
-        layer.name: tuple(expert for expert in layer.experts if rows[layer.name][expert] < min_tokens)
-        for layer in layers
-        if layer.name in rows
-    }
-    return {name: experts for name, experts in few.items() if experts}
 
 
 def scarcity_warning(

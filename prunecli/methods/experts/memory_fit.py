@@ -117,11 +117,11 @@ def nearest_ratio(
         UnsupportedModelError: the family is not declared, or the model has no experts.
     """
     split = _split(checkpoint, budget_bytes, load, request, dtype)
-    room = budget_bytes - margin_bytes(budget_bytes) - split.dense - split.cache - split.activations
+    room = budget_bytes - split.none.margin - split.none.total
     step = request.step if request.strategy == "per-layer" else 1
     least = ceil(request.minimum / step) * step
     low = sum(min(least, len(layer.experts) // step * step) for layer in split.layers)
-    fitting = bisect_right(range(split.held + 1), room, lo=low + 1, key=lambda most: split.cost(most)[0])
+    fitting = bisect_right(range(split.none.held + 1), room, lo=low + 1, key=lambda most: split.cost(most)[0])
     return split.keeping(fitting - 1)
 
 
@@ -142,28 +142,24 @@ def at_ratios(
     split = _split(checkpoint, budget_bytes, load, request, dtype)
     for ratio in ratios:
         try:
-            yield replace(split.keeping(keep_count(ratio, split.held)), ratio=ratio)
+            yield replace(split.keeping(keep_count(ratio, split.none.held)), ratio=ratio)
         except UsageError:
             return
 
 
 @dataclass(frozen=True)
 class _Split:
-    """A model's bytes by what becomes of them; attributes as of `MemoryFit`, `each`: layer's name -> of an expert."""
+    """A model's bytes by what becomes of them.
+
+    Attributes:
+        each: layer's name -> bytes of an expert.
+        none: what the model without experts takes.
+    """
 
     layers: tuple[SparseLayer, ...]
     each: Mapping[str, int]
-    dense: int
-    cache: int
-    activations: int
-    budget: int
-    load: Load
     request: Request
-    target: str | None
-
-    @property
-    def held(self) -> int:
-        return sum(len(layer.experts) for layer in self.layers)
+    none: MemoryFit
 
     def cost(self, keep: int) -> tuple[int, dict[str, int]]:
         """Bytes of at most `keep` experts, and how many stay in each layer."""
@@ -174,22 +170,10 @@ class _Split:
 
     def keeping(self, most: int) -> MemoryFit:
         experts, counts = self.cost(most)
-        keep = sum(counts.values())
-        places = 10 ** max(4, len(str(self.held)))  # fine enough that `keep_count` gives the same count back
-        return MemoryFit(
-            floor((1 - Fraction(keep, self.held)) * places) / places,
-            keep,
-            self.held,
-            counts,
-            self.dense,
-            experts,
-            self.cache,
-            self.activations,
-            margin_bytes(self.budget),
-            self.budget,
-            self.load,
-            self.target,
-        )
+        keep, held = sum(counts.values()), self.none.held
+        places = 10 ** max(4, len(str(held)))  # fine enough that `keep_count` gives the same count back
+        ratio = floor((1 - Fraction(keep, held)) * places) / places
+        return replace(self.none, ratio=ratio, keep=keep, counts=counts, experts=experts)
 
 
 def _split(
@@ -199,9 +183,12 @@ def _split(
     layers = checkpoint.require_mixtures()
     sizes = tensor_bytes(checkpoint, target)
     each = {layer.name: expert_bytes(sizes, layer) for layer in layers}
+    held = sum(len(layer.experts) for layer in layers)
     dense = sum(sizes.values()) - sum(each[layer.name] * len(layer.experts) for layer in layers)
-    cache, activations = decoding_bytes(checkpoint, load, target)
-    return _Split(layers, each, dense, cache, activations, budget_bytes, load, request, target)
+    bytes_of_decoding = decoding_bytes(checkpoint, load, target)
+    margin = margin_bytes(budget_bytes)
+    none = MemoryFit(1.0, 0, held, {}, dense, 0, *bytes_of_decoding, margin, budget_bytes, load, target)
+    return _Split(layers, each, request, none)
 
 
 def margin_bytes(budget_bytes: int) -> int:

@@ -114,7 +114,16 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> HeadPlan:
     importance, scores = _importance(checkpoint, options, layers)
     default: Normalize = "none" if scores is None else DEFAULT_NORMALIZE[scores.method]
     ratio = DEFAULT_RATIO if options.ratio is None and options.count is None else options.ratio
-    uniform = _uniform(checkpoint) if options.uniform else None
+    uniform = uniform_heads(checkpoint) if options.uniform else None  # of a stock model
+    if uniform == ():
+        family = checkpoint.require_architecture()
+        why = family.stock_fault or f"a config of type {family.model_type} cannot say how many heads are left"
+        raise UsageError(
+            f"--uniform: {checkpoint.path} cannot lose heads and be a stock model: {why}.",
+            "Remove experts, layers or tokens instead."
+            if family.must_be_stock
+            else "Leave --uniform out: the result then opens only where prunecli is installed.",
+        )
     request = Request(
         ratio, options.count, options.kinds, options.minimum, options.normalize or default, uniform
     )
@@ -166,21 +175,6 @@ def _uniformly(
     each = min(len(kept[layer.name]) for layer in chosen)
     where = "layer" if request.kinds == KINDS else f"{' and '.join(request.kinds)} attention"
     return f"{more}{each} heads stay in every {where}; a stock model may keep {', '.join(map(str, able))}."
-
-
-def _uniform(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """The numbers of heads that every layer of a stock model may keep."""
-    numbers = uniform_heads(checkpoint)
-    if not numbers:
-        family = checkpoint.require_architecture()
-        why = family.stock_fault or f"a config of type {family.model_type} cannot say how many heads are left"
-        raise UsageError(
-            f"--uniform: {checkpoint.path} cannot lose heads and be a stock model: {why}.",
-            "Remove experts, layers or tokens instead."
-            if family.must_be_stock
-            else "Leave --uniform out: the result then opens only where prunecli is installed.",
-        )
-    return numbers
 
 
 def _from_selection(

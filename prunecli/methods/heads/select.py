@@ -164,8 +164,6 @@ def _best(layer: AttentionLayer, values: Mapping[int, float], number: int) -> tu
 
 def _removed(layers: Sequence[AttentionLayer], request: Request) -> int:
     """How many heads of `layers` go; refuses what their minimum forbids."""
-    if (request.ratio is None) == (request.count is None):
-        raise UsageError("Give either --ratio or --count.", "Each says how many heads go.")
     held = sum(len(layer.heads) for layer in layers)
     removed = removed_count(request.ratio, held) if request.ratio is not None else request.count or 0
     free = sum(max(len(layer.heads) - request.minimum, 0) for layer in layers)

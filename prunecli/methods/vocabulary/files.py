@@ -68,7 +68,7 @@ def _tokenizer_json(data: bytes, change: Renumbering) -> bytes:
         if model.get("unk_id") is not None:
             model["unk_id"] = change.new(model["unk_id"])
     if "merges" in model:
-        model["merges"] = _kept_merges(model["merges"], change)
+        model["merges"] = [merge for merge in model["merges"] if _is_kept(merge_parts(merge), change)]
     for token in value.get("added_tokens") or ():
         token["id"] = change.new(token["id"])
     if value.get("padding"):
@@ -95,12 +95,9 @@ def _kept_ids(vocab: Mapping[str, int], change: Renumbering) -> dict[str, int]:
     return {token: change.new(number) for token, number in vocab.items() if token not in change.dropped}
 
 
-def _kept_merges(merges: Sequence[Any], change: Renumbering) -> list[Any]:
-    return [merge for merge in merges if change.dropped.isdisjoint(_with_result(merge_parts(merge)))]
-
-
-def _with_result(parts: Sequence[str]) -> tuple[str, ...]:
-    return (*parts, "".join(parts))
+def _is_kept(merged: Sequence[str], change: Renumbering) -> bool:
+    """Whether the parts of a merge and its result stay."""
+    return change.dropped.isdisjoint((*merged, "".join(merged)))
 
 
 def _ids_json(data: bytes, change: Renumbering) -> bytes:
@@ -122,7 +119,7 @@ def _merges_text(data: bytes, change: Renumbering) -> bytes:
     for number, line in enumerate(lines):
         parts = line.rstrip("\r").split(" ")
         is_merge = len(parts) == 2 and not (number == 0 and line.startswith("#version"))
-        if not is_merge or change.dropped.isdisjoint(_with_result(parts)):
+        if not is_merge or _is_kept(parts, change):
             kept.append(line)
     return "\n".join(kept).encode()
 

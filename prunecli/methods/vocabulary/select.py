@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -106,13 +106,28 @@ def select_tokens(
     ids = tuple(sorted(rows | {vocabulary.ids[token] for token in kept}))
     sizes = {name: len(part) for name, part in parts.items()} | {NO_TOKEN: len(rows)}
     sizes = {name: number for name, number in sizes.items() if number}
+    arguments = {
+        "split": list(text.splits),
+        "langs": list(text.languages),
+        "text": list(text.files),
+        "min_count": options.min_count,
+        "multiple_of": None if options.multiple_of == 1 else options.multiple_of,
+        "dtype": options.dtype,
+    }
+    note = {
+        "before": size,
+        "after": len(ids),
+        "parts": sizes,
+        "sentences": text.sentences,
+        "text_sha256": text.sha256,
+    }
     return TokenChoice(
         kept=ids,
         dropped=frozenset(vocabulary.ids) - kept,
         size=size,
         parts=sizes,
         share=TokenCounts({t: n for t, n in counts.counts.items() if t in vocabulary.ids}).share(kept),
-        step=_step(checkpoint, text, options, (size, len(ids)), sizes),
+        step=history_step(COMMAND, checkpoint, given(arguments), vocabulary=note),
         decision=_decision(text, counts, options, ranked_tokens(vocabulary, counts, parts, size, ids)),
     )
 
@@ -214,28 +229,3 @@ def _filling(kept: set[str], vocabulary: Vocabulary, multiple: int, rows: int) -
             if len(added := needed - kept - filling) <= room:
                 filling |= added
     return filling
-
-
-def _step(
-    checkpoint: Checkpoint,
-    text: Text,
-    options: VocabularyOptions,
-    sizes: tuple[int, int],
-    parts: Mapping[str, int],
-) -> dict[str, Any]:
-    arguments = {
-        "split": list(text.splits),
-        "langs": list(text.languages),
-        "text": list(text.files),
-        "min_count": options.min_count,
-        "multiple_of": None if options.multiple_of == 1 else options.multiple_of,
-        "dtype": options.dtype,
-    }
-    vocabulary = {
-        "before": sizes[0],
-        "after": sizes[1],
-        "parts": dict(parts),
-        "sentences": text.sentences,
-        "text_sha256": text.sha256,
-    }
-    return history_step(COMMAND, checkpoint, given(arguments), vocabulary=vocabulary)

@@ -88,14 +88,24 @@ def check_same(
             f"{where}: the trimmed tokenizer would give {odd!r} the id {actual.get(odd)}, not {expected.get(odd)}",
             _REMEDY,
         )
-    total = Check(0, 0, 0, 0)
+    changed, running = 0, [0, 0]
     sides = (False, True) if is_two_sided(original) else (False,)
     with progress("comparing tokens", len(text.all) * len(sides), "texts") as advance:
         for as_targets, part in product(sides, batches(text.all)):
             rows = [_encode(tokenizer, part, as_targets) for tokenizer in tokenizers]
-            total = _compare(total, part, (rows[0], rows[1]), new_ids, where)
+            for line, before, after in zip(part, *rows, strict=True):
+                ids = [new_ids.get(number) for number in before]
+                if None in ids:
+                    changed += 1
+                elif ids != after:
+                    shown = line if len(line) <= 60 else f"{line[:60]}…"
+                    raise CheckpointError(
+                        f"{where}: the trimmed tokenizer would cut {shown!r} into other tokens", _REMEDY
+                    )
+                running[0] += len(before)
+                running[1] += len(after)
             advance(len(part))
-    return total
+    return Check(len(text.all) * len(sides), changed, *running)
 
 
 def models_that_differ(
@@ -128,28 +138,3 @@ def _encode(tokenizer: Any, lines: list[str], target: bool) -> list[list[int]]:
     with as_target(tokenizer) if target else nullcontext():
         rows = tokenized(tokenizer, lines, truncation=False, verbose=False)["input_ids"]
     return [list(row) for row in rows]
-
-
-def _compare(
-    total: Check,
-    lines: Sequence[str],
-    rows: tuple[list[list[int]], list[list[int]]],
-    new_ids: Mapping[int, int],
-    where: str,
-) -> Check:
-    changed = 0
-    for line, before, after in zip(lines, *rows, strict=True):
-        expected = [new_ids.get(number) for number in before]
-        if None in expected:
-            changed += 1
-        elif expected != after:
-            shown = line if len(line) <= 60 else f"{line[:60]}…"
-            raise CheckpointError(
-                f"{where}: the trimmed tokenizer would cut {shown!r} into other tokens", _REMEDY
-            )
-    return Check(
-        total.sentences + len(lines),
-        total.changed + changed,
-        total.running_before + sum(map(len, rows[0])),
-        total.running_after + sum(map(len, rows[1])),
-    )
