@@ -38,12 +38,6 @@ def test_alone() -> None:
     assert group.share([1, 2, 3]) == [1, 2, 3]
 
 
-def test_shares_cover_everything_once() -> None:
-    items = list(range(11))
-    shares = [ProcessGroup(number, 3).share(items) for number in range(3)]
-    assert sorted(item for share in shares for item in share) == items
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_what_is_made_of_shares_comes_back_in_order(count: int) -> None:
     items = list(range(7))

@@ -5,27 +5,9 @@ from __future__ import annotations
 import pytest
 
 from prunecli.errors import UsageError
-from prunecli.methods.sharing import CONFIGURATIONS, NAMES, find_configuration
+from prunecli.methods.sharing import NAMES, find_configuration
 
 BOTH = ("encoder", "decoder")
-
-TABLE_1 = {
-    "SharedEnc": ("share", "keep"),
-    "SharedDec": ("keep", "share"),
-    "SharedEncSharedDec": ("share", "share"),
-    "SharedEncDec": ("share", "share"),
-    "NoEnc": ("drop", "keep"),
-    "NoDec": ("keep", "drop"),
-    "NoEncNoDec": ("drop", "drop"),
-    "SharedEncNoDec": ("share", "drop"),
-    "OneWide": ("share", "drop"),
-}
-
-
-def test_the_table() -> None:
-    assert {found.name: (found.encoder, found.decoder) for found in CONFIGURATIONS} == TABLE_1
-    assert [found.name for found in CONFIGURATIONS if found.across] == ["SharedEncDec"]
-    assert [found.name for found in CONFIGURATIONS if found.match] == ["OneWide"]
 
 
 @pytest.mark.parametrize("name", NAMES)

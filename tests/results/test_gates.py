@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from prunecli.errors import PruneError, StatisticsError, UsageError
-from prunecli.methods.experts.granularity import aggregate, default_granularity
+from prunecli.methods.experts.granularity import aggregate
 from prunecli.model.checkpoint import open_model
 from prunecli.results.gate_matching import check_matches
 from prunecli.results.gate_sums import COUNTS, SUMS, TEXT_SUMS, GateSums
@@ -63,26 +63,25 @@ def same(one: GateSums, other: GateSums) -> bool:
     )
 
 
-def test_what_is_written_is_read_back_bit_for_bit(tmp_path: Path) -> None:
-    given = statistics(["a-b", "b-a"], split="dev")
-    read = read_gates(write(tmp_path / "gates.json", given))
-    assert replace(read, entries={}) == replace(given, entries={})
-    assert all(same(read.entries[pair], given.entries[pair]) for pair in given.entries)
-    assert read.entries["a-b"].top1.dtype == np.int64
-    text = json.loads((tmp_path / "gates.json").read_text())
-    assert all(type(count) is int for count in text["entries"]["a-b"]["top1"][0])
-
-
-def test_statistics_of_texts_are_read_back_bit_for_bit(tmp_path: Path) -> None:
-    given = text_statistics(["code", "web-crawl"])
+@pytest.mark.parametrize(
+    ("given", "entry", "counts"),
+    [
+        (statistics(["a-b", "b-a"], split="dev"), "a-b", "top1"),
+        (text_statistics(["code", "web-crawl"]), "code", "routed"),
+    ],
+)
+def test_what_is_written_is_read_back_bit_for_bit(
+    given: GateStatistics, entry: str, counts: str, tmp_path: Path
+) -> None:
     path = write(tmp_path / "gates.json", given)
     read = read_gates(path)
     assert replace(read, entries={}) == replace(given, entries={})
-    assert all(same(read.entries[text], given.entries[text]) for text in given.entries)
+    assert all(same(read.entries[name], given.entries[name]) for name in given.entries)
+    assert getattr(read.entries[entry], counts).dtype == np.int64
     payload = json.loads(path.read_text())
-    assert payload["format"] == "prunecli.gates/2"
-    assert payload["entries"]["code"]["routed"] == given.entries["code"].routed.tolist()
-    assert all(type(count) is int for count in payload["entries"]["code"]["routed"][0])
+    assert payload["format"] == given.format
+    assert payload["entries"][entry][counts] == getattr(given.entries[entry], counts).tolist()
+    assert all(type(count) is int for count in payload["entries"][entry][counts][0])
 
 
 def test_statistics_of_translation_are_written_as_before(tmp_path: Path) -> None:
@@ -182,17 +181,11 @@ def test_the_order_of_the_entries_does_not_change_a_bit() -> None:
         assert same(aggregate(given, granularity, languages), aggregate(turned, granularity, languages))
 
 
-def test_default_granularity() -> None:
-    assert default_granularity((), ()) == "global"
-    assert default_granularity(("a",), ()) == default_granularity((), ("a",)) == "language"
-
-
 @pytest.mark.parametrize(
     ("granularity", "sources", "targets", "kind", "message"),
     [
         ("global", ("a",), (), UsageError, "takes no --source"),
         ("language", (), (), UsageError, "needs --source or --target"),
-        ("family", ("a",), (), UsageError, "No granularity 'family'"),
         ("language", ("d",), (), StatisticsError, "no source language 'd'"),
         ("language", (), ("eng",), StatisticsError, "no target language 'eng'"),
         ("pair", ("a",), ("a",), UsageError, "no translation"),

@@ -46,14 +46,6 @@ def test_a_published_entry_keeps_its_ratios(tmp_path: Path) -> None:
     np.testing.assert_allclose(METRICS["top2"](sums), top1 + top2, rtol=1e-12)
 
 
-def test_entries_weigh_alike(tmp_path: Path) -> None:
-    content = {"a-b": ratios(1), "a-c": ratios(2), "c-b": ratios(3)}
-    read = read_gates(save(tmp_path / "stats.json", content), NAMES, 4)
-    values = METRICS["top1"](aggregate(read, "language", ["a"], ["b"]))
-    np.testing.assert_allclose(values[0], np.mean([content[p]["top1"][:4] for p in ("a-b", "a-c")], axis=0))
-    np.testing.assert_allclose(values[1], np.mean([content[p]["top1"][4:] for p in ("a-b", "c-b")], axis=0))
-
-
 def test_entries_of_one_side_stand_for_all_pairs_of_a_language(tmp_path: Path) -> None:
     content = {"a-X": ratios(1), "b-X": ratios(2), "X-a": ratios(3), "X-b": ratios(4), "a-b": ratios(5)}
     read = read_gates(save(tmp_path / "stats.json", content), NAMES, 4)
@@ -92,15 +84,6 @@ def test_a_pair_of_several_files_weighs_each_alike(tmp_path: Path) -> None:
     values = METRICS["importance"](merge(parts).entries["a-b"])
     wanted = released_statistics.importance([one["a-b"] for one in content])
     np.testing.assert_allclose(values.ravel(), wanted, rtol=1e-12)
-
-
-def test_files_of_either_side_merge(tmp_path: Path) -> None:
-    parts = [
-        read_gates(save(tmp_path / f"{key}.json", {key: ratios(seed)}), NAMES, 4)
-        for seed, key in enumerate(("a-X", "X-b"))
-    ]
-    values = METRICS["top1"](aggregate(merge(parts), "language", ["a"], ["b"]))
-    np.testing.assert_allclose(values, [ratios(0)["top1"][:4], ratios(1)["top1"][4:]])
 
 
 def test_a_metric_whose_field_is_left_out_is_refused(tmp_path: Path) -> None:

@@ -56,13 +56,6 @@ def test_values_are_those_of_the_tokens_of_the_texts(texts: tuple[str, ...], met
         np.testing.assert_allclose(measured.values[name], wanted, rtol=1e-12)
 
 
-def test_the_default_metric_is_reap() -> None:
-    measured = measure_texts(statistics(), None, (), LAYERS, 10)
-    assert measured.metric == "reap"
-    again = measure_texts(statistics(), "reap", (), LAYERS, 10)
-    assert all((measured.values[name] == again.values[name]).all() for name in NAMES)
-
-
 def test_experts_that_saw_little_are_found_among_those_that_are_held() -> None:
     layers = [Layer(NAMES[0], "decoder", (0, 1, 2, 4)), Layer(NAMES[1], "decoder", (0, 1, 2, 3))]
     measured = measure_texts(statistics(), None, ("code",), layers, 10)

@@ -59,12 +59,6 @@ def test_one_step_less_would_not_fit(strategy: str, dtype: str, model: Path) -> 
         assert keep_count(found.ratio, 32) == found.keep
 
 
-def test_half_the_bytes_fit_more_experts(model: Path) -> None:
-    full = fit(model, 10**9)
-    budget = (full.total - full.experts // 2) * 10 // 9
-    assert fit(model, budget, dtype="float16").keep == 32 > fit(model, budget).keep > 8
-
-
 def test_a_memory_that_nothing_fits_is_refused_with_the_arithmetic(model: Path) -> None:
     with pytest.raises(UsageError, match=r"No ratio fits in 9\.77 KiB: with 2 experts per layer") as refused:
         fit(model, 10_000)

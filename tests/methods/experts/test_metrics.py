@@ -103,16 +103,6 @@ def test_importance_by_hand() -> None:
 
 
 @given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 8))
-def test_adding_sums_is_counting_both(seed: int, first: int, second: int) -> None:
-    a, b = routed(seed, first, 4), routed(seed + 1, second, 4)
-    added, together = sums_of(a) + sums_of(b), sums_of(a + b)
-    for name in ("tokens", "top1", "top2"):
-        assert (getattr(added, name) == getattr(together, name)).all()
-    for name in OF_GATES:
-        assert_allclose(METRICS[name](added), METRICS[name](together), rtol=1e-12)
-
-
-@given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 8))
 def test_adding_sums_of_texts_is_counting_both(seed: int, first: int, second: int) -> None:
     a, b = tokens_of(seed, first, 5), tokens_of(seed + 1, second, 5)
     added, together = text_sums_of(5, a) + text_sums_of(5, b), text_sums_of(5, a + b)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from prunecli.errors import PruneError, UsageError
 from prunecli.methods.experts.score import CollectOptions, State, score
@@ -22,16 +21,14 @@ from prunecli.running.layerwise.runner import Layerwise, Room, RunReport
 from prunecli.running.layerwise.snapshot import Snapshots
 from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
+from tests.methods.experts.test_layerwise import PLENTY, no_room, stopping
 from tests.methods.experts.test_layerwise import by_layer as layerwise
-from tests.methods.experts.test_layerwise import no_room, stopping
 from tests.methods.experts.test_score import PAIRS, TEXT
 from tests.process_groups import at_once
 from tests.tiny import tiny_nllb_moe
 
 FORCED = CollectOptions("forced", batch_tokens=40)
 BEAM = CollectOptions("beam", beam=2, batch_tokens=40)
-CPU = torch.device("cpu")
-PLENTY = 64 << 30
 
 
 @pytest.fixture(scope="module")

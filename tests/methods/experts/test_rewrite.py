@@ -74,13 +74,3 @@ def test_kept_experts_are_renumbered_and_rows_follow(model: Path) -> None:
 def test_what_cannot_be_kept_is_refused(kept: dict[str, tuple[int, ...]], message: str, model: Path) -> None:
     with open_model(model) as checkpoint, pytest.raises(UsageError, match=message):
         rewrite_experts(checkpoint, ExpertPlan(kept))
-
-
-def test_unknown_types_are_refused(model: Path) -> None:
-    with open_model(model) as checkpoint, pytest.raises(UsageError, match="int3"):
-        rewrite_experts(checkpoint, ExpertPlan({}, "int3"))
-
-
-def test_the_source_is_seen_in_its_layers(model: Path) -> None:
-    with open_model(model) as checkpoint:
-        assert tuple(layer.name for layer in checkpoint.require_mixtures()) == LAYERS

@@ -197,12 +197,6 @@ def test_the_fewest_experts_that_a_router_with_groups_can_pick_from(
     assert found == wanted * groups
 
 
-def test_the_fewest_experts_of_deepseek() -> None:
-    assert least_experts(8) == 8
-    assert least_experts(8, 8, 4, 2) == 16  # V3: 8 of the best 4 groups, so 2 in each
-    assert least_experts(6, 8, 3, 1) == 16  # V2
-
-
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 10**6), st.data())
 def test_as_many_stay_in_each_group(groups: int, size: int, seed: int, data: st.DataObject) -> None:
     held = sorted(
@@ -375,13 +369,6 @@ def test_ties_are_broken_the_same_way_for_every_count() -> None:
     ]
     assert [len(kept) for kept in chosen] == list(range(6, 37))
     assert all(small < large for small, large in pairwise(chosen))
-
-
-def test_experts_of_no_importance_go_last() -> None:
-    layers = [Layer("A", "encoder", tuple(range(6))), Layer("B", "encoder", tuple(range(6)))]
-    values = {"A": np.array([0.1, 0.2, 0.3, 0, 0, 0]), "B": np.array([1.0, 1, 1, 1, 1, 1])}
-    kept, _ = threshold(layers, values, 9, 1)
-    assert kept == {"A": (0, 1, 2), "B": (0, 1, 2, 3, 4, 5)}
 
 
 def test_shares_are_normalised_over_the_held_experts() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,14 @@ from prunecli.results.heads import Per
 from prunecli.running.encoding import labelled_examples
 from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.layerwise import runner as machinery
-from prunecli.running.layerwise.runner import Layerwise, Resources, Room, RunReport
+from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.runner import InMemory
 from prunecli.text.labelled import read_labelled
 from tests.families.records import CASES
+from tests.methods.experts.test_layerwise import PLENTY, no_room
 from tests.methods.heads.test_score import LINES, SUBJECTS, Subject
 
-CPU, PLENTY = torch.device("cpu"), 1 << 34
+CPU = torch.device("cpu")
 TOLERANCE = 1e-5
 """Relative; the gradients of an encoder's output are summed layer by layer, in another order than in memory."""
 
@@ -80,11 +83,6 @@ def test_classes(tmp_path: Path) -> None:
     assert_close(layered(subject, batches)[0], wanted)
 
 
-def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -> None:
-    monkeypatch.setattr(Room, "in_memory", lambda _self, _plan: memory)
-    monkeypatch.setattr(machinery, "disk_room", lambda _directory: disk)
-
-
 @pytest.mark.parametrize("model_type", ["m2m_100", "nllb-moe"])
 def test_states_in_a_file(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = Subject(tmp_path / "model", model_type)
@@ -132,22 +130,13 @@ def test_nothing_is_read_before_it_is_known_to_do(tmp_path: Path, monkeypatch: p
 def test_a_shard_cut_short_meanwhile(after: int, tmp_path: Path) -> None:
     subject, left = Subject(tmp_path / "model", "m2m_100"), [after]
 
-    class Cutting:
-        def __init__(self, *_: Any) -> None: ...
-
-        def __enter__(self) -> Any:
-            return self.advance
-
-        def advance(self, _amount: float) -> None:
-            left[0] -= 1
-            if left[0] == 0:
-                with (tmp_path / "model" / "model.safetensors").open("r+b") as file:
-                    file.truncate(10_000)
-
-        def __exit__(self, *_: Any) -> None: ...
+    def advance(_amount: float) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            os.truncate(tmp_path / "model" / "model.safetensors", 10_000)
 
     with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated while it was read"):
-        layered(subject, subject.batches(40), progress=Cutting)
+        layered(subject, subject.batches(40), progress=lambda *_: nullcontext(advance))
 
 
 def test_a_loss_that_is_not_finite_names_text_and_example(tmp_path: Path) -> None:

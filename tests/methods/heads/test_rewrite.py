@@ -127,8 +127,3 @@ def test_ranges_take_the_kept_heads_of_every_block(
 def test_what_cannot_be_kept_is_refused(kept: dict[str, tuple[int, ...]], message: str, model: Path) -> None:
     with open_model(model) as checkpoint, pytest.raises(UsageError, match=message):
         rewrite_heads(checkpoint, HeadPlan(kept))
-
-
-def test_unknown_types_are_refused(model: Path) -> None:
-    with open_model(model) as checkpoint, pytest.raises(UsageError, match="int3"):
-        rewrite_heads(checkpoint, HeadPlan({}, "int3"))

@@ -16,7 +16,7 @@ from prunecli.methods.heads.score import HeadSums, gradient_importance
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.attention import output_projections
-from prunecli.modules.loading import load_model, sparse_ffns
+from prunecli.modules.loading import load_model
 from prunecli.results.heads import Per
 from prunecli.running.encoding import labelled_examples, padding_id, translation_examples
 from prunecli.running.examples import Batch, Examples
@@ -192,30 +192,6 @@ def test_bfloat16_agrees_with_float32_roughly(model_type: str, tmp_path: Path) -
     want = np.concatenate(list(exact.score().values()))
     got = np.concatenate(list(rough.score().values()))
     assert np.corrcoef(want, got)[0, 1] > 0.9
-
-
-def test_padding_and_batch_mates_do_not_change_what_experts_pass_down(tmp_path: Path) -> None:
-    subject = Subject(tmp_path / "m", "nllb-moe", experts=3, router_bias=True)
-    assert sparse_ffns(subject.model)
-    alone, together = subject.score(1), subject.score(1000)
-    for name, values in together.items():
-        np.testing.assert_allclose(values, alone[name], rtol=1e-4, atol=1e-6)
-
-
-def test_absolute_values_are_per_example(tmp_path: Path) -> None:
-    """The sum over two examples scored apart is that of both: signs of examples do not cancel."""
-    subject = Subject(tmp_path / "m", "m2m_100")
-    one, two = (
-        gradient_importance(InMemory(subject.model), subject.layers, {"v": [batch]})
-        for batch in subject.batches(1)[:2]
-    )
-    both = gradient_importance(
-        InMemory(subject.model),
-        subject.layers,
-        {"v": subject.batches(1)[:1], "w": subject.batches(1)[1:2]},
-    )
-    for name, values in both.items():
-        np.testing.assert_allclose(values, one[name] + two[name], rtol=1e-6)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

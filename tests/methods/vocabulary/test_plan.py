@@ -189,11 +189,6 @@ def breaking(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
             "no JSON object",
         ),
         (
-            breaking("tokenizer.json", lambda value: value["model"].update(end_of_word_suffix="</w>")),
-            UnsupportedModelError,
-            "end_of_word_suffix",
-        ),
-        (
             breaking("config.json", lambda value: value.update(model_type="x")),
             UnsupportedModelError,
             "family",
