@@ -172,7 +172,14 @@ class HeadScores(Tabled):
                     for metric, effects in payload.get("also", {}).items()
                 )
                 scores = replace(scores, also=tuple(also))
-            _require_sensible(scores, path)
+            if not any(heads.values()):
+                raise StatisticsError(f"{path}: no heads.", AGAIN)
+            for name, ids in heads.items():
+                whole = all(type(head) is int and 0 <= head <= MOST for head in ids)
+                if not whole or len(set(ids)) != len(ids):
+                    raise StatisticsError(
+                        f"{path}: {name} has heads {list(ids)}; ids are whole and differ.", AGAIN
+                    )
             if "reported" in payload:
                 scores = replace(scores, reported=_reported(payload["reported"], scores, path))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -298,14 +305,6 @@ def _reported(payload: Mapping[str, Any], scores: HeadScores, path: Path) -> Rep
     examples = _count(payload["examples"], f"{path}: reported examples")
     base = _number(payload["base"], f"{path}: reported base")
     return ReportedHeads(str(payload["metric"]), examples, base, only, p_value)
-
-
-def _require_sensible(scores: HeadScores, path: Path) -> None:
-    if not any(scores.heads.values()):
-        raise StatisticsError(f"{path}: no heads.", AGAIN)
-    for name, ids in scores.heads.items():
-        if not all(type(head) is int and 0 <= head <= MOST for head in ids) or len(set(ids)) != len(ids):
-            raise StatisticsError(f"{path}: {name} has heads {list(ids)}; ids are whole and differ.", AGAIN)
 
 
 def _with_tokens(scores: HeadScores, payload: Mapping[str, Any], path: Path) -> HeadScores:

@@ -50,7 +50,20 @@ def read_experts(
         return _by_layer(path, content, layers, originals)
     if "format" in content or isinstance(content.get("kept"), dict):
         _refuse_languages(path, "a saved selection", sources, targets)
-        return _saved(path, content, layers)
+        from prunecli.results.rewriting import ExpertSelection
+
+        if "format" in content:
+            saved = ExpertSelection.from_json(content, path).kept
+        else:
+            saved = {name: _list(path, content["kept"], name) for name in content["kept"]}
+        names = {layer.name for layer in layers}
+        if set(saved) != names:
+            stray = sorted(set(saved) ^ names)[0]
+            raise StatisticsError(
+                f"{path}: a selection for another model: {stray} is not in both.",
+                near_names(stray, sorted(names if stray in saved else saved), "In the other"),
+            )
+        return _in_layers(path, {name: set(ids) for name, ids in saved.items()}, layers)
     ids = _picked(path, content, layers, originals, sources, targets)
     return _by_layer(path, ids, layers, originals)
 
@@ -119,23 +132,6 @@ def _by_layer(
         row = int(np.searchsorted(starts, expert, side="right")) - 1
         kept[layers[row].name].add(expert - starts[row])
     return _in_layers(path, kept, layers)
-
-
-def _saved(path: Path, content: Mapping[str, Any], layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
-    from prunecli.results.rewriting import ExpertSelection
-
-    if "format" in content:
-        kept = ExpertSelection.from_json(content, path).kept
-    else:
-        kept = {name: _list(path, content["kept"], name) for name in content["kept"]}
-    names = {layer.name for layer in layers}
-    if set(kept) != names:
-        stray = sorted(set(kept) ^ names)[0]
-        raise StatisticsError(
-            f"{path}: a selection for another model: {stray} is not in both.",
-            near_names(stray, sorted(names if stray in kept else kept), "In the other"),
-        )
-    return _in_layers(path, {name: set(ids) for name, ids in kept.items()}, layers)
 
 
 def _in_layers(

@@ -15,10 +15,15 @@ from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError
 from prunecli.methods.vocabulary import measure
 from prunecli.methods.vocabulary import rewrite as rewrite_module
 from prunecli.methods.vocabulary.measure import Text, count_tokens
-from prunecli.methods.vocabulary.plan import VocabularyPlan, plan_vocabulary
+from prunecli.methods.vocabulary.plan import (
+    VocabularyPlan,
+    check_same,
+    load_trimmed,
+    models_that_differ,
+    plan_vocabulary,
+)
 from prunecli.methods.vocabulary.rewrite import default_ids, trimmed_config
 from prunecli.methods.vocabulary.select import VocabularyOptions
-from prunecli.methods.vocabulary.verify import check_same, load_trimmed, models_that_differ
 from prunecli.methods.vocabulary.vocabulary import read_vocabulary
 from prunecli.model.checkpoint import open_model
 from prunecli.text.choice import Lines
