@@ -128,7 +128,19 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> HeadPlan:
         ratio, options.count, options.kinds, options.minimum, options.normalize or default, uniform
     )
     kept = select_heads(layers, importance, request)
-    arguments = _arguments(options, request, _removed(layers, kept), scores)
+    arguments = {
+        "ratio": ratio,
+        "count": options.count,
+        "removed": _removed(layers, kept),
+        "attention": None if options.kinds == KINDS else list(options.kinds),
+        "min_per_layer": options.minimum or None,
+        "uniform": options.uniform or None,
+        "metric": options.metric,
+        "method": None if scores is None else scores.method,
+        "normalize": None if scores is None else request.normalize,
+        "seed": options.seed if scores is None else None,
+        "dtype": options.dtype,
+    }
     files = () if scores is None else options.files
     reasons = _reasons(options, request, scores)
     if uniform is not None:
@@ -256,24 +268,6 @@ def read_all(
         except StatisticsError as error:
             raise StatisticsError(f"{path}: {error.message}", error.remedy) from error
     return merge(parts, [str(path) for path in paths])
-
-
-def _arguments(
-    options: HeadOptions, request: Request, removed: int, scores: HeadScores | None
-) -> dict[str, Any]:
-    return {
-        "ratio": request.ratio,
-        "count": options.count,
-        "removed": removed,
-        "attention": None if request.kinds == KINDS else list(request.kinds),
-        "min_per_layer": request.minimum or None,
-        "uniform": options.uniform or None,
-        "metric": options.metric,
-        "method": None if scores is None else scores.method,
-        "normalize": None if scores is None else request.normalize,
-        "seed": options.seed if scores is None else None,
-        "dtype": options.dtype,
-    }
 
 
 def _reasons(options: HeadOptions, request: Request, scores: HeadScores | None) -> tuple[str, ...]:

@@ -53,12 +53,20 @@ def vocabulary_axes(checkpoint: Checkpoint) -> dict[str, int]:
         if shape != grown[name]
     }
     axes: dict[str, int] = {}
+    config = checkpoint.config
     for name, info in checkpoint.tensors.items():
-        if name in shapes:
-            if name in declared:
-                axes[name] = declared[name]
-        elif layout.is_extra(name) and size in info.shape:
-            _check_unique(checkpoint, name, size)
+        if name in declared:
+            axes[name] = declared[name]
+        elif name not in shapes and layout.is_extra(name) and size in info.shape:
+            # A task head of as many labels as tokens, or of a model as wide, looks like an output layer.
+            others = [key for key, value in config.items() if value == size and not key.endswith(SIZE)]
+            if len(config.get("id2label") or ()) == size:
+                others.append("id2label")
+            if others:
+                raise UnsupportedModelError(
+                    f"{checkpoint.path}: {name} may have an axis of tokens or of {others[0]}: both count {size}",
+                    "trim-vocabulary cannot tell which; resize the embeddings by a row first.",
+                )
             axes[name] = info.shape.index(size)
     return axes
 
@@ -149,15 +157,3 @@ def resized(checkpoint: Checkpoint, config: dict[str, Any], size: int) -> dict[s
     before = vocabulary_size(checkpoint)
     others = [key for key, value in config.items() if key.endswith(SIZE) and value == before]
     return {**config, SIZE: size, **dict.fromkeys(others, size)}
-
-
-def _check_unique(checkpoint: Checkpoint, name: str, size: int) -> None:
-    """A task head of as many labels, or of a model as wide, as there are tokens cannot be told from an output layer."""
-    others = [key for key, value in checkpoint.config.items() if value == size and not key.endswith(SIZE)]
-    if len(checkpoint.config.get("id2label") or ()) == size:
-        others.append("id2label")
-    if others:
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: {name} may have an axis of tokens or of {others[0]}: both count {size}",
-            "trim-vocabulary cannot tell which; resize the embeddings by a row first.",
-        )
