@@ -8,15 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from prunecli.commands import console
+from prunecli.commands.groups import Without, flattened
 from prunecli.commands.options import (
     CheckpointArgument,
-    ConfigOnlyOption,
     DataOption,
-    DryRunOption,
     DtypeOption,
-    ForceOption,
-    JsonOption,
-    QuietOption,
     SeedOption,
     TextFilesOption,
 )
@@ -34,6 +30,7 @@ if TYPE_CHECKING:
 SideName = Literal["input", "output", "both"]
 
 
+@flattened
 def factorize_embeddings(
     checkpoint: CheckpointArgument = None,
     map_dim: Annotated[
@@ -143,14 +140,7 @@ def factorize_embeddings(
         ),
     ] = None,
     seed: SeedOption = 0,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="The factorised checkpoint.")
-    ] = Path("factorised-embeddings"),
-    dry_run: DryRunOption = False,
-    config_only: ConfigOnlyOption = False,
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    json: JsonOption = False,
+    how: Annotated[How, Without({"check", "explain"})] = How(Path("factorised-embeddings")),
 ) -> None:
     """Replace embedding tables by narrower ones and a unit that is fitted to make the original rows of theirs.
 
@@ -179,9 +169,8 @@ def factorize_embeddings(
         dtype=dtype,
         seed=seed,
     )
-    how = How(None if dry_run else output, force, quiet, json, not config_only)
     if plot is not None:
-        check_plot(plot, force=force or dry_run)
+        check_plot(plot, force=how.force or how.dry_run)
     with how.open(checkpoint) as opened:
         how.refuse(opened)
         lines = TextChoice(data=data, split=split, langs=langs, files=tuple(text or ())).lines()
@@ -191,7 +180,7 @@ def factorize_embeddings(
         how.note(*plan.reasons)
         if (warning := _growth(opened, plan)) is not None:
             console.warn(warning)
-        is_fitted = how.output is not None and how.weights
+        is_fitted = not (how.dry_run or how.config_only)
         factors = fit_embeddings(opened, plan, how.progress) if is_fitted else None
         shown = how.apply(opened, rewrite_embeddings(opened, plan, factors))
         if plot is not None and factors is not None:

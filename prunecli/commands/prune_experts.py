@@ -10,19 +10,13 @@ import typer
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import DemoOption
+from prunecli.commands.groups import flattened
 from prunecli.commands.options import (
-    CheckOption,
     CheckpointArgument,
-    ConfigOnlyOption,
-    DryRunOption,
     DtypeOption,
-    ExplainOption,
     FitBatchOption,
     FitBeamOption,
     FitLengthOption,
-    ForceOption,
-    JsonOption,
-    QuietOption,
     SeedOption,
     StreamOption,
     fit_load,
@@ -42,6 +36,7 @@ MIN_TOKENS = 100
 """That of `ExpertOptions`, which is not imported for --help."""
 
 
+@flattened
 def prune_experts(
     checkpoint: CheckpointArgument = None,
     gates: Annotated[
@@ -214,16 +209,7 @@ def prune_experts(
     seed: SeedOption = 0,
     demo: DemoOption = "translation",
     stream: StreamOption = False,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
-    ] = Path("pruned-experts"),
-    check: CheckOption = None,
-    dry_run: DryRunOption = False,
-    explain: ExplainOption = False,
-    config_only: ConfigOnlyOption = False,
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    json: JsonOption = False,
+    how: How = How(Path("pruned-experts")),
 ) -> None:
     """Remove the experts that the given languages or texts need least; no model is built, no shard is held in memory.
 
@@ -257,7 +243,6 @@ def prune_experts(
         seed=seed,
         load=fit_load(fit, fit_batch, fit_beam, fit_length),
     )
-    how = How(None if dry_run else output, force, quiet, json, not config_only, explain, check)
     with how.open(checkpoint, demo, stream=stream) as opened:
         if options.experts is None and options.amount == Amount():
             how.note(

@@ -9,24 +9,18 @@ import typer
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import demo_text
+from prunecli.commands.groups import flattened
 from prunecli.commands.options import (
     BatchTokensOption,
-    CheckOption,
     CheckpointArgument,
-    ConfigOnlyOption,
     ContextOption,
     DataOption,
     DenseOnlyOption,
     DeviceOption,
-    DryRunOption,
     DtypeOption,
-    ExplainOption,
-    ForceOption,
-    JsonOption,
     LangsOption,
     MaxSentencesOption,
     PairsOption,
-    QuietOption,
     SeedOption,
     SideName,
     SplitOption,
@@ -42,6 +36,7 @@ if TYPE_CHECKING:
     from prunecli.methods.ffn.arrange import FfnPlan
 
 
+@flattened
 def prune_ffn(
     checkpoint: CheckpointArgument = None,
     ratio: Annotated[
@@ -103,16 +98,7 @@ def prune_ffn(
     dense_only: DenseOnlyOption = False,
     dtype: DtypeOption = None,
     seed: SeedOption = 0,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
-    ] = Path("pruned-ffn"),
-    check: CheckOption = None,
-    dry_run: DryRunOption = False,
-    explain: ExplainOption = False,
-    config_only: ConfigOnlyOption = False,
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    json: JsonOption = False,
+    how: How = How(Path("pruned-ffn")),
 ) -> None:
     """Remove the hidden units of FFNs that matter least; of one width everywhere, the result is a stock model.
 
@@ -148,7 +134,6 @@ def prune_ffn(
     refuse_contradictions(options)
     if options.score not in MEASURED and named is not None:
         raise UsageError(f"{named}: --score {options.score} looks at no text.", "Leave it out.")
-    how = How(None if dry_run else output, force, quiet, json, not config_only, explain, check)
     with how.open(checkpoint) as opened:
         if checkpoint is None and not dense_only:
             how.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")

@@ -9,16 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prunecli.commands import console
+from prunecli.commands.groups import flattened
 from prunecli.commands.options import (
-    CheckOption,
     CheckpointArgument,
-    ConfigOnlyOption,
-    DryRunOption,
     DtypeOption,
-    ExplainOption,
-    ForceOption,
-    JsonOption,
-    QuietOption,
     SeedOption,
 )
 from prunecli.commands.rewriting import How, Shown, removal
@@ -32,6 +26,7 @@ if TYPE_CHECKING:
     from prunecli.results.rewriting import HeadSelection
 
 
+@flattened
 def prune_heads(
     checkpoint: CheckpointArgument = None,
     scores: Annotated[
@@ -105,16 +100,7 @@ def prune_heads(
     ] = None,
     dtype: DtypeOption = None,
     seed: SeedOption = 0,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
-    ] = Path("pruned-heads"),
-    check: CheckOption = None,
-    dry_run: DryRunOption = False,
-    explain: ExplainOption = False,
-    config_only: ConfigOnlyOption = False,
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    json: JsonOption = False,
+    how: How = How(Path("pruned-heads")),
 ) -> None:
     """Remove the attention heads that matter least; no model is built, no shard is held in memory.
 
@@ -139,7 +125,6 @@ def prune_heads(
         dtype=dtype,
         seed=seed,
     )
-    how = How(None if dry_run else output, force, quiet, json, not config_only, explain, check)
     with how.open(checkpoint) as opened:
         if heads is None and ratio is None and count is None:
             how.note("No --ratio given: removing 20% of the heads.")

@@ -9,23 +9,17 @@ import typer
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import demo_text
+from prunecli.commands.groups import flattened
 from prunecli.commands.options import (
     BatchTokensOption,
-    CheckOption,
     CheckpointArgument,
-    ConfigOnlyOption,
     ContextOption,
     DataOption,
     DeviceOption,
-    DryRunOption,
     DtypeOption,
-    ExplainOption,
-    ForceOption,
-    JsonOption,
     LangsOption,
     MaxSentencesOption,
     PairsOption,
-    QuietOption,
     SeedOption,
     SideName,
     SplitOption,
@@ -43,6 +37,7 @@ if TYPE_CHECKING:
     from prunecli.results.rewriting import LayerSelection
 
 
+@flattened
 def prune_layers(
     checkpoint: CheckpointArgument = None,
     ratio: Annotated[
@@ -126,17 +121,8 @@ def prune_layers(
     device: DeviceOption = "auto",
     dtype: DtypeOption = None,
     seed: SeedOption = 0,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
-    ] = Path("pruned-layers"),
     stream: StreamOption = False,
-    check: CheckOption = None,
-    dry_run: DryRunOption = False,
-    explain: ExplainOption = False,
-    config_only: ConfigOnlyOption = False,
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    json: JsonOption = False,
+    how: How = How(Path("pruned-layers")),
 ) -> None:
     """Remove whole layers, those that change the hidden states least; the result is a stock model with fewer.
 
@@ -179,7 +165,6 @@ def prune_layers(
             f"--stream: --metric {metric or 'cosine'} runs the model, all of which has to be here for that.",
             "Leave --stream out, or choose by --metric last, random or by name.",
         )
-    how = How(None if dry_run else output, force, quiet, json, not config_only, explain, check)
     with how.open(checkpoint, stream=stream) as opened:
         from prunecli.methods.layers.rewrite import rewrite_layers
         from prunecli.planning import plan_layers_on_text

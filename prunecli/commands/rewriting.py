@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
 
 from prunecli.commands import console
+from prunecli.commands.options import (
+    CheckOption,
+    ConfigOnlyOption,
+    DryRunOption,
+    ExplainOption,
+    ForceOption,
+    JsonOption,
+    QuietOption,
+)
 from prunecli.errors import MemoryShortError, PruneError, UsageError
 
 if TYPE_CHECKING:
@@ -27,15 +38,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class How:
-    """The options of a rewriting command: --output (None: --dry-run was given), `weights`: not --config-only."""
+    """The options of a rewriting command that say what becomes of its decision."""
 
-    output: Path | None
-    force: bool
-    quiet: bool
-    json: bool
-    weights: bool = True
-    explain: bool = False
-    check: Path | None = None
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Directory of the result.")]
+    check: CheckOption = None
+    dry_run: DryRunOption = False
+    explain: ExplainOption = False
+    config_only: ConfigOnlyOption = False
+    force: ForceOption = False
+    quiet: QuietOption = False
+    json: JsonOption = False
+
+    @property
+    def target(self) -> Path | None:
+        """Directory to write; None with --dry-run."""
+        return None if self.dry_run else self.output
 
     @property
     def progress(self) -> Progress:
@@ -67,10 +84,10 @@ class How:
         from prunecli.tensors.hub.names import local_path
         from prunecli.tensors.transaction import refuse_target
 
-        without = {"--dry-run": self.output is None, "--config-only": not self.weights, "--stream": stream}
+        without = {"--dry-run": self.dry_run, "--config-only": self.config_only, "--stream": stream}
         for option in (name for name, is_given in without.items() if is_given and self.check is not None):
             raise UsageError(f"--check runs the original and the result, {option} has not both.", "Give one.")
-        if self.output is not None:
+        if not self.dry_run:
             refuse_target(self.output, force=self.force, source=local_path(checkpoint))
         if stream:
             return streamed(checkpoint)
@@ -97,9 +114,9 @@ class How:
         result = apply(
             source,
             rewrite,
-            self.output,
+            self.target,
             force=self.force,
-            weights=self.weights,
+            weights=not self.config_only,
             progress=self.progress,
             say=self.note,
         )
@@ -107,14 +124,14 @@ class How:
             came, stored = console.bytes_text(traffic.received), console.bytes_text(source.total_bytes)
             self.note(f"Fetched {came} of {stored}, in {traffic.requests:,} requests.")
         quality = self._compared(check, result)
-        return Shown(result, self.weights, self.explain, quality)
+        return Shown(result, not self.config_only, self.explain, quality)
 
     def _quality_check(
         self, source: Checkpoint, rewrite: Rewrite, scored: TextChoice | None, device: str
     ) -> QualityCheck | None:
         """The measured original, where --check is given or there is text; None too where it does not fit in memory."""
         wanted = self.check is not None or (scored is not None and (self.json or not self.quiet))
-        if self.output is None or not self.weights or not wanted:
+        if self.dry_run or self.config_only or not wanted:
             return None
         from prunecli.evaluation.quality_check import QualityCheck
 
@@ -151,7 +168,7 @@ class How:
         from prunecli.tensors.transaction import refuse_target
 
         source.require_architecture()
-        if self.output is not None:
+        if not self.dry_run:
             refuse_target(self.output, force=self.force, source=source.path)
 
 

@@ -9,16 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prunecli.commands import console
+from prunecli.commands.groups import Without, flattened
 from prunecli.commands.options import (
-    CheckOption,
     CheckpointArgument,
-    ConfigOnlyOption,
-    DryRunOption,
     DtypeOption,
-    ForceOption,
-    JsonOption,
     OrderOption,
-    QuietOption,
 )
 from prunecli.commands.rewriting import How
 from prunecli.errors import UsageError
@@ -32,6 +27,7 @@ if TYPE_CHECKING:
 INITS = {"mean": "mean of {}", "first": "the first of {}", "last": "the last of {}"}
 
 
+@flattened
 def share_attention(
     checkpoint: CheckpointArgument = None,
     config: Annotated[
@@ -82,15 +78,7 @@ def share_attention(
     ] = None,
     order: OrderOption = None,
     dtype: DtypeOption = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The new checkpoint.")] = Path(
-        "shared-attention"
-    ),
-    check: CheckOption = None,
-    dry_run: DryRunOption = False,
-    config_only: ConfigOnlyOption = False,
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    json: JsonOption = False,
+    how: Annotated[How, Without({"explain"})] = How(Path("shared-attention")),
 ) -> None:
     """Share or drop self- and cross-attention; no model is built, no shard is held in memory.
 
@@ -101,7 +89,6 @@ def share_attention(
     from prunecli.methods.attention.rewrite import rewrite_attention
 
     options = AttentionOptions(config, encoder, decoder, cross, _groups(groups), order, init, dtype)
-    how = How(None if dry_run else output, force, quiet, json, not config_only, check=check)
     with how.open(checkpoint) as opened:
         plan = plan_attention(opened, options)
         how.note(*plan.reasons)

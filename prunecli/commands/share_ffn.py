@@ -9,25 +9,19 @@ import typer
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import demo_text
+from prunecli.commands.groups import flattened
 from prunecli.commands.options import (
     BatchTokensOption,
-    CheckOption,
     CheckpointArgument,
-    ConfigOnlyOption,
     ContextOption,
     DataOption,
     DenseOnlyOption,
     DeviceOption,
-    DryRunOption,
     DtypeOption,
-    ExplainOption,
-    ForceOption,
-    JsonOption,
     LangsOption,
     MaxSentencesOption,
     OrderOption,
     PairsOption,
-    QuietOption,
     SeedOption,
     SplitOption,
     TextFilesOption,
@@ -39,6 +33,7 @@ from prunecli.methods.ffn.names import FfnInit, KeepUnits
 from prunecli.methods.sharing import Treatment
 
 
+@flattened
 def share_ffn(
     checkpoint: CheckpointArgument = None,
     config: Annotated[
@@ -120,16 +115,7 @@ def share_ffn(
     dense_only: DenseOnlyOption = False,
     dtype: DtypeOption = None,
     seed: SeedOption = 0,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The new checkpoint.")] = Path(
-        "shared-ffn"
-    ),
-    check: CheckOption = None,
-    dry_run: DryRunOption = False,
-    explain: ExplainOption = False,
-    config_only: ConfigOnlyOption = False,
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    json: JsonOption = False,
+    how: How = How(Path("shared-ffn")),
 ) -> None:
     """Share or drop feed-forward networks, at any width; no model is built, no shard is held in memory.
 
@@ -164,7 +150,6 @@ def share_ffn(
         context=context,
         demo=demo_text(checkpoint),
     )
-    how = How(None if dry_run else output, force, quiet, json, not config_only, explain, check)
     with how.open(checkpoint) as opened:
         if checkpoint is None and not dense_only:
             how.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")

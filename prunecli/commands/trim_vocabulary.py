@@ -9,17 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prunecli.commands import console
+from prunecli.commands.groups import flattened
 from prunecli.commands.options import (
-    CheckOption,
     CheckpointArgument,
-    ConfigOnlyOption,
     DataOption,
-    DryRunOption,
     DtypeOption,
-    ExplainOption,
-    ForceOption,
-    JsonOption,
-    QuietOption,
     StreamOption,
     TextFilesOption,
 )
@@ -37,6 +31,7 @@ DEMO_SPLIT = "val"
 """Of the demo's text, where no --split is given: in its train every token occurs."""
 
 
+@flattened
 def trim_vocabulary(
     checkpoint: CheckpointArgument = None,
     data: DataOption = None,
@@ -87,17 +82,8 @@ def trim_vocabulary(
         ),
     ] = 1,
     dtype: DtypeOption = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="The trimmed checkpoint.")
-    ] = Path("trimmed-vocabulary"),
     stream: StreamOption = False,
-    check: CheckOption = None,
-    dry_run: DryRunOption = False,
-    explain: ExplainOption = False,
-    config_only: ConfigOnlyOption = False,
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    json: JsonOption = False,
+    how: How = How(Path("trimmed-vocabulary")),
 ) -> None:
     """Remove the tokens that the given text does not need, from the embeddings and from the tokenizer.
 
@@ -116,7 +102,6 @@ def trim_vocabulary(
                 "No text is given, and it says which tokens stay.", "Give --data DIR, --text FILE, or both."
             )
         choice = replace(choice, split=split or DEMO_SPLIT, demo=demo.DATA)
-    how = How(None if dry_run else output, force, quiet, json, not config_only, explain, check)
     with how.open(checkpoint, stream=stream) as opened:
         how.refuse(opened)
         options = VocabularyOptions(
