@@ -9,26 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prunecli.commands import console
-from prunecli.commands.checkpoints import DemoOption, checkpoints_or_demo, demo_text, texts_or_demo
+from prunecli.commands.checkpoints import DemoOption, checkpoints_or_demo, texts_or_demo
+from prunecli.commands.groups import Without, flattened
 from prunecli.commands.options import (
     AllOption,
     CheckpointsArgument,
-    ContextOption,
-    DataOption,
-    DeviceOption,
     ForceOption,
     JsonOption,
-    LabelledOption,
-    PairsOption,
     QuietOption,
     RunningDtypeOption,
-    SplitOption,
     TableOption,
     TaskOption,
-    TextFilesOption,
-    WholeFilesOption,
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
+from prunecli.commands.text_options import TextOptions
 from prunecli.errors import UsageError
 from prunecli.tensors.quantities import counted
 
@@ -41,16 +35,13 @@ MANY = 4
 """With more checkpoints than this in the folder, and none named, less is measured of each."""
 
 
+@flattened
 def bench_latency(
     checkpoints: CheckpointsArgument = None,
-    data: DataOption = None,
-    split: SplitOption = "test",
-    pairs: PairsOption = None,
+    texts: Annotated[
+        TextOptions, Without({"source_file", "target_file", "langs", "max_sentences", "batch_tokens"})
+    ] = TextOptions(split="test"),
     task: TaskOption = None,
-    text: TextFilesOption = None,
-    whole_files: WholeFilesOption = None,
-    labelled: LabelledOption = None,
-    context: ContextOption = None,
     sentences: Annotated[
         int | None,
         typer.Option(
@@ -95,7 +86,6 @@ def bench_latency(
         bool,
         typer.Option("--no-memory", help="Leave out load time and peak memory: each is a load of its own."),
     ] = False,
-    device: DeviceOption = "auto",
     dtype: RunningDtypeOption = "auto",
     plot: Annotated[
         Path | None,
@@ -120,7 +110,6 @@ def bench_latency(
     from prunecli.evaluation.options import labels_for
     from prunecli.evaluation.timing import LatencyOptions
     from prunecli.tensors.documents import write_json
-    from prunecli.text.choice import TextChoice
 
     check_outputs(output, plot, table, force=force)
     beams = None if beam is None else _numbers("--beam", beam)
@@ -140,20 +129,15 @@ def bench_latency(
         warm_up=warm_up,
         new_tokens=new_tokens,
         threads=threads,
-        device=device,
+        device=texts.device,
         dtype=dtype,
         memory=not no_memory,
     )
-    texts = () if text else texts_or_demo(None, demo, "test", checkpoints)
-    choice = TextChoice(
-        data=data,
-        split=split,
-        pairs=pairs,
-        files=tuple(text or (file.path for file in texts)),
-        whole_files=False if texts and whole_files is None else whole_files,
-        labelled=labelled,
-        context=context,
-        demo=demo_text(checkpoints),
+    files = () if texts.text else texts_or_demo(None, demo, "test", checkpoints)
+    choice = texts.choice(
+        checkpoints,
+        files=texts.text or tuple(file.path for file in files),
+        whole_files=False if files and texts.whole_files is None else texts.whole_files,
     )
     latency = run(labels, choice, options, console.progress(quiet), console.note, task=task)
     write_json(output, latency.to_json(), force=force)

@@ -10,27 +10,18 @@ import typer
 
 from prunecli import processes
 from prunecli.commands import console
-from prunecli.commands.checkpoints import DemoOption, checkpoint_or_demo, demo_text, texts_or_demo
+from prunecli.commands.checkpoints import DemoOption, checkpoint_or_demo, texts_or_demo
+from prunecli.commands.groups import Without, flattened
 from prunecli.commands.memory_options import MemoryOption, SpillDirOption, ask_huge_pages, report_run
 from prunecli.commands.options import (
-    BatchTokensOption,
     CheckpointArgument,
     ComputeDtypeOption,
-    ContextOption,
-    DataOption,
-    DeviceOption,
     ForceOption,
     JsonOption,
-    LangsOption,
-    MaxSentencesOption,
     NamedTextOption,
-    PairsOption,
     QuietOption,
-    SourceFileOption,
-    SplitOption,
-    TargetFileOption,
-    WholeFilesOption,
 )
+from prunecli.commands.text_options import TextOptions
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,14 +33,10 @@ ROWS_SHOWN = 12
 Mode = Literal["forced", "beam"]
 
 
+@flattened
 def collect_gates(
     checkpoint: CheckpointArgument = None,
-    data: DataOption = None,
-    split: SplitOption = "val",
-    source_file: SourceFileOption = None,
-    target_file: TargetFileOption = None,
-    langs: LangsOption = None,
-    pairs: PairsOption = None,
+    texts: Annotated[TextOptions, Without({"text", "labelled"})] = TextOptions(),
     mode: Annotated[
         Mode | None,
         typer.Option(
@@ -60,8 +47,6 @@ def collect_gates(
     ] = None,
     beam: Annotated[int, typer.Option("--beam", min=2, help="Beams per sentence with --mode beam.")] = 4,
     text: NamedTextOption = None,
-    whole_files: WholeFilesOption = None,
-    context: ContextOption = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(
@@ -75,12 +60,9 @@ def collect_gates(
             help="Of language models: also write OUTPUT.outputs.safetensors, for prune-experts --constant-experts.",
         ),
     ] = False,
-    batch_tokens: BatchTokensOption = 4096,
-    max_sentences: MaxSentencesOption = None,
     memory: MemoryOption = None,
     spill_dir: SpillDirOption = None,
     demo: DemoOption = "translation",
-    device: DeviceOption = "auto",
     dtype: ComputeDtypeOption = "auto",
     output: Annotated[Path, typer.Option("--output", "-o", help="The statistics.")] = Path("gates.json"),
     force: ForceOption = False,
@@ -100,32 +82,29 @@ def collect_gates(
     from prunecli.results.header import header
     from prunecli.tensors.documents import refuse_unwritable
     from prunecli.tensors.quantities import parse_size
-    from prunecli.text.choice import TextChoice
     from prunecli.text.corpus import read_corpora
 
     ask_huge_pages()  # though --memory be left out: a model that does not fit is run by layers too
     budget = None if memory is None else parse_size(memory)
-    options = ("forced" if mode is None else mode, beam, batch_tokens, context, max_tokens, mean_outputs)
-    choice = TextChoice(
-        data,
-        split,
-        source_file,
-        target_file,
-        langs,
-        pairs,
-        max_sentences=max_sentences,
-        demo=demo_text(checkpoint),
+    options = (
+        "forced" if mode is None else mode,
+        beam,
+        texts.batch_tokens,
+        texts.context,
+        max_tokens,
+        mean_outputs,
     )
+    choice = texts.choice(checkpoint, whole_files=None, context=None)
     files = texts_or_demo(text, demo, "val", checkpoint)
     of_translation = {
         **choice.given,
-        "--max-sentences": max_sentences is not None,
+        "--max-sentences": texts.max_sentences is not None,
         "--mode": mode is not None,
     }
     of_text = {
-        "--whole-files": whole_files,
-        "--lines": whole_files is False,
-        "--context": context,
+        "--whole-files": texts.whole_files,
+        "--lines": texts.whole_files is False,
+        "--context": texts.context,
         "--max-tokens": max_tokens,
         "--mean-outputs": mean_outputs,
     }
@@ -145,18 +124,21 @@ def collect_gates(
             from prunecli.methods.experts.collect import collect_gates as collect
             from prunecli.methods.experts.score import CollectOptions
 
+            whole_files = texts.whole_files
             if whole_files is None:
                 whole_files = text is not None  # each line of the demo's files is a text
-            texts = None
+            corpora = None
             if files:
-                texts = read_corpora(files, whole_files=whole_files, max_tokens=max_tokens, say=console.note)
+                corpora = read_corpora(
+                    files, whole_files=whole_files, max_tokens=max_tokens, say=console.note
+                )
         collected = collect(
             opened,
-            texts or choice,
+            corpora or choice,
             CollectOptions(*options),
             output,
             force=force,
-            device=device,
+            device=texts.device,
             dtype=dtype,
             memory=budget,
             spill_directory=spill_dir,

@@ -13,29 +13,19 @@ from prunecli.commands.checkpoints import (
     checkpoint_directory,
     checkpoint_or_demo,
     checkpoints_here,
-    demo_text,
 )
+from prunecli.commands.groups import Without, flattened
 from prunecli.commands.options import (
-    BatchTokensOption,
     CheckpointArgument,
     ComputeDtypeOption,
-    ContextOption,
-    DataOption,
-    DeviceOption,
     ForceOption,
     JsonOption,
-    LangsOption,
-    MaxSentencesOption,
-    PairsOption,
     QuietOption,
-    SourceFileOption,
-    SplitOption,
     TableOption,
-    TargetFileOption,
-    TextFilesOption,
     refuse_absent,
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
+from prunecli.commands.text_options import TextOptions
 from prunecli.errors import UsageError
 from prunecli.tensors.hub.names import checkpoint_path
 
@@ -43,6 +33,7 @@ MeasureChoice = Literal["cka", "lns", "both"]
 """Values of --measure."""
 
 
+@flattened
 def compare_models(
     checkpoint: CheckpointArgument = None,
     other: Annotated[
@@ -77,14 +68,7 @@ def compare_models(
             show_default=False,
         ),
     ] = None,
-    data: DataOption = None,
-    split: SplitOption = "test",
-    source_file: SourceFileOption = None,
-    target_file: TargetFileOption = None,
-    langs: LangsOption = None,
-    pairs: PairsOption = None,
-    text: TextFilesOption = None,
-    max_sentences: MaxSentencesOption = None,
+    texts: Annotated[TextOptions, Without({"whole_files", "labelled"})] = TextOptions(split="test"),
     measure: Annotated[
         MeasureChoice,
         typer.Option("--measure", help="cka: linear CKA; lns: local neighbourhood similarity."),
@@ -95,9 +79,6 @@ def compare_models(
             "--neighbours", min=0.0, max=1.0, help="Neighbours of LNS, as a share of the sentences."
         ),
     ] = 0.05,
-    context: ContextOption = None,
-    batch_tokens: BatchTokensOption = 4096,
-    device: DeviceOption = "auto",
     dtype: ComputeDtypeOption = "auto",
     plot: Annotated[
         Path | None,
@@ -136,7 +117,6 @@ def compare_models(
     from prunecli.results.header import header
     from prunecli.results.similarity import Similarity
     from prunecli.tensors.documents import write_json
-    from prunecli.text.choice import TextChoice
     from prunecli.text.plain import read_plain
 
     check_outputs(output, plot, table, force=force)
@@ -157,35 +137,25 @@ def compare_models(
     options = SimilarityOptions(
         measures=MEASURES if measure == "both" else (measure,),
         neighbours=neighbours,
-        batch_tokens=batch_tokens,
-        context=context,
-        device=device,
-        dtype=dtype_name(fitting_dtype(opened, choose_devices(device), dtype, say=console.note)),
+        batch_tokens=texts.batch_tokens,
+        context=texts.context,
+        device=texts.device,
+        dtype=dtype_name(fitting_dtype(opened, choose_devices(texts.device), dtype, say=console.note)),
         random_seeds=tuple(range(random_baseline or 0)),
     )
-    if context is not None and not text:
+    if texts.context is not None and not texts.text:
         raise UsageError("--context goes with --text", "Leave it out.")
-    choice = TextChoice(
-        data=data,
-        split=split,
-        source_file=source_file,
-        target_file=target_file,
-        langs=langs,
-        pairs=pairs,
-        files=tuple(text or ()),
-        max_sentences=max_sentences,
-        demo=demo_text(compared),
-    )
+    choice = texts.choice(compared)
     if choice.files:
-        if any(given for name, given in choice.given.items() if name != "--text"):
+        if any(given for name, given in choice.given.items() if name not in ("--text", "--context")):
             raise UsageError(
                 "--text does not go with --data, --source-file, --target-file, --langs or --pairs",
                 "Plain text is for models with one stack; leave out one of the two.",
             )
-        portions = plain_portions(read_plain(paths(choice.files), max_sentences=max_sentences))
+        portions = plain_portions(read_plain(paths(choice.files), max_sentences=texts.max_sentences))
     else:
         parallel, directions = choice.parallel(console.note)
-        if pairs is None and langs is None:
+        if texts.pairs is None and texts.langs is None:
             directions = pruned_pairs(list(labels.values()), directions) or directions
         portions = parallel_portions(parallel, directions)
     names = list(opened)
@@ -204,7 +174,7 @@ def compare_models(
         **({"random_seeds": list(options.random_seeds)} if randoms else {}),
         device=options.device,
         dtype=options.dtype,
-        context=context,
+        context=texts.context,
         text=[
             {
                 "name": portion.name,

@@ -10,34 +10,24 @@ import typer
 
 from prunecli import processes
 from prunecli.commands import console
-from prunecli.commands.checkpoints import DemoOption, checkpoints_or_demo, demo_text, texts_or_demo
+from prunecli.commands.checkpoints import DemoOption, checkpoints_or_demo, texts_or_demo
+from prunecli.commands.groups import Without, flattened
 from prunecli.commands.memory_options import MemoryOption, SpillDirOption, memory_bytes
 from prunecli.commands.options import (
     AllOption,
-    BatchTokensOption,
     CheckpointsArgument,
-    ContextOption,
-    DataOption,
-    DeviceOption,
     ForceOption,
     JsonOption,
-    LabelledOption,
-    LangsOption,
-    MaxSentencesOption,
     NamedTextOption,
-    PairsOption,
     QuietOption,
     RunningDtypeOption,
     SeedOption,
-    SourceFileOption,
-    SplitOption,
     TableOption,
-    TargetFileOption,
     TaskOption,
-    WholeFilesOption,
     refuse_absent_text,
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
+from prunecli.commands.text_options import TextOptions
 from prunecli.errors import PruneError, UsageError
 
 if TYPE_CHECKING:
@@ -52,19 +42,12 @@ PAIRS_SHOWN = 12
 """With more pairs than this, only the means are shown unless --all-pairs."""
 
 
+@flattened
 def evaluate(
     checkpoints: CheckpointsArgument = None,
-    data: DataOption = None,
-    split: SplitOption = "test",
-    source_file: SourceFileOption = None,
-    target_file: TargetFileOption = None,
-    langs: LangsOption = None,
-    pairs: PairsOption = None,
+    texts: Annotated[TextOptions, Without({"text"})] = TextOptions(split="test", batch_tokens=2048),
     task: TaskOption = None,
     text: NamedTextOption = None,
-    whole_files: WholeFilesOption = None,
-    labelled: LabelledOption = None,
-    context: ContextOption = None,
     stride: Annotated[
         int | None,
         typer.Option(
@@ -85,7 +68,6 @@ def evaluate(
         ),
     ] = 0,
     beam: Annotated[int, typer.Option("--beam", min=1, help="Beam size; 1 is greedy search.")] = 4,
-    batch_tokens: BatchTokensOption = 2048,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
@@ -96,7 +78,6 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    max_sentences: MaxSentencesOption = None,
     spm: Annotated[
         Path | None,
         typer.Option(
@@ -190,7 +171,6 @@ def evaluate(
     everything: AllOption = False,
     memory: MemoryOption = None,
     spill_dir: SpillDirOption = None,
-    device: DeviceOption = "auto",
     dtype: RunningDtypeOption = "auto",
     plot: Annotated[
         Path | None,
@@ -228,30 +208,20 @@ def evaluate(
     from prunecli.evaluation.evaluate import evaluate as run
     from prunecli.evaluation.gate import Gate
     from prunecli.evaluation.options import EvaluationOptions, labels_for
-    from prunecli.text.choice import TextChoice
     from prunecli.text.named import given_names
 
     gate = Gate(min_ratio, _limits("--min", least), _limits("--max", most))
-    limitless = bool(checkpoints or data or source_file or max_sentences or everything)
+    limitless = bool(checkpoints or texts.data or texts.source_file or texts.max_sentences or everything)
     files = texts_or_demo(text, demo, "test", checkpoints)
-    choice = TextChoice(
-        data=data,
-        split=split,
-        source_file=source_file,
-        target_file=target_file,
-        langs=langs,
-        pairs=pairs,
+    choice = texts.choice(
+        checkpoints,
         files=tuple(file.path for file in files),
         names=given_names(files),
-        whole_files=False if files and not text and whole_files is None else whole_files,
-        labelled=labelled,
-        max_sentences=max_sentences,
-        context=context,
-        demo=demo_text(checkpoints),
+        whole_files=False if files and not text and texts.whole_files is None else texts.whole_files,
     )
     options = EvaluationOptions(
-        decoding=DecodingOptions(beam, batch_tokens, max_new_tokens),
-        device=device,
+        decoding=DecodingOptions(beam, texts.batch_tokens, max_new_tokens),
+        device=texts.device,
         dtype=dtype,
         samples=bootstrap,
         seed=seed,

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 import typer
 
 from prunecli import processes
-from prunecli.commands.checkpoints import demo_text
 from prunecli.commands.finetune_options import (
     CheckpointingOption,
     DropoutOption,
@@ -22,24 +21,19 @@ from prunecli.commands.finetune_options import (
     chosen_dtype,
     step_numbers,
 )
+from prunecli.commands.groups import Without, flattened
 from prunecli.commands.options import (
     CheckpointArgument,
-    ContextOption,
-    DataOption,
     ForceOption,
     JsonOption,
-    LabelledOption,
-    LangsOption,
-    PairsOption,
     QuietOption,
     SeedOption,
-    TextFilesOption,
     TrainingDeviceOption,
     TrainingTaskOption,
-    WholeFilesOption,
     refuse_absent,
     refuse_absent_text,
 )
+from prunecli.commands.text_options import TextOptions
 from prunecli.errors import UsageError
 from prunecli.tensors.hub.names import checkpoint_path
 
@@ -47,6 +41,7 @@ DEMO_STEPS = 100
 STEPS = 1000
 
 
+@flattened
 def finetune(
     checkpoint: CheckpointArgument = None,
     from_scratch: Annotated[
@@ -79,23 +74,21 @@ def finetune(
             show_default=False,
         ),
     ] = None,
-    data: DataOption = None,
+    texts: Annotated[
+        TextOptions,
+        Without({"split", "source_file", "target_file", "max_sentences", "batch_tokens", "device"}),
+    ] = TextOptions(),
     split: Annotated[str, typer.Option("--split", help="Split that is trained on.")] = "train",
     valid_split: Annotated[
         str | None,
         typer.Option("--valid-split", help="Split to validate with. Default: val, where there is one."),
     ] = None,
-    langs: LangsOption = None,
-    pairs: PairsOption = None,
-    text: TextFilesOption = None,
-    whole_files: WholeFilesOption = None,
     valid_text: Annotated[
         list[Path] | None,
         typer.Option(
             "--valid-text", callback=refuse_absent_text, metavar="FILE", help="Plain text to validate with."
         ),
     ] = None,
-    labelled: LabelledOption = None,
     valid_labelled: Annotated[
         Path | None,
         typer.Option(
@@ -106,7 +99,6 @@ def finetune(
         ),
     ] = None,
     task: TrainingTaskOption = None,
-    context: ContextOption = None,
     steps: Annotated[
         int | None,
         typer.Option(
@@ -258,22 +250,11 @@ def finetune(
     from prunecli.text.choice import TextChoice
     from prunecli.training import options as training
 
-    choice = TextChoice(
-        data=data,
-        split=split,
-        langs=langs,
-        pairs=pairs,
-        files=tuple(text or ()),
-        whole_files=whole_files,
-        labelled=labelled,
-        max_sentences=max_sentences,
-        context=context,
-        demo=demo_text(tokenizer or from_scratch or checkpoint),
-    )
+    choice = texts.choice(tokenizer or from_scratch or checkpoint, split=split, max_sentences=max_sentences)
     valid = TextChoice(
         split=valid_split,
         files=tuple(valid_text or ()),
-        whole_files=whole_files,
+        whole_files=texts.whole_files,
         labelled=valid_labelled,
         max_sentences=max_valid,
     )
@@ -314,7 +295,9 @@ def finetune(
             1.0 if temperature is None else temperature,
             hidden_weight,
         ),
-        steps=(DEMO_STEPS if data is None and not text and labelled is None else STEPS) if no_end else steps,
+        steps=(DEMO_STEPS if texts.data is None and not texts.text and texts.labelled is None else STEPS)
+        if no_end
+        else steps,
         epochs=epochs,
         minutes=minutes,
         batch_tokens=batch_tokens,
@@ -329,7 +312,7 @@ def finetune(
         patience=patience,
         beam=beam,
         teacher=teacher,
-        context=context,
+        context=texts.context,
         dropout=dropout,
         train=train,
         lora=lora,

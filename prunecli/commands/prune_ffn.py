@@ -8,26 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prunecli.commands import console
-from prunecli.commands.checkpoints import demo_text
 from prunecli.commands.groups import flattened
 from prunecli.commands.options import (
-    BatchTokensOption,
     CheckpointArgument,
-    ContextOption,
-    DataOption,
     DenseOnlyOption,
-    DeviceOption,
     DtypeOption,
-    LangsOption,
-    MaxSentencesOption,
-    PairsOption,
     SeedOption,
     SideName,
-    SplitOption,
-    TextFilesOption,
-    WholeFilesOption,
 )
 from prunecli.commands.rewriting import How, Shown, removal
+from prunecli.commands.text_options import UNLABELLED, TextOptions
 from prunecli.errors import UsageError
 from prunecli.methods.ffn.names import UnitScore
 from prunecli.tensors.quantities import parse_share
@@ -85,16 +75,7 @@ def prune_ffn(
         int,
         typer.Option("--round-to", min=1, metavar="N", help="Widths become multiples of it, the next lower."),
     ] = 1,
-    data: DataOption = None,
-    split: SplitOption = "val",
-    langs: LangsOption = None,
-    pairs: PairsOption = None,
-    text: TextFilesOption = None,
-    whole_files: WholeFilesOption = None,
-    context: ContextOption = None,
-    max_sentences: MaxSentencesOption = None,
-    batch_tokens: BatchTokensOption = 4096,
-    device: DeviceOption = "auto",
+    texts: Annotated[TextOptions, UNLABELLED] = TextOptions(),
     dense_only: DenseOnlyOption = False,
     dtype: DtypeOption = None,
     seed: SeedOption = 0,
@@ -104,21 +85,9 @@ def prune_ffn(
 
     Quality comes back by training: prunecli finetune.
     """
-    from prunecli.evaluation.on_text import RunOptions
     from prunecli.methods.ffn.narrow import MEASURED, NORMS_WARNING, NarrowOptions, refuse_contradictions
-    from prunecli.text.choice import TextChoice
 
-    choice = TextChoice(
-        data=data,
-        split=split,
-        langs=langs,
-        pairs=pairs,
-        files=tuple(text or ()),
-        whole_files=whole_files,
-        max_sentences=max_sentences,
-        context=context,
-        demo=demo_text(checkpoint),
-    )
+    choice = texts.choice(checkpoint)
     named = choice.first_given
     options = NarrowOptions(
         ratio=ratio,
@@ -143,11 +112,12 @@ def prune_ffn(
 
         if score == "norms":
             console.warn(NORMS_WARNING)
-        running = RunOptions(batch_tokens, device)
-        plan = plan_widths_on_text(opened, choice, options, running, progress=how.progress, say=console.note)
+        plan = plan_widths_on_text(
+            opened, choice, options, texts.running, progress=how.progress, say=console.note
+        )
         how.note(*plan.reasons)
         scored = choice if options.score in MEASURED else None
-        shown = how.apply(opened, rewrite_ffn(opened, plan), scored, device)
+        shown = how.apply(opened, rewrite_ffn(opened, plan), scored, texts.device)
         how.show(lambda: ffn_document(shown, plan, seed, narrowed=True), lambda: _show(shown, plan))
 
 

@@ -8,26 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prunecli.commands import console
-from prunecli.commands.checkpoints import demo_text
 from prunecli.commands.groups import flattened
 from prunecli.commands.options import (
-    BatchTokensOption,
     CheckpointArgument,
-    ContextOption,
-    DataOption,
-    DeviceOption,
     DtypeOption,
-    LangsOption,
-    MaxSentencesOption,
-    PairsOption,
     SeedOption,
     SideName,
-    SplitOption,
     StreamOption,
-    TextFilesOption,
-    WholeFilesOption,
 )
 from prunecli.commands.rewriting import How, Shown, removal
+from prunecli.commands.text_options import UNLABELLED, TextOptions
 from prunecli.errors import UsageError
 from prunecli.methods.layers.names import LayerMetric
 from prunecli.tensors.quantities import parse_share
@@ -109,16 +99,7 @@ def prune_layers(
             help="Layers side by side: those whose input is most like their output (an angle).",
         ),
     ] = False,
-    data: DataOption = None,
-    split: SplitOption = "val",
-    langs: LangsOption = None,
-    pairs: PairsOption = None,
-    text: TextFilesOption = None,
-    whole_files: WholeFilesOption = None,
-    context: ContextOption = None,
-    max_sentences: MaxSentencesOption = None,
-    batch_tokens: BatchTokensOption = 4096,
-    device: DeviceOption = "auto",
+    texts: Annotated[TextOptions, UNLABELLED] = TextOptions(),
     dtype: DtypeOption = None,
     seed: SeedOption = 0,
     stream: StreamOption = False,
@@ -128,9 +109,7 @@ def prune_layers(
 
     One layer of each stack stays. Quality comes back by training: prunecli finetune.
     """
-    from prunecli.evaluation.on_text import RunOptions
     from prunecli.methods.layers.plan import LAST_WARNING, LayerOptions, refuse_contradictions
-    from prunecli.text.choice import TextChoice
 
     options = LayerOptions(
         ratio=ratio,
@@ -145,17 +124,7 @@ def prune_layers(
         dtype=dtype,
         seed=seed,
     )
-    choice = TextChoice(
-        data=data,
-        split=split,
-        langs=langs,
-        pairs=pairs,
-        files=tuple(text or ()),
-        whole_files=whole_files,
-        max_sentences=max_sentences,
-        context=context,
-        demo=demo_text(checkpoint),
-    )
+    choice = texts.choice(checkpoint)
     refuse_contradictions(options)
     named = choice.first_given
     if not options.needs_text and named is not None:
@@ -171,11 +140,12 @@ def prune_layers(
 
         if metric == "last":
             console.warn(LAST_WARNING)
-        running = RunOptions(batch_tokens, device)
-        plan = plan_layers_on_text(opened, choice, options, running, progress=how.progress, say=console.note)
+        plan = plan_layers_on_text(
+            opened, choice, options, texts.running, progress=how.progress, say=console.note
+        )
         how.note(*plan.reasons)
         scored = choice if options.needs_text else None
-        shown = how.apply(opened, rewrite_layers(opened, plan), scored, device)
+        shown = how.apply(opened, rewrite_layers(opened, plan), scored, texts.device)
         how.show(lambda: _document(shown, plan, seed), lambda: _show(shown, plan))
 
 

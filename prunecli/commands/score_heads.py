@@ -9,32 +9,21 @@ from typing import Annotated, Literal
 import typer
 
 from prunecli.commands import console
+from prunecli.commands.groups import flattened
 from prunecli.commands.memory_options import MemoryOption, SpillDirOption, memory_bytes, report_run
 from prunecli.commands.options import (
-    BatchTokensOption,
     CheckpointArgument,
     ComputeDtypeOption,
-    ContextOption,
-    DataOption,
-    DeviceOption,
     ForceOption,
     JsonOption,
-    LabelledOption,
-    LangsOption,
-    MaxSentencesOption,
-    PairsOption,
     QuietOption,
     SeedOption,
-    SourceFileOption,
-    SplitOption,
     TableOption,
-    TargetFileOption,
     TaskOption,
-    TextFilesOption,
-    WholeFilesOption,
     refuse_absent_text,
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
+from prunecli.commands.text_options import TextOptions
 from prunecli.methods.heads.names import EffectMetric
 
 MethodName = Literal["gradient", "ablation", "all-but-one"]
@@ -43,17 +32,10 @@ MethodName = Literal["gradient", "ablation", "all-but-one"]
 ImportanceName = Literal["example", "token"]
 
 
+@flattened
 def score_heads(
     checkpoint: CheckpointArgument = None,
-    data: DataOption = None,
-    split: SplitOption = "val",
-    source_file: SourceFileOption = None,
-    target_file: TargetFileOption = None,
-    langs: LangsOption = None,
-    pairs: PairsOption = None,
-    text: TextFilesOption = None,
-    whole_files: WholeFilesOption = None,
-    labelled: LabelledOption = None,
+    texts: TextOptions = TextOptions(),
     task: TaskOption = None,
     method: Annotated[
         MethodName,
@@ -96,16 +78,12 @@ def score_heads(
         str | None,
         typer.Option("--select-split", help="The same, by split of the text.", show_default=False),
     ] = None,
-    context: ContextOption = None,
-    batch_tokens: BatchTokensOption = 4096,
-    max_sentences: MaxSentencesOption = None,
     bootstrap: Annotated[
         int, typer.Option("--bootstrap", min=1, help="Resamples of the significance test of chrf++ and bleu.")
     ] = 1000,
     seed: SeedOption = 12345,
     memory: MemoryOption = None,
     spill_dir: SpillDirOption = None,
-    device: DeviceOption = "auto",
     dtype: ComputeDtypeOption = "auto",
     plot: Annotated[
         Path | None,
@@ -125,27 +103,13 @@ def score_heads(
 
     The gradient method's file holds sums over examples, so files of several texts merge in prune-heads.
     """
-    from prunecli.commands.checkpoints import checkpoint_or_demo, demo_text
+    from prunecli.commands.checkpoints import checkpoint_or_demo
     from prunecli.commands.head_tables import draw, show
     from prunecli.model.checkpoint import open_model
-    from prunecli.text.choice import TextChoice
 
     check_outputs(output, plot, table, force=force)
     budget = memory_bytes(memory, spill_dir)
-    choice = TextChoice(
-        data=data,
-        split=split,
-        source_file=source_file,
-        target_file=target_file,
-        langs=langs,
-        pairs=pairs,
-        files=tuple(text or ()),
-        whole_files=whole_files,
-        labelled=labelled,
-        max_sentences=max_sentences,
-        context=context,
-        demo=demo_text(checkpoint),
-    )
+    choice = texts.choice(checkpoint)
     with open_model(checkpoint_or_demo(checkpoint)) as opened:
         layers = (
             opened.layout.own_attentions
@@ -159,12 +123,12 @@ def score_heads(
             per=importance,
             metric=metric,
             beam=beam,
-            batch_tokens=batch_tokens,
+            batch_tokens=texts.batch_tokens,
             samples=bootstrap,
             seed=seed,
             select_data=select_data,
             select_split=select_split,
-            device=device,
+            device=texts.device,
             dtype=dtype,
             memory=budget,
             spill_directory=spill_dir,

@@ -8,26 +8,16 @@ from typing import Annotated, Literal
 import typer
 
 from prunecli.commands import console
-from prunecli.commands.checkpoints import demo_text
 from prunecli.commands.groups import flattened
 from prunecli.commands.options import (
-    BatchTokensOption,
     CheckpointArgument,
-    ContextOption,
-    DataOption,
     DenseOnlyOption,
-    DeviceOption,
     DtypeOption,
-    LangsOption,
-    MaxSentencesOption,
     OrderOption,
-    PairsOption,
     SeedOption,
-    SplitOption,
-    TextFilesOption,
-    WholeFilesOption,
 )
 from prunecli.commands.rewriting import How
+from prunecli.commands.text_options import UNLABELLED, TextOptions
 from prunecli.errors import UsageError
 from prunecli.methods.ffn.names import FfnInit, KeepUnits
 from prunecli.methods.sharing import Treatment
@@ -102,16 +92,7 @@ def share_ffn(
             show_default=False,
         ),
     ] = None,
-    data: DataOption = None,
-    split: SplitOption = "val",
-    langs: LangsOption = None,
-    pairs: PairsOption = None,
-    text: TextFilesOption = None,
-    whole_files: WholeFilesOption = None,
-    context: ContextOption = None,
-    max_sentences: MaxSentencesOption = None,
-    batch_tokens: BatchTokensOption = 4096,
-    device: DeviceOption = "auto",
+    texts: Annotated[TextOptions, UNLABELLED] = TextOptions(),
     dense_only: DenseOnlyOption = False,
     dtype: DtypeOption = None,
     seed: SeedOption = 0,
@@ -121,9 +102,7 @@ def share_ffn(
 
     Each layer keeps its own norm. Quality comes back by training: prunecli finetune.
     """
-    from prunecli.evaluation.on_text import RunOptions
     from prunecli.methods.ffn.plan import FfnOptions
-    from prunecli.text.choice import TextChoice
 
     options = FfnOptions(
         config=config,
@@ -139,17 +118,7 @@ def share_ffn(
         dtype=dtype,
         seed=seed,
     )
-    choice = TextChoice(
-        data=data,
-        split=split,
-        langs=langs,
-        pairs=pairs,
-        files=tuple(text or ()),
-        whole_files=whole_files,
-        max_sentences=max_sentences,
-        context=context,
-        demo=demo_text(checkpoint),
-    )
+    choice = texts.choice(checkpoint)
     with how.open(checkpoint) as opened:
         if checkpoint is None and not dense_only:
             how.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")
@@ -157,13 +126,14 @@ def share_ffn(
         from prunecli.methods.ffn.rewrite import rewrite_ffn
         from prunecli.planning import plan_ffn_on_text
 
-        running = RunOptions(batch_tokens, device)
-        plan = plan_ffn_on_text(opened, choice, options, running, progress=how.progress, say=console.note)
+        plan = plan_ffn_on_text(
+            opened, choice, options, texts.running, progress=how.progress, say=console.note
+        )
         scored = choice if plan.decision is not None and keep_units != "norms" else None
         if scored is None and choice.first_given is not None:
             raise UsageError(f"{choice.first_given}: nothing here looks at text.", "Leave it out.")
         how.note(*plan.reasons)
-        shown = how.apply(opened, rewrite_ffn(opened, plan), scored, device)
+        shown = how.apply(opened, rewrite_ffn(opened, plan), scored, texts.device)
         how.show(lambda: ffn_document(shown, plan, plan.seed), lambda: show_ffns(shown, plan))
 
 
