@@ -10,18 +10,14 @@ import typer
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import DemoOption, checkpoints_or_demo, texts_or_demo
-from prunecli.commands.groups import Without, flattened
+from prunecli.commands.groups import Helps, Without, flattened
 from prunecli.commands.options import (
     AllOption,
     CheckpointsArgument,
-    ForceOption,
-    JsonOption,
-    QuietOption,
     RunningDtypeOption,
-    TableOption,
     TaskOption,
 )
-from prunecli.commands.outputs import check_outputs, write_table, written
+from prunecli.commands.outputs import Outputs
 from prunecli.commands.text_options import TextOptions
 from prunecli.errors import UsageError
 from prunecli.tensors.quantities import counted
@@ -87,17 +83,11 @@ def bench_latency(
         typer.Option("--no-memory", help="Leave out load time and peak memory: each is a load of its own."),
     ] = False,
     dtype: RunningDtypeOption = "auto",
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE.png", help="Draw the speed against batch size."),
-    ] = None,
     demo: DemoOption = "translation",
     everything: AllOption = False,
-    table: TableOption = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The result.")] = Path("latency.json"),
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    json: JsonOption = False,
+    outputs: Annotated[Outputs, Helps(plot="Draw the speed against batch size.")] = Outputs(
+        output=Path("latency.json")
+    ),
 ) -> None:
     """Time the decoding of the same sentences to the same length, checkpoint by checkpoint in turns.
 
@@ -109,9 +99,8 @@ def bench_latency(
     from prunecli.evaluation.latency import bench_latency as run
     from prunecli.evaluation.options import labels_for
     from prunecli.evaluation.timing import LatencyOptions
-    from prunecli.tensors.documents import write_json
 
-    check_outputs(output, plot, table, force=force)
+    outputs.check()
     beams = None if beam is None else _numbers("--beam", beam)
     batch_sizes = _numbers("--batch-size", batch_size)
     labels = labels_for(checkpoints_or_demo(checkpoints, demo))
@@ -139,16 +128,11 @@ def bench_latency(
         files=texts.text or tuple(file.path for file in files),
         whole_files=False if files and texts.whole_files is None else texts.whole_files,
     )
-    latency = run(labels, choice, options, console.progress(quiet), console.note, task=task)
-    write_json(output, latency.to_json(), force=force)
-    write_table(table, latency, force=force)
-    if plot is not None:
-        _draw(latency, plot)
-    if json:
-        console.print_json(latency.to_json())
-    elif not quiet:
-        _show(latency)
-        console.note(written(output, plot, table))
+    latency = run(labels, choice, options, console.progress(outputs.quiet), console.note, task=task)
+    outputs.write(latency)
+    if outputs.plot is not None:
+        _draw(latency, outputs.plot)
+    outputs.show(latency.to_json, lambda: _show(latency))
 
 
 def _draw(latency: Latency, plot: Path) -> None:

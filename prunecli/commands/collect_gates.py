@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from prunecli import processes
 from prunecli.commands import console
 from prunecli.commands.checkpoints import DemoOption, checkpoint_or_demo, texts_or_demo
-from prunecli.commands.groups import Without, flattened
+from prunecli.commands.groups import Helps, Without, flattened
 from prunecli.commands.memory_options import MemoryOption, SpillDirOption, ask_huge_pages, report_run
 from prunecli.commands.options import (
     CheckpointArgument,
     ComputeDtypeOption,
-    ForceOption,
-    JsonOption,
     NamedTextOption,
-    QuietOption,
 )
+from prunecli.commands.outputs import Outputs
 from prunecli.commands.text_options import TextOptions
 from prunecli.errors import UsageError
 
@@ -64,10 +62,9 @@ def collect_gates(
     spill_dir: SpillDirOption = None,
     demo: DemoOption = "translation",
     dtype: ComputeDtypeOption = "auto",
-    output: Annotated[Path, typer.Option("--output", "-o", help="The statistics.")] = Path("gates.json"),
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    json: JsonOption = False,
+    outputs: Annotated[Outputs, Without({"plot", "table"}), Helps(output="The statistics.")] = Outputs(
+        output=Path("gates.json")
+    ),
 ) -> None:
     """Collect gate statistics: how often, and how surely, each expert is chosen for each language pair or text.
 
@@ -80,7 +77,6 @@ def collect_gates(
     """
     from prunecli.model.checkpoint import open_model
     from prunecli.results.header import header
-    from prunecli.tensors.documents import refuse_unwritable
     from prunecli.tensors.quantities import parse_size
     from prunecli.text.corpus import read_corpora
 
@@ -118,7 +114,7 @@ def collect_gates(
     with processes.together() as process_group, ExitStack() as stack:
         with process_group.in_step():
             if process_group.is_main:  # before a model is fetched
-                refuse_unwritable(output, force=force)
+                outputs.check()
             opened = stack.enter_context(open_model(checkpoint_or_demo(checkpoint, demo)))
 
             from prunecli.methods.experts.collect import collect_gates as collect
@@ -136,26 +132,27 @@ def collect_gates(
             opened,
             corpora or choice,
             CollectOptions(*options),
-            output,
-            force=force,
+            outputs.output,
+            force=outputs.force,
             device=texts.device,
             dtype=dtype,
             memory=budget,
             spill_directory=spill_dir,
             process_group=process_group,
-            progress=console.progress(quiet),
+            progress=console.progress(outputs.quiet),
             say=console.note,
         )
     if collected.report is not None:
         report_run(collected.report)
     if not process_group.is_main:
         return
-    if json:
-        document = {**header(collected.statistics.format, [opened], None), **collected.statistics.to_json()}
-        console.print_json({name: value for name, value in document.items() if name != "entries"})
-    elif not quiet:
-        _show(collected.statistics)
-        console.note(f"Written to {output}.")
+    statistics = collected.statistics
+
+    def document() -> dict[str, Any]:
+        whole = {**header(statistics.format, [opened], None), **statistics.to_json()}
+        return {name: value for name, value in whole.items() if name != "entries"}
+
+    outputs.show(document, lambda: _show(statistics))
 
 
 def _show(statistics: GateStatistics) -> None:

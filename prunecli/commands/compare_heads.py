@@ -8,59 +8,44 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prunecli.commands import console
-from prunecli.commands.options import ForceOption, JsonOption, QuietOption, TableOption
-from prunecli.commands.outputs import check_outputs, write_table, written
+from prunecli.commands.groups import Helps, flattened
+from prunecli.commands.outputs import Outputs
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
     from prunecli.results.head_comparison import HeadComparison
 
 
+@flattened
 def compare_heads(
     first: Annotated[Path, typer.Argument(metavar="A.json", help="Scores of heads, from score-heads.")],
     second: Annotated[Path, typer.Argument(metavar="B.json", help="Those on another text or task.")],
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot", help="Also draw a point for each head.", metavar="FILE.png", show_default=False
-        ),
-    ] = None,
-    table: TableOption = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The result.")] = Path(
-        "head-comparison.json"
+    outputs: Annotated[Outputs, Helps(plot="Also draw a point for each head.")] = Outputs(
+        output=Path("head-comparison.json")
     ),
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    json: JsonOption = False,
 ) -> None:
     """Compare the importance of heads on two texts or tasks.
 
     Correlations of all heads and of each kind of attention: Pearson's of the values, Spearman's of their ranks.
     """
     from prunecli.results.heads import read_scores
-    from prunecli.tensors.documents import write_json
 
     if first.resolve() == second.resolve():
         raise UsageError(f"{first} is given twice", "Name the scores on two texts or tasks.")
     scores = read_scores(first), read_scores(second)
-    check_outputs(output, plot, table, force=force)
+    outputs.check()
 
     from prunecli.analysis.head_importance import compare_heads as compare
     from prunecli.analysis.head_importance import scatter_figure
 
     same_name = first.name == second.name
     comparison = compare(scores, (str(first), str(second)) if same_name else (first.name, second.name))
-    write_json(output, comparison.to_json(), force=force)
-    write_table(table, comparison, force=force)
-    if plot is not None:
+    outputs.write(comparison)
+    if outputs.plot is not None:
         from prunecli.analysis.plots import save_figure
 
-        save_figure(scatter_figure(comparison), plot)
-    if json:
-        console.print_json(comparison.to_json())
-    elif not quiet:
-        _show(comparison)
-        console.note(written(output, plot, table))
+        save_figure(scatter_figure(comparison), outputs.plot)
+    outputs.show(comparison.to_json, lambda: _show(comparison))
 
 
 def _show(comparison: HeadComparison) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,15 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prunecli.commands import console
+from prunecli.commands.groups import Without, flattened
 from prunecli.commands.language_tables import TABLE_PAIRS, plot_languages, show_languages
 from prunecli.commands.options import (
-    ForceOption,
-    JsonOption,
     LangsOption,
-    QuietOption,
-    TableOption,
 )
-from prunecli.commands.outputs import check_outputs, write_table, written
+from prunecli.commands.outputs import Outputs
 from prunecli.commands.text_tables import plot_texts, show_texts
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.tensors.quantities import parse_names, parse_share
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from prunecli.results.tabled import Tabled
 
 
+@flattened
 def compare_languages(
     gates: Annotated[
         list[Path] | None,
@@ -118,11 +117,6 @@ def compare_languages(
             show_default=False,
         ),
     ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", help="Also draw it all.", metavar="FILE.png", show_default=False),
-    ] = None,
-    table: TableOption = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -132,9 +126,7 @@ def compare_languages(
             show_default=False,
         ),
     ] = None,
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    json: JsonOption = False,
+    outputs: Annotated[Outputs, Without({"output"})] = Outputs(output=Path("languages.json")),
 ) -> None:
     """Compare languages by the experts that they use, or texts by those of a language model.
 
@@ -154,7 +146,6 @@ def compare_languages(
     from prunecli.methods.experts.metrics import metric_named
     from prunecli.results.gates import merge
     from prunecli.results.published import read_gates
-    from prunecli.tensors.documents import write_json
     from prunecli.text.groups import read_groups
     from prunecli.text.plain import MIXED
 
@@ -166,8 +157,8 @@ def compare_languages(
     method = parse_linkage(linkage)
     statistics = merge([read_gates(path) for path in files], [str(path) for path in files])
     is_text = statistics.mode == "text"
-    output = output or Path("texts.json" if is_text else "languages.json")
-    check_outputs(output, plot, table, force=force)
+    outputs = replace(outputs, output=output or Path("texts.json" if is_text else "languages.json"))
+    outputs.check()
     names = [path.name for path in files]
     if statistics.mixed:
         console.note(MIXED)
@@ -195,8 +186,8 @@ def compare_languages(
             statistics, TextOptions(ratio, metric, min_per_layer, method, chosen, colours), names
         )
         show = partial(show_texts, found)
-        if plot is not None:
-            plot_texts(plot, found)
+        if outputs.plot is not None:
+            plot_texts(outputs.plot, found)
     else:
         if texts is not None:
             raise UsageError(
@@ -219,7 +210,7 @@ def compare_languages(
         show = partial(show_languages, languages)
         if len(languages.pairs) > TABLE_PAIRS:
             leave_out = ("similarity",)
-        if plot is not None:
+        if outputs.plot is not None:
             similarity = languages.similarity
             if similarity is None:
                 matrices = None
@@ -230,11 +221,6 @@ def compare_languages(
                     "encoder": np.array(similarity.encoder),
                     "decoder": np.array(similarity.decoder),
                 }
-            plot_languages(plot, languages, matrices)
-    write_json(output, result.to_json(), force=force)
-    write_table(table, result, force=force, leave_out=leave_out)
-    if json:
-        console.print_json(result.to_json())
-    elif not quiet:
-        show()
-        console.note(written(output, plot, table))
+            plot_languages(outputs.plot, languages, matrices)
+    outputs.write(result, leave_out)
+    outputs.show(result.to_json, show)

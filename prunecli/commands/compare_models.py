@@ -14,17 +14,13 @@ from prunecli.commands.checkpoints import (
     checkpoint_or_demo,
     checkpoints_here,
 )
-from prunecli.commands.groups import Without, flattened
+from prunecli.commands.groups import Helps, Without, flattened
 from prunecli.commands.options import (
     CheckpointArgument,
     ComputeDtypeOption,
-    ForceOption,
-    JsonOption,
-    QuietOption,
-    TableOption,
     refuse_absent,
 )
-from prunecli.commands.outputs import check_outputs, write_table, written
+from prunecli.commands.outputs import Outputs
 from prunecli.commands.text_options import TextOptions
 from prunecli.errors import UsageError
 from prunecli.tensors.hub.names import checkpoint_path
@@ -80,17 +76,9 @@ def compare_models(
         ),
     ] = 0.05,
     dtype: ComputeDtypeOption = "auto",
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE.png", help="Draw the heat maps of all components."),
-    ] = None,
-    table: TableOption = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The similarities.")] = Path(
-        "similarity.json"
-    ),
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    json: JsonOption = False,
+    outputs: Annotated[
+        Outputs, Helps(plot="Draw the heat maps of all components.", output="The similarities.")
+    ] = Outputs(output=Path("similarity.json")),
 ) -> None:
     """Compare what the components of two models make of the same sentences: every attention and every FFN.
 
@@ -116,10 +104,9 @@ def compare_models(
     from prunecli.modules.precision import dtype_name
     from prunecli.results.header import header
     from prunecli.results.similarity import Similarity
-    from prunecli.tensors.documents import write_json
     from prunecli.text.plain import read_plain
 
-    check_outputs(output, plot, table, force=force)
+    outputs.check()
     if checkpoint is not None:
         compared = [checkpoint_directory(path) for path in (checkpoint, other) if path is not None]
     elif here := checkpoints_here():
@@ -159,7 +146,7 @@ def compare_models(
             directions = pruned_pairs(list(labels.values()), directions) or directions
         portions = parallel_portions(parallel, directions)
     names = list(opened)
-    found = compare(opened, portions, options, console.progress(quiet))
+    found = compare(opened, portions, options, console.progress(outputs.quiet))
     shown = names[: len(compared)]
     main = found[shown[-1]]
     references = {name: found[name] for name in names[2:]}
@@ -185,16 +172,14 @@ def compare_models(
             for portion in portions
         ],
     )
-    write_json(output, result.to_json(), force=force)
-    write_table(table, result, force=force, leave_out=("matrices",))
-    if plot is not None:
+    outputs.write(result, leave_out=("matrices",))
+    if outputs.plot is not None:
         from prunecli.analysis.heat_maps import similarity_figure
         from prunecli.analysis.plots import save_figure
 
-        save_figure(similarity_figure(main, shown), plot)
-    if json:
-        console.print_json(result.to_json())
-    elif not quiet:
+        save_figure(similarity_figure(main, shown), outputs.plot)
+
+    def show() -> None:
         show_comparison(main, shown, list(references.values()), randoms)
         least, width = min(map(len, portions)), max(main.widths)
         many = f"each of {len(portions)} pairs, averaged" if len(portions) > 1 else portions[0].name
@@ -204,4 +189,5 @@ def compare_models(
                 f"With fewer sentences than the width of the outputs ({least:,} < {width:,}) CKA comes out too high: "
                 "give more, or --benchmarks to compare with."
             )
-        console.note(written(output, plot, table))
+
+    outputs.show(result.to_json, show)

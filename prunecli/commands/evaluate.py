@@ -11,22 +11,18 @@ import typer
 from prunecli import processes
 from prunecli.commands import console
 from prunecli.commands.checkpoints import DemoOption, checkpoints_or_demo, texts_or_demo
-from prunecli.commands.groups import Without, flattened
+from prunecli.commands.groups import Helps, Without, flattened
 from prunecli.commands.memory_options import MemoryOption, SpillDirOption, memory_bytes
 from prunecli.commands.options import (
     AllOption,
     CheckpointsArgument,
-    ForceOption,
-    JsonOption,
     NamedTextOption,
-    QuietOption,
     RunningDtypeOption,
     SeedOption,
-    TableOption,
     TaskOption,
     refuse_absent_text,
 )
-from prunecli.commands.outputs import check_outputs, write_table, written
+from prunecli.commands.outputs import Outputs, write_table
 from prunecli.commands.text_options import TextOptions
 from prunecli.errors import PruneError, UsageError
 
@@ -172,20 +168,9 @@ def evaluate(
     memory: MemoryOption = None,
     spill_dir: SpillDirOption = None,
     dtype: RunningDtypeOption = "auto",
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot",
-            help="Also draw the scores against the fraction removed.",
-            metavar="FILE.png",
-            show_default=False,
-        ),
-    ] = None,
-    table: TableOption = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The result.")] = Path("evaluation.json"),
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    json: JsonOption = False,
+    outputs: Annotated[Outputs, Helps(plot="Also draw the scores against the fraction removed.")] = Outputs(
+        output=Path("evaluation.json")
+    ),
 ) -> None:
     """Translate with each checkpoint and score: chrF++, chrF, BLEU, spBLEU, COMET, length, over-generation.
 
@@ -239,34 +224,26 @@ def evaluate(
         gate=gate,
     )
     if processes.rank() == 0:  # which alone writes
-        check_outputs(output, plot, table, force=force)
+        outputs.check()
     labels = labels_for(checkpoints_or_demo(checkpoints, demo))
     result = run(
         labels,
         choice,
         options,
-        output,
+        outputs.output,
         task=task,
-        force=force,
-        progress=console.progress(quiet),
+        force=outputs.force,
+        progress=console.progress(outputs.quiet),
         say=console.note,
         warn=console.warn,
         report=tables.report,
     )
     if result is None:  # one of several processes: the first goes on
         return
-    write_table(table, result, force=force)
-    if plot is not None:
-        tables.plot_evaluation(plot, result, labels)
-    if json:
-        console.print_json(result.to_json())
-    elif not quiet:
-        if result.task == "translation":
-            _show(result, all_pairs)
-        else:
-            tables.show_task(result)
-        tables.show_examples(result)
-        console.note(written(output, plot, table))
+    write_table(outputs.table, result, force=outputs.force)
+    if outputs.plot is not None:
+        tables.plot_evaluation(outputs.plot, result, labels)
+    outputs.show(result.to_json, lambda: _show(result, all_pairs))
     if missed := list(gate.missed(result)):
         raise PruneError("\n".join(missed))
 
@@ -284,6 +261,16 @@ def _limits(option: str, given: Sequence[str] | None) -> dict[str, float]:
 
 
 def _show(evaluation: Evaluation, all_pairs: bool) -> None:
+    from prunecli.commands.evaluation_tables import show_examples, show_task
+
+    if evaluation.task == "translation":
+        _show_translation(evaluation, all_pairs)
+    else:
+        show_task(evaluation)
+    show_examples(evaluation)
+
+
+def _show_translation(evaluation: Evaluation, all_pairs: bool) -> None:
     from prunecli.commands.evaluation_tables import difference_table, group_table, mean_table, pair_table
     from prunecli.evaluation.significance import too_few
 

@@ -21,14 +21,13 @@ from prunecli.commands.finetune_options import (
     chosen_dtype,
     step_numbers,
 )
-from prunecli.commands.groups import Without, flattened
+from prunecli.commands.groups import Helps, Without, flattened
 from prunecli.commands.options import (
     CheckpointArgument,
     ForceOption,
     JsonOption,
     QuietOption,
     SeedOption,
-    TrainingDeviceOption,
     TrainingTaskOption,
     refuse_absent,
     refuse_absent_text,
@@ -76,9 +75,14 @@ def finetune(
     ] = None,
     texts: Annotated[
         TextOptions,
-        Without({"split", "source_file", "target_file", "max_sentences", "batch_tokens", "device"}),
-    ] = TextOptions(),
-    split: Annotated[str, typer.Option("--split", help="Split that is trained on.")] = "train",
+        Without({"source_file", "target_file"}),
+        Helps(
+            split="Split that is trained on.",
+            batch_tokens="Padded tokens of a batch's longer side; less takes less memory.",
+            max_sentences="Train on the first N lines.",
+            device="auto (a GPU where there is one), cpu, cuda: one for each process.",
+        ),
+    ] = TextOptions(split="train"),
     valid_split: Annotated[
         str | None,
         typer.Option("--valid-split", help="Split to validate with. Default: val, where there is one."),
@@ -119,12 +123,6 @@ def finetune(
             "--minutes", metavar="M", help="Stop after so long, validations included.", show_default=False
         ),
     ] = None,
-    batch_tokens: Annotated[
-        int,
-        typer.Option(
-            "--batch-tokens", min=1, help="Padded tokens of a batch's longer side; less takes less memory."
-        ),
-    ] = 4096,
     accumulate: Annotated[
         int, typer.Option("--accumulate", min=1, metavar="N", help="Batches of one update.")
     ] = 1,
@@ -188,7 +186,6 @@ def finetune(
     train: TrainOption = "all",
     lora: LoraOption = None,
     gradient_checkpointing: CheckpointingOption = False,
-    device: TrainingDeviceOption = "auto",
     eval_every: Annotated[
         int,
         typer.Option(
@@ -207,12 +204,6 @@ def finetune(
             metavar="N",
             help="Stop after N validations without a better one.",
             show_default=False,
-        ),
-    ] = None,
-    max_sentences: Annotated[
-        int | None,
-        typer.Option(
-            "--max-sentences", min=1, metavar="N", help="Train on the first N lines.", show_default=False
         ),
     ] = None,
     max_valid: Annotated[
@@ -250,7 +241,7 @@ def finetune(
     from prunecli.text.choice import TextChoice
     from prunecli.training import options as training
 
-    choice = texts.choice(tokenizer or from_scratch or checkpoint, split=split, max_sentences=max_sentences)
+    choice = texts.choice(tokenizer or from_scratch or checkpoint)
     valid = TextChoice(
         split=valid_split,
         files=tuple(valid_text or ()),
@@ -300,13 +291,13 @@ def finetune(
         else steps,
         epochs=epochs,
         minutes=minutes,
-        batch_tokens=batch_tokens,
+        batch_tokens=texts.batch_tokens,
         accumulate=accumulate,
         learning_rate=rate if learning_rate is None else learning_rate,
         warmup=rise if warmup is None else warmup,
         clip_norm=clip_norm,
-        dtype=chosen_dtype(dtype, device),
-        device=device,
+        dtype=chosen_dtype(dtype, texts.device),
+        device=texts.device,
         eval_every=eval_every,
         metric=metric,
         patience=patience,

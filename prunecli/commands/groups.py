@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from copy import copy
 from dataclasses import fields, is_dataclass, replace
 from functools import wraps
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 
 class Without(frozenset[str]):
     """Fields of a group that are no options of a command: `Annotated[Group, Without({"seed"})]`."""
+
+
+class Helps(dict[str, str]):
+    """Help texts of a command's own for fields of a group: `Annotated[Group, Helps(seed="Seed of the order.")]`."""
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
@@ -27,7 +32,13 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(annotation=hints[name]))
             continue
         types = get_type_hints(kind, include_extras=True)
-        options = [field.name for field in fields(kind) if not any(field.name in left for left in metadata)]
+        helps = next((each for each in metadata if isinstance(each, Helps)), Helps())
+        for option, text in helps.items():
+            value, info = get_args(types[option])
+            types[option] = Annotated[value, copy(info)]
+            types[option].__metadata__[0].help = text
+        left = next((each for each in metadata if isinstance(each, Without)), Without())
+        options = [field.name for field in fields(kind) if field.name not in left]
         groups[name] = parameter.default, {*options}
         parameters += [
             parameter.replace(

@@ -211,9 +211,6 @@ DeviceOption = Annotated[
         "cuda:1, …",
     ),
 ]
-TrainingDeviceOption = Annotated[
-    str, typer.Option("--device", help="auto (a GPU where there is one), cpu, cuda: one for each process.")
-]
 ComputeDtypeOption = Annotated[
     str,
     typer.Option(

@@ -1,31 +1,69 @@
-"""What commands that measure check of their outputs before the work begins."""
+"""The outputs of commands that measure: their options, what is checked before the work begins, what is said."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from prunecli.commands import console
+from prunecli.commands.options import ForceOption, JsonOption, QuietOption, TableOption
 from prunecli.errors import UsageError
-from prunecli.tensors.documents import refuse_unwritable
+from prunecli.tensors.documents import refuse_unwritable, write_json
 
 if TYPE_CHECKING:
     from prunecli.results.tabled import Tabled
 
 
-def check_outputs(output: Path, plot: Path | None = None, table: Path | None = None, *, force: bool) -> None:
-    """Refuse what could not be written in the end.
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """The options that say where a result goes."""
 
-    Raises:
-        OutputError: one of them exists and `force` is not given, is a directory, or lies in none.
-        UsageError, PruneError: as `check_plot` and `check_table`; the table has the name of the output.
-    """
-    refuse_unwritable(output, force=force)
-    if plot is not None:
-        check_plot(plot, force=force)
-    check_table(table, force=force)
-    if table is not None and table.absolute() == output.absolute():
-        raise UsageError(f"--table {table}: the result is written there", "Choose another name.")
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="Also draw it all.", show_default=False)
+    ] = None
+    table: TableOption = None
+    output: Annotated[Path, typer.Option("--output", "-o", help="The result.")]
+    force: ForceOption = False
+    quiet: QuietOption = False
+    json: JsonOption = False
+
+    def check(self) -> None:
+        """Refuse what could not be written in the end.
+
+        Raises:
+            OutputError: one of them exists and `force` is not given, is a directory, or lies in none.
+            UsageError, PruneError: as `check_plot` and `check_table`; the table has the name of the output.
+        """
+        refuse_unwritable(self.output, force=self.force)
+        if self.plot is not None:
+            check_plot(self.plot, force=self.force)
+        check_table(self.table, force=self.force)
+        if self.table is not None and self.table.absolute() == self.output.absolute():
+            raise UsageError(f"--table {self.table}: the result is written there", "Choose another name.")
+
+    def write(self, result: Any, leave_out: Sequence[str] = ()) -> None:
+        """Write a result and its tables.
+
+        Args:
+            leave_out: see `write_table`.
+
+        Raises:
+            OutputError, UsageError: as `write_json` and `write_table`.
+        """
+        write_json(self.output, result.to_json(), force=self.force)
+        write_table(self.table, result, force=self.force, leave_out=leave_out)
+
+    def show(self, document: Callable[[], Any], tables: Callable[[], None]) -> None:
+        """Print the result as JSON, or as tables with the names of its files; nothing with --quiet alone."""
+        if self.json:
+            console.print_json(document())
+        elif not self.quiet:
+            tables()
+            console.note(written(self.output, self.plot, self.table))
 
 
 def check_table(table: Path | None, *, force: bool) -> None:

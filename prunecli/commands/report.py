@@ -9,7 +9,7 @@ import typer
 
 from prunecli.commands import console
 from prunecli.commands.options import ForceOption, QuietOption, refuse_absent
-from prunecli.commands.outputs import check_outputs
+from prunecli.commands.outputs import Outputs
 from prunecli.errors import UsageError
 from prunecli.tensors.hub.names import checkpoint_path
 
@@ -66,7 +66,7 @@ def report(
     if output == STDOUT and json:
         raise UsageError("-o - and --json were both given: each writes to stdout", "Leave one of them out.")
     if output not in (None, STDOUT):
-        check_outputs(output, force=force)
+        Outputs(output=output, force=force).check()
     bundled = {"demo": demo.CHECKPOINT, "demo-lm": demo.LM_CHECKPOINT}
     data = collect(directory, bundled | _labelled(originals), console.progress(quiet))
     for one in data.unreadable:

@@ -9,20 +9,16 @@ from typing import Annotated, Literal
 import typer
 
 from prunecli.commands import console
-from prunecli.commands.groups import flattened
+from prunecli.commands.groups import Helps, flattened
 from prunecli.commands.memory_options import MemoryOption, SpillDirOption, memory_bytes, report_run
 from prunecli.commands.options import (
     CheckpointArgument,
     ComputeDtypeOption,
-    ForceOption,
-    JsonOption,
-    QuietOption,
     SeedOption,
-    TableOption,
     TaskOption,
     refuse_absent_text,
 )
-from prunecli.commands.outputs import check_outputs, write_table, written
+from prunecli.commands.outputs import Outputs, write_table
 from prunecli.commands.text_options import TextOptions
 from prunecli.methods.heads.names import EffectMetric
 
@@ -85,19 +81,10 @@ def score_heads(
     memory: MemoryOption = None,
     spill_dir: SpillDirOption = None,
     dtype: ComputeDtypeOption = "auto",
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot",
-            metavar="FILE.png",
-            help="Draw the heat map, layers by heads; of ablation also a histogram.",
-        ),
-    ] = None,
-    table: TableOption = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The scores.")] = Path("heads.json"),
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    json: JsonOption = False,
+    outputs: Annotated[
+        Outputs,
+        Helps(plot="Draw the heat map, layers by heads; of ablation also a histogram.", output="The scores."),
+    ] = Outputs(output=Path("heads.json")),
 ) -> None:
     """Score attention heads: what the model loses without each.
 
@@ -107,7 +94,7 @@ def score_heads(
     from prunecli.commands.head_tables import draw, show
     from prunecli.model.checkpoint import open_model
 
-    check_outputs(output, plot, table, force=force)
+    outputs.check()
     budget = memory_bytes(memory, spill_dir)
     choice = texts.choice(checkpoint)
     with open_model(checkpoint_or_demo(checkpoint)) as opened:
@@ -137,19 +124,15 @@ def score_heads(
             opened,
             choice,
             options,
-            output,
+            outputs.output,
             task=task,
-            force=force,
-            progress=console.progress(quiet),
+            force=outputs.force,
+            progress=console.progress(outputs.quiet),
             say=console.note,
             report=partial(report_run, back=True),
         )
-        document = scores_document(scores, opened, options) if json else {}
-    write_table(table, scores, force=force)
-    if plot is not None:
-        draw(scores, layers, plot)
-    if json:
-        console.print_json(document)
-    elif not quiet:
-        show(scores, layers)
-        console.note(written(output, plot, table))
+        document = scores_document(scores, opened, options) if outputs.json else {}
+    write_table(outputs.table, scores, force=outputs.force)
+    if outputs.plot is not None:
+        draw(scores, layers, outputs.plot)
+    outputs.show(lambda: document, lambda: show(scores, layers))
