@@ -58,17 +58,5 @@ def refused(result: Result, message: str, status: int) -> None:
         assert len(result.err[result.err.index("Error: ") :].splitlines()) <= 2
 
 
-def repeats(command: Callable[..., None], folder: Path, *arguments: object) -> None:
-    """Two runs into directories of the same name write the same files, byte for byte."""
-    found = []
-    for name in ("one", "two"):
-        (folder / name).mkdir()
-        output = folder / name / "out"
-        result = call(command, *arguments, "-o", output)
-        assert result.status == 0, result.err
-        found.append({path.name: path.read_bytes() for path in output.iterdir()})
-    assert found[0] == found[1]
-
-
 def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())

@@ -59,14 +59,6 @@ def test_all_pairs_of_the_text(folder: Path) -> None:
     assert raw["models"][0]["path"] == "model"
 
 
-def test_an_existing_file_is_kept_unless_forced(folder: Path) -> None:
-    (folder / "gates.json").write_text('{"format": "prunecli.old/1"}')
-    refused(run("model", "--data", "text"), "gates.json", 1)
-    assert (folder / "gates.json").read_text() == '{"format": "prunecli.old/1"}'
-    assert run("model", "--data", "text", "--force", "--max-sentences", "2").status == 0
-    assert len(read_gates(folder / "gates.json").entries) == 6
-
-
 def test_files_of_one_pair_merge_into_more(folder: Path) -> None:
     (folder / "a").write_text("the hen\n")
     (folder / "b").write_text("la poule\n")
@@ -105,9 +97,7 @@ def _alone(folder: Path, *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "said", "status"),
     [
-        (("missing", "--data", "text"), "missing", 1),
         (("text", "--data", "text"), "config.json", 1),
-        (("model", "--data", "nowhere"), "nowhere", 1),
         (("model", "--data", "text", "--split", "test"), "test", 1),
         (("model", "--data", "text", "--langs", "eng_Latn,xxx_Latn"), "xxx_Latn", 1),
         (("model", "--data", "text", "--pairs", "eng_Latn"), "eng_Latn", 2),

@@ -8,7 +8,7 @@ import pytest
 
 from prunecli import demo
 from prunecli.commands.compare_models import compare_models
-from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
+from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from prunecli.results import read
 from tests.commands.calls import raising
 from tests.families import tiny_family
@@ -151,15 +151,9 @@ def _copied(folder: Path, config: dict) -> Path:
         (("full", "full", *PAIR), UsageError, "full is given twice"),
         (("full", "--benchmarks", "twin", *PAIR), UsageError, "--benchmarks goes with two models"),
         (("full", "--random-baseline", "1", *PAIR), UsageError, "--random-baseline goes with two models"),
-        (("full", "nothing", *PAIR), CheckpointError, "nothing"),
         (("full", "twin", *PAIR, "--text", "text.txt"), UsageError, "--text does not go with --data"),
         (("full", "twin", "--text", "text.txt"), UsageError, "not --text"),
         (("full", "lm-full", *PAIR), UsageError, "lm-full: a model with one stack"),
-        (("full", "twin", *PAIR, "-o", "text.txt"), OutputError, "exists already"),
-        (("full", "twin", *PAIR, "-o", "none/similarity.json"), OutputError, "no such directory"),
-        (("full", "twin", *PAIR, "--plot", "none/map.png"), OutputError, "no such directory"),
-        (("full", "twin", *PAIR, "--plot", "text.txt"), OutputError, "exists already"),
-        (("full", "twin", *PAIR, "--plot", "map.pdf"), UsageError, "only PNG"),
     ],
 )
 def test_refused(folder, arguments, error, message):

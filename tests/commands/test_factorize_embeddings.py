@@ -238,14 +238,10 @@ def test_a_mixture_of_experts(folder: Path) -> None:
         (("--split", "train"), "--split and --langs go with --data."),
         (("--data", "data", "--langs", "eng,,deu"), "an empty name"),
         (("--data", "data", "--langs", "xyz"), "xyz"),
-        (("--data", "nowhere"), "nowhere"),
-        (("--text", "nowhere"), "nowhere"),
         (("--plot", "maps.txt"), "--plot maps.txt: only PNG is drawn"),
         (("--plot", "drawn.png"), "drawn.png: exists already"),
-        (("--plot", "none/maps.png"), "none: no such directory"),
         (("--side", "output", "--plot", "maps.png"), "--plot draws the unit of the input side"),
         (("--side", "output", "--kind", "define"), "--kind define is of the input's unit"),
-        (("-o", "data"), "data: exists already"),
         (("--side", "up"), "Invalid value for '--side'"),
     ],
 )
@@ -265,15 +261,6 @@ def test_a_factorised_checkpoint_is_refused(model: Path) -> None:
     assert result.status == 2
     assert "its input embedding is factorised already (to 4)" in result.err
     assert "and fits nothing" in run("unit", "--cache", "--map-dim", "4", "-o", "again").err
-
-
-def test_an_unknown_family_is_refused(folder: Path) -> None:
-    source = tiny_family(folder / "odd", "gpt2")
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps({**config, "model_type": "odd"}))
-    result = run(source)
-    assert result.status == 1
-    assert 'the model family "odd" is not supported' in result.err
 
 
 def test_a_tokenizer_of_another_model_is_refused(model: Path, folder: Path) -> None:

@@ -11,11 +11,11 @@ from prunecli.commands.head_tables import head_table
 from tests.analysis.test_heat_maps import LAYERS, VALUES, layer
 
 
-def lines(table: object, width: int = 200) -> list[list[str]]:
+def lines(table: console.Shown, width: int = 200) -> list[list[str]]:
     from rich.console import Console
 
     screen = Console(file=StringIO(), width=width)
-    screen.print(table)
+    screen.print(*table)
     return [line.split() for line in screen.file.getvalue().splitlines() if line.strip()]  # type: ignore[attr-defined]
 
 

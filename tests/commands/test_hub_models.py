@@ -138,6 +138,14 @@ def test_an_output_in_the_place_of_a_directory_overlaps_it_and_one_named_like_th
     assert found.status == 0, found.err
 
 
+@pytest.mark.parametrize("name", [*REWRITING, "collect-gates", "score-heads"])
+def test_a_family_that_is_not_known_is_refused(folder, name):
+    command, options = COMMANDS[name]
+    config = folder / "source" / "config.json"
+    config.write_text(config.read_text().replace('"nllb-moe"', '"deberta"'))
+    refused(call(command, "source", *options), '"deberta" is not supported', 1)
+
+
 def test_finetune_refuses_its_output_before_anything_is_fetched(folder, hub):
     (folder / "taken").mkdir()
     refused(call(finetune, "org/tiny", *TEXT, *CPU, "-o", "taken"), "taken: exists", 1)

@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from prunecli.commands.evaluate import evaluate
 from prunecli.commands.score_heads import score_heads
-from prunecli.errors import CheckpointError, OutputError, PruneError, UnsupportedModelError, UsageError
+from prunecli.errors import CheckpointError, OutputError, PruneError, UsageError
 from prunecli.running.layerwise import runner
 from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.states import StateStore
+from tests.commands.calls import raising
 from tests.families import tiny_family
 from tests.forked import ended, start
-from tests.tiny import tiny_nllb_moe, write_json
+from tests.tiny import tiny_nllb_moe
 
 COMMANDS = {"evaluate": evaluate, "score-heads": score_heads}
 LM = ("model", "--task", "lm", "--text", "text.txt", "--batch-tokens", "20")
@@ -42,12 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(command: str, *arguments: str) -> Any:
     """One call of a command; its refusals are raised."""
-    app = typer.Typer()
-    app.command()(COMMANDS[command])
-    result = CliRunner().invoke(app, [*arguments, "--device", "cpu"])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+    return raising(COMMANDS[command], *arguments, "--device", "cpu")
 
 
 def content(path: str) -> dict[str, Any]:
@@ -146,17 +140,6 @@ def test_bad_input_is_said_plainly(
         run(*command, *more)
     assert caught.value.remedy
     assert not list(folder.glob("*.json"))
-
-
-@pytest.mark.parametrize("command", [EVALUATE, GRADIENT], ids=["evaluate", "score-heads"])
-def test_a_family_that_is_not_declared(command: tuple[str, ...], folder: Path) -> None:
-    config = json.loads((folder / "model" / "config.json").read_text())
-    write_json(
-        folder / "model" / "config.json",
-        {**config, "model_type": "deberta", "architectures": ["DebertaModel"]},
-    )
-    with pytest.raises(UnsupportedModelError, match="deberta"):
-        run(*command, *SPILL)
 
 
 @pytest.mark.parametrize("command", [EVALUATE, GRADIENT], ids=["evaluate", "score-heads"])

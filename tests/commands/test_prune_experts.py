@@ -24,7 +24,7 @@ from prunecli.model.opening import shim_classes
 from prunecli.results.gate_sums import COUNTS, SUMS, GateSums
 from prunecli.results.gates import GateStatistics
 from prunecli.tensors.documents import write_json
-from tests.commands.calls import Result, call, names, refused, repeats
+from tests.commands.calls import Result, call, names, refused
 from tests.reference import released_statistics, weights
 from tests.tiny import tiny_nllb_moe
 
@@ -200,10 +200,6 @@ def test_aimer_needs_no_statistics(model: Path, folder: Path) -> None:
     assert "statistics" not in history
 
 
-def test_equal_runs_give_equal_bytes(model: Path, folder: Path) -> None:
-    repeats(prune_experts, folder, model, "--ratio", 0.5)
-
-
 def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_original(
     model: Path, folder: Path
 ) -> None:
@@ -353,18 +349,6 @@ def test_thresholds_on_published_statistics_are_those_of_the_released_code(model
     )
 
 
-def test_the_output_is_replaced_only_by_force(model: Path, folder: Path) -> None:
-    assert run(model, "--ratio", 0.5).status == 0
-    first = kept(folder / "pruned-experts")
-    refused = run(model, "--ratio", 0.25)
-    assert refused.status == 1
-    assert "pruned-experts" in refused.err
-    assert kept(folder / "pruned-experts") == first
-    assert run(model, "--ratio", 0.25, "--force").status == 0
-    assert kept(folder / "pruned-experts") != first
-    assert names(folder) == ["gates.json", "pruned-experts"]
-
-
 def other_model(payload: dict[str, Any]) -> None:
     payload["model"]["fingerprint"] = "sha256:" + "0" * 64
 
@@ -391,12 +375,6 @@ def test_wrong_statistics_end_in_two_lines(
     spoil(payload)
     (folder / "gates.json").write_text(json.dumps(payload))
     _refused(run(model), message, 1, folder)
-
-
-def test_statistics_that_are_cut_short_end_in_two_lines(model: Path, folder: Path) -> None:
-    text = (folder / "gates.json").read_text()
-    (folder / "gates.json").write_text(text[: len(text) // 2])
-    _refused(run(model), "cut short", 1, folder)
 
 
 REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {

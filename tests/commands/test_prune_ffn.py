@@ -13,7 +13,7 @@ from prunecli.commands.prune_ffn import prune_ffn
 from prunecli.methods.ffn.names import UnitScore
 from prunecli.model.checkpoint import open_model
 from tests.commands import calls
-from tests.commands.calls import call, refused, repeats
+from tests.commands.calls import call, refused
 from tests.families import tiny_family
 
 run, done = partial(call, prune_ffn), partial(calls.done, prune_ffn)
@@ -84,10 +84,6 @@ def test_dense_ffns_between_experts(models: dict[str, Path]) -> None:
     done(models["nllb-moe"], "--score", "norms", "--dense-only", "--side", "encoder")
     with open_model("pruned-ffn") as opened:
         assert {layer.width for layer in opened.layout.ffns if layer.side == "encoder"} == {24, 32}
-
-
-def test_two_runs_write_the_same_bytes(models: dict[str, Path], tmp_path: Path) -> None:
-    repeats(prune_ffn, tmp_path, models["llama"], "--text", "text.txt")
 
 
 @pytest.mark.parametrize(

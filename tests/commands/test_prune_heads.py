@@ -10,13 +10,12 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from prunecli.commands.prune_heads import prune_heads
 from prunecli.methods.heads import plan
 from prunecli.methods.heads.names import HeadMetric, Normalize
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.tensors.documents import write_json
-from tests.commands.calls import Result, names, refused, repeats
+from tests.commands.calls import Result, names, refused
 from tests.commands.heads import count, kept, run, scored
 from tests.families import tiny_family
 
@@ -173,10 +172,6 @@ def test_random_heads_repeat_with_the_seed_and_need_no_scores(model: Path, folde
     assert found[0] == found[1] != found[2]
 
 
-def test_equal_runs_give_equal_bytes(model: Path, folder: Path) -> None:
-    repeats(prune_heads, folder, model, "--ratio", 0.5)
-
-
 def test_a_pruned_checkpoint_is_pruned_further_with_the_scores_of_the_original(
     model: Path, folder: Path
 ) -> None:
@@ -202,18 +197,6 @@ def test_a_pruned_checkpoint_is_pruned_further_with_its_own_scores(model: Path, 
     assert all(set(ids) <= set(held[layer]) for layer, ids in kept(folder / "quarter").items())
 
 
-def test_several_files_are_merged(model: Path, folder: Path) -> None:
-    whole = json.loads((folder / "heads.json").read_text())
-    for number, share in enumerate((0.25, 0.75)):
-        part = {name: [value * share for value in layer] for name, layer in whole["sum"].items()}
-        write_json(folder / f"part{number}.json", {**whole, "examples": 3 + number, "sum": part})
-    assert run(model, "--ratio", 0.5, "-o", "whole").status == 0
-    result = run(model, "--ratio", 0.5, "--scores", "part1.json", "--scores", "part0.json", "-o", "parts")
-    assert result.status == 0, result.err
-    assert "over 7 examples" in result.err
-    assert kept(folder / "whole") == kept(folder / "parts")
-
-
 def test_scores_of_an_ablation_are_compared_as_they_are(model: Path, folder: Path) -> None:
     with open_model(model) as checkpoint:
         values = {layer.name: np.full(layer.num_heads, 50.0) for layer in checkpoint.layout.attentions}
@@ -224,27 +207,6 @@ def test_scores_of_an_ablation_are_compared_as_they_are(model: Path, folder: Pat
     assert result.status == 0, result.err
     assert "by ablation over 8 examples, not normalised (default)" in result.err
     assert kept(folder / "pruned-heads")[FIRST] == (0, 2, 3)  # better without head 1
-
-
-def test_types_are_cast(model: Path, folder: Path) -> None:
-    assert run(model, "--ratio", 0, "--dtype", "bfloat16", "-o", "half").status == 0
-    with open_model(folder / "half") as made, open_model(model) as full:
-        assert {info.dtype for info in made.tensors.values()} == {"BF16"}
-        assert made.config["dtype"] == "bfloat16"
-        assert made.config["model_type"] == "m2m_100"
-        assert made.total_bytes * 2 == full.total_bytes
-
-
-def test_the_output_is_replaced_only_by_force(model: Path, folder: Path) -> None:
-    assert run(model, "--ratio", 0.5).status == 0
-    first = kept(folder / "pruned-heads")
-    refused = run(model, "--ratio", 0.25)
-    assert refused.status == 1
-    assert "pruned-heads" in refused.err
-    assert kept(folder / "pruned-heads") == first
-    assert run(model, "--ratio", 0.25, "--force").status == 0
-    assert kept(folder / "pruned-heads") != first
-    assert names(folder) == ["heads.json", "pruned-heads"]
 
 
 def other_model(payload: dict[str, Any]) -> None:
@@ -284,12 +246,6 @@ def test_wrong_scores_end_in_two_lines(
     assert "heads.json" in result.err
 
 
-def test_scores_that_are_cut_short_end_in_two_lines(model: Path, folder: Path) -> None:
-    text = (folder / "heads.json").read_text()
-    (folder / "heads.json").write_text(text[: len(text) // 2])
-    _refused(run(model), "cut short", 1, folder)
-
-
 REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
     "ratio above": (("--ratio", 1.0), "outside", 2),
     "ratio below": (("--ratio", -0.1), "outside", 2),
@@ -321,17 +277,6 @@ def test_attentions_that_the_model_lacks_are_refused(folder: Path) -> None:
     bert = tiny_family(folder / "bert", "bert")
     result = run(bert, "--metric", "random", "--attention", "cross")
     assert (result.status, "It has encoder." in result.err) == (2, True)
-
-
-def test_families_that_are_not_declared_are_refused(model: Path, folder: Path) -> None:
-    _refused(run("nowhere"), "nowhere", 1, folder)
-    bert = tiny_family(folder / "bert", "bert")
-    config = json.loads((bert / "config.json").read_text())
-    (bert / "config.json").write_text(json.dumps(config | {"model_type": "deberta"}))
-    result = run(bert, "--metric", "random")
-    assert result.status == 1
-    assert "deberta" in result.err
-    assert "phi3" in result.err
 
 
 def _refused(result: Result, message: str, status: int, folder: Path) -> None:

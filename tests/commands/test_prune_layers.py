@@ -17,7 +17,7 @@ from prunecli.methods.layers.names import LayerMetric
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from tests.commands import calls
-from tests.commands.calls import call, refused, repeats
+from tests.commands.calls import call, refused
 from tests.families import tiny_family
 from tests.results.tables import rows
 
@@ -126,10 +126,6 @@ def test_without_an_amount_the_default_is_said(models: dict[str, Path]) -> None:
     result = done(models["m2m_100"], "--metric", "random")
     assert "No --ratio given: removing 25% of the layers." in result.err
     assert sum(map(len, kept().values())) + ("decoder" not in kept()) * 2 + ("encoder" not in kept()) * 3 == 3
-
-
-def test_two_runs_write_the_same_bytes(models: dict[str, Path], tmp_path: Path) -> None:
-    repeats(prune_layers, tmp_path, models["gpt2"], "--text", "text.txt", "--count", 1)
 
 
 @pytest.mark.parametrize(

@@ -8,25 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from prunecli.commands.score_heads import score_heads
 from prunecli.errors import (
-    DataError,
-    OutputError,
     PruneError,
     StatisticsError,
-    UnsupportedModelError,
     UsageError,
 )
 from prunecli.text.tokens import load_tokenizer
+from tests.commands.calls import raising
 from tests.commands.heads import kept
 from tests.commands.heads import run as prune
 from tests.families import tiny_family
 from tests.pictures import pixels
 from tests.results.tables import rows
-from tests.tiny import write_json
 
 PAIRS = ("--pairs", "eng_Latn-fra_Latn")
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
@@ -54,12 +49,7 @@ def shallow(folder: Path) -> Path:
 
 def run(*arguments: object) -> Any:
     """One call of the command; its refusals are raised."""
-    app = typer.Typer()
-    app.command()(score_heads)
-    result = CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu"])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+    return raising(score_heads, *arguments, "--device", "cpu")
 
 
 def scores(path: str = "heads.json") -> dict[str, Any]:
@@ -190,22 +180,6 @@ def test_draws_the_map(folder: Path) -> None:
     pixels(folder / "heads.png")
 
 
-@pytest.mark.parametrize(
-    ("plot", "error", "said"),
-    [
-        ("taken.png", OutputError, "taken.png: exists already"),
-        ("no/heads.png", OutputError, "no: no such directory"),
-        ("heads.json", UsageError, "only PNG is drawn"),
-    ],
-)
-def test_a_plot_is_refused_before_the_work(folder: Path, plot: str, error: Any, said: str) -> None:
-    (folder / "taken.png").write_text("taken")
-    with pytest.raises(error, match=said):
-        run("m", "--data", "data", *PAIRS, "--plot", plot)
-    assert (folder / "taken.png").read_text() == "taken"
-    assert not (folder / "heads.json").exists()
-
-
 def test_scores_of_a_pruned_model_have_original_numbers(folder: Path) -> None:
     run("m", "--data", "data", *PAIRS)
     assert prune("m", "--ratio", 0.3, "-o", "pruned").status == 0
@@ -234,32 +208,14 @@ def test_scores_of_a_pruned_model_have_original_numbers(folder: Path) -> None:
             "not one of translation",
         ),
         (("m",), UsageError, "no text is given"),
-        (("m", "--data", "nothing", *PAIRS), DataError, "no such directory"),
         (("m", "--data", "data", "--pairs", "eng_Latn-xxx_Latn"), PruneError, "xxx_Latn"),
         (("m", "--dtype", "float16", "--data", "data", *PAIRS), UsageError, "small gradients vanish"),
-        (("nothing",), PruneError, "nothing"),
     ],
 )
 def test_refusals(folder: Path, arguments: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         run(*arguments)
     assert not Path("heads.json").exists()
-
-
-def test_an_existing_file_is_kept(folder: Path) -> None:
-    (folder / "heads.json").write_text('{"format": "prunecli.old/1"}')
-    with pytest.raises(OutputError, match="exists"):
-        run("m", "--data", "data", *PAIRS)
-    assert (folder / "heads.json").read_text() == '{"format": "prunecli.old/1"}'
-    run("m", "--data", "data", *PAIRS, "--force")
-    assert scores()["examples"] == 3
-
-
-def test_a_family_without_a_declaration(folder: Path) -> None:
-    config = json.loads((folder / "m/config.json").read_text())
-    write_json(folder / "m/config.json", {**config, "model_type": "deberta"})
-    with pytest.raises(UnsupportedModelError, match="deberta"):
-        run("m", "--task", "translation", "--data", "data", *PAIRS)
 
 
 def test_damaged_scores_are_refused(folder: Path) -> None:

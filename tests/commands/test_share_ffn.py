@@ -15,7 +15,7 @@ from prunecli.methods.sharing import NAMES
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from tests.commands import calls
-from tests.commands.calls import call, refused, repeats
+from tests.commands.calls import call, refused
 from tests.ffn_layouts import tiny
 from tests.tiny import tiny_nllb_moe
 
@@ -151,10 +151,6 @@ def test_the_default_of_a_model_with_one_stack(models: dict[str, Path]) -> None:
     assert "No --config given: SharedDec." in done(models["gpt2"]).err
 
 
-def test_equal_runs_give_equal_bytes(model: Path, folder: Path) -> None:
-    repeats(share_ffn, folder, model, "--config", "OneWide", "--width", 300, "--seed", 5)
-
-
 def test_experts_stay_when_told(models: dict[str, Path]) -> None:
     refused(run(models["nllb-moe"]), "are mixtures of experts.\nAdd --dense-only", 1)
     done(models["nllb-moe"], "--dense-only", "-o", "out")
@@ -228,14 +224,6 @@ def test_quiet_says_nothing(model: Path) -> None:
     assert (result.out, result.err) == ("", "")
 
 
-def test_an_existing_output_is_refused_without_force(model: Path) -> None:
-    done(model)
-    before = Path("shared-ffn/config.json").read_bytes()
-    refused(run(model, "--config", "NoDec"), "shared-ffn", 1)
-    assert Path("shared-ffn/config.json").read_bytes() == before
-    done(model, "--config", "NoDec", "--force")
-
-
 REFUSALS: list[tuple[str, tuple[Any, ...], str]] = [
     ("gpt2", ("--config", "NoEnc"), "has only a decoder.\nIt can be SharedDec, NoDec, Shared, No, OneWide."),
     ("bert", ("--config", "SharedEncNoDec"), "has only an encoder"),
@@ -286,7 +274,3 @@ def test_widths_that_have_no_mean(folder: Path) -> None:
     done(model, "--config", "SharedEncDec", "--init", "last", "-o", "out")
     with open_model("out") as opened:
         assert {layer.width for layer in opened.layout.ffns} == {40}
-
-
-def test_what_is_no_checkpoint(folder: Path) -> None:
-    refused(run(folder / "nothing"), "nothing", 1)
