@@ -45,7 +45,6 @@ def bench_latency(
             min=1,
             metavar="N",
             help=f"Sentences, examples or prompts per run. Default: {USUAL}.",
-            show_default=False,
         ),
     ] = None,
     batch_size: Annotated[
@@ -58,7 +57,6 @@ def bench_latency(
             "--beam",
             help="Translation: beam size, a list for several; default: 5.",
             metavar="N,…",
-            show_default=False,
         ),
     ] = None,
     new_tokens: Annotated[
@@ -75,7 +73,6 @@ def bench_latency(
             "--threads",
             min=1,
             help="CPU threads. Default: one for small models, else as many as there are idle cores.",
-            show_default=False,
         ),
     ] = None,
     no_memory: Annotated[

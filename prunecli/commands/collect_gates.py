@@ -40,7 +40,6 @@ def collect_gates(
         typer.Option(
             "--mode",
             help="forced: run on the reference, fast; beam: search. Default: forced.",
-            show_default=False,
         ),
     ] = None,
     beam: Annotated[int, typer.Option("--beam", min=2, help="Beams per sentence with --mode beam.")] = 4,

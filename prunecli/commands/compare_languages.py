@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 def compare_languages(
     gates: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="GATES.json", help="Gate statistics; default: ./gates.json.", show_default=False
-        ),
+        typer.Argument(metavar="GATES.json", help="Gate statistics; default: ./gates.json."),
     ] = None,
     ratio: Annotated[
         float,
@@ -46,7 +44,6 @@ def compare_languages(
         typer.Option(
             "--metric",
             help="As of prune-experts. Default: importance; of language models reap.",
-            show_default=False,
         ),
     ] = None,
     strategy: Annotated[
@@ -55,7 +52,6 @@ def compare_languages(
             "--strategy",
             help="What selects these sets: side-threshold (default), global-threshold, per-layer; of texts per-layer "
             "alone.",
-            show_default=False,
         ),
     ] = None,
     balance: Annotated[
@@ -64,7 +60,6 @@ def compare_languages(
             "--balance",
             help="Encoder experts to decoder experts in these sets. Default: 1:1.",
             metavar="E:D",
-            show_default=False,
         ),
     ] = None,
     min_per_layer: Annotated[
@@ -73,7 +68,6 @@ def compare_languages(
             "--min-per-layer",
             min=1,
             help="Experts that every layer keeps. Default: 4; of texts what the router picks for a token.",
-            show_default=False,
         ),
     ] = None,
     linkage: Annotated[
@@ -87,7 +81,6 @@ def compare_languages(
             "--for",
             metavar="A,B",
             help="Of language models: the texts that are compared; default: all.",
-            show_default=False,
         ),
     ] = None,
     layer_metric: Annotated[
@@ -95,7 +88,6 @@ def compare_languages(
         typer.Option(
             "--layer-metric",
             help="Metric of the experts per layer, such as top1 in the paper's Figure 1; default: that of --metric.",
-            show_default=False,
         ),
     ] = None,
     groups: Annotated[
@@ -105,7 +97,6 @@ def compare_languages(
             help="Experts of each side by group of languages too, such as resource classes: a language, a tab and its "
             "group a line, or {language: group} in .json.",
             metavar="FILE",
-            show_default=False,
         ),
     ] = None,
     families: Annotated[
@@ -114,7 +105,6 @@ def compare_languages(
             "--families",
             help="Colours of the trees in --plot and the report: a language, a tab and its family a line, or .json.",
             metavar="FILE",
-            show_default=False,
         ),
     ] = None,
     output: Annotated[
@@ -123,7 +113,6 @@ def compare_languages(
             "--output",
             "-o",
             help="The result. Default: languages.json; of texts texts.json.",
-            show_default=False,
         ),
     ] = None,
     outputs: Annotated[Outputs, Without({"output"})] = Outputs(output=Path("languages.json")),

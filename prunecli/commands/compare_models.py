@@ -40,7 +40,6 @@ def compare_models(
             callback=refuse_absent,
             help="The checkpoint to compare it with; default: CHECKPOINT is compared with itself, component by "
             "component.",
-            show_default=False,
         ),
     ] = None,
     benchmarks: Annotated[
@@ -51,7 +50,6 @@ def compare_models(
             metavar="CHECKPOINT",
             parser=checkpoint_path,
             callback=refuse_absent,
-            show_default=False,
         ),
     ] = None,
     random_baseline: Annotated[
@@ -61,7 +59,6 @@ def compare_models(
             min=1,
             help="Also the similarity to random weights of CHECKPOINT's architecture, the mean over so many seeds.",
             metavar="SEEDS",
-            show_default=False,
         ),
     ] = None,
     texts: Annotated[TextOptions, Without({"whole_files", "labelled"})] = TextOptions(split="test"),

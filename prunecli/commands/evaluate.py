@@ -51,7 +51,6 @@ def evaluate(
             min=1,
             metavar="N",
             help="lm: tokens from one window to the next, fewer for windows that overlap; default: context - 1.",
-            show_default=False,
         ),
     ] = None,
     continuations: Annotated[
@@ -71,7 +70,6 @@ def evaluate(
             min=1,
             metavar="N",
             help="Longest output; default: 3 x source tokens + 50 (--continuations: 64), within the model's positions.",
-            show_default=False,
         ),
     ] = None,
     spm: Annotated[
@@ -80,7 +78,6 @@ def evaluate(
             "--spm",
             callback=refuse_absent_text,
             help="FLORES-200's SentencePiece model, for spBLEU; default: where sacrebleu keeps it.",
-            show_default=False,
         ),
     ] = None,
     comet: Annotated[
@@ -89,7 +86,6 @@ def evaluate(
             "--comet",
             help="COMET too, by this model (Unbabel/wmt22-comet-da, or a .ckpt file); needs comet-score.",
             metavar="MODEL",
-            show_default=False,
         ),
     ] = None,
     bootstrap: Annotated[
@@ -118,7 +114,6 @@ def evaluate(
             help="Means by group of languages too, such as resource classes: a language, a tab and its group a line, "
             "or {language: group} in .json.",
             metavar="FILE",
-            show_default=False,
         ),
     ] = None,
     all_pairs: Annotated[
@@ -142,7 +137,6 @@ def evaluate(
             min=0,
             metavar="RATIO",
             help="End with status 1 if another checkpoint has less than this share of the first one's score.",
-            show_default=False,
         ),
     ] = None,
     least: Annotated[
@@ -151,7 +145,6 @@ def evaluate(
             "--min",
             metavar="SCORE=X",
             help="End with status 1 if a checkpoint's score is lower, such as chrF++=50; may be given again.",
-            show_default=False,
         ),
     ] = None,
     most: Annotated[
@@ -160,7 +153,6 @@ def evaluate(
             "--max",
             metavar="SCORE=X",
             help="End with status 1 if a checkpoint's score is higher, such as perplexity=20; may be given again.",
-            show_default=False,
         ),
     ] = None,
     demo: DemoOption = "translation",

@@ -16,16 +16,13 @@ if TYPE_CHECKING:
 
 
 def explain(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A result of prunecli.", show_default=False)
-    ],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A result of prunecli.")],
     what: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="WHAT",
             help='What to explain: expert 7 of layer 3; head 2 of decoder cross-attention layer 1; token "▁house"; '
             "default: where each layer was cut.",
-            show_default=False,
         ),
     ] = None,
     json: JsonOption = False,

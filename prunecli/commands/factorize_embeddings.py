@@ -39,7 +39,6 @@ def factorize_embeddings(
             "--map-dim",
             metavar="N",
             help="Width n of the table that is left. Default: about an eighth of the model's width.",
-            show_default=False,
         ),
     ] = None,
     expand_dim: Annotated[
@@ -48,12 +47,11 @@ def factorize_embeddings(
             "--expand-dim",
             metavar="K",
             help="Width k that its rows are expanded to. Default: about twice the model's width.",
-            show_default=False,
         ),
     ] = None,
     depth: Annotated[
         int | None,
-        typer.Option("--depth", metavar="L", help="Expansion layers. Default: 3.", show_default=False),
+        typer.Option("--depth", metavar="L", help="Expansion layers. Default: 3."),
     ] = None,
     max_groups: Annotated[
         int | None,
@@ -61,7 +59,6 @@ def factorize_embeddings(
             "--max-groups",
             metavar="G",
             help="Groups of the first layer; each further one has half as many. Default: 4.",
-            show_default=False,
         ),
     ] = None,
     kind: Annotated[
@@ -69,7 +66,6 @@ def factorize_embeddings(
         typer.Option(
             "--kind",
             help="define, one of the paper's ablations of it, or projective: no expansion at all. Default: define.",
-            show_default=False,
         ),
     ] = None,
     shared_blocks: Annotated[
@@ -92,7 +88,6 @@ def factorize_embeddings(
             "--side",
             help="Which tables. Default: both where input and output share one (one side alone then saves nothing), "
             "else the input's.",
-            show_default=False,
         ),
     ] = None,
     cache: Annotated[
@@ -110,12 +105,11 @@ def factorize_embeddings(
             "--split",
             metavar="A,B",
             help="Splits of --data whose tokens are counted. Default: train, val and dev, those that there are.",
-            show_default=False,
         ),
     ] = None,
     langs: Annotated[
         str | None,
-        typer.Option("--langs", metavar="A,B", help="Languages of --data; default: all.", show_default=False),
+        typer.Option("--langs", metavar="A,B", help="Languages of --data; default: all."),
     ] = None,
     text: TextFilesOption = None,
     epochs: Annotated[
@@ -126,7 +120,6 @@ def factorize_embeddings(
             metavar="N",
             help="Passes over the table at most; 0: the projective embedding as a unit. Default: as many as make a "
             "million rows, 4 to 60.",
-            show_default=False,
         ),
     ] = None,
     dtype: DtypeOption = None,
@@ -136,7 +129,6 @@ def factorize_embeddings(
             "--plot",
             metavar="FILE.png",
             help="Draw the correlations of the embedding's dimensions, by layers and groups too (Figures 7 to 11).",
-            show_default=False,
         ),
     ] = None,
     seed: SeedOption = 0,

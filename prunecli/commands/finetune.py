@@ -50,7 +50,6 @@ def finetune(
             metavar="CONFIG",
             help="Train random weights instead: a config.json of a known family, or a directory with one and a "
             "tokenizer.",
-            show_default=False,
         ),
     ] = None,
     tokenizer: Annotated[
@@ -59,7 +58,6 @@ def finetune(
             "--tokenizer",
             metavar="DIR",
             help="With --from-scratch: the tokenizer; default: that beside CONFIG.",
-            show_default=False,
         ),
     ] = None,
     teacher: Annotated[
@@ -70,7 +68,6 @@ def finetune(
             parser=checkpoint_path,
             callback=refuse_absent,
             help="Checkpoint to learn from, with the same vocabulary: the one that was reduced, say.",
-            show_default=False,
         ),
     ] = None,
     texts: Annotated[
@@ -110,18 +107,15 @@ def finetune(
             min=1,
             metavar="N",
             help=f"Updates. Default: {STEPS}, or until --minutes are over.",
-            show_default=False,
         ),
     ] = None,
     epochs: Annotated[
         float | None,
-        typer.Option("--epochs", metavar="E", help="Passes over the text instead.", show_default=False),
+        typer.Option("--epochs", metavar="E", help="Passes over the text instead."),
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(
-            "--minutes", metavar="M", help="Stop after so long, validations included.", show_default=False
-        ),
+        typer.Option("--minutes", metavar="M", help="Stop after so long, validations included."),
     ] = None,
     accumulate: Annotated[
         int, typer.Option("--accumulate", min=1, metavar="N", help="Batches of one update.")
@@ -133,7 +127,6 @@ def finetune(
             metavar="R",
             help="The highest, after the warm-up; then it falls with the inverse square root of the updates. "
             "Default: 1e-4; 7e-4 from scratch.",
-            show_default=False,
         ),
     ] = None,
     warmup: Annotated[
@@ -143,7 +136,6 @@ def finetune(
             min=0,
             metavar="N",
             help="Updates in which it rises. Default: 200; 4000 from scratch.",
-            show_default=False,
         ),
     ] = None,
     label_smoothing: Annotated[
@@ -154,7 +146,6 @@ def finetune(
             max=1.0,
             metavar="S",
             help="Of the cross-entropy. Default: 0.1.",
-            show_default=False,
         ),
     ] = None,
     distill: Annotated[
@@ -165,14 +156,11 @@ def finetune(
             max=1.0,
             metavar="W",
             help="Weight of the teacher's distribution; 1 - W is the cross-entropy's. Default with --teacher: 0.5.",
-            show_default=False,
         ),
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(
-            "--temperature", metavar="T", help="Of both distributions. Default: 1.", show_default=False
-        ),
+        typer.Option("--temperature", metavar="T", help="Of both distributions. Default: 1."),
     ] = None,
     hidden_weight: Annotated[
         float,
@@ -203,14 +191,11 @@ def finetune(
             min=1,
             metavar="N",
             help="Stop after N validations without a better one.",
-            show_default=False,
         ),
     ] = None,
     max_valid: Annotated[
         int | None,
-        typer.Option(
-            "--max-valid", min=1, metavar="N", help="Validate with the first N lines.", show_default=False
-        ),
+        typer.Option("--max-valid", min=1, metavar="N", help="Validate with the first N lines."),
     ] = None,
     seed: SeedOption = 0,
     dtype_out: DtypeOutOption = None,

@@ -28,7 +28,6 @@ DropoutOption = Annotated[
         max=0.99,
         metavar="P",
         help="Rate of all dropouts, in training alone. Default: config.json's.",
-        show_default=False,
     ),
 ]
 TrainOption = Annotated[TrainedPart, typer.Option("--train", help="What learns; all else stays as it is.")]
@@ -40,7 +39,6 @@ LoraOption = Annotated[
         metavar="R",
         help="Learn updates of rank R of attentions' and FFNs' linear layers instead, or with --train experts of "
         "experts, merged in the result; needs peft.",
-        show_default=False,
     ),
 ]
 CheckpointingOption = Annotated[
@@ -57,12 +55,11 @@ SaveEveryOption = Annotated[
         min=1,
         metavar="N",
         help="Also write the model after each N updates, as OUTPUT.steps/step-N.",
-        show_default=False,
     ),
 ]
 KeepAtOption = Annotated[
     str | None,
-    typer.Option("--keep-at", metavar="N,M", help="Also write it after these updates.", show_default=False),
+    typer.Option("--keep-at", metavar="N,M", help="Also write it after these updates."),
 ]
 DtypeOutOption = Annotated[
     str | None,
@@ -71,7 +68,6 @@ DtypeOutOption = Annotated[
         parser=dtype_out,
         metavar="TYPE",
         help="Type of the written weights: float16, bfloat16, float32; default: as stored.",
-        show_default=False,
     ),
 ]
 TrainingDtypeOption = Annotated[

@@ -51,7 +51,6 @@ def inspect(
             "--balance",
             help="For --fit: experts kept, encoder to decoder; default: as prune-experts.",
             metavar="E:D",
-            show_default=False,
         ),
     ] = None,
     round_to: Annotated[

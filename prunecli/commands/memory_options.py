@@ -20,7 +20,6 @@ MemoryOption = Annotated[
         "--memory",
         help="Run layer by layer within so much memory, such as 8GiB.",
         metavar="SIZE",
-        show_default=False,
     ),
 ]
 SpillDirOption = Annotated[
@@ -30,7 +29,6 @@ SpillDirOption = Annotated[
         help="With --memory: where a file goes for what the text's hidden states need beyond it; "
         "default: the folder for temporary files.",
         metavar="DIR",
-        show_default=False,
     ),
 ]
 

@@ -72,7 +72,6 @@ CheckpointArgument = Annotated[
         parser=checkpoint_path,
         callback=refuse_absent,
         help="Checkpoint directory, or a hub model (org/name); default: the bundled demo model.",
-        show_default=False,
     ),
 ]
 CheckpointsArgument = Annotated[
@@ -82,7 +81,6 @@ CheckpointsArgument = Annotated[
         parser=checkpoint_path,
         callback=refuse_absent,
         help="Checkpoint directories or hub models (org/name), the baseline first.",
-        show_default=False,
     ),
 ]
 DataOption = Annotated[
@@ -92,7 +90,6 @@ DataOption = Annotated[
         callback=refuse_absent_text,
         help="Directory of aligned text: SPLIT.LANG (val.eng_Latn) or FLORES-200's SPLIT/LANG.SPLIT, or "
         "these with .gz; default: the demo's text.",
-        show_default=False,
     ),
 ]
 SourceFileOption = Annotated[
@@ -124,7 +121,6 @@ TextFilesOption = Annotated[
         callback=refuse_absent_text,
         help="File of plain text; may be given again.",
         metavar="FILE",
-        show_default=False,
     ),
 ]
 NamedTextOption = Annotated[
@@ -136,7 +132,6 @@ NamedTextOption = Annotated[
         help="File of plain text, or hf://ORG/NAME:SPLIT[:1000]:COLUMN; may be given again. With NAME= what is "
         "measured is told apart by name.",
         metavar="[NAME=]FILE",
-        show_default=False,
     ),
 ]
 WholeFilesOption = Annotated[
@@ -145,7 +140,6 @@ WholeFilesOption = Annotated[
         "--whole-files/--lines",
         help="Each --text file is one document, cut into windows of --context, or each of its lines is a text. "
         "Default: whole files for causal language models, lines for all others.",
-        show_default=False,
     ),
 ]
 LabelledOption = Annotated[
@@ -155,7 +149,6 @@ LabelledOption = Annotated[
         callback=refuse_absent_text,
         help="Labelled text: label, tab, text, perhaps a tab and a second text; or JSON lines (label, text, text_b).",
         metavar="FILE",
-        show_default=False,
     ),
 ]
 ContextOption = Annotated[
@@ -165,10 +158,9 @@ ContextOption = Annotated[
         min=2,
         metavar="N",
         help="Plain text: tokens of a window. Default: what the model takes, 2,048 at most.",
-        show_default=False,
     ),
 ]
-_TASK = typer.Option("--task", help="What for; default: what the model is for.", show_default=False)
+_TASK = typer.Option("--task", help="What for; default: what the model is for.")
 TaskOption = Annotated[TaskName | None, _TASK]
 TrainingTaskOption = Annotated[TrainingTask | None, _TASK]
 BatchTokensOption = Annotated[
@@ -185,7 +177,6 @@ OrderOption = Annotated[
         "--order",
         help="Which layers share one, of six in three groups: 1 1 2 2 3 3, 1 2 3 1 2 3, or 1 2 3 3 2 1. Default: "
         "sequence.",
-        show_default=False,
     ),
 ]
 MaxSentencesOption = Annotated[
@@ -236,7 +227,6 @@ DtypeOption = Annotated[
         parser=written_dtype,
         help="Type of the written weights: float16, bfloat16, float32; default: as stored.",
         metavar="TYPE",
-        show_default=False,
     ),
 ]
 FitBatchOption = Annotated[
@@ -246,7 +236,6 @@ FitBatchOption = Annotated[
         min=1,
         metavar="N",
         help="For --fit: sentences or texts decoded at a time. Default: 1.",
-        show_default=False,
     ),
 ]
 FitBeamOption = Annotated[
@@ -256,7 +245,6 @@ FitBeamOption = Annotated[
         min=1,
         metavar="N",
         help="For --fit: beam size. Default: 4, of language models 1.",
-        show_default=False,
     ),
 ]
 FitLengthOption = Annotated[
@@ -266,7 +254,6 @@ FitLengthOption = Annotated[
         min=1,
         metavar="N",
         help="For --fit: tokens of a sentence. Default: 128; of language models 4,096, or all their positions.",
-        show_default=False,
     ),
 ]
 TableOption = Annotated[
@@ -275,7 +262,6 @@ TableOption = Annotated[
         "--table",
         help="Also write the tables, unrounded; the ending says how: .csv, .md, .tex.",
         metavar="FILE",
-        show_default=False,
     ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
@@ -296,7 +282,6 @@ CheckOption = Annotated[
         help="Text to measure the loss on before and after (some 2,000 tokens of it): a file of plain text, or for a "
         "model that translates a directory like that of --data. Default: where scores come from text, text like it.",
         metavar="TEXT",
-        show_default=False,
     ),
 ]
 ConfigOnlyOption = Annotated[

@@ -46,7 +46,6 @@ def prune_experts(
             metavar="FILE",
             help="Gate statistics of the checkpoint, or of the one that it was pruned from; several are "
             "merged. The authors' published files work too. Default: gates.json.",
-            show_default=False,
         ),
     ] = None,
     experts: Annotated[
@@ -56,7 +55,6 @@ def prune_experts(
             metavar="FILE",
             help="Ids of the experts to keep, instead of statistics: the authors' experts.json, a list, or "
             'what --dry-run --json printed, of which {"kept": {LAYER: [ids]}} is enough.',
-            show_default=False,
         ),
     ] = None,
     ratio: Annotated[
@@ -67,7 +65,6 @@ def prune_experts(
             metavar="R",
             help="Fraction of the experts to remove, counted from those that the checkpoint holds; never "
             "less is removed. Default: 0.8, of language models 0.25.",
-            show_default=False,
         ),
     ] = None,
     fit: Annotated[
@@ -77,7 +74,6 @@ def prune_experts(
             metavar="SIZE",
             help="Remove as few experts as fit in this memory (30GiB) while it decodes the load of the other "
             "--fit options, with 10% left free.",
-            show_default=False,
         ),
     ] = None,
     experts_per_layer: Annotated[
@@ -86,7 +82,6 @@ def prune_experts(
             "--experts-per-layer",
             metavar="E,D",
             help="Experts to keep in each encoder and decoder layer: 36,12; one number for all.",
-            show_default=False,
         ),
     ] = None,
     round_to: Annotated[
@@ -115,7 +110,6 @@ def prune_experts(
             metavar="N",
             help="Experts that the router picks for each token from now on: fewer are faster, and less good. "
             "Default: as many as before.",
-            show_default=False,
         ),
     ] = None,
     metric: Annotated[
@@ -126,7 +120,6 @@ def prune_experts(
             help="What makes an expert important: importance, top1, top2, load-balance, importance-vanilla; of "
             "language models also reap, ean, weighted-ean, frequency, seer, man, msan; of weights alone aimer; or, as "
             "a baseline, random. Default: importance; of language models reap.",
-            show_default=False,
         ),
     ] = None,
     strategy: Annotated[
@@ -144,7 +137,6 @@ def prune_experts(
             metavar="ENC:DEC",
             help="Encoder experts kept per decoder expert. Default: the paper's 3:1 for 128 experts a layer or more, "
             "else 1:1.",
-            show_default=False,
         ),
     ] = None,
     min_per_layer: Annotated[
@@ -155,7 +147,6 @@ def prune_experts(
             metavar="N",
             help="Experts to keep in each layer at least; default: 4 under a threshold, else what the "
             "router picks for a token.",
-            show_default=False,
         ),
     ] = None,
     granularity: Annotated[
@@ -165,16 +156,15 @@ def prune_experts(
             metavar="NAME",
             help="Which statistics are summed: language: the encoder's by source and the decoder's by target; pair: "
             "those of the pairs; global: all. Default: language with --source or --target, else global.",
-            show_default=False,
         ),
     ] = None,
     source: Annotated[
         str | None,
-        typer.Option("--source", metavar="A,B", help="Languages to translate from.", show_default=False),
+        typer.Option("--source", metavar="A,B", help="Languages to translate from."),
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option("--target", metavar="C,D", help="Languages to translate into.", show_default=False),
+        typer.Option("--target", metavar="C,D", help="Languages to translate into."),
     ] = None,
     texts: Annotated[
         str | None,
@@ -182,7 +172,6 @@ def prune_experts(
             "--for",
             metavar="A,B",
             help="Of language models: texts of the statistics that count; default: all.",
-            show_default=False,
         ),
     ] = None,
     min_tokens: Annotated[

@@ -36,7 +36,6 @@ def prune_ffn(
             parser=parse_share,
             metavar="R",
             help="Fraction of the hidden units to remove, of each FFN; never less is removed. Default: 0.25.",
-            show_default=False,
         ),
     ] = None,
     width: Annotated[
@@ -46,12 +45,11 @@ def prune_ffn(
             min=1,
             metavar="N",
             help="Hidden units that every FFN keeps, instead of --ratio.",
-            show_default=False,
         ),
     ] = None,
     side: Annotated[
         SideName | None,
-        typer.Option("--side", help="The only stack whose FFNs get narrower.", show_default=False),
+        typer.Option("--side", help="The only stack whose FFNs get narrower."),
     ] = None,
     per_layer: Annotated[
         bool,
@@ -68,7 +66,6 @@ def prune_ffn(
             help="What a unit is worth: activation, its root mean square on --data or --text; activation-norm, that "
             "times the norm of its output weights; norms, of all its weights, without text; random. Default: "
             "activation-norm.",
-            show_default=False,
         ),
     ] = None,
     round_to: Annotated[

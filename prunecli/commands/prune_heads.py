@@ -36,7 +36,6 @@ def prune_heads(
             metavar="FILE",
             help="Scores of the checkpoint's heads, or of those of the one that it was pruned from; several of the "
             "gradient method are merged. Default: heads.json.",
-            show_default=False,
         ),
     ] = None,
     heads: Annotated[
@@ -45,7 +44,6 @@ def prune_heads(
             "--heads",
             metavar="FILE",
             help="Ids of the heads to keep, instead of scores: what --dry-run --json printed.",
-            show_default=False,
         ),
     ] = None,
     ratio: Annotated[
@@ -56,14 +54,11 @@ def prune_heads(
             metavar="R",
             help="Fraction of the heads to remove, counted from those that the checkpoint holds; never less is "
             "removed. Default: 0.2.",
-            show_default=False,
         ),
     ] = None,
     count: Annotated[
         int | None,
-        typer.Option(
-            "--count", min=0, metavar="N", help="Heads to remove, instead of --ratio.", show_default=False
-        ),
+        typer.Option("--count", min=0, metavar="N", help="Heads to remove, instead of --ratio."),
     ] = None,
     attention: Annotated[
         str | None,
@@ -72,7 +67,6 @@ def prune_heads(
             metavar="KINDS",
             help="Which attentions may lose heads: encoder, decoder (self-attention), cross, comma-separated; the "
             "ratio counts their heads alone. Default: all.",
-            show_default=False,
         ),
     ] = None,
     min_per_layer: Annotated[
@@ -95,7 +89,6 @@ def prune_heads(
             "--normalize",
             help="Divide scores by the l2 norm over their layer, or compare them as they are. Default: per-layer; "
             "none for scores of --method ablation.",
-            show_default=False,
         ),
     ] = None,
     dtype: DtypeOption = None,

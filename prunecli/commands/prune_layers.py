@@ -38,30 +38,23 @@ def prune_layers(
             metavar="R",
             help="Fraction of the layers to remove, encoder and decoder ranked together; never less is removed. "
             "Default: 0.25.",
-            show_default=False,
         ),
     ] = None,
     count: Annotated[
         int | None,
-        typer.Option(
-            "--count", min=0, metavar="N", help="Layers to remove, instead of --ratio.", show_default=False
-        ),
+        typer.Option("--count", min=0, metavar="N", help="Layers to remove, instead of --ratio."),
     ] = None,
     side: Annotated[
         SideName | None,
-        typer.Option("--side", help="The only stack that --ratio or --count count in.", show_default=False),
+        typer.Option("--side", help="The only stack that --ratio or --count count in."),
     ] = None,
     encoder: Annotated[
         int | None,
-        typer.Option(
-            "--encoder", min=0, metavar="N", help="Layers that the encoder loses.", show_default=False
-        ),
+        typer.Option("--encoder", min=0, metavar="N", help="Layers that the encoder loses."),
     ] = None,
     decoder: Annotated[
         int | None,
-        typer.Option(
-            "--decoder", min=0, metavar="N", help="Layers that the decoder loses.", show_default=False
-        ),
+        typer.Option("--decoder", min=0, metavar="N", help="Layers that the decoder loses."),
     ] = None,
     layers: Annotated[
         str | None,
@@ -69,7 +62,6 @@ def prune_layers(
             "--layers",
             metavar="LIST",
             help="The layers to remove, by number from 0: 3,7-9; of a model with both stacks encoder:3,decoder:1-2.",
-            show_default=False,
         ),
     ] = None,
     keep: Annotated[
@@ -78,7 +70,6 @@ def prune_layers(
             "--keep",
             metavar="LIST",
             help="The layers to keep, written like --layers; a stack that it does not name keeps all.",
-            show_default=False,
         ),
     ] = None,
     metric: Annotated[
@@ -89,7 +80,6 @@ def prune_layers(
             "that of the text rises without it; embedding, how far the text's vector moves without it; last, how near "
             "it is to the beginning; random. The first four run the model on --data or --text. Default: cosine; for a "
             "model without a head embedding.",
-            show_default=False,
         ),
     ] = None,
     contiguous: Annotated[

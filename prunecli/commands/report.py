@@ -22,7 +22,6 @@ def report(
         typer.Argument(
             metavar="DIR",
             help="Directory of results and checkpoints; default: this one.",
-            show_default=False,
         ),
     ] = None,
     originals: Annotated[
@@ -41,7 +40,6 @@ def report(
             "--output",
             "-o",
             help="The page; - for stdout. Default: report.html; none with --json.",
-            show_default=False,
         ),
     ] = None,
     force: ForceOption = False,

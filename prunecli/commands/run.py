@@ -29,7 +29,6 @@ def run(
         typer.Argument(
             metavar="RECIPE",
             help="A YAML file, or the name of a recipe that comes with prunecli.",
-            show_default=False,
         ),
     ] = None,
     assignments: Annotated[

@@ -47,7 +47,6 @@ def score_heads(
             "--importance",
             help="What gradient takes the absolute value of: the sum over each example's tokens, as eq. 2 says, or "
             "each token, as the authors' code does; default: example.",
-            show_default=False,
         ),
     ] = None,
     metric: Annotated[
@@ -56,7 +55,6 @@ def score_heads(
             "--metric",
             help="The score of ablation and all-but-one; default: chrf++, accuracy, cosine or loss, by task; loss is "
             "fast.",
-            show_default=False,
         ),
     ] = None,
     beam: Annotated[int, typer.Option("--beam", min=1, help="Beams per sentence for chrf++ and bleu.")] = 4,
@@ -67,12 +65,11 @@ def score_heads(
             callback=refuse_absent_text,
             help="all-but-one: choose the best heads on this text (a directory as --data, or a file as --text or "
             "--labelled), report them on the other.",
-            show_default=False,
         ),
     ] = None,
     select_split: Annotated[
         str | None,
-        typer.Option("--select-split", help="The same, by split of the text.", show_default=False),
+        typer.Option("--select-split", help="The same, by split of the text."),
     ] = None,
     bootstrap: Annotated[
         int, typer.Option("--bootstrap", min=1, help="Resamples of the significance test of chrf++ and bleu.")

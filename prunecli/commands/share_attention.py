@@ -38,24 +38,19 @@ def share_attention(
             help="What happens to self-attention, in the paper's words: SharedEnc, SharedDec, SharedEncSharedDec, "
             "NoEnc, NoDec, NoEncNoDec, SharedEncNoDec. Default, where none of the four is given: SharedEncSharedDec, "
             "or Shared of a model with one side.",
-            show_default=False,
         ),
     ] = None,
     encoder: Annotated[
         Treatment | None,
-        typer.Option(
-            "--encoder", help="The encoder's self-attention, instead of --config.", show_default=False
-        ),
+        typer.Option("--encoder", help="The encoder's self-attention, instead of --config."),
     ] = None,
     decoder: Annotated[
         Treatment | None,
-        typer.Option(
-            "--decoder", help="The decoder's self-attention, instead of --config.", show_default=False
-        ),
+        typer.Option("--decoder", help="The decoder's self-attention, instead of --config."),
     ] = None,
     cross: Annotated[
         Treatment | None,
-        typer.Option("--cross", help="Cross-attention. Default: keep.", show_default=False),
+        typer.Option("--cross", help="Cross-attention. Default: keep."),
     ] = None,
     init: Annotated[
         Init | None,
@@ -63,7 +58,6 @@ def share_attention(
             "--init",
             help="What a shared attention is made of: the mean of those that it stands for, the first, or the last. "
             "Default: mean.",
-            show_default=False,
         ),
     ] = None,
     groups: Annotated[
@@ -73,7 +67,6 @@ def share_attention(
             metavar="N[,M[,K]]",
             help="Shared attentions of each kind; or of the encoder and of the decoder; or of these and of "
             "cross-attention. Default: 1.",
-            show_default=False,
         ),
     ] = None,
     order: OrderOption = None,

@@ -34,16 +34,15 @@ def share_ffn(
             help="A configuration of the paper: SharedEnc, SharedDec, SharedEncSharedDec, SharedEncDec, NoEnc, NoDec, "
             "NoEncNoDec, SharedEncNoDec, OneWide. Default: SharedEncNoDec; SharedEnc or SharedDec of a model with "
             "one side.",
-            show_default=False,
         ),
     ] = None,
     encoder: Annotated[
         Treatment | None,
-        typer.Option("--encoder", help="The encoder's FFNs, instead of --config.", show_default=False),
+        typer.Option("--encoder", help="The encoder's FFNs, instead of --config."),
     ] = None,
     decoder: Annotated[
         Treatment | None,
-        typer.Option("--decoder", help="The decoder's FFNs, instead of --config.", show_default=False),
+        typer.Option("--decoder", help="The decoder's FFNs, instead of --config."),
     ] = None,
     width: Annotated[
         str | None,
@@ -52,7 +51,6 @@ def share_ffn(
             metavar="N|match",
             help="Hidden units of a shared FFN; match: as many as all that it stands for have together. Default: as "
             "--init makes it.",
-            show_default=False,
         ),
     ] = None,
     init: Annotated[
@@ -61,7 +59,6 @@ def share_ffn(
             "--init",
             help="How a shared FFN is made of those that it stands for: the mean of their weights, the first, the "
             "last, or all side by side. Default: concat where --width is larger than theirs, else mean.",
-            show_default=False,
         ),
     ] = None,
     scale: Annotated[
@@ -70,7 +67,6 @@ def share_ffn(
             "--scale",
             help="Factor of a shared FFN's output. Default: 1; for concat of k 1/k: the mean of their outputs, not "
             "the sum.",
-            show_default=False,
         ),
     ] = None,
     groups: Annotated[
@@ -79,7 +75,6 @@ def share_ffn(
             "--groups",
             metavar="N[,M]",
             help="Shared FFNs of a side; or of the encoder, and of the decoder. Default: 1.",
-            show_default=False,
         ),
     ] = None,
     order: OrderOption = None,
@@ -89,7 +84,6 @@ def share_ffn(
             "--keep-units",
             help="Which hidden units stay where an FFN gets narrower: those of the largest weights, or those that are "
             "most active on --data or --text (runs the model). Default: activations.",
-            show_default=False,
         ),
     ] = None,
     texts: Annotated[TextOptions, UNLABELLED] = TextOptions(),

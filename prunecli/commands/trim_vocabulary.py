@@ -41,7 +41,6 @@ def trim_vocabulary(
             "--split",
             metavar="A,B",
             help="Splits of the text. Default: train, val and dev, those that there are.",
-            show_default=False,
         ),
     ] = None,
     langs: Annotated[
@@ -50,7 +49,6 @@ def trim_vocabulary(
             "--langs",
             metavar="A,B",
             help="Languages of --data whose text is read; default: all. The codes of other languages stay too.",
-            show_default=False,
         ),
     ] = None,
     text: TextFilesOption = None,
@@ -69,7 +67,6 @@ def trim_vocabulary(
             "--keep",
             metavar="FILE",
             help="Further tokens to keep, one a line, as the tokenizer writes them.",
-            show_default=False,
         ),
     ] = None,
     multiple_of: Annotated[
