@@ -41,36 +41,30 @@ def bench_latency(
     sentences: Annotated[
         int | None,
         typer.Option(
-            "--sentences",
             min=1,
-            metavar="N",
             help=f"Sentences, examples or prompts per run. Default: {USUAL}.",
         ),
     ] = None,
     batch_size: Annotated[
         str,
-        typer.Option("--batch-size", help="Sentences at a time; a list for several.", metavar="N,…"),
+        typer.Option(help="Sentences at a time; a list for several.", metavar="N,…"),
     ] = "1",
     beam: Annotated[
         str | None,
         typer.Option(
-            "--beam",
             help="Translation: beam size, a list for several; default: 5.",
             metavar="N,…",
         ),
     ] = None,
     new_tokens: Annotated[
         int,
-        typer.Option(
-            "--new-tokens", min=2, help="Tokens generated per sentence or prompt, the same for all."
-        ),
+        typer.Option(min=2, help="Tokens generated per sentence or prompt, the same for all."),
     ] = 32,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="Timed runs.")] = 5,
-    warm_up: Annotated[int, typer.Option("--warm-up", min=0, help="Runs before them that do not count.")] = 1,
+    runs: Annotated[int, typer.Option(min=1, help="Timed runs.")] = 5,
+    warm_up: Annotated[int, typer.Option(min=0, help="Runs before them that do not count.")] = 1,
     threads: Annotated[
         int | None,
         typer.Option(
-            "--threads",
             min=1,
             help="CPU threads. Default: one for small models, else as many as there are idle cores.",
         ),

@@ -38,17 +38,14 @@ def collect_gates(
     mode: Annotated[
         Mode | None,
         typer.Option(
-            "--mode",
             help="forced: run on the reference, fast; beam: search. Default: forced.",
         ),
     ] = None,
-    beam: Annotated[int, typer.Option("--beam", min=2, help="Beams per sentence with --mode beam.")] = 4,
+    beam: Annotated[int, typer.Option(min=2, help="Beams per sentence with --mode beam.")] = 4,
     text: NamedTextOption = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(
-            "--max-tokens", min=1, metavar="N", help="Use only the first N tokens of each --text name."
-        ),
+        typer.Option(min=1, help="Use only the first N tokens of each --text name."),
     ] = None,
     mean_outputs: Annotated[
         bool,

@@ -33,7 +33,6 @@ def compare_languages(
     ratio: Annotated[
         float,
         typer.Option(
-            "--ratio",
             parser=parse_share,
             metavar="R",
             help="Fraction of the experts removed, in [0, 1), such as 0.75 or 75%.",
@@ -42,14 +41,12 @@ def compare_languages(
     metric: Annotated[
         str | None,
         typer.Option(
-            "--metric",
             help="As of prune-experts. Default: importance; of language models reap.",
         ),
     ] = None,
     strategy: Annotated[
         str | None,
         typer.Option(
-            "--strategy",
             help="What selects these sets: side-threshold (default), global-threshold, per-layer; of texts per-layer "
             "alone.",
         ),
@@ -57,7 +54,6 @@ def compare_languages(
     balance: Annotated[
         str | None,
         typer.Option(
-            "--balance",
             help="Encoder experts to decoder experts in these sets. Default: 1:1.",
             metavar="E:D",
         ),
@@ -65,14 +61,13 @@ def compare_languages(
     min_per_layer: Annotated[
         int | None,
         typer.Option(
-            "--min-per-layer",
             min=1,
             help="Experts that every layer keeps. Default: 4; of texts what the router picks for a token.",
         ),
     ] = None,
     linkage: Annotated[
         str,
-        typer.Option("--linkage", help="How clusters of languages join: ward, average, complete, single."),
+        typer.Option(help="How clusters of languages join: ward, average, complete, single."),
     ] = "ward",
     langs: LangsOption = None,
     texts: Annotated[
@@ -86,14 +81,12 @@ def compare_languages(
     layer_metric: Annotated[
         str | None,
         typer.Option(
-            "--layer-metric",
             help="Metric of the experts per layer, such as top1 in the paper's Figure 1; default: that of --metric.",
         ),
     ] = None,
     groups: Annotated[
         Path | None,
         typer.Option(
-            "--groups",
             help="Experts of each side by group of languages too, such as resource classes: a language, a tab and its "
             "group a line, or {language: group} in .json.",
             metavar="FILE",
@@ -102,7 +95,6 @@ def compare_languages(
     families: Annotated[
         Path | None,
         typer.Option(
-            "--families",
             help="Colours of the trees in --plot and the report: a language, a tab and its family a line, or .json.",
             metavar="FILE",
         ),

@@ -45,7 +45,6 @@ def compare_models(
     benchmarks: Annotated[
         list[Path] | None,
         typer.Option(
-            "--benchmarks",
             help="Checkpoints like CHECKPOINT from other seeds: their similarity to it is 100%; may be given again.",
             metavar="CHECKPOINT",
             parser=checkpoint_path,
@@ -55,7 +54,6 @@ def compare_models(
     random_baseline: Annotated[
         int | None,
         typer.Option(
-            "--random-baseline",
             min=1,
             help="Also the similarity to random weights of CHECKPOINT's architecture, the mean over so many seeds.",
             metavar="SEEDS",
@@ -64,13 +62,11 @@ def compare_models(
     texts: Annotated[TextOptions, Without({"whole_files", "labelled"})] = TextOptions(split="test"),
     measure: Annotated[
         MeasureChoice,
-        typer.Option("--measure", help="cka: linear CKA; lns: local neighbourhood similarity."),
+        typer.Option(help="cka: linear CKA; lns: local neighbourhood similarity."),
     ] = "both",
     neighbours: Annotated[
         float,
-        typer.Option(
-            "--neighbours", min=0.0, max=1.0, help="Neighbours of LNS, as a share of the sentences."
-        ),
+        typer.Option(min=0.0, max=1.0, help="Neighbours of LNS, as a share of the sentences."),
     ] = 0.05,
     dtype: ComputeDtypeOption = "auto",
     outputs: Annotated[

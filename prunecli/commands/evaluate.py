@@ -47,35 +47,28 @@ def evaluate(
     stride: Annotated[
         int | None,
         typer.Option(
-            "--stride",
             min=1,
-            metavar="N",
             help="lm: tokens from one window to the next, fewer for windows that overlap; default: context - 1.",
         ),
     ] = None,
     continuations: Annotated[
         int,
         typer.Option(
-            "--continuations",
             min=0,
-            metavar="N",
             help="lm: from N prompts of each text, how far greedy continuations agree with the first checkpoint's.",
         ),
     ] = 0,
-    beam: Annotated[int, typer.Option("--beam", min=1, help="Beam size; 1 is greedy search.")] = 4,
+    beam: Annotated[int, typer.Option(min=1, help="Beam size; 1 is greedy search.")] = 4,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
-            "--max-new-tokens",
             min=1,
-            metavar="N",
             help="Longest output; default: 3 x source tokens + 50 (--continuations: 64), within the model's positions.",
         ),
     ] = None,
     spm: Annotated[
         Path | None,
         typer.Option(
-            "--spm",
             callback=refuse_absent_text,
             help="FLORES-200's SentencePiece model, for spBLEU; default: where sacrebleu keeps it.",
         ),
@@ -83,25 +76,21 @@ def evaluate(
     comet: Annotated[
         str | None,
         typer.Option(
-            "--comet",
             help="COMET too, by this model (Unbabel/wmt22-comet-da, or a .ckpt file); needs comet-score.",
             metavar="MODEL",
         ),
     ] = None,
     bootstrap: Annotated[
-        int, typer.Option("--bootstrap", min=0, help="Resamples of the significance test; 0: no test.")
+        int, typer.Option(min=0, help="Resamples of the significance test; 0: no test.")
     ] = 1000,
     significance: Annotated[
         float,
-        typer.Option(
-            "--significance", metavar="LEVEL", help="A difference counts as significant below this p-value."
-        ),
+        typer.Option(metavar="LEVEL", help="A difference counts as significant below this p-value."),
     ] = 0.05,
     seed: SeedOption = 12345,
     hypotheses: Annotated[
         Path | None,
         typer.Option(
-            "--hypotheses",
             help="Keep the outputs, SPLIT.PAIR.hyp in a folder for each checkpoint.",
             metavar="DIR",
         ),
@@ -109,7 +98,6 @@ def evaluate(
     groups: Annotated[
         Path | None,
         typer.Option(
-            "--groups",
             callback=refuse_absent_text,
             help="Means by group of languages too, such as resource classes: a language, a tab and its group a line, "
             "or {language: group} in .json.",
@@ -123,9 +111,7 @@ def evaluate(
     examples: Annotated[
         int,
         typer.Option(
-            "--examples",
             min=0,
-            metavar="N",
             help="Number of inputs to show with all outputs, those where the outputs differ most (lm: with "
             "--continuations).",
         ),
@@ -133,7 +119,6 @@ def evaluate(
     min_ratio: Annotated[
         float | None,
         typer.Option(
-            "--min-ratio",
             min=0,
             metavar="RATIO",
             help="End with status 1 if another checkpoint has less than this share of the first one's score.",

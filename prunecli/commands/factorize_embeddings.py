@@ -36,27 +36,23 @@ def factorize_embeddings(
     map_dim: Annotated[
         int | None,
         typer.Option(
-            "--map-dim",
-            metavar="N",
             help="Width n of the table that is left. Default: about an eighth of the model's width.",
         ),
     ] = None,
     expand_dim: Annotated[
         int | None,
         typer.Option(
-            "--expand-dim",
             metavar="K",
             help="Width k that its rows are expanded to. Default: about twice the model's width.",
         ),
     ] = None,
     depth: Annotated[
         int | None,
-        typer.Option("--depth", metavar="L", help="Expansion layers. Default: 3."),
+        typer.Option(metavar="L", help="Expansion layers. Default: 3."),
     ] = None,
     max_groups: Annotated[
         int | None,
         typer.Option(
-            "--max-groups",
             metavar="G",
             help="Groups of the first layer; each further one has half as many. Default: 4.",
         ),
@@ -64,7 +60,6 @@ def factorize_embeddings(
     kind: Annotated[
         UnitKind | None,
         typer.Option(
-            "--kind",
             help="define, one of the paper's ablations of it, or projective: no expansion at all. Default: define.",
         ),
     ] = None,
@@ -85,7 +80,6 @@ def factorize_embeddings(
     side: Annotated[
         SideName | None,
         typer.Option(
-            "--side",
             help="Which tables. Default: both where input and output share one (one side alone then saves nothing), "
             "else the input's.",
         ),
@@ -102,22 +96,19 @@ def factorize_embeddings(
     split: Annotated[
         str | None,
         typer.Option(
-            "--split",
             metavar="A,B",
             help="Splits of --data whose tokens are counted. Default: train, val and dev, those that there are.",
         ),
     ] = None,
     langs: Annotated[
         str | None,
-        typer.Option("--langs", metavar="A,B", help="Languages of --data; default: all."),
+        typer.Option(metavar="A,B", help="Languages of --data; default: all."),
     ] = None,
     text: TextFilesOption = None,
     epochs: Annotated[
         int | None,
         typer.Option(
-            "--epochs",
             min=0,
-            metavar="N",
             help="Passes over the table at most; 0: the projective embedding as a unit. Default: as many as make a "
             "million rows, 4 to 60.",
         ),
@@ -126,7 +117,6 @@ def factorize_embeddings(
     plot: Annotated[
         Path | None,
         typer.Option(
-            "--plot",
             metavar="FILE.png",
             help="Draw the correlations of the embedding's dimensions, by layers and groups too (Figures 7 to 11).",
         ),

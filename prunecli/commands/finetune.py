@@ -46,7 +46,6 @@ def finetune(
     from_scratch: Annotated[
         Path | None,
         typer.Option(
-            "--from-scratch",
             metavar="CONFIG",
             help="Train random weights instead: a config.json of a known family, or a directory with one and a "
             "tokenizer.",
@@ -55,7 +54,6 @@ def finetune(
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            "--tokenizer",
             metavar="DIR",
             help="With --from-scratch: the tokenizer; default: that beside CONFIG.",
         ),
@@ -63,7 +61,6 @@ def finetune(
     teacher: Annotated[
         Path | None,
         typer.Option(
-            "--teacher",
             metavar="CHECKPOINT",
             parser=checkpoint_path,
             callback=refuse_absent,
@@ -82,18 +79,15 @@ def finetune(
     ] = TextOptions(split="train"),
     valid_split: Annotated[
         str | None,
-        typer.Option("--valid-split", help="Split to validate with. Default: val, where there is one."),
+        typer.Option(help="Split to validate with. Default: val, where there is one."),
     ] = None,
     valid_text: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--valid-text", callback=refuse_absent_text, metavar="FILE", help="Plain text to validate with."
-        ),
+        typer.Option(callback=refuse_absent_text, metavar="FILE", help="Plain text to validate with."),
     ] = None,
     valid_labelled: Annotated[
         Path | None,
         typer.Option(
-            "--valid-labelled",
             callback=refuse_absent_text,
             metavar="FILE",
             help="Labelled text to validate with.",
@@ -103,27 +97,22 @@ def finetune(
     steps: Annotated[
         int | None,
         typer.Option(
-            "--steps",
             min=1,
-            metavar="N",
             help=f"Updates. Default: {STEPS}, or until --minutes are over.",
         ),
     ] = None,
     epochs: Annotated[
         float | None,
-        typer.Option("--epochs", metavar="E", help="Passes over the text instead."),
+        typer.Option(metavar="E", help="Passes over the text instead."),
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option("--minutes", metavar="M", help="Stop after so long, validations included."),
+        typer.Option(metavar="M", help="Stop after so long, validations included."),
     ] = None,
-    accumulate: Annotated[
-        int, typer.Option("--accumulate", min=1, metavar="N", help="Batches of one update.")
-    ] = 1,
+    accumulate: Annotated[int, typer.Option(min=1, help="Batches of one update.")] = 1,
     learning_rate: Annotated[
         float | None,
         typer.Option(
-            "--learning-rate",
             metavar="R",
             help="The highest, after the warm-up; then it falls with the inverse square root of the updates. "
             "Default: 1e-4; 7e-4 from scratch.",
@@ -132,16 +121,13 @@ def finetune(
     warmup: Annotated[
         int | None,
         typer.Option(
-            "--warmup",
             min=0,
-            metavar="N",
             help="Updates in which it rises. Default: 200; 4000 from scratch.",
         ),
     ] = None,
     label_smoothing: Annotated[
         float | None,
         typer.Option(
-            "--label-smoothing",
             min=0.0,
             max=1.0,
             metavar="S",
@@ -151,7 +137,6 @@ def finetune(
     distill: Annotated[
         float | None,
         typer.Option(
-            "--distill",
             min=0.0,
             max=1.0,
             metavar="W",
@@ -160,15 +145,13 @@ def finetune(
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option("--temperature", metavar="T", help="Of both distributions. Default: 1."),
+        typer.Option(metavar="T", help="Of both distributions. Default: 1."),
     ] = None,
     hidden_weight: Annotated[
         float,
-        typer.Option("--hidden-weight", min=0.0, help="Weight of the distance to its last hidden states."),
+        typer.Option(min=0.0, help="Weight of the distance to its last hidden states."),
     ] = 0.0,
-    clip_norm: Annotated[
-        float, typer.Option("--clip-norm", min=0.0, help="Longest gradient of an update; 0: any.")
-    ] = 1.0,
+    clip_norm: Annotated[float, typer.Option(min=0.0, help="Longest gradient of an update; 0: any.")] = 1.0,
     dtype: TrainingDtypeOption = "auto",
     dropout: DropoutOption = None,
     train: TrainOption = "all",
@@ -176,32 +159,28 @@ def finetune(
     gradient_checkpointing: CheckpointingOption = False,
     eval_every: Annotated[
         int,
-        typer.Option(
-            "--eval-every", min=1, metavar="N", help="Updates between validations; the state is kept too."
-        ),
+        typer.Option(min=1, help="Updates between validations; the state is kept too."),
     ] = 500,
     metric: Annotated[
-        Literal["loss", "chrf++"], typer.Option("--metric", help="By which the best model is chosen.")
+        Literal["loss", "chrf++"], typer.Option(help="By which the best model is chosen.")
     ] = "loss",
-    beam: Annotated[int, typer.Option("--beam", min=1, help="Beams of the translations for chrf++.")] = 1,
+    beam: Annotated[int, typer.Option(min=1, help="Beams of the translations for chrf++.")] = 1,
     patience: Annotated[
         int | None,
         typer.Option(
-            "--patience",
             min=1,
-            metavar="N",
             help="Stop after N validations without a better one.",
         ),
     ] = None,
     max_valid: Annotated[
         int | None,
-        typer.Option("--max-valid", min=1, metavar="N", help="Validate with the first N lines."),
+        typer.Option(min=1, help="Validate with the first N lines."),
     ] = None,
     seed: SeedOption = 0,
     dtype_out: DtypeOutOption = None,
     resume: Annotated[
         Literal["auto", "never"],
-        typer.Option("--resume", help="auto: go on where the same command was interrupted."),
+        typer.Option(help="auto: go on where the same command was interrupted."),
     ] = "auto",
     keep_state: Annotated[
         bool, typer.Option("--keep-state", help="Keep OUTPUT.training, from which --steps can go further.")

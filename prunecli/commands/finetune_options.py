@@ -53,7 +53,6 @@ SaveEveryOption = Annotated[
     typer.Option(
         "--save-every",
         min=1,
-        metavar="N",
         help="Also write the model after each N updates, as OUTPUT.steps/step-N.",
     ),
 ]

@@ -36,19 +36,17 @@ def inspect(
     fit: Annotated[
         str | None,
         typer.Option(
-            "--fit",
             help="Memory, such as 32GiB: what fits in it (whole, pruned, layer by layer), and how long a pass takes.",
             metavar="SIZE",
         ),
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", help="For --fit: type of the weights; default: as stored.", metavar="TYPE"),
+        typer.Option(help="For --fit: type of the weights; default: as stored.", metavar="TYPE"),
     ] = None,
     balance: Annotated[
         str | None,
         typer.Option(
-            "--balance",
             help="For --fit: experts kept, encoder to decoder; default: as prune-experts.",
             metavar="E:D",
         ),
@@ -56,10 +54,8 @@ def inspect(
     round_to: Annotated[
         int,
         typer.Option(
-            "--round-to",
             min=1,
             help="For --fit: experts kept are a multiple of N, as in prune-experts.",
-            metavar="N",
             show_default=False,
         ),
     ] = 1,

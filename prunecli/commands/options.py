@@ -156,7 +156,6 @@ ContextOption = Annotated[
     typer.Option(
         "--context",
         min=2,
-        metavar="N",
         help="Plain text: tokens of a window. Default: what the model takes, 2,048 at most.",
     ),
 ]
@@ -185,7 +184,6 @@ MaxSentencesOption = Annotated[
         "--max-sentences",
         min=1,
         help="Use only the first N sentences; of --text the first N lines, with --whole-files too.",
-        metavar="N",
     ),
 ]
 AllOption = Annotated[
@@ -234,7 +232,6 @@ FitBatchOption = Annotated[
     typer.Option(
         "--fit-batch",
         min=1,
-        metavar="N",
         help="For --fit: sentences or texts decoded at a time. Default: 1.",
     ),
 ]
@@ -243,7 +240,6 @@ FitBeamOption = Annotated[
     typer.Option(
         "--fit-beam",
         min=1,
-        metavar="N",
         help="For --fit: beam size. Default: 4, of language models 1.",
     ),
 ]
@@ -252,7 +248,6 @@ FitLengthOption = Annotated[
     typer.Option(
         "--fit-length",
         min=1,
-        metavar="N",
         help="For --fit: tokens of a sentence. Default: 128; of language models 4,096, or all their positions.",
     ),
 ]

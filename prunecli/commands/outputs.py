@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Outputs:
     """The options that say where a result goes."""
 
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Also draw it all.")] = None
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Also draw it all.")] = None
     table: TableOption = None
     output: Annotated[Path, typer.Option("--output", "-o", help="The result.")]
     force: ForceOption = False

@@ -42,7 +42,6 @@ def prune_experts(
     gates: Annotated[
         list[Path] | None,
         typer.Option(
-            "--gates",
             metavar="FILE",
             help="Gate statistics of the checkpoint, or of the one that it was pruned from; several are "
             "merged. The authors' published files work too. Default: gates.json.",
@@ -51,7 +50,6 @@ def prune_experts(
     experts: Annotated[
         Path | None,
         typer.Option(
-            "--experts",
             metavar="FILE",
             help="Ids of the experts to keep, instead of statistics: the authors' experts.json, a list, or "
             'what --dry-run --json printed, of which {"kept": {LAYER: [ids]}} is enough.',
@@ -60,7 +58,6 @@ def prune_experts(
     ratio: Annotated[
         float | None,
         typer.Option(
-            "--ratio",
             parser=parse_share,
             metavar="R",
             help="Fraction of the experts to remove, counted from those that the checkpoint holds; never "
@@ -70,7 +67,6 @@ def prune_experts(
     fit: Annotated[
         str | None,
         typer.Option(
-            "--fit",
             metavar="SIZE",
             help="Remove as few experts as fit in this memory (30GiB) while it decodes the load of the other "
             "--fit options, with 10% left free.",
@@ -79,7 +75,6 @@ def prune_experts(
     experts_per_layer: Annotated[
         str | None,
         typer.Option(
-            "--experts-per-layer",
             metavar="E,D",
             help="Experts to keep in each encoder and decoder layer: 36,12; one number for all.",
         ),
@@ -87,16 +82,13 @@ def prune_experts(
     round_to: Annotated[
         int,
         typer.Option(
-            "--round-to",
             min=1,
-            metavar="N",
             help="Keep a multiple of N experts in each layer, which some kernels need (4, 8).",
         ),
     ] = 1,
     mtp: Annotated[
         Predicting,
         typer.Option(
-            "--mtp",
             metavar="prune|drop",
             help="Layers that predict further tokens: prune their experts too, by their weights alone (aimer), or drop "
             "the layers.",
@@ -105,9 +97,7 @@ def prune_experts(
     active: Annotated[
         int | None,
         typer.Option(
-            "--active",
             min=1,
-            metavar="N",
             help="Experts that the router picks for each token from now on: fewer are faster, and less good. "
             "Default: as many as before.",
         ),
@@ -115,7 +105,6 @@ def prune_experts(
     metric: Annotated[
         MetricName | None,
         typer.Option(
-            "--metric",
             metavar="NAME",
             help="What makes an expert important: importance, top1, top2, load-balance, importance-vanilla; of "
             "language models also reap, ean, weighted-ean, frequency, seer, man, msan; of weights alone aimer; or, as "
@@ -125,7 +114,6 @@ def prune_experts(
     strategy: Annotated[
         Strategy,
         typer.Option(
-            "--strategy",
             metavar="NAME",
             help="per-layer: fixed numbers; global-threshold, side-threshold: one for the model or for each side.",
         ),
@@ -133,7 +121,6 @@ def prune_experts(
     balance: Annotated[
         str | None,
         typer.Option(
-            "--balance",
             metavar="ENC:DEC",
             help="Encoder experts kept per decoder expert. Default: the paper's 3:1 for 128 experts a layer or more, "
             "else 1:1.",
@@ -142,9 +129,7 @@ def prune_experts(
     min_per_layer: Annotated[
         int | None,
         typer.Option(
-            "--min-per-layer",
             min=1,
-            metavar="N",
             help="Experts to keep in each layer at least; default: 4 under a threshold, else what the "
             "router picks for a token.",
         ),
@@ -152,7 +137,6 @@ def prune_experts(
     granularity: Annotated[
         Granularity | None,
         typer.Option(
-            "--granularity",
             metavar="NAME",
             help="Which statistics are summed: language: the encoder's by source and the decoder's by target; pair: "
             "those of the pairs; global: all. Default: language with --source or --target, else global.",
@@ -160,11 +144,11 @@ def prune_experts(
     ] = None,
     source: Annotated[
         str | None,
-        typer.Option("--source", metavar="A,B", help="Languages to translate from."),
+        typer.Option(metavar="A,B", help="Languages to translate from."),
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option("--target", metavar="C,D", help="Languages to translate into."),
+        typer.Option(metavar="C,D", help="Languages to translate into."),
     ] = None,
     texts: Annotated[
         str | None,
@@ -177,9 +161,7 @@ def prune_experts(
     min_tokens: Annotated[
         int,
         typer.Option(
-            "--min-tokens",
             min=0,
-            metavar="N",
             help="Of language models: warn of experts that saw fewer tokens than this.",
         ),
     ] = MIN_TOKENS,

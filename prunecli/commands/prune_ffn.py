@@ -32,7 +32,6 @@ def prune_ffn(
     ratio: Annotated[
         float | None,
         typer.Option(
-            "--ratio",
             parser=parse_share,
             metavar="R",
             help="Fraction of the hidden units to remove, of each FFN; never less is removed. Default: 0.25.",
@@ -41,15 +40,13 @@ def prune_ffn(
     width: Annotated[
         int | None,
         typer.Option(
-            "--width",
             min=1,
-            metavar="N",
             help="Hidden units that every FFN keeps, instead of --ratio.",
         ),
     ] = None,
     side: Annotated[
         SideName | None,
-        typer.Option("--side", help="The only stack whose FFNs get narrower."),
+        typer.Option(help="The only stack whose FFNs get narrower."),
     ] = None,
     per_layer: Annotated[
         bool,
@@ -62,7 +59,6 @@ def prune_ffn(
     score: Annotated[
         UnitScore | None,
         typer.Option(
-            "--score",
             help="What a unit is worth: activation, its root mean square on --data or --text; activation-norm, that "
             "times the norm of its output weights; norms, of all its weights, without text; random. Default: "
             "activation-norm.",
@@ -70,7 +66,7 @@ def prune_ffn(
     ] = None,
     round_to: Annotated[
         int,
-        typer.Option("--round-to", min=1, metavar="N", help="Widths become multiples of it, the next lower."),
+        typer.Option(min=1, help="Widths become multiples of it, the next lower."),
     ] = 1,
     texts: Annotated[TextOptions, UNLABELLED] = TextOptions(),
     dense_only: DenseOnlyOption = False,

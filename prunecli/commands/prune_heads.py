@@ -32,7 +32,6 @@ def prune_heads(
     scores: Annotated[
         list[Path] | None,
         typer.Option(
-            "--scores",
             metavar="FILE",
             help="Scores of the checkpoint's heads, or of those of the one that it was pruned from; several of the "
             "gradient method are merged. Default: heads.json.",
@@ -41,7 +40,6 @@ def prune_heads(
     heads: Annotated[
         Path | None,
         typer.Option(
-            "--heads",
             metavar="FILE",
             help="Ids of the heads to keep, instead of scores: what --dry-run --json printed.",
         ),
@@ -49,7 +47,6 @@ def prune_heads(
     ratio: Annotated[
         float | None,
         typer.Option(
-            "--ratio",
             parser=parse_share,
             metavar="R",
             help="Fraction of the heads to remove, counted from those that the checkpoint holds; never less is "
@@ -58,20 +55,17 @@ def prune_heads(
     ] = None,
     count: Annotated[
         int | None,
-        typer.Option("--count", min=0, metavar="N", help="Heads to remove, instead of --ratio."),
+        typer.Option(min=0, help="Heads to remove, instead of --ratio."),
     ] = None,
     attention: Annotated[
         str | None,
         typer.Option(
-            "--attention",
             metavar="KINDS",
             help="Which attentions may lose heads: encoder, decoder (self-attention), cross, comma-separated; the "
             "ratio counts their heads alone. Default: all.",
         ),
     ] = None,
-    min_per_layer: Annotated[
-        int, typer.Option("--min-per-layer", min=0, metavar="N", help="Heads to keep in each layer at least.")
-    ] = 0,
+    min_per_layer: Annotated[int, typer.Option(min=0, help="Heads to keep in each layer at least.")] = 0,
     uniform: Annotated[
         bool,
         typer.Option(
@@ -81,12 +75,11 @@ def prune_heads(
         ),
     ] = False,
     metric: Annotated[
-        HeadMetric, typer.Option("--metric", help="By their scores, or at random as a baseline.")
+        HeadMetric, typer.Option(help="By their scores, or at random as a baseline.")
     ] = "importance",
     normalize: Annotated[
         Normalize | None,
         typer.Option(
-            "--normalize",
             help="Divide scores by the l2 norm over their layer, or compare them as they are. Default: per-layer; "
             "none for scores of --method ablation.",
         ),

@@ -33,7 +33,6 @@ def prune_layers(
     ratio: Annotated[
         float | None,
         typer.Option(
-            "--ratio",
             parser=parse_share,
             metavar="R",
             help="Fraction of the layers to remove, encoder and decoder ranked together; never less is removed. "
@@ -42,24 +41,23 @@ def prune_layers(
     ] = None,
     count: Annotated[
         int | None,
-        typer.Option("--count", min=0, metavar="N", help="Layers to remove, instead of --ratio."),
+        typer.Option(min=0, help="Layers to remove, instead of --ratio."),
     ] = None,
     side: Annotated[
         SideName | None,
-        typer.Option("--side", help="The only stack that --ratio or --count count in."),
+        typer.Option(help="The only stack that --ratio or --count count in."),
     ] = None,
     encoder: Annotated[
         int | None,
-        typer.Option("--encoder", min=0, metavar="N", help="Layers that the encoder loses."),
+        typer.Option(min=0, help="Layers that the encoder loses."),
     ] = None,
     decoder: Annotated[
         int | None,
-        typer.Option("--decoder", min=0, metavar="N", help="Layers that the decoder loses."),
+        typer.Option(min=0, help="Layers that the decoder loses."),
     ] = None,
     layers: Annotated[
         str | None,
         typer.Option(
-            "--layers",
             metavar="LIST",
             help="The layers to remove, by number from 0: 3,7-9; of a model with both stacks encoder:3,decoder:1-2.",
         ),
@@ -67,7 +65,6 @@ def prune_layers(
     keep: Annotated[
         str | None,
         typer.Option(
-            "--keep",
             metavar="LIST",
             help="The layers to keep, written like --layers; a stack that it does not name keeps all.",
         ),
@@ -75,7 +72,6 @@ def prune_layers(
     metric: Annotated[
         LayerMetric | None,
         typer.Option(
-            "--metric",
             help="What a layer is worth: cosine or cka, how little its output is like its input; perplexity, how much "
             "that of the text rises without it; embedding, how far the text's vector moves without it; last, how near "
             "it is to the beginning; random. The first four run the model on --data or --text. Default: cosine; for a "

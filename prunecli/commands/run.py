@@ -41,7 +41,7 @@ def run(
     ] = False,
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Also make a page of all that the recipe made."),
+        typer.Option(metavar="FILE", help="Also make a page of all that the recipe made."),
     ] = None,
     dry_run: DryRunOption = False,
     force: ForceOption = False,

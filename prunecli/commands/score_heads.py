@@ -36,7 +36,6 @@ def score_heads(
     method: Annotated[
         MethodName,
         typer.Option(
-            "--method",
             help="gradient: one forward and backward pass; ablation: the score without each head; all-but-one: "
             "with each head alone in its layer.",
         ),
@@ -44,7 +43,6 @@ def score_heads(
     importance: Annotated[
         ImportanceName | None,
         typer.Option(
-            "--importance",
             help="What gradient takes the absolute value of: the sum over each example's tokens, as eq. 2 says, or "
             "each token, as the authors' code does; default: example.",
         ),
@@ -52,16 +50,14 @@ def score_heads(
     metric: Annotated[
         EffectMetric | None,
         typer.Option(
-            "--metric",
             help="The score of ablation and all-but-one; default: chrf++, accuracy, cosine or loss, by task; loss is "
             "fast.",
         ),
     ] = None,
-    beam: Annotated[int, typer.Option("--beam", min=1, help="Beams per sentence for chrf++ and bleu.")] = 4,
+    beam: Annotated[int, typer.Option(min=1, help="Beams per sentence for chrf++ and bleu.")] = 4,
     select_data: Annotated[
         Path | None,
         typer.Option(
-            "--select-data",
             callback=refuse_absent_text,
             help="all-but-one: choose the best heads on this text (a directory as --data, or a file as --text or "
             "--labelled), report them on the other.",
@@ -69,10 +65,10 @@ def score_heads(
     ] = None,
     select_split: Annotated[
         str | None,
-        typer.Option("--select-split", help="The same, by split of the text."),
+        typer.Option(help="The same, by split of the text."),
     ] = None,
     bootstrap: Annotated[
-        int, typer.Option("--bootstrap", min=1, help="Resamples of the significance test of chrf++ and bleu.")
+        int, typer.Option(min=1, help="Resamples of the significance test of chrf++ and bleu.")
     ] = 1000,
     seed: SeedOption = 12345,
     memory: MemoryOption = None,

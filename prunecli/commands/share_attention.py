@@ -33,7 +33,6 @@ def share_attention(
     config: Annotated[
         str | None,
         typer.Option(
-            "--config",
             metavar="NAME",
             help="What happens to self-attention, in the paper's words: SharedEnc, SharedDec, SharedEncSharedDec, "
             "NoEnc, NoDec, NoEncNoDec, SharedEncNoDec. Default, where none of the four is given: SharedEncSharedDec, "
@@ -42,20 +41,19 @@ def share_attention(
     ] = None,
     encoder: Annotated[
         Treatment | None,
-        typer.Option("--encoder", help="The encoder's self-attention, instead of --config."),
+        typer.Option(help="The encoder's self-attention, instead of --config."),
     ] = None,
     decoder: Annotated[
         Treatment | None,
-        typer.Option("--decoder", help="The decoder's self-attention, instead of --config."),
+        typer.Option(help="The decoder's self-attention, instead of --config."),
     ] = None,
     cross: Annotated[
         Treatment | None,
-        typer.Option("--cross", help="Cross-attention. Default: keep."),
+        typer.Option(help="Cross-attention. Default: keep."),
     ] = None,
     init: Annotated[
         Init | None,
         typer.Option(
-            "--init",
             help="What a shared attention is made of: the mean of those that it stands for, the first, or the last. "
             "Default: mean.",
         ),
@@ -63,7 +61,6 @@ def share_attention(
     groups: Annotated[
         str | None,
         typer.Option(
-            "--groups",
             metavar="N[,M[,K]]",
             help="Shared attentions of each kind; or of the encoder and of the decoder; or of these and of "
             "cross-attention. Default: 1.",

@@ -29,7 +29,6 @@ def share_ffn(
     config: Annotated[
         str | None,
         typer.Option(
-            "--config",
             metavar="NAME",
             help="A configuration of the paper: SharedEnc, SharedDec, SharedEncSharedDec, SharedEncDec, NoEnc, NoDec, "
             "NoEncNoDec, SharedEncNoDec, OneWide. Default: SharedEncNoDec; SharedEnc or SharedDec of a model with "
@@ -38,16 +37,15 @@ def share_ffn(
     ] = None,
     encoder: Annotated[
         Treatment | None,
-        typer.Option("--encoder", help="The encoder's FFNs, instead of --config."),
+        typer.Option(help="The encoder's FFNs, instead of --config."),
     ] = None,
     decoder: Annotated[
         Treatment | None,
-        typer.Option("--decoder", help="The decoder's FFNs, instead of --config."),
+        typer.Option(help="The decoder's FFNs, instead of --config."),
     ] = None,
     width: Annotated[
         str | None,
         typer.Option(
-            "--width",
             metavar="N|match",
             help="Hidden units of a shared FFN; match: as many as all that it stands for have together. Default: as "
             "--init makes it.",
@@ -56,7 +54,6 @@ def share_ffn(
     init: Annotated[
         FfnInit | None,
         typer.Option(
-            "--init",
             help="How a shared FFN is made of those that it stands for: the mean of their weights, the first, the "
             "last, or all side by side. Default: concat where --width is larger than theirs, else mean.",
         ),
@@ -64,7 +61,6 @@ def share_ffn(
     scale: Annotated[
         float | None,
         typer.Option(
-            "--scale",
             help="Factor of a shared FFN's output. Default: 1; for concat of k 1/k: the mean of their outputs, not "
             "the sum.",
         ),
@@ -72,7 +68,6 @@ def share_ffn(
     groups: Annotated[
         str | None,
         typer.Option(
-            "--groups",
             metavar="N[,M]",
             help="Shared FFNs of a side; or of the encoder, and of the decoder. Default: 1.",
         ),
@@ -81,7 +76,6 @@ def share_ffn(
     keep_units: Annotated[
         KeepUnits | None,
         typer.Option(
-            "--keep-units",
             help="Which hidden units stay where an FFN gets narrower: those of the largest weights, or those that are "
             "most active on --data or --text (runs the model). Default: activations.",
         ),

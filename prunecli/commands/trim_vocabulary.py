@@ -38,7 +38,6 @@ def trim_vocabulary(
     split: Annotated[
         str | None,
         typer.Option(
-            "--split",
             metavar="A,B",
             help="Splits of the text. Default: train, val and dev, those that there are.",
         ),
@@ -46,7 +45,6 @@ def trim_vocabulary(
     langs: Annotated[
         str | None,
         typer.Option(
-            "--langs",
             metavar="A,B",
             help="Languages of --data whose text is read; default: all. The codes of other languages stay too.",
         ),
@@ -55,16 +53,13 @@ def trim_vocabulary(
     min_count: Annotated[
         int,
         typer.Option(
-            "--min-count",
             min=1,
-            metavar="N",
             help="Occurrences that a token needs. Above 1, rare words fall into more and smaller tokens than before.",
         ),
     ] = 1,
     keep: Annotated[
         Path | None,
         typer.Option(
-            "--keep",
             metavar="FILE",
             help="Further tokens to keep, one a line, as the tokenizer writes them.",
         ),
@@ -72,9 +67,7 @@ def trim_vocabulary(
     multiple_of: Annotated[
         int,
         typer.Option(
-            "--multiple-of",
             min=1,
-            metavar="N",
             help="Keep more tokens, up to a multiple of N (8, 64: fast on GPUs).",
         ),
     ] = 1,
