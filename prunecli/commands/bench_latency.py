@@ -20,7 +20,7 @@ from prunecli.commands.options import (
 from prunecli.commands.outputs import Outputs
 from prunecli.commands.text_options import TextOptions
 from prunecli.errors import UsageError
-from prunecli.tensors.quantities import counted
+from prunecli.tensors.quantities import counted, whole_numbers
 
 if TYPE_CHECKING:
     from prunecli.results.latency import Latency, Timed, Timing
@@ -144,10 +144,7 @@ def _draw(latency: Latency, plot: Path) -> None:
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError:
-        numbers = ()
+    numbers = tuple(dict.fromkeys(whole_numbers(text)))
     if not numbers or min(numbers) < 1:
         raise UsageError(f"{option} {text}: not a list of numbers of 1 or more", f"Write {option} 1,8.")
     return numbers

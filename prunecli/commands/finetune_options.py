@@ -8,6 +8,7 @@ import typer
 
 from prunecli.commands.options import computed_dtype
 from prunecli.errors import UsageError
+from prunecli.tensors.quantities import whole_numbers
 
 TrainedPart = Literal["all", "routers", "embeddings", "experts"]
 """Values of --train."""
@@ -88,10 +89,10 @@ def step_numbers(text: str | None) -> tuple[int, ...]:
     Raises:
         UsageError: no numbers.
     """
-    parts = [] if text is None else [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+    numbers = () if text is None else whole_numbers(text)
+    if text is not None and min(numbers, default=0) < 1:
         raise UsageError(f"--keep-at {text}: no numbers of updates", "Give them as 100,200.")
-    return tuple(int(part) for part in parts)
+    return numbers
 
 
 def chosen_dtype(asked: str, device: str) -> str:

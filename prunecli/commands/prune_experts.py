@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +23,7 @@ from prunecli.commands.options import (
 from prunecli.commands.rewriting import How, Shown, removal
 from prunecli.errors import UsageError
 from prunecli.methods.experts.names import Granularity, MetricName, Predicting, Strategy
-from prunecli.tensors.quantities import parse_names, parse_share
+from prunecli.tensors.quantities import parse_names, parse_share, whole_numbers
 
 if TYPE_CHECKING:
     from prunecli.methods.experts.options import ExpertOptions
@@ -290,9 +289,9 @@ def _show(shown: Shown, plan: ExpertPlan) -> None:
 
 def _per_layer(text: str) -> dict[Any, int]:
     """`36,12` -> encoder 36, decoder 12; one number holds for both."""
-    parts: Sequence[str] = [part.strip() for part in text.split(",")]
-    if len(parts) not in (1, 2) or not all(part.isdecimal() for part in parts):
+    numbers = whole_numbers(text)
+    if not 1 <= len(numbers) <= 2 or min(numbers) < 0:
         raise UsageError(
             f"--experts-per-layer {text!r} is not ENCODER,DECODER.", "Give two whole numbers, such as 36,12."
         )
-    return {"encoder": int(parts[0]), "decoder": int(parts[-1])}
+    return {"encoder": numbers[0], "decoder": numbers[-1]}

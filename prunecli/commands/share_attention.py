@@ -18,6 +18,7 @@ from prunecli.commands.options import (
 from prunecli.commands.rewriting import How
 from prunecli.errors import UsageError
 from prunecli.methods.sharing import Init, Treatment
+from prunecli.tensors.quantities import whole_numbers
 
 if TYPE_CHECKING:
     from prunecli.commands.rewriting import Shown
@@ -158,10 +159,7 @@ def _layers(shown: Shown, names: Any) -> str:
 def _groups(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        numbers = ()
+    numbers = whole_numbers(text)
     if not 1 <= len(numbers) <= 3:
         raise UsageError(
             f"--groups {text}: not a number of groups.",

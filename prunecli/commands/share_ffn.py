@@ -21,6 +21,7 @@ from prunecli.commands.text_options import UNLABELLED, TextOptions
 from prunecli.errors import UsageError
 from prunecli.methods.ffn.names import FfnInit, KeepUnits
 from prunecli.methods.sharing import Treatment
+from prunecli.tensors.quantities import whole_numbers
 
 
 @flattened
@@ -128,26 +129,18 @@ def share_ffn(
 def _width(text: str | None) -> int | Literal["match"] | None:
     if text is None or text.strip().lower() == "match":
         return None if text is None else "match"
-    number = _number(text)
-    if number is None:
+    numbers = whole_numbers(text)
+    if len(numbers) != 1:
         raise UsageError(f"--width {text}: not a width.", "Give a number of hidden units, or match.")
-    return number
+    return numbers[0]
 
 
 def _groups(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
-    numbers = [_number(part) for part in text.split(",")]
-    found = tuple(number for number in numbers if number is not None)
-    if len(found) != len(numbers) or len(found) > 2:
+    numbers = whole_numbers(text)
+    if not 1 <= len(numbers) <= 2:
         raise UsageError(
             f"--groups {text}: not a number of groups.", "Give N, or N,M for encoder and decoder."
         )
-    return found
-
-
-def _number(text: str) -> int | None:
-    try:
-        return int(text)
-    except ValueError:
-        return None
+    return numbers
