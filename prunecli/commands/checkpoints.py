@@ -20,7 +20,6 @@ DemoName = Literal["translation", "lm"]
 DemoOption = Annotated[
     DemoName,
     typer.Option(
-        "--demo",
         metavar="NAME",
         help="The bundled model and text that are taken where none is named: translation, or lm, a language model.",
     ),

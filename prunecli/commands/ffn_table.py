@@ -43,8 +43,7 @@ def ffn_document(shown: Shown, plan: FfnPlan, seed: int | None, *, narrowed: boo
 def show_ffns(shown: Shown, plan: FfnPlan) -> None:
     """The table and the sizes, on stdout."""
     console.show(ffn_table(shown.result.source, plan, _parameters(shown, plan)))
-    shown.show_sizes()
-    shown.show_place()
+    shown.show_sizes_and_place()
 
 
 def _parameters(shown: Shown, plan: FfnPlan) -> dict[str, int]:

@@ -24,18 +24,16 @@ def dtype_out(text: str) -> str:
 DropoutOption = Annotated[
     float | None,
     typer.Option(
-        "--dropout",
         min=0.0,
         max=0.99,
         metavar="P",
         help="Rate of all dropouts, in training alone. Default: config.json's.",
     ),
 ]
-TrainOption = Annotated[TrainedPart, typer.Option("--train", help="What learns; all else stays as it is.")]
+TrainOption = Annotated[TrainedPart, typer.Option(help="What learns; all else stays as it is.")]
 LoraOption = Annotated[
     int | None,
     typer.Option(
-        "--lora",
         min=1,
         metavar="R",
         help="Learn updates of rank R of attentions' and FFNs' linear layers instead, or with --train experts of "
@@ -52,19 +50,17 @@ CheckpointingOption = Annotated[
 SaveEveryOption = Annotated[
     int | None,
     typer.Option(
-        "--save-every",
         min=1,
         help="Also write the model after each N updates, as OUTPUT.steps/step-N.",
     ),
 ]
 KeepAtOption = Annotated[
     str | None,
-    typer.Option("--keep-at", metavar="N,M", help="Also write it after these updates."),
+    typer.Option(metavar="N,M", help="Also write it after these updates."),
 ]
 DtypeOutOption = Annotated[
     str | None,
     typer.Option(
-        "--dtype-out",
         parser=dtype_out,
         metavar="TYPE",
         help="Type of the written weights: float16, bfloat16, float32; default: as stored.",
@@ -73,7 +69,6 @@ DtypeOutOption = Annotated[
 TrainingDtypeOption = Annotated[
     str,
     typer.Option(
-        "--dtype",
         parser=computed_dtype,
         metavar="TYPE",
         help="Type to compute in; weights are kept in float32; float16, on a GPU, scales the loss. "

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 MemoryOption = Annotated[
     str | None,
     typer.Option(
-        "--memory",
         help="Run layer by layer within so much memory, such as 8GiB.",
         metavar="SIZE",
     ),
@@ -25,7 +24,6 @@ MemoryOption = Annotated[
 SpillDirOption = Annotated[
     Path | None,
     typer.Option(
-        "--spill-dir",
         help="With --memory: where a file goes for what the text's hidden states need beyond it; "
         "default: the folder for temporary files.",
         metavar="DIR",

@@ -86,7 +86,6 @@ CheckpointsArgument = Annotated[
 DataOption = Annotated[
     Path | None,
     typer.Option(
-        "--data",
         callback=refuse_absent_text,
         help="Directory of aligned text: SPLIT.LANG (val.eng_Latn) or FLORES-200's SPLIT/LANG.SPLIT, or "
         "these with .gz; default: the demo's text.",
@@ -95,29 +94,25 @@ DataOption = Annotated[
 SourceFileOption = Annotated[
     Path | None,
     typer.Option(
-        "--source-file",
         callback=refuse_absent_text,
         help="Source sentences of one pair, one a line; with --target-file and --pairs.",
     ),
 ]
 TargetFileOption = Annotated[
     Path | None,
-    typer.Option(
-        "--target-file", callback=refuse_absent_text, help="Target sentences of one pair, one a line."
-    ),
+    typer.Option(callback=refuse_absent_text, help="Target sentences of one pair, one a line."),
 ]
 LangsOption = Annotated[
     str | None,
-    typer.Option("--langs", help="Languages, comma-separated: all pairs between them.", metavar="A,B,C"),
+    typer.Option(help="Languages, comma-separated: all pairs between them.", metavar="A,B,C"),
 ]
 PairsOption = Annotated[
     str | None,
-    typer.Option("--pairs", help="Language pairs, comma-separated.", metavar="A-B,C-D"),
+    typer.Option(help="Language pairs, comma-separated.", metavar="A-B,C-D"),
 ]
 TextFilesOption = Annotated[
     list[Path] | None,
     typer.Option(
-        "--text",
         callback=refuse_absent_text,
         help="File of plain text; may be given again.",
         metavar="FILE",
@@ -126,7 +121,6 @@ TextFilesOption = Annotated[
 NamedTextOption = Annotated[
     list[TextFile] | None,
     typer.Option(
-        "--text",
         callback=refuse_absent_text,
         parser=parse_text_file,
         help="File of plain text, or hf://ORG/NAME:SPLIT[:1000]:COLUMN; may be given again. With NAME= what is "
@@ -145,7 +139,6 @@ WholeFilesOption = Annotated[
 LabelledOption = Annotated[
     Path | None,
     typer.Option(
-        "--labelled",
         callback=refuse_absent_text,
         help="Labelled text: label, tab, text, perhaps a tab and a second text; or JSON lines (label, text, text_b).",
         metavar="FILE",
@@ -154,7 +147,6 @@ LabelledOption = Annotated[
 ContextOption = Annotated[
     int | None,
     typer.Option(
-        "--context",
         min=2,
         help="Plain text: tokens of a window. Default: what the model takes, 2,048 at most.",
     ),
@@ -163,9 +155,9 @@ _TASK = typer.Option("--task", help="What for; default: what the model is for.")
 TaskOption = Annotated[TaskName | None, _TASK]
 TrainingTaskOption = Annotated[TrainingTask | None, _TASK]
 BatchTokensOption = Annotated[
-    int, typer.Option("--batch-tokens", min=1, help="Padded tokens in a batch; less takes less memory.")
+    int, typer.Option(min=1, help="Padded tokens in a batch; less takes less memory.")
 ]
-SplitOption = Annotated[str, typer.Option("--split", help="Split of the text.")]
+SplitOption = Annotated[str, typer.Option(help="Split of the text.")]
 DenseOnlyOption = Annotated[
     bool, typer.Option("--dense-only", help="Leave mixtures of experts as they are, instead of refusing.")
 ]
@@ -173,7 +165,6 @@ SideName = Literal["encoder", "decoder"]
 OrderOption = Annotated[
     Order | None,
     typer.Option(
-        "--order",
         help="Which layers share one, of six in three groups: 1 1 2 2 3 3, 1 2 3 1 2 3, or 1 2 3 3 2 1. Default: "
         "sequence.",
     ),
@@ -181,7 +172,6 @@ OrderOption = Annotated[
 MaxSentencesOption = Annotated[
     int | None,
     typer.Option(
-        "--max-sentences",
         min=1,
         help="Use only the first N sentences; of --text the first N lines, with --whole-files too.",
     ),
@@ -195,7 +185,6 @@ AllOption = Annotated[
 DeviceOption = Annotated[
     str,
     typer.Option(
-        "--device",
         help="auto (a GPU where there is one; layers over all of them where one does not hold the model), cpu, cuda, "
         "cuda:1, …",
     ),
@@ -203,7 +192,6 @@ DeviceOption = Annotated[
 ComputeDtypeOption = Annotated[
     str,
     typer.Option(
-        "--dtype",
         parser=computed_dtype,
         help="Type to compute in: auto, float32, bfloat16, float16.",
         metavar="TYPE",
@@ -212,7 +200,6 @@ ComputeDtypeOption = Annotated[
 RunningDtypeOption = Annotated[
     str,
     typer.Option(
-        "--dtype",
         parser=running_dtype,
         help="Type to compute in: auto, float32, bfloat16, float16; int8 (on a CPU).",
         metavar="TYPE",
@@ -221,7 +208,6 @@ RunningDtypeOption = Annotated[
 DtypeOption = Annotated[
     str | None,
     typer.Option(
-        "--dtype",
         parser=written_dtype,
         help="Type of the written weights: float16, bfloat16, float32; default: as stored.",
         metavar="TYPE",
@@ -230,7 +216,6 @@ DtypeOption = Annotated[
 FitBatchOption = Annotated[
     int | None,
     typer.Option(
-        "--fit-batch",
         min=1,
         help="For --fit: sentences or texts decoded at a time. Default: 1.",
     ),
@@ -238,7 +223,6 @@ FitBatchOption = Annotated[
 FitBeamOption = Annotated[
     int | None,
     typer.Option(
-        "--fit-beam",
         min=1,
         help="For --fit: beam size. Default: 4, of language models 1.",
     ),
@@ -246,7 +230,6 @@ FitBeamOption = Annotated[
 FitLengthOption = Annotated[
     int | None,
     typer.Option(
-        "--fit-length",
         min=1,
         help="For --fit: tokens of a sentence. Default: 128; of language models 4,096, or all their positions.",
     ),
@@ -254,12 +237,11 @@ FitLengthOption = Annotated[
 TableOption = Annotated[
     Path | None,
     typer.Option(
-        "--table",
         help="Also write the tables, unrounded; the ending says how: .csv, .md, .tex.",
         metavar="FILE",
     ),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+SeedOption = Annotated[int, typer.Option(help="Seed of everything random.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")]
 StreamOption = Annotated[
@@ -273,7 +255,6 @@ StreamOption = Annotated[
 CheckOption = Annotated[
     Path | None,
     typer.Option(
-        "--check",
         help="Text to measure the loss on before and after (some 2,000 tokens of it): a file of plain text, or for a "
         "model that translates a directory like that of --data. Default: where scores come from text, text like it.",
         metavar="TEXT",

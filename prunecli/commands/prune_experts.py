@@ -283,8 +283,7 @@ def _show(shown: Shown, plan: ExpertPlan) -> None:
     if plan.fit is not None:
         for line in explain(plan.fit):
             console.out(line)
-    shown.show_sizes()
-    shown.show_place()
+    shown.show_sizes_and_place()
 
 
 def _per_layer(text: str) -> dict[Any, int]:

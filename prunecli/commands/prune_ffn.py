@@ -120,5 +120,4 @@ def _show(shown: Shown, plan: FfnPlan) -> None:
     before, after = (sum(getattr(group, key) for group in plan.groups) for key in ("init_width", "width"))
     rows.append(["all FFNs", *removal(before, after)])
     console.show(console.table("Hidden units", ("FFN", "before", "kept", "removed"), rows))
-    shown.show_sizes()
-    shown.show_place()
+    shown.show_sizes_and_place()

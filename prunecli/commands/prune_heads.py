@@ -144,8 +144,7 @@ def _show(shown: Shown, plan: HeadPlan) -> None:
             rows.append([f"all of {KIND_NAMES[kind]}", *_total(own, kept)])
     rows.append(["all attentions", *_total(layers, kept)])
     console.show(console.table("Heads", ("attention", "before", "kept", "removed"), rows))
-    shown.show_sizes()
-    shown.show_place()
+    shown.show_sizes_and_place()
 
 
 def _total(layers: Sequence[AttentionLayer], kept: Any) -> tuple[str, str, str]:

@@ -182,5 +182,4 @@ def _show(shown: Shown, plan: LayerPlan) -> None:
         for side, numbers in plan.kept.items()
     ]
     console.show(console.table("Depth", ("stack", "before", "kept", "removed"), totals))
-    shown.show_sizes()
-    shown.show_place()
+    shown.show_sizes_and_place()

@@ -208,10 +208,11 @@ class Shown:
             ["bytes", *change(of.bytes_before, of.bytes_after, console.bytes_text)],
         ]
 
-    def show_sizes(self) -> None:
-        """The same as a line."""
+    def show_sizes_and_place(self) -> None:
+        """Print the rows of `rows` as a line, then what `show_place` prints."""
         lines = (f"{name} {before} -> {after} ({left})" for name, before, after, left in self.rows())
         console.out(", ".join(lines))
+        self.show_place()
 
     def show_place(self, dry: str = "nothing is written") -> None:
         """Whether it is a stock model, where it is, and what opens it."""

@@ -128,8 +128,7 @@ def _show(shown: Shown, plan: AttentionPlan) -> None:
         rows.append([_layers(shown, plan.removed), "none", "0", "0"])
     columns = ("layers", "attention", "heads", "parameters")
     console.show(console.table("Attention", columns, rows, text_columns=2))
-    shown.show_sizes()
-    shown.show_place()
+    shown.show_sizes_and_place()
 
 
 def _source(sources: int, init: str | None) -> str:
