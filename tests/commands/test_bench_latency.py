@@ -16,8 +16,7 @@ from tests.tiny import tiny_nllb_moe
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path):
     tiny_nllb_moe("full")
     tiny_nllb_moe("pruned", experts=4)
     (tmp_path / "data").mkdir()
@@ -69,7 +68,6 @@ def test_speed_over_batch_sizes_is_drawn(folder):
 
 
 def test_less_is_measured_where_a_folder_holds_many_checkpoints(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("prunecli.commands.bench_latency.MANY", 0)
     quick = ("--beam", "1", "--new-tokens", "2", "--runs", "1", "--warm-up", "0", "--json", "--force")
     result = _run(*quick)

@@ -33,8 +33,7 @@ LINES = ["the hen", "a hat", "no", "the inn is on the tin", "hat and hen"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path: Path) -> Path:
     tiny_nllb_moe(tmp_path / "model")
     (tmp_path / "text").mkdir()
     for language in ("eng_Latn", "fra_Latn", "deu_Latn"):
@@ -102,7 +101,6 @@ def _alone(folder: Path, *arguments: str) -> str:
         (("model", "--data", "text", "--langs", "eng_Latn,xxx_Latn"), "xxx_Latn", 1),
         (("model", "--data", "text", "--pairs", "eng_Latn"), "eng_Latn", 2),
         (("model", "--data", "text", "--max-sentences", "99"), "99", 1),
-        (("model", "--data", "text", "--mode", "guess"), "guess", 2),
         (("model", "--source-file", "text/val.eng_Latn"), "--target-file", 2),
     ],
 )

@@ -60,12 +60,11 @@ main(sys.argv[4:])
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     tiny_nllb_moe(tmp_path / "model", experts=16)
     (tmp_path / "data").mkdir()
     for language in ("eng_Latn", "fra_Latn"):
         (tmp_path / "data" / f"val.{language}").write_text("".join(f"{line}\n" for line in LINES))
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 

@@ -31,8 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path: Path) -> Path:
     (tmp_path / "prose.txt").write_text("the hen\na hat\nthe inn is on the tin\n")
     (tmp_path / "code.jsonl").write_text(json.dumps({"text": "if x:\n  y"}) + "\n")
     (tmp_path / "chat.jsonl").write_text(json.dumps(CHAT) + "\n")

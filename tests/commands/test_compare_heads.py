@@ -18,8 +18,7 @@ run = partial(call, compare_heads)
 
 
 @pytest.fixture
-def files(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def files(tmp_path):
     with open_model(demo.CHECKPOINT) as checkpoint:
         for seed, name in enumerate(("a.json", "b.json")):
             (tmp_path / name).write_text(json.dumps(scored(checkpoint, seed)))

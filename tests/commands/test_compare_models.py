@@ -22,7 +22,6 @@ LINES = [f"the {'hen' * (n % 3)} {n} in {n * n}" for n in range(30)]
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A working directory with models, text, and a place of its own for temporary files."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     for seed, name in enumerate(("full", "twin", "third")):

@@ -23,7 +23,6 @@ TEXT = {"deu_Latn": "der hut\nnein\n", "eng_Latn": "the hat\nno\n", "fra_Latn": 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A working directory with a checkpoint `full`, one like it that bears prunecli's mark, and text."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SACREBLEU", str(tmp_path / "no-spm"))
     tiny_nllb_moe("full")
     history = [
@@ -187,7 +186,6 @@ def test_a_score_below_its_limit_ends_with_status_1(folder, arguments, missed):
 
 
 def test_without_a_checkpoint_less_of_the_demo_s_text_is_taken(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("prunecli.commands.evaluate.ABOUT_A_MINUTE", 30)
     bare = ("--pairs", "qba_Latn-qka_Latn,qka_Latn-qba_Latn", "--beam", "1", "--bootstrap", "0")
     result = _run(*bare)

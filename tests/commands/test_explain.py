@@ -23,13 +23,12 @@ ask = partial(call, explain)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     with open_model(tiny_family(tmp_path / "bart", "bart")) as model:
         write_json(
             tmp_path / "heads.json",
             {**scored(model), "command": ["prunecli", "score-heads", "--split", "dev"]},
         )
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 

@@ -33,13 +33,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A working directory with text."""
     (tmp_path / "lines").write_text("the hat\nthe hen\n")
     (tmp_path / "data").mkdir()
     for name, text in {"train.eng": "the hat\n", "train.deu": "ein hut\n", "test.eng": "no\n"}.items():
         (tmp_path / "data" / name).write_text(text)
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 

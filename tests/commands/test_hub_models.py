@@ -62,7 +62,6 @@ REWRITING = [name for name, (_, options) in COMMANDS.items() if "out" in options
 @pytest.fixture
 def folder(tmp_path, monkeypatch, hub):
     """A working directory with text and a model `source`, which is `org/tiny` on the hub."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SACREBLEU", str(tmp_path / "no-spm"))
     (tmp_path / "data").mkdir()
     for language, lines in {"eng_Latn": "the hat\nno\n" * 10, "fra_Latn": "le chapeau\nnon\n" * 10}.items():

@@ -175,9 +175,6 @@ def test_the_smallest_ratio_that_fits(tiny: Path, capsys: pytest.CaptureFixture[
         (["--fit", "1GiB", "--fit-beam", "0"], 2, "--fit-beam"),
         (["--balance", "3"], 2, "--balance goes with --fit"),
         (["--dtype", "float16"], 2, "--dtype goes with --fit"),
-        (["--fit-batch", "2"], 2, "--fit-batch goes with --fit"),
-        (["--fit-beam", "1"], 2, "--fit-beam goes with --fit"),
-        (["--fit-length", "9"], 2, "--fit-length goes with --fit"),
     ],
 )
 def test_bad_options(

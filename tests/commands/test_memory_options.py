@@ -24,12 +24,12 @@ from tests.tiny import tiny_nllb_moe
 COMMANDS = {"evaluate": evaluate, "score-heads": score_heads}
 LM = ("model", "--task", "lm", "--text", "text.txt", "--batch-tokens", "20")
 EVALUATE, GRADIENT = ("evaluate", *LM), ("score-heads", *LM)
+GATES = ("collect-gates", "model", "--data", "data")
 SPILL = ("--memory", "8GiB", "--spill-dir", ".")
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "1")  # which the command would set for good
     tiny_family(tmp_path / "model", "gpt2")
     (tmp_path / "text.txt").write_text("the hat\nno\nten hens in the inn\n" + "the tin " * 60 + "\n")
@@ -191,10 +191,13 @@ WIDE = {
 }
 
 
-@pytest.mark.parametrize("command", [EVALUATE, GRADIENT], ids=["evaluate", "score-heads"])
+@pytest.mark.parametrize("command", [EVALUATE, GRADIENT, GATES], ids=["evaluate", "score-heads", "gates"])
 def test_the_whole_process_stays_within_it(command: tuple[str, ...], folder: Path) -> None:
-    """Of a model of 192 MiB in float32; two or three of its layers of 16 MiB are held."""
-    tiny_family(folder / "wide", "llama", dtype="F16", **WIDE)
+    """Of a model of 192 MiB in float32; two or three of its layers of 16 MiB are held. Of a mixture of 260 MiB."""
+    if command == GATES:
+        tiny_nllb_moe(folder / "wide", d_model=256, ffn=1024, experts=32, dtype="F16")
+    else:
+        tiny_family(folder / "wide", "llama", dtype="F16", **WIDE)
 
     def measured(memory: str) -> tuple[int, str, str]:
         arguments = (command[0], "wide", *command[2:], "--dtype", "float32", "--memory", memory)

@@ -30,10 +30,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture
-def folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, model: Path) -> Path:
     """A working directory with the gates.json of `model`."""
     write_statistics(tmp_path / "gates.json", model)
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -108,10 +107,7 @@ def by_weights(model: Path) -> dict[str, list[float]]:
     return values
 
 
-def test_a_layer_that_no_text_enters_goes_by_its_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_layer_that_no_text_enters_goes_by_its_weights(tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "tiny", "glm4_moe")
     tensors = load_file(model / "model.safetensors")
     predicting = {

@@ -27,9 +27,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A working directory with texts."""
-    monkeypatch.chdir(tmp_path)
     for name in ("text.txt", "val.eng_Latn", "val.fra_Latn"):
         Path(name).write_text("the hen\nten tins on\nthen no hen\n")
     return tmp_path

@@ -29,11 +29,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, model: Path) -> Path:
     """A working directory with the heads.json of `model`."""
     with open_model(model) as checkpoint:
         write_json(tmp_path / "heads.json", scored(checkpoint))
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -247,7 +246,6 @@ def test_wrong_scores_end_in_two_lines(
 
 
 REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
-    "ratio above": (("--ratio", 1.0), "outside", 2),
     "ratio below": (("--ratio", -0.1), "outside", 2),
     "two amounts": (("--ratio", 0.5, "--count", 3), "Give one of --ratio and --count", 2),
     "too many": (("--count", 29), "at most 28 can", 2),
@@ -256,8 +254,6 @@ REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
     "odd kind": (("--attention", "self"), "no such kind", 2),
     "empty kind": (("--attention", "encoder,"), "no such kind", 2),
     "odd metric": (("--metric", "entropy"), "entropy", 2),
-    "odd normalisation": (("--normalize", "l3"), "l3", 2),
-    "odd type": (("--dtype", "int3"), "int3", 2),
     "ids and scores": (("--heads", "heads.json", "--scores", "heads.json"), "excludes --scores", 2),
     "ratio of ids": (("--heads", "heads.json", "--ratio", 0.5), "names what stays", 2),
     "scores as ids": (("--heads", "heads.json"), "prunecli.heads/1", 1),
@@ -292,13 +288,10 @@ def _refused(result: Result, message: str, status: int, folder: Path) -> None:
         (0.6, 1, "9 of 12 heads go (75%), 8 were asked for: "),
     ],
 )
-def test_uniform_results_are_stock_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, kept_heads: int, more: str
-) -> None:
+def test_uniform_results_are_stock_models(tmp_path: Path, ratio: float, kept_heads: int, more: str) -> None:
     """Of 4 groups of heads a stock Llama of this width keeps 4, 2 or 1; 3 are what a tenth alone would leave."""
     from transformers import LlamaForCausalLM
 
-    monkeypatch.chdir(tmp_path)
     source = tiny_family(tmp_path / "llama", "llama")
     result = run(source, "--metric", "random", "--ratio", ratio, "--uniform")
     assert result.status == 0, result.err
@@ -317,7 +310,6 @@ def test_uniform_reports_the_attentions_that_were_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not the encoder's, which held fewer heads before."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plan, "uniform_heads", lambda _: (1, 2, 3, 4))
     source = tiny_family(tmp_path / "source", "m2m_100", encoder_attention_heads=2, decoder_attention_heads=4)
     arguments = ("--metric", "random", "--uniform", "--count", 1, "--attention", "decoder")
@@ -325,8 +317,7 @@ def test_uniform_reports_the_attentions_that_were_asked_for(
     assert "3 heads stay in every decoder attention; a stock model may keep 1, 2, 3, 4." in result.err
 
 
-def test_dry_runs_say_what_would_be_a_stock_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_dry_runs_say_what_would_be_a_stock_model(tmp_path: Path) -> None:
     source = tiny_family(tmp_path / "llama", "llama")
     arguments = (source, "--metric", "random", "--ratio", 0.4, "--dry-run")
     shown = run(*arguments)

@@ -32,9 +32,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A working directory with texts."""
-    monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("the hen\nten tins on\nthen no hen\n")
     for language in ("eng_Latn", "fra_Latn"):
         Path(f"val.{language}").write_text("the hen\nten tins on\nthen no hen\n")

@@ -20,8 +20,7 @@ from tests.tiny import tiny_nllb_moe, write_json
 
 
 @pytest.fixture(autouse=True)
-def workplace(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def workplace(tmp_path):
     return tmp_path
 
 

@@ -83,8 +83,7 @@ def test_every_command_that_writes_has_an_output():
 
 
 @pytest.mark.parametrize("path", bundled_recipes().values(), ids=lambda path: path.stem)
-def test_shipped_recipes_fit_the_real_commands(path, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_shipped_recipes_fit_the_real_commands(path, tmp_path):
     # What some of them ask their user for.
     for name in ("nllb-moe-54b", "flores200_dataset", "classifier", "sentence-encoder"):
         (tmp_path / name).mkdir()
@@ -93,8 +92,7 @@ def test_shipped_recipes_fit_the_real_commands(path, tmp_path, monkeypatch):
     assert resolve(path, read_recipe(path), signatures(), {}, run.builtin_variables()).steps
 
 
-def test_files_of_named_texts_are_inputs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_files_of_named_texts_are_inputs(tmp_path):
     (tmp_path / "prose.txt").write_text("a\n")
     text = """\
 variables: {names: [prose, code]}
@@ -135,8 +133,7 @@ def test_bundled_recipes_are_listed_printed_and_found_by_name(tmp_path):
     assert by_name.stdout == by_path.stdout
 
 
-def test_a_file_goes_before_a_bundled_recipe_of_its_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_file_goes_before_a_bundled_recipe_of_its_name(tmp_path):
     (tmp_path / "quickstart").write_text("steps: []")
     assert find_recipe("quickstart") == Path("quickstart")
 
@@ -272,9 +269,8 @@ def test_without_a_name_those_that_there_are_are_listed(capsys):
     assert [name for name in bundled_recipes() if name not in listed] == []
 
 
-def test_what_lies_beside_outputs_is_no_model_of_the_hub(tmp_path, monkeypatch):
+def test_what_lies_beside_outputs_is_no_model_of_the_hub(tmp_path):
     """`out/kind` could name one."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe.yaml").write_text("""\
 steps:
   - {name: a, command: prune-layers, arguments: {checkpoint: org/name, output: out/model}}

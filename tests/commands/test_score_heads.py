@@ -28,9 +28,8 @@ CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A working directory with a translation model and parallel text in two splits."""
-    monkeypatch.chdir(tmp_path)
     tiny_family(tmp_path / "m", "m2m_100")
     (tmp_path / "data").mkdir()
     for split, lines in {"val": ("the hen", "a", "no hen on the hat"), "test": ("the inn", "ten")}.items():

@@ -17,8 +17,7 @@ ALONE = ("--method", "all-but-one", "--metric", "loss", "--device", "cpu")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path: Path) -> Path:
     tiny_family(tmp_path / "translator", "m2m_100")
     tiny_family(tmp_path / "reader", "gpt2")
     classifier: dict[str, Any] = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}

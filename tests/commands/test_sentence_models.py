@@ -31,8 +31,7 @@ TRAINING = ("--task", "mlm", *TEXT, "--steps", 1, "--batch-tokens", 50, "--devic
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path: Path) -> Path:
     sentence_model(SOURCE)
     (SOURCE / "README.md").write_text(CARD)
     (SOURCE / "onnx").mkdir()

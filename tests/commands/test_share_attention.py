@@ -41,9 +41,8 @@ def model(models: dict[str, Path]) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """An empty working directory."""
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 

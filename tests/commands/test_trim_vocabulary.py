@@ -31,12 +31,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A working directory with text."""
     (tmp_path / "data").mkdir()
     for name, text in LINES.items():
         (tmp_path / "data" / name).write_text(text, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
