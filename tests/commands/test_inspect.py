@@ -123,7 +123,7 @@ def test_a_pruned_model_shows_what_is_left_and_how(
     text = capsys.readouterr().out
     assert text.count("4 of 8") == 4
     assert "2 .safetensors files" in text
-    assert "prune-experts --force --metric importance --ratio 0.5 (from base)" in text
+    assert "prune-experts --force --metric importance --ratio 0.5  # from base" in text
     assert as_json(capsys, directory)["layers"][0]["experts"] == [0, 3, 5, 6]
 
 

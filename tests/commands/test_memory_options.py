@@ -116,7 +116,7 @@ def test_groups_and_a_file(
             UsageError,
         ),
         (
-            ("evaluate", "model", "--task", "classification", "--labelled", "x"),
+            ("evaluate", "model", "--task", "classification", "--labelled", "text.txt"),
             SPILL,
             r"--memory goes with --task mlm or lm, not classification",
             UsageError,
