@@ -50,11 +50,6 @@ class How:
     json: JsonOption = False
 
     @property
-    def target(self) -> Path | None:
-        """Directory to write; None with --dry-run."""
-        return None if self.dry_run else self.output
-
-    @property
     def progress(self) -> Progress:
         """Of the whole command."""
         return console.progress(self.quiet or self.json)
@@ -114,7 +109,7 @@ class How:
         result = apply(
             source,
             rewrite,
-            self.target,
+            None if self.dry_run else self.output,
             force=self.force,
             weights=not self.config_only,
             progress=self.progress,
