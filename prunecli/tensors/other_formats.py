@@ -63,8 +63,11 @@ def described(names: Collection[str], where: str, read: Callable[[str], Any]) ->
         where: the folder's name, for what to do.
         read: gives the JSON of one of its files, or None.
     """
+    # Modules of sentence-transformers (1_Pooling) have a config.json too, and are no models.
     inner = sorted(
-        name.removesuffix("/config.json") for name in names if re.fullmatch(r"[^/]+/config\.json", name)
+        name.removesuffix("/config.json")
+        for name in names
+        if re.fullmatch(r"(?!\d+_[A-Z])[^/]+/config\.json", name)
     )
     if not names:
         return "an empty directory", "Copy a model into it: config.json, weights and tokenizer."
