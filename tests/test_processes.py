@@ -136,7 +136,7 @@ def test_a_process_that_dies_ends_the_others_with_a_line(folder: Path) -> None:
         "from prunecli.commands.app import main\n"
         "import prunecli.evaluation.decoding as decoding\n"
         "if os.environ['RANK'] == '1':\n"
-        "    decoding.generate = lambda *_: os._exit(9)\n"
+        "    decoding.generate = lambda *_, **__: os._exit(9)\n"
         "main(['evaluate', 'm', '--data', 'data', '--pairs', 'eng_Latn-fra_Latn', '--max-new-tokens', '8',\n"
         "      '--batch-tokens', '16'])\n"
     )

@@ -26,10 +26,9 @@ from pathlib import Path
 
 from prunecli.methods.experts import resume
 from prunecli.running import runner
-from prunecli.running.layerwise import forward, snapshot
+from prunecli.running.layerwise import snapshot
 
 resume.SAVE_EVERY_S = 0.0
-snapshot.Snapshots.due = lambda self: True
 runner.BATCHES_APART = 1
 what, rank, calls = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
@@ -52,7 +51,7 @@ def watched(real):
     return run
 
 runner.InMemory.running = watched(runner.InMemory.running)
-forward.LayerwiseRun._save = watched(forward.LayerwiseRun._save)
+snapshot.Snapshots.due = watched(lambda self: True)
 
 from prunecli.commands.app import main
 main(sys.argv[4:])
