@@ -117,7 +117,7 @@ def bench_latency(
     choice = texts.choice(
         checkpoints,
         files=texts.text or tuple(file.path for file in files),
-        whole_files=False if files and texts.whole_files is None else texts.whole_files,
+        whole_files=texts.reads_whole(is_demo=bool(files)),
     )
     latency = run(labels, choice, options, console.progress(outputs.quiet), console.note, task=task)
     outputs.write(latency)

@@ -116,13 +116,11 @@ def collect_gates(
             from prunecli.methods.experts.collect import collect_gates as collect
             from prunecli.methods.experts.score import CollectOptions
 
-            whole_files = texts.whole_files
-            if whole_files is None:
-                whole_files = text is not None  # each line of the demo's files is a text
+            whole_files = texts.reads_whole(is_demo=text is None)
             corpora = None
             if files:
                 corpora = read_corpora(
-                    files, whole_files=whole_files, max_tokens=max_tokens, say=console.note
+                    files, whole_files=whole_files is not False, max_tokens=max_tokens, say=console.note
                 )
         collected = collect(
             opened,

@@ -179,7 +179,7 @@ def evaluate(
         checkpoints,
         files=tuple(file.path for file in files),
         names=given_names(files),
-        whole_files=False if files and not text and texts.whole_files is None else texts.whole_files,
+        whole_files=texts.reads_whole(is_demo=bool(files) and not text),
     )
     options = EvaluationOptions(
         decoding=DecodingOptions(beam, texts.batch_tokens, max_new_tokens),

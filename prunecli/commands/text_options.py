@@ -75,6 +75,14 @@ class TextOptions:
         )
         return replace(choice, **own)
 
+    def reads_whole(self, *, is_demo: bool) -> bool | None:
+        """Return whether each file is one text: as asked; if None, the task decides.
+
+        Args:
+            is_demo: whether the files are the demo's, in which each line is a text.
+        """
+        return False if is_demo and self.whole_files is None else self.whole_files
+
     @property
     def running(self) -> RunOptions:
         """Return how the model runs on the text."""
