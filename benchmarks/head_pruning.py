@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
-from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
+from prunecli.selection.cut import cut
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def prune(source: Path, output: Path, ratio: float) -> Path:
     """Remove this fraction of the heads, drawn at random."""
     with open_model(source) as checkpoint:
         plan = plan_heads(checkpoint, HeadOptions(metric="random", ratio=ratio))
-        rewrite = rewrite_heads(checkpoint, plan)
+        rewrite = cut(checkpoint, plan)
         apply(checkpoint, rewrite, output)
         held = json.loads((output / "config.json").read_text())["prunecli"]["heads"]
         print(f"heads left in the layers that lost some: {[len(ids) for ids in held.values()]}")

@@ -126,9 +126,7 @@ def rows(texts: Texts, options: argparse.Namespace, folder: Path) -> dict[str, P
         metric: Any, opened: prunecli.Checkpoint, ratio: float, *, contiguous: bool = False
     ) -> prunecli.Rewrite:
         chosen = prunecli.LayerOptions(ratio=ratio, metric=metric, contiguous=contiguous, seed=options.seed)
-        return prunecli.rewrite_layers(
-            opened, prunecli.plan_layers_on_text(opened, texts.scored, chosen, running)
-        )
+        return prunecli.cut(opened, prunecli.plan_layers_on_text(opened, texts.scored, chosen, running))
 
     def heads(how: dict[str, Any], opened: prunecli.Checkpoint, ratio: float) -> prunecli.Rewrite:
         file = folder / f"heads-{how.get('per')}.json"
@@ -137,7 +135,7 @@ def rows(texts: Texts, options: argparse.Namespace, folder: Path) -> dict[str, P
             prunecli.score_heads(opened, texts.scored, scoring, file, task=texts.task)
         own = {key: value for key, value in how.items() if key != "per"}
         chosen = prunecli.HeadOptions(scores=file, ratio=ratio, seed=options.seed, **own)
-        return prunecli.rewrite_heads(opened, prunecli.plan_heads(opened, chosen))
+        return prunecli.cut(opened, prunecli.plan_heads(opened, chosen))
 
     def shared(opened: prunecli.Checkpoint, ratio: float) -> prunecli.Rewrite:
         chosen = prunecli.FfnOptions(config="Shared", groups=(groups_of(opened, ratio),))
@@ -150,7 +148,7 @@ def rows(texts: Texts, options: argparse.Namespace, folder: Path) -> dict[str, P
     def vocabulary(opened: prunecli.Checkpoint, _ratio: float) -> prunecli.Rewrite:
         lines = texts.train.lines()
         plan = prunecli.plan_vocabulary(opened, lines, prunecli.VocabularyOptions())
-        return prunecli.rewrite_vocabulary(opened, plan)
+        return prunecli.cut(opened, plan)
 
     by_loss = "perplexity" if texts.task == "lm" else "embedding"
     return {

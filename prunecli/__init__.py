@@ -4,7 +4,7 @@ The same few calls that the commands make, for a notebook or a program:
 
     model = prunecli.open_model("facebook/nllb-moe-54b")
     plan = prunecli.plan_experts(model, prunecli.ExpertOptions(gates=(Path("gates.json"),)))
-    prunecli.apply(model, prunecli.rewrite_experts(model, plan), "pruned")
+    prunecli.apply(model, prunecli.cut(model, plan), "pruned")
 
 Names are imported when they are first used: `import prunecli` imports neither torch nor transformers.
 """
@@ -43,9 +43,7 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.methods.experts.constant import rewrite_constant as rewrite_constant
     from prunecli.methods.experts.options import Amount as Amount
     from prunecli.methods.experts.options import ExpertOptions as ExpertOptions
-    from prunecli.methods.experts.plan import ExpertPlan as ExpertPlan
     from prunecli.methods.experts.plan import plan_experts as plan_experts
-    from prunecli.methods.experts.rewrite import rewrite_experts as rewrite_experts
     from prunecli.methods.experts.score import CollectOptions as CollectOptions
     from prunecli.methods.ffn.arrange import FfnPlan as FfnPlan
     from prunecli.methods.ffn.narrow import NarrowOptions as NarrowOptions
@@ -56,16 +54,10 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.methods.heads.collect import ScoreOptions as ScoreOptions
     from prunecli.methods.heads.collect import score_heads as score_heads
     from prunecli.methods.heads.plan import HeadOptions as HeadOptions
-    from prunecli.methods.heads.plan import HeadPlan as HeadPlan
     from prunecli.methods.heads.plan import plan_heads as plan_heads
-    from prunecli.methods.heads.rewrite import rewrite_heads as rewrite_heads
     from prunecli.methods.layers.plan import LayerOptions as LayerOptions
-    from prunecli.methods.layers.plan import LayerPlan as LayerPlan
     from prunecli.methods.layers.plan import plan_layers as plan_layers
-    from prunecli.methods.layers.rewrite import rewrite_layers as rewrite_layers
-    from prunecli.methods.vocabulary.plan import VocabularyPlan as VocabularyPlan
     from prunecli.methods.vocabulary.plan import plan_vocabulary as plan_vocabulary
-    from prunecli.methods.vocabulary.rewrite import rewrite_vocabulary as rewrite_vocabulary
     from prunecli.methods.vocabulary.select import VocabularyOptions as VocabularyOptions
     from prunecli.model.checkpoint import Checkpoint as Checkpoint
     from prunecli.model.checkpoint import open_model as open_model
@@ -77,6 +69,8 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.planning import plan_ffn_on_text as plan_ffn_on_text
     from prunecli.planning import plan_layers_on_text as plan_layers_on_text
     from prunecli.planning import plan_widths_on_text as plan_widths_on_text
+    from prunecli.selection.cut import cut as cut
+    from prunecli.selection.selection import Selection as Selection
     from prunecli.text.choice import Dataset as Dataset
     from prunecli.text.choice import TextChoice as TextChoice
     from prunecli.text.corpus import Corpus as Corpus
@@ -105,18 +99,14 @@ _MODULES = {
     "methods.experts.score": ("CollectOptions",),
     "methods.heads.collect": ("ScoreOptions", "score_heads"),
     "methods.experts.options": ("Amount", "ExpertOptions"),
-    "methods.experts.plan": ("ExpertPlan", "plan_experts"),
-    "methods.experts.rewrite": ("rewrite_experts",),
+    "methods.experts.plan": ("plan_experts",),
     "methods.ffn.arrange": ("FfnPlan",),
     "methods.ffn.narrow": ("NarrowOptions", "plan_widths"),
     "methods.ffn.plan": ("FfnOptions", "plan_ffn"),
     "methods.ffn.rewrite": ("rewrite_ffn",),
-    "methods.heads.plan": ("HeadOptions", "HeadPlan", "plan_heads"),
-    "methods.heads.rewrite": ("rewrite_heads",),
-    "methods.layers.plan": ("LayerOptions", "LayerPlan", "plan_layers"),
-    "methods.layers.rewrite": ("rewrite_layers",),
-    "methods.vocabulary.plan": ("VocabularyPlan", "plan_vocabulary"),
-    "methods.vocabulary.rewrite": ("rewrite_vocabulary",),
+    "methods.heads.plan": ("HeadOptions", "plan_heads"),
+    "methods.layers.plan": ("LayerOptions", "plan_layers"),
+    "methods.vocabulary.plan": ("plan_vocabulary",),
     "methods.vocabulary.select": ("VocabularyOptions",),
     "model.checkpoint": ("Checkpoint", "open_model"),
     "model.rewrite": ("Rewrite",),
@@ -124,6 +114,8 @@ _MODULES = {
     "modules.loading": ("load_model",),
     "pipeline": ("Applied", "apply"),
     "planning": ("plan_ffn_on_text", "plan_layers_on_text", "plan_widths_on_text"),
+    "selection.cut": ("cut",),
+    "selection.selection": ("Selection",),
     "text.choice": ("Dataset", "TextChoice"),
     "text.corpus": ("Corpus",),
     "training.finetune": ("Destination", "finetune"),

@@ -22,7 +22,7 @@ from prunecli.text.tasks import training_task_of
 if TYPE_CHECKING:
     from prunecli.methods.ffn.arrange import FfnPlan
     from prunecli.methods.ffn.score import UnitActivations
-    from prunecli.methods.layers.plan import LayerPlan
+    from prunecli.selection.selection import Selection
     from prunecli.text.choice import Dataset
     from prunecli.text.tasks import TaskName
 
@@ -72,7 +72,7 @@ def plan_widths_on_text(
     *,
     progress: Progress = silent,
     say: Say = unsaid,
-) -> FfnPlan:
+) -> Selection:
     """`plan_widths`; text is read, and the model run on it, where the score is one of `MEASURED`.
 
     Args, Raises: as `plan_ffn_on_text`.
@@ -99,7 +99,7 @@ def plan_layers_on_text(
     *,
     progress: Progress = silent,
     say: Say = unsaid,
-) -> LayerPlan:
+) -> Selection:
     """`plan_layers`; text is read, and the model run on it, where the metric asks for it.
 
     Args, Raises: as `plan_ffn_on_text`.

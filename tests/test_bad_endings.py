@@ -16,12 +16,12 @@ import pytest
 
 from prunecli import pipeline
 from prunecli.errors import CheckpointError, OutputError
-from prunecli.methods.experts.plan import ExpertPlan
-from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
+from prunecli.selection.cut import cut
 from prunecli.tensors import copying, writer
 from tests.contracts.method_contract import digests
+from tests.selections import kept_experts
 from tests.tiny import tiny_nllb_moe
 
 KEPT = {f"model.{side}.layers.{n}.ffn": (6, 1, 3) for side in ("encoder", "decoder") for n in (1, 3)}
@@ -34,7 +34,7 @@ def source(tmp_path: Path) -> Path:
 
 def pruned(source: Path, output: Path, dtype: str | None = None, **options: Any) -> None:
     with open_model(source) as opened:
-        rewrite = rewrite_experts(opened, ExpertPlan(KEPT, dtype))
+        rewrite = cut(opened, kept_experts(KEPT, dtype=dtype))
         apply(opened, rewrite, output, **options)
 
 

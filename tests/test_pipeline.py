@@ -22,6 +22,7 @@ from prunecli.pipeline import Summary, apply, summarize
 from prunecli.tensors.stream import Copy, Output
 from prunecli.tensors.transaction import new_directory
 from tests.families import tiny_family
+from tests.selections import kept_heads
 from tests.tiny import random_tensors, tensor_shapes, tiny_config, tiny_nllb_moe, write_json, write_weights
 
 ENCODER, DECODER = "model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn"
@@ -260,13 +261,12 @@ def test_heads_that_transformers_would_refuse_are_no_stock_model(
     """6 query heads do not divide a width of 32: Llama's config is refused, whatever width it states."""
     from transformers import AutoModelForCausalLM
 
-    from prunecli.methods.heads.plan import HeadPlan
-    from prunecli.methods.heads.rewrite import rewrite_heads
     from prunecli.modules.loading import load_model
+    from prunecli.selection.cut import cut
 
     for kept, is_stock in (((0, 1, 3), not divides), ((1, 3), True)):
         with open_model(tiny_family(tmp_path / f"in-{len(kept)}", model_type)) as source:
-            rewrite = rewrite_heads(source, HeadPlan({f"model.layers.{n}.self_attn": kept for n in range(3)}))
+            rewrite = cut(source, kept_heads({f"model.layers.{n}.self_attn": kept for n in range(3)}))
             made = rewrite
             output = tmp_path / f"out-{len(kept)}"
             apply(source, made, output)

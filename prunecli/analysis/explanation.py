@@ -10,7 +10,8 @@ from typing import Any
 from prunecli.analysis.decisions import component_name, sentence
 from prunecli.analysis.questions import Question, parse_question
 from prunecli.errors import DataError
-from prunecli.model.decision import Decision, Part, Ranked
+from prunecli.model.axes import Kind
+from prunecli.model.decision import Decision, Ranked
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.structure import KEY, Structure
 from prunecli.results.decisions import FILE, read_decisions
@@ -136,7 +137,7 @@ class Explained:
             _, _, last = steps[-1]
             yield from self._now(question.part, last, number, str(side), int(layer or 0))
 
-    def _now(self, part: Part, place: Ranked, number: int, side: str, layer: int) -> Iterator[Answer]:
+    def _now(self, part: Kind, place: Ranked, number: int, side: str, layer: int) -> Iterator[Answer]:
         """Where it is in the result, if its number or that of its layer is another one."""
         now, gone = self._layer_after(side, layer, len(self.history))
         constants = self.structure.constants.get(place.name, ())

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from prunecli.errors import UsageError
-from prunecli.model.decision import Part
+from prunecli.model.axes import Kind
 
-PARTS: tuple[Part, ...] = get_args(Part)
+PARTS: tuple[Kind, ...] = get_args(Kind)
 FORMS = (
     "expert 7 of layer 3; head 2 of decoder cross-attention layer 1; unit 5 of layer 0; layer 4; token ▁house"
 )
@@ -30,7 +30,7 @@ class Question:
         layer: number that its layer had in the original model; None: all.
     """
 
-    part: Part
+    part: Kind
     number: int | None = None
     text: str = ""
     side: str | None = None
@@ -64,7 +64,7 @@ def parse_question(words: Sequence[str]) -> Question:
             found["kind"] = word
         elif word not in _WORDS:
             raise UsageError(f"{text!r}: what is {word!r}?", f"Ask for {FORMS}.")
-    asked: list[Part] = [known for known in PARTS if known in found and known != "layer"]
+    asked: list[Kind] = [known for known in PARTS if known in found and known != "layer"]
     if len(asked) > 1 or not found.keys() & {*PARTS}:
         raise UsageError(f"{text!r}: of one part at a time.", f"Ask for {FORMS}.")
     part, layer = (asked[0], found.get("layer")) if asked else ("layer", None)

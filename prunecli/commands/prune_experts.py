@@ -20,7 +20,7 @@ from prunecli.commands.options import (
     StreamOption,
     fit_load,
 )
-from prunecli.commands.rewriting import How, Shown, removal
+from prunecli.commands.rewriting import How, Shown
 from prunecli.errors import UsageError
 from prunecli.methods.experts.names import Granularity, MetricName, Predicting, Strategy
 from prunecli.tensors.quantities import parse_names, parse_share, whole_numbers
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from prunecli.methods.experts.options import ExpertOptions
     from prunecli.methods.experts.plan import ExpertPlan
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.results.rewriting import ExpertSelection
+    from prunecli.results.rewriting import Selected
 
 MIN_TOKENS = 100
 """That of `ExpertOptions`, which is not imported for --help."""
@@ -227,7 +227,7 @@ def _run(checkpoint: Checkpoint, options: ExpertOptions, how: How) -> None:
     from prunecli.methods.experts.metrics import WITHOUT_STATISTICS
     from prunecli.methods.experts.options import of_language_model
     from prunecli.methods.experts.plan import plan_experts
-    from prunecli.methods.experts.rewrite import rewrite_experts
+    from prunecli.selection.cut import cut
 
     if checkpoint.is_remote and (nbytes := aimer_bytes(checkpoint, options)):
         text = console.bytes_text(nbytes)
@@ -249,41 +249,31 @@ def _run(checkpoint: Checkpoint, options: ExpertOptions, how: How) -> None:
         means = mean_outputs(checkpoint, options.files, options.texts)
         rewrite = rewrite_constant(checkpoint, plan, means)
     else:
-        rewrite = rewrite_experts(checkpoint, plan)
+        rewrite = cut(checkpoint, plan)
     shown = how.apply(checkpoint, rewrite)
     how.show(lambda: _document(shown, plan, options.seed), lambda: _show(shown, plan))
 
 
-def _document(shown: Shown, plan: ExpertPlan, seed: int) -> ExpertSelection:
+def _document(shown: Shown, plan: ExpertPlan, seed: int) -> Selected:
     from prunecli.methods.experts.memory_fit import fit_payload
     from prunecli.model.structure import STATISTICS_OF
-    from prunecli.results.rewriting import ExpertSelection
 
-    return shown.document(
-        ExpertSelection,
+    return shown.selected(
+        plan,
         seed,
-        experts_before=sum(layer.num_experts for layer in shown.result.source.require_mixtures()),
-        experts_after=plan.count,
-        **({STATISTICS_OF: plan.step[STATISTICS_OF]} if STATISTICS_OF in plan.step else {}),
+        statistics_of=plan.step.get(STATISTICS_OF),
         thresholds=plan.thresholds,
-        **({} if plan.fit is None else {"fit": fit_payload(plan.fit)}),
-        **({"few_tokens": plan.few} if plan.few else {}),
-        kept=plan.kept,
+        fit=None if plan.fit is None else fit_payload(plan.fit),
+        few_tokens=plan.few,
     )
 
 
 def _show(shown: Shown, plan: ExpertPlan) -> None:
     from prunecli.methods.experts.memory_fit import explain
 
-    layers = shown.result.source.require_mixtures()
-    rows = [[layer.name, *removal(layer.num_experts, len(plan.kept[layer.name]))] for layer in layers]
-    held = sum(layer.num_experts for layer in layers)
-    rows.append(["all sparse layers", *removal(held, plan.count)])
-    console.show(console.table("Experts", ("layer", "before", "kept", "removed"), rows))
-    if plan.fit is not None:
-        for line in explain(plan.fit):
-            console.out(line)
-    shown.show_sizes_and_place()
+    for line in () if plan.fit is None else explain(plan.fit):
+        console.out(line)
+    shown.show_selected(plan)
 
 
 def _per_layer(text: str) -> dict[Any, int]:

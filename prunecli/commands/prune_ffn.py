@@ -16,14 +16,14 @@ from prunecli.commands.options import (
     SeedOption,
     SideName,
 )
-from prunecli.commands.rewriting import How, Shown, removal
+from prunecli.commands.rewriting import How
 from prunecli.commands.text_options import UNLABELLED, TextOptions
 from prunecli.errors import UsageError
 from prunecli.methods.ffn.names import UnitScore
 from prunecli.tensors.quantities import parse_share
 
 if TYPE_CHECKING:
-    from prunecli.methods.ffn.arrange import FfnPlan
+    pass
 
 
 @flattened
@@ -99,9 +99,8 @@ def prune_ffn(
     with how.open(checkpoint) as opened:
         if checkpoint is None and not dense_only:
             how.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")
-        from prunecli.commands.ffn_table import ffn_document
-        from prunecli.methods.ffn.rewrite import rewrite_ffn
         from prunecli.planning import plan_widths_on_text
+        from prunecli.selection.cut import cut
 
         if score == "norms":
             console.warn(NORMS_WARNING)
@@ -110,14 +109,5 @@ def prune_ffn(
         )
         how.note(*plan.reasons)
         scored = choice if options.score in MEASURED else None
-        shown = how.apply(opened, rewrite_ffn(opened, plan), scored, texts.device)
-        how.show(lambda: ffn_document(shown, plan, seed, narrowed=True), lambda: _show(shown, plan))
-
-
-def _show(shown: Shown, plan: FfnPlan) -> None:
-    names = {layer.name: layer.own_name for layer in shown.result.source.layout.ffns}
-    rows = [[names[group.owner], *removal(group.init_width, group.width)] for group in plan.groups]
-    before, after = (sum(getattr(group, key) for group in plan.groups) for key in ("init_width", "width"))
-    rows.append(["all FFNs", *removal(before, after)])
-    console.show(console.table("Hidden units", ("FFN", "before", "kept", "removed"), rows))
-    shown.show_sizes_and_place()
+        shown = how.apply(opened, cut(opened, plan), scored, texts.device)
+        how.show(lambda: shown.selected(plan, seed), lambda: shown.show_selected(plan))

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prunecli.commands import console
 from prunecli.commands.groups import flattened
 from prunecli.commands.options import (
     CheckpointArgument,
     DtypeOption,
     SeedOption,
 )
-from prunecli.commands.rewriting import How, Shown, removal
+from prunecli.commands.rewriting import How
 from prunecli.errors import UsageError
 from prunecli.methods.heads.names import HeadMetric, Normalize
 from prunecli.tensors.quantities import parse_share
 
 if TYPE_CHECKING:
-    from prunecli.methods.heads.plan import HeadPlan
-    from prunecli.model.attention import AttentionKind, AttentionLayer
-    from prunecli.results.rewriting import HeadSelection
+    from prunecli.model.attention import AttentionKind
 
 
 @flattened
@@ -94,7 +90,7 @@ def prune_heads(
     what it holds.
     """
     from prunecli.methods.heads.plan import HeadOptions, plan_heads
-    from prunecli.methods.heads.rewrite import rewrite_heads
+    from prunecli.selection.cut import cut
 
     if heads is not None and (scores or metric == "random"):
         raise UsageError("--heads excludes --scores and --metric random.", "Give scores, or ids.")
@@ -116,39 +112,8 @@ def prune_heads(
             how.note("No --ratio given: removing 20% of the heads.")
         plan = plan_heads(opened, options)
         how.note(*plan.reasons)
-        shown = how.apply(opened, rewrite_heads(opened, plan))
-        how.show(lambda: _document(shown, plan, seed), lambda: _show(shown, plan))
-
-
-def _document(shown: Shown, plan: HeadPlan, seed: int) -> HeadSelection:
-    from prunecli.results.rewriting import HeadSelection
-
-    return shown.document(
-        HeadSelection,
-        seed,
-        heads_before=sum(layer.num_heads for layer in shown.result.source.layout.own_attentions),
-        heads_after=plan.count,
-        kept=plan.kept,
-    )
-
-
-def _show(shown: Shown, plan: HeadPlan) -> None:
-    from prunecli.model.attention import KIND_NAMES, KINDS
-
-    layers, kept = shown.result.source.layout.own_attentions, plan.kept
-    rows = [[layer.name, *removal(layer.num_heads, len(kept[layer.name]))] for layer in layers]
-    kinds = [kind for kind in KINDS if any(layer.kind == kind for layer in layers)]
-    if len(kinds) > 1:
-        for kind in kinds:
-            own = [layer for layer in layers if layer.kind == kind]
-            rows.append([f"all of {KIND_NAMES[kind]}", *_total(own, kept)])
-    rows.append(["all attentions", *_total(layers, kept)])
-    console.show(console.table("Heads", ("attention", "before", "kept", "removed"), rows))
-    shown.show_sizes_and_place()
-
-
-def _total(layers: Sequence[AttentionLayer], kept: Any) -> tuple[str, str, str]:
-    return removal(sum(layer.num_heads for layer in layers), sum(len(kept[layer.name]) for layer in layers))
+        shown = how.apply(opened, cut(opened, plan))
+        how.show(lambda: shown.selected(plan, seed), lambda: shown.show_selected(plan))
 
 
 def _kinds(text: str | None) -> tuple[AttentionKind, ...]:

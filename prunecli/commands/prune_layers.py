@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,15 +16,14 @@ from prunecli.commands.options import (
     SideName,
     StreamOption,
 )
-from prunecli.commands.rewriting import How, Shown, removal
+from prunecli.commands.rewriting import How
 from prunecli.commands.text_options import UNLABELLED, TextOptions
 from prunecli.errors import UsageError
 from prunecli.methods.layers.names import LayerMetric
 from prunecli.tensors.quantities import parse_share
 
 if TYPE_CHECKING:
-    from prunecli.methods.layers.plan import LayerPlan
-    from prunecli.results.rewriting import LayerSelection
+    pass
 
 
 @flattened
@@ -121,8 +120,8 @@ def prune_layers(
             "Leave --stream out, or choose by --metric last, random or by name.",
         )
     with how.open(checkpoint, stream=stream) as opened:
-        from prunecli.methods.layers.rewrite import rewrite_layers
         from prunecli.planning import plan_layers_on_text
+        from prunecli.selection.cut import cut
 
         if metric == "last":
             console.warn(LAST_WARNING)
@@ -131,55 +130,5 @@ def prune_layers(
         )
         how.note(*plan.reasons)
         scored = choice if options.needs_text else None
-        shown = how.apply(opened, rewrite_layers(opened, plan), scored, texts.device)
-        how.show(lambda: _document(shown, plan, seed), lambda: _show(shown, plan))
-
-
-def _rows(shown: Shown, plan: LayerPlan) -> list[dict[str, Any]]:
-    """Every layer of the source: its score, where it was ranked, and whether it stays."""
-    checkpoint = shown.result.source
-    return [
-        {
-            "name": layer.name,
-            "side": layer.side,
-            "layer": layer.number,
-            "original_layer": checkpoint.structure.original_layer(layer.side, layer.number),
-            "score": plan.scores[layer.side][layer.number] if layer.side in plan.scores else None,
-            "kept": layer.number in plan.kept[layer.side],
-        }
-        for layer in checkpoint.layout.layers
-    ]
-
-
-def _document(shown: Shown, plan: LayerPlan, seed: int) -> LayerSelection:
-    from prunecli.results.rewriting import LayerSelection
-
-    rows = _rows(shown, plan)
-    return shown.document(
-        LayerSelection,
-        seed,
-        layers_before=len(rows),
-        layers_after=sum(row["kept"] for row in rows),
-        kept=plan.kept,
-        layers=rows,
-    )
-
-
-def _show(shown: Shown, plan: LayerPlan) -> None:
-    rows = _rows(shown, plan)
-    if plan.scores:
-        cells = [
-            [
-                row["name"],
-                "-" if row["score"] is None else f"{row['score']:.4g}",
-                "" if row["kept"] else "removed",
-            ]
-            for row in rows
-        ]
-        console.show(console.table("Layers", ("layer", "score", ""), cells))
-    totals = [
-        [side, *removal(sum(row["side"] == side for row in rows), len(numbers))]
-        for side, numbers in plan.kept.items()
-    ]
-    console.show(console.table("Depth", ("stack", "before", "kept", "removed"), totals))
-    shown.show_sizes_and_place()
+        shown = how.apply(opened, cut(opened, plan), scored, texts.device)
+        how.show(lambda: shown.selected(plan, seed), lambda: shown.show_selected(plan))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,13 +25,15 @@ from prunecli.errors import MemoryShortError, PruneError, UsageError
 if TYPE_CHECKING:
     from prunecli.commands.checkpoints import DemoName
     from prunecli.evaluation.quality_check import QualityCheck
+    from prunecli.model.axes import Axis
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.decision import Decision
     from prunecli.model.rewrite import Rewrite
     from prunecli.model.stock import StockSupport
     from prunecli.pipeline import Applied
     from prunecli.progress import Progress
-    from prunecli.results.rewriting import QualityChange, Rewriting
+    from prunecli.results.rewriting import QualityChange, Rewriting, Selected
+    from prunecli.selection.selection import Selection
     from prunecli.text.choice import TextChoice
 
     Document = TypeVar("Document", bound=Rewriting)
@@ -195,6 +198,39 @@ class Shown:
             **more,
         )
 
+    def selected(self, selection: Selection, seed: int | None, **details: Any) -> Selected:
+        """What `--json` prints of a selection."""
+        from prunecli.results.rewriting import Selected
+
+        held = {name: len(axis.ids) for name, axis in selected_axes(self.result.source, selection).items()}
+        said = {name: value for name, value in details.items() if value}
+        return self.document(
+            Selected,
+            seed,
+            details=said,
+            held=held,
+            kept={name: sorted(selection.kept[name]) for name in held},
+        )
+
+    def show_selected(self, selection: Selection) -> None:
+        """How many units of each axis stay, of axes of one form together, and of all; then what `show_place` prints."""
+        axes = selected_axes(self.result.source, selection)
+        counts = {
+            name.rpartition(".")[0] or name: (len(axis.ids), len(selection.kept[name]))
+            for name, axis in axes.items()
+        }
+        forms = {name: re.sub(r"\.\d+", ".*", name) for name in counts}
+        rows = [[name, *removal(*counted)] for name, counted in counts.items()]
+        for form in dict.fromkeys(forms.values()) if len(set(forms.values())) < len(forms) else ():
+            own = [counts[name] for name in counts if forms[name] == form]
+            rows.append([f"all {form}", *removal(sum(held for held, _ in own), sum(kept for _, kept in own))])
+        kind = next(iter(axes.values())).kind
+        if len(set(forms.values())) > 1:
+            held, kept = (sum(own) for own in zip(*counts.values(), strict=True))
+            rows.append([f"all {kind}s", *removal(held, kept)])
+        console.show(console.table(f"{kind}s".capitalize(), ("axis", "before", "kept", "removed"), rows))
+        self.show_sizes_and_place()
+
     def rows(self) -> list[list[str]]:
         """Parameters and bytes, before and after, for a table."""
         of = self.result.summary
@@ -223,6 +259,16 @@ class Shown:
         console.out(support.line)
         what = opened_by(support) if self.weights else f"no weights: finetune --from-scratch {output}"
         console.out(f"Dry run: {dry}." if output is None else f"Written: {output} ({what})")
+
+
+def selected_axes(source: Checkpoint, selection: Selection) -> dict[str, Axis]:
+    """The axes that a selection names, by their names, in the order of the model."""
+    from prunecli.model.axes import axes_of
+    from prunecli.selection.cut import kind_of
+
+    kinds = dict.fromkeys(map(kind_of, selection.kept))
+    axes = (axis for kind in kinds for axis in axes_of(source, kind))
+    return {axis.name: axis for axis in axes if axis.name in selection.kept}
 
 
 def _warn_of_large(decision: Decision | None) -> None:

@@ -17,14 +17,14 @@ from prunecli.commands.options import (
     StreamOption,
     TextFilesOption,
 )
-from prunecli.commands.rewriting import How, Shown, change
+from prunecli.commands.rewriting import How, Shown
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
     from prunecli.methods.vocabulary.plan import VocabularyPlan
     from prunecli.methods.vocabulary.select import VocabularyOptions
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.results.rewriting import VocabularySelection
+    from prunecli.results.rewriting import Selected
     from prunecli.text.choice import Lines
 
 DEMO_SPLIT = "val"
@@ -105,56 +105,26 @@ def trim_vocabulary(
 
 def _run(checkpoint: Checkpoint, options: VocabularyOptions, lines: Lines, how: How) -> None:
     from prunecli.methods.vocabulary.plan import plan_vocabulary
-    from prunecli.methods.vocabulary.rewrite import rewrite_vocabulary
+    from prunecli.selection.cut import cut
 
     plan = plan_vocabulary(checkpoint, lines, options, how.progress)
     for name in (name for name, content in plan.files.items() if content is None):
         how.note(f"{name} is left out: it holds the old vocabulary in a form that cannot be shortened.")
-    shown = how.apply(checkpoint, rewrite_vocabulary(checkpoint, plan))
+    shown = how.apply(checkpoint, cut(checkpoint, plan))
     how.show(lambda: _document(shown, plan), lambda: _show(shown, plan))
 
 
-def _document(shown: Shown, plan: VocabularyPlan) -> VocabularySelection:
+def _document(shown: Shown, plan: VocabularyPlan) -> Selected:
     from dataclasses import asdict
 
-    from prunecli.methods.vocabulary.rewrite import embedding_sizes
-    from prunecli.results.rewriting import ReadText, VocabularySelection
-
-    tokens = plan.tokens
-    parameters, nbytes = embedding_sizes(shown.result.source, shown.result.rewrite)
-    return shown.document(
-        VocabularySelection,
-        None,
-        tokens_before=tokens.size,
-        tokens_after=len(tokens.kept),
-        parts=tokens.parts,
-        text=ReadText(
-            sentences=plan.text.sentences,
-            sha256=plan.text.sha256,
-            share_kept=tokens.share,
-            **{f"compared_{name}": value for name, value in asdict(plan.check).items()},
-        ),
-        embedding_parameters_before=parameters[0],
-        embedding_parameters_after=parameters[1],
-        embedding_bytes_before=nbytes[0],
-        embedding_bytes_after=nbytes[1],
-        kept=tokens.kept,
-    )
+    text = {"sentences": plan.text.sentences, "sha256": plan.text.sha256, "share_kept": plan.tokens.share}
+    return shown.selected(plan, None, parts=plan.tokens.parts, text=text, compared=asdict(plan.check))
 
 
 def _show(shown: Shown, plan: VocabularyPlan) -> None:
-    from prunecli.methods.vocabulary.rewrite import embedding_sizes
-
     tokens, check = plan.tokens, plan.check
-    parameters, nbytes = embedding_sizes(shown.result.source, shown.result.rewrite)
-    rows = [[name, "", f"{count:,}", ""] for name, count in tokens.parts.items()]
-    rows += [
-        ["tokens", *change(tokens.size, len(tokens.kept))],
-        ["embedding parameters", *change(*parameters)],
-        ["embedding bytes", *change(*nbytes, console.bytes_text)],
-        *shown.rows(),
-    ]
-    console.show(console.table("Vocabulary", ("", "before", "after", "left"), rows))
+    rows = [[name, f"{count:,}"] for name, count in tokens.parts.items()]
+    console.show(console.table("Tokens that stay", ("why", "tokens"), rows))
     if check.changed:
         console.out(
             f"{tokens.share:.2%} of the running tokens stay; {check.changed:,} of {check.sentences:,} different "
@@ -162,7 +132,7 @@ def _show(shown: Shown, plan: VocabularyPlan) -> None:
         )
     else:
         console.out(f"All {check.sentences:,} different texts fall into the same tokens as before.")
-    shown.show_place()
+    shown.show_selected(plan)
 
 
 def _kept(path: Path | None) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from prunecli.architectures import FAMILIES, REDUCED_PREFIX
 from prunecli.architectures.records import Attention, Stack
 from prunecli.errors import CheckpointError
+from prunecli.model.axes import Carrier
 from prunecli.model.changes import AttentionChange
 from prunecli.model.declared import Sizes
 from prunecli.model.ffn import REMEDY, changes_text, own_norms
@@ -25,23 +26,6 @@ KIND_NAMES: Mapping[str, str] = {
     "decoder": "decoder self-attention",
     "cross": "cross-attention",
 }
-
-
-@dataclass(frozen=True)
-class HeadPlaces:
-    """Where the heads of an attention lie in one of its tensors: `records.HeadAxis` of a model.
-
-    Attributes:
-        axis: along which they lie one after another.
-        blocks: all heads occur on it once for each of these: the width of one head there, relative to the others.
-    """
-
-    axis: int
-    blocks: tuple[int, ...] = (1,)
-
-    def unit(self, size: int, heads: int) -> int:
-        """What the widths in `blocks` are multiples of, on an axis of length `size` that holds `heads` heads."""
-        return size // (sum(self.blocks) * heads)
 
 
 @dataclass(frozen=True)
@@ -72,7 +56,7 @@ class AttentionLayer:
     heads: tuple[int, ...]
     stated_heads: int
     original_heads: int
-    tensors: Mapping[str, HeadPlaces]
+    tensors: Mapping[str, Carrier]
     output: str
     stack: Stack = field(repr=False)
     spec: Attention = field(repr=False)
@@ -150,7 +134,7 @@ def _layer(
             "config.json and the weights are not of one checkpoint; copy both again.",
         )
     axes = {
-        f"{owner}.{spec.name}": HeadPlaces(spec.heads.axis, tuple(map(sizes.count, spec.heads.blocks)))
+        f"{owner}.{spec.name}": Carrier(spec.heads.axis, tuple(map(sizes.count, spec.heads.blocks)))
         for spec in attention.tensors
         if spec.heads is not None and sizes.holds(spec.optional)
     }

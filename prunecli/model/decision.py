@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Part = Literal["expert", "head", "unit", "layer", "token"]
+from prunecli.model.axes import Kind
+
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
@@ -166,7 +167,7 @@ class Decision:
         origin: what the values were measured on.
     """
 
-    part: Part
+    part: Kind
     places: tuple[Ranked, ...]
     metric: str | None = None
     how: str = ""

@@ -176,7 +176,7 @@ def with_keys(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
         else:
             before = changed.get(key)
             changed[key] = (
-                [value] * len(before) if isinstance(before, list) and not isinstance(value, list) else value
+                [value] * len(before) if isinstance(before, list) and isinstance(value, int) else value
             )
     return changed
 

@@ -102,11 +102,11 @@ def fit_heads(model: nn.Module, layer: AttentionLayer, shapes: Mapping[str, tupl
         if isinstance(module, (NoHeads, OnlyBias)):
             continue
         whole = getattr(module, attribute).shape
-        width = axis.unit(whole[axis.axis], built_heads)
+        width = axis.unit(whole[axis.dim], built_heads)
         if layer.heads:
             resize(module, attribute, shapes[name])
         elif path == output:
-            others = math.prod(size for index, size in enumerate(whole) if index != axis.axis)
+            others = math.prod(size for index, size in enumerate(whole) if index != axis.dim)
             model.set_submodule(path, OnlyBias(others, module.bias))
         else:
             model.set_submodule(path, NoHeads(sum(axis.blocks) * width))

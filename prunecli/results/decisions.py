@@ -18,7 +18,8 @@ from pydantic import Field
 
 from prunecli import __version__
 from prunecli.errors import CheckpointError, DataError, reason_of
-from prunecli.model.decision import Decision, Origin, Part, Ranked
+from prunecli.model.axes import Kind
+from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.progress import Say, unsaid
 from prunecli.results.document import Count, Document, Number, Record
 from prunecli.results.packing import LARGEST_BYTES, MOST_COMPONENTS, Packed, PackedText
@@ -128,7 +129,7 @@ class DecisionRecord(Record):
 
     step: Count | None = None
     command: str = ""
-    part: Part
+    part: Kind
     metric: str | None = None
     how: str = ""
     least: str = ""

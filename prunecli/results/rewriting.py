@@ -1,22 +1,15 @@
-"""What the rewriting commands print with `--json`: a class each. prune-experts and prune-heads read theirs again."""
+"""What the rewriting commands print with `--json`."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from prunecli.errors import StatisticsError
 from prunecli.results.decisions import DecisionRecord, decision_rows
 from prunecli.results.document import Count, Document, Number, Record
 from prunecli.results.tabled import Row, Tables, scalars
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from typing_extensions import Self
 
 Figure = int | float
 """Kept as it is written: 1 stays 1."""
@@ -95,133 +88,36 @@ class Rewriting(Document):
         """The tables of this format alone."""
 
 
-class ExpertFit(Record):
-    """The smallest ratio that fits in the memory of --fit, and what fills it."""
-
-    budget_bytes: Count
-    margin_bytes: Count
-    dense_bytes: Count
-    expert_bytes: Count
-    cache_bytes: Count
-    activation_bytes: Count
-    batch: Count
-    beam: Count
-    length: Count
-    ratio: Figure
-    keep: Count
-    held: Count
-
-
-class ExpertSelection(Rewriting):
-    """What `prune-experts --json` prints.
+class Selected(Rewriting):
+    """What the pruning commands print with `--json`.
 
     Attributes:
-        thresholds: theta of 2212.09811, eq. 5, under `"model"`, or of each side; empty for per-layer.
-        statistics_of: fingerprint of the model that was run, where the checkpoint is a quantised copy of that.
-        few_tokens: sparse layer -> original ids of the experts that saw fewer tokens than the argument `min_tokens`.
-        kept: sparse layer -> original ids of the experts that stay.
+        held: name of an axis ("decoder.layers", "model.layers.0.self_attn.heads") -> how many units it had.
+        kept: the same -> ids of the units that stay, those of the original model; of hidden units and tokens those of
+            the source.
+        details: what a method says besides. Of experts: `thresholds` (theta of 2212.09811, eq. 5, under `"model"` or of
+            each side), `fit` (the smallest ratio that fits in the memory of `--fit`, and what fills it), `few_tokens`
+            (layer -> experts that saw fewer tokens than the argument `min_tokens`), `statistics_of` (fingerprint of the
+            model that was run, where the source is a quantised copy of that). Of tokens: `parts` (why tokens stay ->
+            how many), `text`, and how it falls into tokens before and after.
     """
 
-    FORMAT: ClassVar[str] = "prunecli.experts/1"
-    LAST: ClassVar[tuple[str, ...]] = ("thresholds", "fit", "few_tokens", "kept")
+    FORMAT: ClassVar[str] = "prunecli.selection/1"
+    LAST: ClassVar[tuple[str, ...]] = ("details", "held", "kept")
 
-    experts_before: Count | None = None
-    experts_after: Count | None = None
-    statistics_of: str | None = None
-    thresholds: dict[str, Figure] = Field(default_factory=dict)
-    fit: ExpertFit | None = None
-    few_tokens: dict[str, list[int]] = Field(default_factory=dict)
-    kept: dict[str, list[int]]
-
-    @classmethod
-    def from_json(cls, payload: Any, path: Path) -> Self:
-        kept = payload.get("kept")
-        if payload["format"] != cls.FORMAT or not isinstance(kept, dict):
-            raise StatisticsError(
-                f"{path}: format is {payload['format']!r}, not {cls.FORMAT!r}.",
-                "Statistics go with --gates, selections with --experts.",
-            )
-        _require_ids(kept, path, "expert")
-        return super().from_json(payload, path)
-
-    def _own_tables(self) -> Tables:
-        """`kept`: an expert; `few_tokens`: an expert; `thresholds`; `fit`."""
-        return {
-            "few_tokens": _ids("name", "expert", self.few_tokens),
-            "kept": _ids("name", "expert", self.kept),
-            "thresholds": [{"side": side, "threshold": theta} for side, theta in self.thresholds.items()],
-            "fit": [] if self.fit is None else [self.fit.to_json()],
-        }
-
-
-class HeadSelection(Rewriting):
-    """What `prune-heads --json` prints.
-
-    Attributes:
-        kept: attention -> original ids of the heads that stay.
-    """
-
-    FORMAT: ClassVar[str] = "prunecli.head-selection/1"
-    LAST: ClassVar[tuple[str, ...]] = ("kept",)
-
-    heads_before: Count | None = None
-    heads_after: Count | None = None
-    kept: dict[str, list[int]]
-
-    @classmethod
-    def from_json(cls, payload: Any, path: Path) -> Self:
-        kept = payload.get("kept")
-        if not isinstance(kept, dict):
-            raise StatisticsError(f'{path}: holds no heads under "kept".', "Print the selection again.")
-        _require_ids(kept, path, "head")
-        return super().from_json(payload, path)
-
-    def _own_tables(self) -> Tables:
-        """`kept`: a head."""
-        return {"kept": _ids("attention", "head", self.kept)}
-
-
-def _require_ids(kept: Mapping[str, Any], path: Path, part: str) -> None:
-    for name, ids in kept.items():
-        if not isinstance(ids, list) or not all(type(number) is int for number in ids):
-            raise StatisticsError(
-                f"{path}: {name!r} is not a list of {part} ids.", "Print the selection again."
-            )
-
-
-def _ids(place: str, part: str, kept: Mapping[str, Sequence[int]]) -> list[Row]:
-    return [{place: name, part: number} for name, ids in kept.items() for number in ids]
-
-
-class RankedLayer(Record):
-    """A layer of the source; `score` where its side was ranked."""
-
-    name: str
-    side: str
-    layer: Count
-    original_layer: Count
-    score: Figure | None = None
-    kept: bool
-
-
-class LayerSelection(Rewriting):
-    """What `prune-layers --json` prints.
-
-    Attributes:
-        kept: side -> numbers of the layers that stay.
-    """
-
-    FORMAT: ClassVar[str] = "prunecli.layer-plan/1"
-    LAST: ClassVar[tuple[str, ...]] = ("kept", "layers")
-
-    layers_before: Count
-    layers_after: Count
+    held: dict[str, Count]
     kept: dict[str, list[Count]]
-    layers: list[RankedLayer]
+    details: dict[str, Any] = Field(default_factory=dict)
 
     def _own_tables(self) -> Tables:
-        """`layers`: a layer of the source."""
-        return {"layers": [layer.to_json() for layer in self.layers]}
+        """`axes`: an axis; `kept`: a unit."""
+        return {
+            "axes": [
+                {"axis": name, "before": held, "kept": len(self.kept[name])}
+                for name, held in self.held.items()
+            ],
+            "kept": [{"axis": name, "id": number} for name, ids in self.kept.items() for number in ids],
+        }
 
 
 class Quality(Record):
@@ -271,45 +167,3 @@ class Factorization(Rewriting):
         if self.output_layer is not None:
             rows.append({"table": "output", **self.output_layer.to_json()})
         return {"quality": rows}
-
-
-class ReadText(Record):
-    """The text that says which tokens stay, and how it falls into tokens before and after."""
-
-    sentences: Count
-    sha256: str
-    share_kept: Figure
-    compared_sentences: Count
-    compared_changed: Count
-    compared_running_before: Count
-    compared_running_after: Count
-
-
-class VocabularySelection(Rewriting):
-    """What `trim-vocabulary --json` prints.
-
-    Attributes:
-        parts: why tokens stay -> how many.
-        kept: the old ids in the order of the new ones.
-    """
-
-    FORMAT: ClassVar[str] = "prunecli.vocabulary/1"
-    LAST: ClassVar[tuple[str, ...]] = ("kept",)
-
-    tokens_before: Count
-    tokens_after: Count
-    parts: dict[str, Count]
-    text: ReadText
-    embedding_parameters_before: Count
-    embedding_parameters_after: Count
-    embedding_bytes_before: Count
-    embedding_bytes_after: Count
-    kept: list[Count]
-
-    def _own_tables(self) -> Tables:
-        """`parts`: why tokens stay; `text`; `kept`: a token."""
-        return {
-            "parts": [{"part": part, "tokens": tokens} for part, tokens in self.parts.items()],
-            "text": [self.text.to_json()],
-            "kept": [{"id": number, "original_id": original} for number, original in enumerate(self.kept)],
-        }

@@ -13,10 +13,10 @@ from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
 from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
 from prunecli.methods.ffn.rewrite import rewrite_ffn
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
-from prunecli.methods.layers.rewrite import rewrite_layers
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.results.decisions import FILE, read_decisions
+from prunecli.selection.cut import cut
 from tests.families import tiny_family
 
 
@@ -26,15 +26,15 @@ def thrice(tmp_path: Path) -> Path:
     with open_model(tiny_family(tmp_path / "source", "llama")) as model:
         apply(
             model,
-            rewrite_ffn(model, plan_widths(model, NarrowOptions(ratio=0.2, score="norms"))),
+            cut(model, plan_widths(model, NarrowOptions(ratio=0.2, score="norms"))),
             tmp_path / "one",
         )
     with open_model(tmp_path / "one") as model:
-        apply(model, rewrite_layers(model, plan_layers(model, LayerOptions(layers="0"))), tmp_path / "two")
+        apply(model, cut(model, plan_layers(model, LayerOptions(layers="0"))), tmp_path / "two")
     with open_model(tmp_path / "two") as model:
         apply(
             model,
-            rewrite_ffn(model, plan_widths(model, NarrowOptions(ratio=0.5, score="norms"))),
+            cut(model, plan_widths(model, NarrowOptions(ratio=0.5, score="norms"))),
             tmp_path / "three",
         )
     with open_model(tmp_path / "three") as model:
@@ -98,7 +98,7 @@ def test_a_file_of_another_history_is_refused(thrice: Path) -> None:
     # It stands in the way of no further step, which leaves it out.
     said: list[str] = []
     with open_model(thrice / "two") as model:
-        rewrite = rewrite_ffn(model, plan_widths(model, NarrowOptions(ratio=0.5, score="norms")))
+        rewrite = cut(model, plan_widths(model, NarrowOptions(ratio=0.5, score="norms")))
         apply(model, rewrite, thrice / "next", say=said.append)
     assert "left out" in said[0]
     assert [*Explained.open(thrice / "next").decisions] == [2]

@@ -30,14 +30,14 @@ from prunecli.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from prunecli.methods.experts.plan import ExpertPlan
-from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.pipeline import apply
+from prunecli.selection.cut import cut
 from prunecli.training.state import sole_writer
 from tests.commands.calls import raising
 from tests.families import tiny_config_of, tiny_family
+from tests.selections import kept_experts
 from tests.tiny import tiny_nllb_moe, write_json, write_tokenizer
 from tests.training.runs import lines, parallel
 
@@ -106,7 +106,7 @@ def test_a_reduced_model_keeps_its_structure(folder):
         kept = {layers[0]: (1, 4, 5), layers[1]: (0, 7)}
 
         kept |= {layer.name: (2, 3, 6) for layer in source.require_mixtures() if layer.name not in kept}
-        apply(source, rewrite_experts(source, ExpertPlan(kept)), folder / "pruned")
+        apply(source, cut(source, kept_experts(kept)), folder / "pruned")
     _run("pruned", "--teacher", "moe", *PAIR, *SMALL, "-o", "out")
     with open_model("pruned") as before, open_model("out") as after:
         assert after.structure.experts == before.structure.experts == kept

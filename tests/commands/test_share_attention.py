@@ -10,14 +10,14 @@ import pytest
 
 from prunecli.commands.share_attention import share_attention
 from prunecli.methods.attention.plan import NAMES
-from prunecli.methods.heads.plan import HeadPlan
-from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.pipeline import apply
+from prunecli.selection.cut import cut
 from tests.commands import calls
 from tests.commands.calls import call
 from tests.families import tiny_family
+from tests.selections import kept_heads
 
 ENCODER, DECODER, CROSS = (
     "model.encoder.layers.{}.self_attn",
@@ -152,7 +152,7 @@ def test_refusals(model: Path, models: dict[str, Path]) -> None:
 
 def pruned(source: Path, output: str, kept: dict[str, tuple[int, ...]]) -> str:
     with open_model(source) as opened:
-        apply(opened, rewrite_heads(opened, HeadPlan(kept)), Path(output))
+        apply(opened, cut(opened, kept_heads(kept)), Path(output))
     return output
 
 

@@ -12,14 +12,12 @@ import pytest
 from prunecli.errors import CheckpointError
 from prunecli.methods.attention.plan import AttentionOptions, plan_attention
 from prunecli.methods.attention.rewrite import rewrite_attention
-from prunecli.methods.heads.plan import HeadPlan
-from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
-from prunecli.methods.layers.rewrite import rewrite_layers
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.model.structure import Structure
 from prunecli.pipeline import summarize
+from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
     Method,
     MethodContract,
@@ -35,6 +33,7 @@ from tests.families import tiny_family
 from tests.families.records import CASES, FAMILIES, own_layouts
 from tests.ffn_layouts import weights, write_copy
 from tests.reference import attention as reference
+from tests.selections import kept_heads
 
 CONTRACTED = (*FAMILIES, "t5-gated", "opt-narrow")
 
@@ -187,7 +186,7 @@ class TestComposition(AttentionSharing):
 
     def heads(self, source: Checkpoint) -> Rewrite:
         """The same heads of each attention that shares."""
-        return rewrite_heads(source, HeadPlan({layer.name: (1, 3) for layer in source.layout.own_attentions}))
+        return cut(source, kept_heads({layer.name: (1, 3) for layer in source.layout.own_attentions}))
 
     def test_heads_before_and_after_are_the_same(self, source: Path, tmp_path: Path) -> None:
         def share(opened: Checkpoint) -> Rewrite:
@@ -217,7 +216,7 @@ class TestComposition(AttentionSharing):
         side = next(iter(self.one_kind()))
 
         def shorter(opened: Checkpoint) -> Rewrite:
-            return rewrite_layers(opened, plan_layers(opened, LayerOptions(layers=f"{side}:0")))
+            return cut(opened, plan_layers(opened, LayerOptions(layers=f"{side}:0")))
 
         def share(opened: Checkpoint) -> Rewrite:
             return made_of(opened, AttentionOptions(**self.one_kind()))

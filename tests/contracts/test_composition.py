@@ -14,18 +14,16 @@ from prunecli.methods.attention.plan import AttentionOptions, plan_attention
 from prunecli.methods.attention.rewrite import rewrite_attention
 from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
-from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
 from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
 from prunecli.methods.ffn.rewrite import rewrite_ffn
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
-from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
-from prunecli.methods.layers.rewrite import rewrite_layers
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.inventory import take_inventory
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.pipeline import apply
+from prunecli.selection.cut import cut
 from prunecli.training.data import TrainingData
 from prunecli.training.result import outputs_of
 from tests.commands.vocabulary import trimmed
@@ -69,11 +67,11 @@ def side_of(case: str) -> str:
 def experts(source: Checkpoint) -> Rewrite:
     amount = Amount(ratio=0.4)
     plan = plan_experts(source, ExpertOptions(metric="random", amount=amount))
-    return rewrite_experts(source, plan)
+    return cut(source, plan)
 
 
 def heads(source: Checkpoint) -> Rewrite:
-    return rewrite_heads(source, plan_heads(source, HeadOptions(metric="random", ratio=0.3)))
+    return cut(source, plan_heads(source, HeadOptions(metric="random", ratio=0.3)))
 
 
 def ffns(source: Checkpoint, side: str, treatment: str) -> Rewrite:
@@ -82,11 +80,11 @@ def ffns(source: Checkpoint, side: str, treatment: str) -> Rewrite:
 
 
 def widths(source: Checkpoint) -> Rewrite:
-    return rewrite_ffn(source, plan_widths(source, NarrowOptions(ratio=0.3, score="norms", dense_only=True)))
+    return cut(source, plan_widths(source, NarrowOptions(ratio=0.3, score="norms", dense_only=True)))
 
 
 def without_layer(source: Checkpoint, layer: str) -> Rewrite:
-    return rewrite_layers(source, plan_layers(source, LayerOptions(layers=layer)))
+    return cut(source, plan_layers(source, LayerOptions(layers=layer)))
 
 
 def attention(source: Checkpoint, side: str) -> Rewrite:

@@ -16,14 +16,11 @@ from prunecli.commands.signatures import COMMANDS, signatures
 from prunecli.errors import CheckpointError
 from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
-from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
 from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
 from prunecli.methods.ffn.rewrite import rewrite_ffn
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
-from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.methods.layers.plan import LayerOptions, Measured, plan_layers
-from prunecli.methods.layers.rewrite import rewrite_layers
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.decision import Decision
 from prunecli.model.rewrite import Rewrite
@@ -32,6 +29,7 @@ from prunecli.results.decisions import FILE, DecisionRecord, read_decisions, rec
 from prunecli.results.gate_sums import TEXT_SUMS, GateSums
 from prunecli.results.gates import GateStatistics
 from prunecli.results.heads import HeadScores
+from prunecli.selection.cut import cut
 from tests.contracts.test_vocabulary_method import to_lines
 from tests.families import tiny_family
 from tests.families.records import CASES
@@ -93,21 +91,21 @@ def by_experts(strategy: str) -> Callable[[Checkpoint], Rewrite]:
     def decide(source: Checkpoint) -> Rewrite:
         least = None if strategy == "per-layer" else 2
         options = ExpertOptions(gates(source), amount=Amount(0.4), minimum=least, strategy=strategy)  # type: ignore[arg-type]
-        return rewrite_experts(source, plan_experts(source, options))
+        return cut(source, plan_experts(source, options))
 
     return decide
 
 
 def by_heads(options: HeadOptions) -> Callable[[Checkpoint], Rewrite]:
-    return lambda source: rewrite_heads(source, plan_heads(source, replace(options, scores=heads(source))))
+    return lambda source: cut(source, plan_heads(source, replace(options, scores=heads(source))))
 
 
 def by_layers(options: LayerOptions) -> Callable[[Checkpoint], Rewrite]:
-    return lambda source: rewrite_layers(source, plan_layers(source, options, measured(source)))
+    return lambda source: cut(source, plan_layers(source, options, measured(source)))
 
 
 def by_widths(options: NarrowOptions) -> Callable[[Checkpoint], Rewrite]:
-    return lambda source: rewrite_ffn(source, plan_widths(source, options))
+    return lambda source: cut(source, plan_widths(source, options))
 
 
 CHOICES: Mapping[str, tuple[str, str, Callable[[Checkpoint], Rewrite]]] = {
@@ -211,10 +209,10 @@ def test_every_pruning_command_shows_it() -> None:
 def test_later_steps_carry_it_along(tmp_path: Path) -> None:
     with open_model(tiny_nllb_moe(tmp_path / "source", experts=6, layers=4)) as source:
         options = ExpertOptions(metric="random", amount=Amount(0.5))
-        apply(source, rewrite_experts(source, plan_experts(source, options)), tmp_path / "once")
+        apply(source, cut(source, plan_experts(source, options)), tmp_path / "once")
     with open_model(tmp_path / "once") as once:
         plan = plan_layers(once, LayerOptions(layers="encoder:0,decoder:0"))
-        apply(once, rewrite_layers(once, plan), tmp_path / "twice")
+        apply(once, cut(once, plan), tmp_path / "twice")
     with open_model(tmp_path / "twice") as twice:
         told = read_decisions(twice.path, twice.structure.history)
         kept = twice.structure.experts["model.encoder.layers.0.ffn"]

@@ -13,14 +13,13 @@ from prunecli.errors import UsageError
 from prunecli.methods.embeddings.factorize import Factors
 from prunecli.methods.embeddings.plan import EmbeddingPlan
 from prunecli.methods.embeddings.rewrite import rewrite_embeddings
-from prunecli.methods.heads.plan import HeadPlan
-from prunecli.methods.heads.rewrite import rewrite_heads
-from prunecli.methods.vocabulary.rewrite import trimmed_tensors
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.embedding import describe_embeddings
-from prunecli.model.opening import result_config, shim_classes
+from prunecli.model.opening import shim_classes
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
+from prunecli.selection.cut import cut
+from prunecli.selection.selection import Selection
 from tests.contracts.method_contract import (
     Method,
     MethodContract,
@@ -36,6 +35,7 @@ from tests.families.family import Family
 from tests.families.records import own_layouts
 from tests.ffn_layouts import weights, write_copy
 from tests.opening import headed_class
+from tests.selections import kept_heads
 
 COMPUTED = {f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
 """Pegasus saves them, though it computes them where they are left out."""
@@ -355,7 +355,7 @@ class TestOtherMethods:
 
         def fewer(opened: Checkpoint) -> Rewrite:
             kept = {layer.name: layer.heads[1:] for layer in opened.layout.attentions}
-            return rewrite_heads(opened, HeadPlan(kept))
+            return cut(opened, kept_heads(kept))
 
         one = written(factorised(source, tmp_path / "unit"), fewer, tmp_path / "one")
         two = factorised(written(source, fewer, tmp_path / "heads"), tmp_path / "two")
@@ -370,12 +370,7 @@ class TestOtherMethods:
         kept = [*range(5), *range(8, 40)]
 
         def fewer(opened: Checkpoint) -> Rewrite:
-            outputs = trimmed_tensors(opened, kept)
-            made = result_config(opened, opened.structure)
-            return Rewrite(opened.structure, outputs, {**made, "vocab_size": len(kept), **decoder_size(made)})
-
-        def decoder_size(made: dict[str, Any]) -> dict[str, int]:
-            return {"decoder_vocab_size": len(kept)} if "decoder_vocab_size" in made else {}
+            return cut(opened, Selection({"tokens": kept}, files={"tokenizer.json": None}))
 
         out = factorised(source, tmp_path / "out", side=side)
         less = written(out, fewer, tmp_path / "less")

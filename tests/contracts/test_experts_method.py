@@ -10,16 +10,16 @@ import pytest
 
 from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
-from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.opening import shim_classes
 from prunecli.model.rewrite import Rewrite
+from prunecli.selection.cut import cut
 from tests.contracts.method_contract import MethodContract, WrittenFiles
 from tests.tiny import tiny_nllb_moe
 
 
 def pruned(source: Checkpoint, options: ExpertOptions) -> Rewrite:
-    return rewrite_experts(source, plan_experts(source, options))
+    return cut(source, plan_experts(source, options))
 
 
 class TestExpertPruning(MethodContract, WrittenFiles):

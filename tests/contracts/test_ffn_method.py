@@ -12,15 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prunecli.methods.experts.plan import ExpertPlan
-from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
 from prunecli.methods.ffn.rewrite import rewrite_ffn
-from prunecli.methods.heads.plan import HeadPlan
-from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
+from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
     CachedGeneration,
     Method,
@@ -37,6 +34,7 @@ from tests.families.records import CASES, own_layouts
 from tests.ffn_layouts import LAYOUTS, tiny, weights
 from tests.modules.test_ffn import without_ffn
 from tests.reference import ffn as reference
+from tests.selections import kept_experts, kept_heads
 
 
 def made_of(source: Checkpoint, options: FfnOptions) -> Rewrite:
@@ -269,12 +267,12 @@ class TestLastToBFloat16(FfnSharing, WrittenFiles, MethodContract):
 
 def experts(source: Checkpoint) -> Rewrite:
     kept = {layer.name: layer.experts[1:4] for layer in source.require_mixtures()}
-    return rewrite_experts(source, ExpertPlan(kept))
+    return cut(source, kept_experts(kept))
 
 
 def heads(source: Checkpoint) -> Rewrite:
     kept = {layer.name: layer.heads[:1] for layer in source.layout.attentions[::2]}
-    return rewrite_heads(source, HeadPlan(kept))
+    return cut(source, kept_heads(kept))
 
 
 def ffns(source: Checkpoint) -> Rewrite:

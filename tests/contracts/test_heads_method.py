@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from prunecli.methods.heads.plan import HeadOptions, HeadPlan, plan_heads
-from prunecli.methods.heads.rewrite import rewrite_heads
+from prunecli.methods.heads.plan import HeadOptions, plan_heads
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
+from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
     CachedGeneration,
     Method,
@@ -25,6 +25,7 @@ from tests.contracts.method_contract import (
     written,
 )
 from tests.families.records import CASES, FAMILIES, own_layouts
+from tests.selections import kept_heads
 from tests.tiny import tiny_nllb_moe
 
 KEPT = ((1, 3), (), (0, 2, 3), (3,), (0, 1, 2, 3))
@@ -32,14 +33,16 @@ KEPT = ((1, 3), (), (0, 2, 3), (3,), (0, 1, 2, 3))
 
 
 def made_of(source: Checkpoint, kept: dict[str, tuple[int, ...]], dtype: str | None = None) -> Rewrite:
-    return rewrite_heads(
+    return cut(
         source,
-        HeadPlan(kept, dtype, {"command": "prune-heads", "source": {"fingerprint": source.fingerprint}}),
+        kept_heads(
+            kept, dtype=dtype, step={"command": "prune-heads", "source": {"fingerprint": source.fingerprint}}
+        ),
     )
 
 
 def decided(source: Checkpoint, options: HeadOptions) -> Rewrite:
-    return made_of(source, dict(plan_heads(source, options).kept), options.dtype)
+    return cut(source, plan_heads(source, options))
 
 
 class HeadPruning(Method):

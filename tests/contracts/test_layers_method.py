@@ -17,9 +17,7 @@ from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
 from prunecli.methods.ffn.rewrite import rewrite_ffn
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
-from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
-from prunecli.methods.layers.rewrite import rewrite_layers
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
@@ -28,6 +26,7 @@ from prunecli.results.gate_sums import GateSums
 from prunecli.results.gates import GateStatistics
 from prunecli.results.head_matching import numbered as numbered_heads
 from prunecli.results.heads import HeadScores
+from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
     CachedGeneration,
     Method,
@@ -65,7 +64,7 @@ def stacks_of(case: str) -> tuple[str, ...]:
 
 
 def made_of(source: Checkpoint, options: LayerOptions) -> Rewrite:
-    return rewrite_layers(source, plan_layers(source, options))
+    return cut(source, plan_layers(source, options))
 
 
 @contextmanager
@@ -169,7 +168,7 @@ class TestEveryLayout(LayerPruning, WrittenFiles):
                 return rewrite_ffn(
                     opened, plan_ffn(opened, FfnOptions(**sides, init="last", dense_only=True))
                 )
-            return rewrite_heads(opened, plan_heads(opened, HeadOptions(metric="random", ratio=0.3)))
+            return cut(opened, plan_heads(opened, HeadOptions(metric="random", ratio=0.3)))
 
         written(source, other, tmp_path / "other")
         written(tmp_path / "other", self.reduce, tmp_path / "both")
@@ -236,10 +235,13 @@ def test_scores_of_the_original_follow_their_layers(tmp_path: Path) -> None:
     options = HeadOptions(scores=scores, count=2, normalize="none")
     once = written(source, lambda at: made_of(at, LayerOptions(layers="0")), tmp_path / "once")
     with open_model(once) as opened:
-        assert plan_heads(opened, options).kept == {names[0]: (2, 3), names[1]: (0, 1, 2, 3)}
+        assert plan_heads(opened, options).kept == {
+            f"{names[0]}.heads": (2, 3),
+            f"{names[1]}.heads": (0, 1, 2, 3),
+        }
     twice = written(once, lambda at: made_of(at, LayerOptions(layers="0")), tmp_path / "twice")
     with open_model(twice) as opened:
-        assert plan_heads(opened, options).kept == {names[0]: (2, 3)}
+        assert plan_heads(opened, options).kept == {f"{names[0]}.heads": (2, 3)}
         assert numbered_heads(scores, opened).values[names[0]].tolist() == [21, 22, 23, 24]
 
 

@@ -18,13 +18,13 @@ from prunecli.architectures import EXPERTS_ONLY
 from prunecli.commands.collect_gates import collect_gates
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.errors import UnsupportedModelError
-from prunecli.methods.experts.plan import ExpertPlan
-from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
+from prunecli.selection.cut import cut
 from tests.commands.calls import call
 from tests.families.mixtures import EXPERTS, TINY
+from tests.selections import kept_experts
 from tests.tiny import write_plain_tokenizer
 
 
@@ -121,7 +121,7 @@ def test_the_stock_class_opens_the_masked_model(model_type: str, tmp_path: Path)
         kept = choose(checkpoint)
         assert kept
         assert all(len(ids) < EXPERTS for ids in kept.values())
-        apply(checkpoint, rewrite_experts(checkpoint, ExpertPlan(kept)), output)
+        apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
         model, info = stock_class(model_type).from_pretrained(output, output_loading_info=True)
         assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
         full = stock_class(model_type).from_pretrained(source).eval()
@@ -156,7 +156,7 @@ def test_layers_with_numbers_of_their_own(model_type: str, tmp_path: Path) -> No
     )
     with open_model(source) as checkpoint:
         kept = dict(zip((layer.name for layer in checkpoint.mixtures), UNEVEN[model_type], strict=True))
-        applied = apply(checkpoint, rewrite_experts(checkpoint, ExpertPlan(kept)), output)
+        applied = apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
         full = stock_class(model_type).from_pretrained(source).eval()
         before = logits(full, model_type)
         with without(full, checkpoint, kept):
@@ -183,7 +183,7 @@ def test_they_are_measured_and_pruned_again(tmp_path: Path, monkeypatch: pytest.
     write_plain_tokenizer(source)
     with open_model(source) as checkpoint:
         kept = dict(zip((layer.name for layer in checkpoint.mixtures), UNEVEN["qwen3_moe"], strict=True))
-        apply(checkpoint, rewrite_experts(checkpoint, ExpertPlan(kept)), output)
+        apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").write_text("the hen and a hat in the inn\n" * 20)
     found = []
@@ -215,7 +215,7 @@ def test_where_layers_must_be_alike(model_type: str, config: Mapping[str, Any], 
         widths = [range(8) if number % 2 else (1, 2, 5, 6) for number in range(len(checkpoint.mixtures))]
         kept = {layer.name: tuple(ids) for layer, ids in zip(checkpoint.mixtures, widths, strict=True)}
         with pytest.raises(UnsupportedModelError, match="experts differ between layers"):
-            rewrite_experts(checkpoint, ExpertPlan(kept))
+            cut(checkpoint, kept_experts(kept))
 
 
 def test_a_limit_that_is_none_stays_infinity(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_limit_that_is_none_stays_infinity(tmp_path: Path) -> None:
     path = source / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "time_step_limit": [0.0, float("inf")]}))
     with open_model(source) as checkpoint:
-        apply(checkpoint, rewrite_experts(checkpoint, ExpertPlan(choose(checkpoint))), output)
+        apply(checkpoint, cut(checkpoint, kept_experts(choose(checkpoint))), output)
     limit = '"time_step_limit": [0.0, Infinity]'
     assert limit in path.read_text()
     assert limit in (output / "config.json").read_text()
@@ -263,7 +263,7 @@ def test_experts_in_float8_stay_as_they_are(tmp_path: Path) -> None:
 
     with open_model(source) as checkpoint:
         kept = choose(checkpoint)
-        apply(checkpoint, rewrite_experts(checkpoint, ExpertPlan(kept)), output)
+        apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
         full = opened(source)
         before = logits(full, "mixtral")
         with without(full, checkpoint, kept):
@@ -279,7 +279,7 @@ def test_quantised_layers_with_numbers_of_their_own(tmp_path: Path) -> None:
     to_float8(source)
     with open_model(source) as checkpoint:
         kept = dict(zip((layer.name for layer in checkpoint.mixtures), UNEVEN["mixtral"], strict=True))
-        apply(checkpoint, rewrite_experts(checkpoint, ExpertPlan(kept)), output)
+        apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
         full = load_model(source, device="cpu", dtype="float32")
         before = logits(full, "mixtral")
         with without(full, checkpoint, kept):

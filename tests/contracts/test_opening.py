@@ -13,13 +13,13 @@ import torch
 import transformers
 
 from prunecli.errors import CheckpointError
-from prunecli.methods.heads.plan import HeadPlan
-from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.modules.loading import load_model, sparse_ffns
+from prunecli.selection.cut import cut
 from tests.contracts.method_contract import load, logits_of, written
 from tests.families import tiny_family
+from tests.selections import kept_heads
 from tests.tiny import tiny_nllb_moe
 
 CLASSIFIED = {"num_labels": 3}
@@ -119,7 +119,7 @@ def tiny(path: Path, family: str, **changes: Any) -> Path:
 def uneven(source: Checkpoint) -> Rewrite:
     """One head of the first attention goes."""
     first = source.layout.attentions[0]
-    return rewrite_heads(source, HeadPlan({first.name: first.heads[1:]}))
+    return cut(source, kept_heads({first.name: first.heads[1:]}))
 
 
 def config_of(path: Path) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def test_a_stock_result_of_a_shimmed_source_carries_no_code(tmp_path: Path) -> N
 
     def rest(source: Checkpoint) -> Rewrite:
         kept = {layer.name: layer.heads[-2:] for layer in source.layout.attentions}
-        return rewrite_heads(source, HeadPlan(kept))
+        return cut(source, kept_heads(kept))
 
     half = written(tiny(tmp_path / "in", "llama"), uneven, tmp_path / "half")
     assert (half / "modeling_prunecli.py").is_file()

@@ -22,15 +22,15 @@ from prunecli.errors import StatisticsError
 from prunecli.methods.experts.aimer import aimer_bytes, aimer_values
 from prunecli.methods.experts.collect import collect_gates
 from prunecli.methods.experts.options import Amount, ExpertOptions
-from prunecli.methods.experts.plan import ExpertPlan, plan_experts
-from prunecli.methods.experts.rewrite import rewrite_experts
+from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.heads.collect import ScoreOptions, score_heads
-from prunecli.methods.vocabulary.rewrite import trimmed_tensors
 from prunecli.model.checkpoint import open_model
 from prunecli.model.inventory import take_inventory
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
+from prunecli.selection.cut import cut
+from prunecli.selection.selection import Selection
 from prunecli.text.choice import TextChoice
 from tests.commands.calls import call
 from tests.families import tiny_family
@@ -38,6 +38,7 @@ from tests.methods.experts.test_layerwise import PLENTY
 from tests.methods.experts.test_texts import OPTIONS, TEXTS
 from tests.quantising import quantise
 from tests.reference.quantisation import SCHEMES
+from tests.selections import kept_experts
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import write_plain_tokenizer
 
@@ -89,7 +90,7 @@ def test_experts_are_pruned_as_they_are_stored(scheme: str, tmp_path: Path) -> N
             kept = {layer.name: (1, 2, 4, 7) for layer in checkpoint.mixtures}
             done = apply(
                 checkpoint,
-                rewrite_experts(checkpoint, ExpertPlan(kept)),
+                cut(checkpoint, kept_experts(kept)),
                 source.with_name(f"{source.name}-out"),
             )
             results.append((done.summary.parameters_before, done.summary.parameters_after))
@@ -109,7 +110,7 @@ def test_stacked_experts_in_four_bits(tmp_path: Path) -> None:
             kept = {layer.name: (1, 2, 4, 7) for layer in checkpoint.mixtures}
             apply(
                 checkpoint,
-                rewrite_experts(checkpoint, ExpertPlan(kept)),
+                cut(checkpoint, kept_experts(kept)),
                 source.with_name(f"{source.name}-out"),
             )
     assert_stands_for(tmp_path / "stored-out", tmp_path / "plain-out")
@@ -187,10 +188,9 @@ def test_layers_go_and_tokens_go(scheme: str, tmp_path: Path) -> None:
         "lm_head",
         "layers.1.self_attn.k_proj",
     ]
+    fewer = Selection({"tokens": range(3, 20)}, files={"tokenizer.json": None})
     with open_model(pair[0]) as stored, open_model(pair[1]) as plain:
-        outputs = [
-            {one.name: one for one in trimmed_tensors(model, range(3, 20))} for model in (stored, plain)
-        ]
+        outputs = [{one.name: one for one in cut(model, fewer).outputs} for model in (stored, plain)]
     own = [name for name in outputs[1] if not is_projection(name)]
     assert all(outputs[0][name] == outputs[1][name] for name in own)
 
@@ -272,7 +272,7 @@ def test_statistics_of_the_original_choose_experts_of_its_quantised_copy(tmp_pat
         assert plan.step["statistics_of"] == original.fingerprint != copy.fingerprint
         assert original.fingerprint in plan.reasons[-1]
         assert original.routers == dequantised.router_fingerprint
-        apply(copy, rewrite_experts(copy, plan), pruned)
+        apply(copy, cut(copy, plan), pruned)
         with pytest.raises(StatisticsError, match="its weights are others"):  # not quantised: another model
             plan_experts(dequantised, options)
         another = ExpertOptions(gates=collect(tmp_path / "other").statistics, amount=Amount(ratio=0.25))

@@ -10,11 +10,12 @@ import pytest
 
 from prunecli.architectures import FAMILIES
 from prunecli.methods.vocabulary.plan import plan_vocabulary
-from prunecli.methods.vocabulary.rewrite import rewrite_vocabulary, trimmed_tensors
 from prunecli.methods.vocabulary.select import VocabularyOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.rewrite import Rewrite, rewritten
+from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
+from prunecli.selection.cut import cut
+from prunecli.selection.selection import Selection
 from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.vocabulary import run, trimmed
@@ -87,7 +88,7 @@ def same_logits(source: Path, output: Path, lines: tuple[str, ...]) -> None:
 def to_lines(source: Checkpoint, **options: Any) -> Rewrite:
     """To the tokens of `LINES`."""
     lines = Lines(LINES, (), (), (), None)
-    return rewrite_vocabulary(source, plan_vocabulary(source, lines, VocabularyOptions(**options)))
+    return cut(source, plan_vocabulary(source, lines, VocabularyOptions(**options)))
 
 
 class Trimming(Method):
@@ -101,8 +102,7 @@ class Trimming(Method):
         return tiny(directory, case)
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
-        outputs = trimmed_tensors(source, range(source.config["vocab_size"]))
-        return rewritten(source, source.structure, outputs)
+        return cut(source, Selection({"tokens": range(source.config["vocab_size"])}))
 
     def reduce(self, source: Checkpoint) -> Rewrite:
         return to_lines(source)

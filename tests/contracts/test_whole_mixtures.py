@@ -17,22 +17,20 @@ from prunecli.commands.score_heads import score_heads
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.embeddings.dimensions import EmbeddingOptions
 from prunecli.methods.embeddings.plan import plan_embeddings
-from prunecli.methods.experts.plan import ExpertPlan
-from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
 from prunecli.methods.ffn.rewrite import rewrite_ffn
-from prunecli.methods.heads.plan import HeadOptions, HeadPlan, plan_heads
-from prunecli.methods.heads.rewrite import rewrite_heads
+from prunecli.methods.heads.plan import HeadOptions, plan_heads
 from prunecli.methods.layers.plan import LayerPlan
-from prunecli.methods.layers.rewrite import rewrite_layers
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.modules.building import assemble
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
+from prunecli.selection.cut import cut
 from tests.commands.calls import call
 from tests.contracts.test_mixtures import choose, logits, save_tiny, stock_class, without
 from tests.contracts.test_vocabulary_method import LINES, same_logits, to_lines
+from tests.selections import kept_experts, kept_heads
 from tests.tiny import write_plain_tokenizer
 
 WITH_HEADS = ("mixtral", "qwen3_moe")
@@ -112,7 +110,7 @@ def test_without_layers(source: Path, model_type: str, gone: tuple[int, ...], tm
     full, pruned = made(
         source,
         tmp_path / "pruned",
-        lambda checkpoint: rewrite_layers(checkpoint, LayerPlan({"decoder": kept})),
+        lambda checkpoint: cut(checkpoint, LayerPlan({"decoder": kept})),
         model_type,
     )
     before = logits(full, model_type)
@@ -127,7 +125,7 @@ def test_with_fewer_heads(source: Path, model_type: str, tmp_path: Path) -> None
     full, pruned = made(
         source,
         tmp_path / "pruned",
-        lambda checkpoint: rewrite_heads(checkpoint, HeadPlan(HEADS)),
+        lambda checkpoint: cut(checkpoint, kept_heads(HEADS)),
         model_type,
     )
     before = logits(full, model_type)
@@ -164,10 +162,10 @@ def test_after_one_another(source: Path, model_type: str, tmp_path: Path) -> Non
     """Layers that went before experts, and others after them."""
 
     def prune(checkpoint: Checkpoint) -> Rewrite:
-        return rewrite_experts(checkpoint, ExpertPlan(kept))
+        return cut(checkpoint, kept_experts(kept))
 
     first, second = tmp_path / "shallow", tmp_path / "pruned"
-    made(source, first, lambda opened: rewrite_layers(opened, LayerPlan({"decoder": (1, 2)})), model_type)
+    made(source, first, lambda opened: cut(opened, LayerPlan({"decoder": (1, 2)})), model_type)
     with open_model(first) as checkpoint:
         kept = choose(checkpoint)
     shallow, _ = made(first, second, prune, model_type)
@@ -177,7 +175,7 @@ def test_after_one_another(source: Path, model_type: str, tmp_path: Path) -> Non
     _, last = made(
         second,
         tmp_path / "last",
-        lambda opened: rewrite_layers(opened, LayerPlan({"decoder": (1,)})),
+        lambda opened: cut(opened, LayerPlan({"decoder": (1,)})),
         model_type,
     )
     torch.testing.assert_close(logits(last, model_type), expected, rtol=0, atol=1e-6)
@@ -214,7 +212,7 @@ def test_what_no_stock_class_holds_is_refused(source: Path, model_type: str, tmp
         with pytest.raises(
             UnsupportedModelError, match=f"models of type {model_type} run in their stock class"
         ):
-            rewrite_heads(checkpoint, HeadPlan(uneven))
+            cut(checkpoint, kept_heads(uneven))
         with pytest.raises(UnsupportedModelError, match="which has ordinary tables"):
             plan_embeddings(checkpoint, EmbeddingOptions(map_dim=8))
         with pytest.raises(UnsupportedModelError, match="runs in its stock class alone"):

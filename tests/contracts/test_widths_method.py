@@ -18,6 +18,7 @@ from prunecli.methods.ffn.rewrite import rewrite_ffn
 from prunecli.methods.ffn.score import UnitActivations
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
+from prunecli.selection.cut import cut
 from tests.contracts.method_contract import Method, MethodContract, WrittenFiles, logits, logits_of, written
 from tests.contracts.test_ffn_method import put
 from tests.families.records import own_layouts
@@ -26,7 +27,7 @@ from tests.reference import ffn as reference
 
 
 def made_of(source: Checkpoint, options: NarrowOptions, activations: Any = None) -> Rewrite:
-    return rewrite_ffn(source, plan_widths(source, options, activations))
+    return cut(source, plan_widths(source, options, activations))
 
 
 def ffns_of(path: Path, case: str) -> dict[str, reference.Ffn]:
@@ -140,7 +141,7 @@ def test_units_go_by_their_activations(tmp_path: Path, score: str) -> None:
         plan = plan_widths(opened, NarrowOptions(width=10, score=score), lambda: UnitActivations(active, {}))
     for name, ffn in ffns.items():
         norms = [1.0 if score == "activation" else float(np.linalg.norm(unit.output)) for unit in ffn.units]
-        assert set(plan.units[name]) == best(list(active[name] * norms), 10)
+        assert set(plan.kept[f"{name}.units"]) == best(list(active[name] * norms), 10)
 
 
 def test_a_shared_ffn_counts_once(tmp_path: Path) -> None:

@@ -14,17 +14,17 @@ from prunecli.errors import CheckpointError, UsageError
 from prunecli.evaluation.language_model import TextLosses
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.tasks import evaluate_task
-from prunecli.methods.experts.plan import ExpertPlan
-from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.modules.stock_experts import own_experts
 from prunecli.pipeline import apply
 from prunecli.running.runner import InMemory
+from prunecli.selection.cut import cut
 from prunecli.text.choice import TextChoice
 from prunecli.text.tokens import load_tokenizer
 from tests.evaluation.losses import lm_losses
 from tests.evaluation.test_layer_major import LINES, PLENTY, assert_same, layered, no_room
+from tests.selections import kept_experts
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import write_plain_tokenizer
 
@@ -81,7 +81,7 @@ def test_a_pruned_model_whose_states_are_in_a_file(tmp_path: Path, monkeypatch: 
     source, pruned = saved(tmp_path / "model", "granitemoe"), tmp_path / "pruned"
     with open_model(source) as opened:
         kept = {layer.name: (1, 2, 4, 7) for layer in opened.mixtures}
-        apply(opened, rewrite_experts(opened, ExpertPlan(kept)), pruned)
+        apply(opened, cut(opened, kept_experts(kept)), pruned)
     no_room(monkeypatch, 0)
     found, work = layered(pruned, "granitemoe", spill=tmp_path)
     assert_same(found, whole(pruned))
@@ -99,7 +99,7 @@ def test_divergence_from_the_first_model(tmp_path: Path) -> None:
     source, pruned = saved(tmp_path / "model", "deepseek_v3"), tmp_path / "pruned"
     with open_model(source) as opened:
         kept = {layer.name: (0, 1, 3, 4, 5, 7) for layer in opened.mixtures}
-        apply(opened, rewrite_experts(opened, ExpertPlan(kept)), pruned)
+        apply(opened, cut(opened, kept_experts(kept)), pruned)
     paths = {"model": source, "pruned": pruned}
     in_layers, in_memory = evaluated(tmp_path, paths, memory=PLENTY), evaluated(tmp_path, paths)
     assert in_layers["pruned"]["kl_divergence"] > 1e-3

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prunecli.errors import CheckpointError
-from prunecli.model.attention import HeadPlaces
+from prunecli.model.axes import Carrier
 from prunecli.model.checkpoint import open_model
 from prunecli.model.structure import KEY, Structure
 from tests.tiny import tiny_nllb_moe
@@ -36,8 +36,8 @@ def test_every_attention_in_order(tmp_path: Path) -> None:
     first = layers[0]
     assert (first.heads, first.original_heads, first.num_heads) == ((0, 1), 2, 2)
     assert first.output == "model.encoder.layers.0.self_attn.out_proj"
-    assert first.tensors["model.encoder.layers.0.self_attn.k_proj.bias"] == HeadPlaces(0)
-    assert first.tensors["model.encoder.layers.0.self_attn.out_proj.weight"] == HeadPlaces(1)
+    assert first.tensors["model.encoder.layers.0.self_attn.k_proj.bias"] == Carrier(0)
+    assert first.tensors["model.encoder.layers.0.self_attn.out_proj.weight"] == Carrier(1)
     assert "model.encoder.layers.0.self_attn.out_proj.bias" not in first.tensors
 
 

@@ -16,12 +16,13 @@ from torch import Tensor
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError
 from prunecli.methods.experts.constant import rewrite_constant
 from prunecli.methods.experts.options import Amount, ExpertOptions
-from prunecli.methods.experts.plan import ExpertPlan, plan_experts
-from prunecli.methods.experts.rewrite import rewrite_experts
+from prunecli.methods.experts.plan import plan_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.model.inventory import take_inventory
 from prunecli.pipeline import apply
+from prunecli.selection.cut import cut
 from tests.contracts.test_mixtures import save_tiny
+from tests.selections import kept_experts
 from tests.tiny import write_json
 
 Tensors = dict[str, Tensor]
@@ -159,7 +160,7 @@ def test_as_many_experts_as_the_model_is_wide(tmp_path: Path) -> None:
 
     with open_model(changed(source, tmp_path / "norm", with_norm)) as checkpoint:
         kept = {layer.name: tuple(range(31)) for layer in checkpoint.mixtures}
-        outputs = {output.name: output for output in rewrite_experts(checkpoint, ExpertPlan(kept)).outputs}
+        outputs = {output.name: output for output in cut(checkpoint, kept_experts(kept)).outputs}
     assert outputs["model.layers.2.mlp.output_norm.weight"].shape == (32,)
     assert outputs["model.layers.2.mlp.gate.weight"].shape == (31, 32)
     with (
@@ -195,14 +196,14 @@ def test_uneven_groups_are_refused(saved: Callable[[str], Path]) -> None:
             ((0, 4), "1 experts of each group"),
         ):
             with pytest.raises(PruneError, match=message):
-                rewrite_experts(checkpoint, ExpertPlan({name: ids}))
+                cut(checkpoint, kept_experts({name: ids}))
 
 
 def test_every_alias_of_the_count_is_rewritten(saved: Callable[[str], Path], tmp_path: Path) -> None:
     both = changed(saved("qwen3_moe"), tmp_path / "both", same, {"num_experts": 8})
     with open_model(both) as checkpoint:
         kept = {layer.name: tuple(range(5)) for layer in checkpoint.mixtures}
-        config = rewrite_experts(checkpoint, ExpertPlan(kept)).config
+        config = cut(checkpoint, kept_experts(kept)).config
     assert (config["num_experts"], config["num_local_experts"]) == (5, 5)
     assert "auto_map" not in config
 
@@ -219,7 +220,7 @@ def test_a_count_within_another_key(tmp_path: Path, saved: Callable[[str], Path]
     with open_model(path) as checkpoint:
         kept = {layer.name: (1, 2, 7) for layer in checkpoint.mixtures}
         assert len(kept) == 3
-        config = rewrite_experts(checkpoint, ExpertPlan(kept)).config
+        config = cut(checkpoint, kept_experts(kept)).config
     assert config["text_config"]["num_experts"] == 3
 
 
@@ -232,18 +233,18 @@ def test_settings_of_a_quantisation_follow_the_experts(saved: Callable[[str], Pa
     path = changed(saved("qwen3_moe"), tmp_path / "quantised", same, {"quantization_config": settings})
     with open_model(path) as checkpoint:
         kept = {layer.name: (0, 1, 2, 3, 4, 6, 7) for layer in checkpoint.mixtures}
-        config = rewrite_experts(checkpoint, ExpertPlan(kept)).config
+        config = cut(checkpoint, kept_experts(kept)).config
         assert config["quantization_config"] == {
             "quant_method": "compressed-tensors",
             "ignore": ["lm_head", "model.layers.2.mlp.experts.5.up_proj"],
             "dynamic": {"layers.2.mlp.experts.6.down_proj": {"bits": 8}},
         }
         with pytest.raises(PruneError, match="--dtype float16: the weights are quantised"):
-            rewrite_experts(checkpoint, ExpertPlan(kept, dtype="float16"))
+            cut(checkpoint, kept_experts(kept, dtype="float16"))
     settings["ignore"] = ["re:.*experts.5.*"]
     odd = changed(saved("qwen3_moe"), tmp_path / "pattern", same, {"quantization_config": settings})
     with open_model(odd) as checkpoint, pytest.raises(PruneError, match="name experts by number"):
-        rewrite_experts(checkpoint, ExpertPlan(kept))
+        cut(checkpoint, kept_experts(kept))
 
 
 def test_companions_go_with_their_experts(saved: Callable[[str], Path], tmp_path: Path) -> None:
@@ -254,7 +255,7 @@ def test_companions_go_with_their_experts(saved: Callable[[str], Path], tmp_path
     path = changed(saved("qwen3_moe"), tmp_path / "scaled", scaled)
     with open_model(path) as checkpoint:
         kept = {layer.name: (7, 2) for layer in checkpoint.mixtures}
-        apply(checkpoint, rewrite_experts(checkpoint, ExpertPlan(kept)), tmp_path / "pruned")
+        apply(checkpoint, cut(checkpoint, kept_experts(kept)), tmp_path / "pruned")
     tensors = load_file(tmp_path / "pruned" / "model.safetensors")
     for new, old in enumerate((7, 2)):
         assert tensors[f"model.layers.2.mlp.experts.{new}.up_proj.weight_scale_inv"] == old
@@ -309,7 +310,7 @@ def test_layers_that_predict_further_tokens_can_be_dropped(
     path = changed(saved("glm4_moe"), tmp_path / "mtp", with_predicting_layer, config)
     options = ExpertOptions(metric="random", amount=Amount(ratio=0.5), mtp="drop", active=1)
     with open_model(path) as checkpoint:
-        rewrite = rewrite_experts(checkpoint, plan_experts(checkpoint, options))
+        rewrite = cut(checkpoint, plan_experts(checkpoint, options))
         applied = apply(checkpoint, rewrite, tmp_path / "dropped")
     assert applied.stock_support.is_stock
     assert rewrite.config["num_nextn_predict_layers"] == 0

@@ -16,6 +16,7 @@ from prunecli.tensors.reader import TensorInfo
 from tests.contracts.method_contract import logits
 from tests.families import MODEL_TYPES, stored_shapes, tiny_config_of
 from tests.families.records import CASES
+from tests.selections import kept_heads
 from tests.tiny import tiny_nllb_moe, write_json
 
 
@@ -79,11 +80,10 @@ def test_results_of_older_types_have_the_name_of_today(tmp_path: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     write_json(source / "config.json", {**config, "model_type": "nllb_moe"})
     assert (logits(source) == wanted).all()
-    from prunecli.methods.heads.plan import HeadPlan
-    from prunecli.methods.heads.rewrite import rewrite_heads
+    from prunecli.selection.cut import cut
 
     with open_model(source) as opened:
-        rewrite = rewrite_heads(opened, HeadPlan({}))
+        rewrite = cut(opened, kept_heads({}))
         apply(opened, rewrite, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "nllb-moe"
     assert (logits(tmp_path / "out") == wanted).all()

@@ -13,11 +13,11 @@ import pytest
 from prunecli.errors import HubError, UsageError
 from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
-from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model import streamed
 from prunecli.model.checkpoint import open_model
 from prunecli.model.streamed import stream_model
 from prunecli.pipeline import apply
+from prunecli.selection.cut import cut
 from prunecli.tensors import copying, writer
 from prunecli.tensors.hub import ranges
 from prunecli.tensors.hub.fetch import local_directory
@@ -49,7 +49,7 @@ def source(tmp_path, monkeypatch, hub):
 def prune(opened, output, ratio=0.5, shard_bytes=SHARD, **options):
     """Half of the experts, at random."""
     chosen = ExpertOptions(metric="random", amount=Amount(ratio))
-    rewrite = rewrite_experts(opened, plan_experts(opened, chosen))
+    rewrite = cut(opened, plan_experts(opened, chosen))
     return apply(opened, rewrite, output, shard_bytes=shard_bytes, **options)
 
 
@@ -90,7 +90,7 @@ def test_the_result_is_that_of_a_local_run_and_only_what_stays_crosses_the_wire(
     for name in ("streamed", "local"):
         opening = stream_model("org/tiny", say=said.append) if name == "streamed" else open_model("org/tiny")
         with opening as opened:
-            rewrite = rewrite_experts(opened, plan_experts(opened, chosen))
+            rewrite = cut(opened, plan_experts(opened, chosen))
             apply(opened, rewrite, name, shard_bytes=SHARD)
             if name == "streamed":
                 assert opened.traffic.received == hub.sent
@@ -208,7 +208,7 @@ def test_quantised_experts_are_streamed_and_weighed(source, hub, tmp_path):
     chosen = ExpertOptions(metric="aimer", amount=Amount(0.5))
     for opening, name in ((stream_model("org/fp8"), "streamed"), (open_model("org/fp8"), "local")):
         with opening as opened:
-            apply(opened, rewrite_experts(opened, plan_experts(opened, chosen)), name)
+            apply(opened, cut(opened, plan_experts(opened, chosen)), name)
     assert digests(Path("streamed")) == digests(Path("local"))
 
 

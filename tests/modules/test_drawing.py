@@ -16,8 +16,6 @@ from prunecli.methods.attention.plan import AttentionOptions, plan_attention
 from prunecli.methods.attention.rewrite import rewrite_attention
 from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
 from prunecli.methods.ffn.rewrite import rewrite_ffn
-from prunecli.methods.heads.plan import HeadPlan
-from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.described import ConfiguredCheckpoint
 from prunecli.model.rewrite import Rewrite
@@ -25,9 +23,11 @@ from prunecli.modules.define import DefineEmbedding, DefineOutput
 from prunecli.modules.drawing import random_model
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
+from prunecli.selection.cut import cut
 from tests.factorised import decided
 from tests.families.records import CASES, FAMILIES, own_layouts
 from tests.ffn_layouts import tiny
+from tests.selections import kept_heads
 
 DRAWN = (*FAMILIES, "t5-gated", "bert-classifier")
 
@@ -36,9 +36,7 @@ def without_heads(source: Checkpoint) -> Rewrite:
     """Layers keep one head, none and two, in turn."""
     kept = ((1,), (), (0, 2))
     layers = source.layout.attentions
-    return rewrite_heads(
-        source, HeadPlan({layer.name: kept[number % 3] for number, layer in enumerate(layers)})
-    )
+    return cut(source, kept_heads({layer.name: kept[number % 3] for number, layer in enumerate(layers)}))
 
 
 def one_wide(source: Checkpoint) -> Rewrite:

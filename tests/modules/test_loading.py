@@ -11,16 +11,16 @@ import torch
 from safetensors.numpy import load_file
 
 from prunecli.errors import CheckpointError, UsageError
-from prunecli.methods.experts.plan import ExpertPlan
-from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import precision
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.pipeline import apply
+from prunecli.selection.cut import cut
 from tests.families import tiny_family
 from tests.forked import ended, start
 from tests.reference import routing as reference
+from tests.selections import kept_experts
 from tests.tiny import tiny_nllb_moe
 
 UNEVEN = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
@@ -36,7 +36,7 @@ def source(tmp_path: Path) -> Path:
 
 def pruned(source: Path, kept: dict[str, tuple[int, ...]], output: Path) -> Path:
     with open_model(source) as opened:
-        rewrite = rewrite_experts(opened, ExpertPlan(kept))
+        rewrite = cut(opened, kept_experts(kept))
         apply(opened, rewrite, output)
     return output
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from prunecli.errors import StatisticsError
-from prunecli.methods.heads.plan import HeadPlan
-from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.results.head_matching import check_matches, merge
 from prunecli.results.heads import HeadScores, Method, ReportedHeads, read_scores
+from prunecli.selection.cut import cut
 from prunecli.tensors.documents import write_json
 from tests.results.tables import setting
+from tests.selections import kept_heads
 from tests.tiny import tiny_nllb_moe
 
 A, B, C = (f"model.encoder.layers.{n}.self_attn" for n in range(3))
@@ -271,8 +271,8 @@ def check(made: HeadScores, path: Path) -> None:
 def pruned(source: Path, output: Path, head: int) -> Path:
     """Without one of the two heads of the first layer."""
     with open_model(source) as checkpoint:
-        rewrite = rewrite_heads(
-            checkpoint, HeadPlan({A: (1 - head,)}, step={"source": {"fingerprint": checkpoint.fingerprint}})
+        rewrite = cut(
+            checkpoint, kept_heads({A: (1 - head,)}, step={"source": {"fingerprint": checkpoint.fingerprint}})
         )
         apply(checkpoint, rewrite, output)
     return output

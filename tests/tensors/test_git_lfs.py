@@ -10,19 +10,19 @@ import pytest
 
 from prunecli.errors import CheckpointError, DataError, PruneError, StatisticsError
 from prunecli.evaluation.scoring import spm_file
-from prunecli.methods.experts.plan import ExpertPlan
-from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.experts.selection import read_experts
 from prunecli.methods.heads.plan import read_selection
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.results.heads import read_scores
 from prunecli.results.published import read_gates
+from prunecli.selection.cut import cut
 from prunecli.tensors.git_lfs import refuse_pointer
 from prunecli.text.labelled import read_labelled
 from prunecli.text.parallel import read_parallel
 from prunecli.text.plain import read_plain
 from prunecli.text.tokens import load_tokenizer
+from tests.selections import kept_experts
 from tests.tiny import tiny_nllb_moe
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:203314cc96001ad3\nsize 66067895\n"
@@ -77,7 +77,7 @@ def test_a_pointer_in_place_of_a_tokenizer_is_not_copied(tmp_path: Path) -> None
     made = tiny_nllb_moe(tmp_path / "tiny")
     (made / "tokenizer.json").write_text(POINTER)
     with open_model(made) as source:
-        reduced = rewrite_experts(source, ExpertPlan({}))
+        reduced = cut(source, kept_experts({}))
         with pytest.raises(CheckpointError, match=r"tokenizer.json: a Git LFS pointer"):
             apply(source, reduced, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -12,10 +12,9 @@ import torch
 from prunecli import load_model
 from prunecli.commands.share_ffn import share_ffn
 from prunecli.errors import PruneError, UsageError
-from prunecli.methods.experts.plan import ExpertPlan
-from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
+from prunecli.selection.cut import cut
 from prunecli.text.choice import TextChoice
 from prunecli.training.finetune import Destination, finetune
 from prunecli.training.options import LossOptions
@@ -24,6 +23,7 @@ from prunecli.training.room import training_bytes
 from prunecli.training.start import Start
 from tests.commands.calls import raising
 from tests.families import tiny_family
+from tests.selections import kept_experts
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import tiny_nllb_moe
 from tests.training.runs import changed, language_model, options, staged, text_file, train, translation
@@ -35,7 +35,7 @@ def test_routers_alone(tmp_path):
     model = tiny_nllb_moe(tmp_path / "model", experts=4)
     with open_model(model) as source:
         kept = {layer.name: (0, 2, 3) for layer in source.mixtures}
-        apply(source, rewrite_experts(source, ExpertPlan(kept)), tmp_path / "pruned")
+        apply(source, cut(source, kept_experts(kept)), tmp_path / "pruned")
     chosen = options(steps=2, train="routers")
     trained = train(tmp_path / "pruned", tmp_path / "state", chosen)
     with open_model(tmp_path / "pruned") as source:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from prunecli.errors import UsageError
-from prunecli.methods.heads.plan import HeadPlan
-from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
+from prunecli.selection.cut import cut
 from tests.families import tiny_family
 from tests.forked import ended, start
+from tests.selections import kept_heads
 from tests.training.runs import options, parallel, train, translation
 
 CALM = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
@@ -52,7 +52,7 @@ def test_two_processes_keep_results_in_their_course(folder):
     """Activations are computed again, and some parameters have no gradient: those of an attention without heads."""
     with open_model(folder / "model") as source:
         kept = {source.layout.attentions[0].name: ()}
-        apply(source, rewrite_heads(source, HeadPlan(kept)), folder / "reduced")
+        apply(source, cut(source, kept_heads(kept)), folder / "reduced")
     more = ("--gradient-checkpointing", "--save-every", "2", "-o", "out")
     first, second = ended(start(folder, "finetune", "reduced", "--data", "data", *SMALL, *more))
     assert first[0] == second[0] == 0, first[2] + second[2]

@@ -9,13 +9,13 @@ import pytest
 from prunecli import load_model
 from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.share_ffn import share_ffn
-from prunecli.methods.heads.plan import HeadPlan
-from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
+from prunecli.selection.cut import cut
 from prunecli.training.options import LossOptions
 from tests.commands.calls import raising
 from tests.families import tiny_family
+from tests.selections import kept_heads
 from tests.training.runs import language_model, options, train, translation, unchanged, written
 
 KEPT = ((1, 3), (), (0, 2, 3), (3,))
@@ -46,7 +46,7 @@ def material_for(family):
 def test_without_heads(tmp_path, family, dtype):
     with open_model(tiny_family(tmp_path / "model", family)) as source:
         kept = {layer.name: ids for layer, ids in zip(source.layout.attentions, cycle(KEPT), strict=False)}
-        rewrite = rewrite_heads(source, HeadPlan(kept))
+        rewrite = cut(source, kept_heads(kept))
         apply(source, rewrite, tmp_path / "reduced")
     made = trained_and_written(tmp_path / "reduced", tmp_path, material_for(family), dtype=dtype)
     same = unchanged(tmp_path / "reduced", made)

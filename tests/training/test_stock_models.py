@@ -15,11 +15,10 @@ from prunecli import load_model
 from prunecli.architectures import EXPERTS_ONLY
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.errors import UnsupportedModelError
-from prunecli.methods.experts.plan import ExpertPlan
-from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.running.windows import packed_examples
+from prunecli.selection.cut import cut
 from prunecli.text.choice import TextChoice
 from prunecli.text.tokens import load_tokenizer
 from prunecli.training.finetune import Destination, finetune
@@ -28,6 +27,7 @@ from prunecli.training.parts import trained_parameters
 from prunecli.training.start import Start, initial_checkpoint
 from tests.commands.calls import raising
 from tests.families.mixtures import TINY
+from tests.selections import kept_experts
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import write_plain_tokenizer
 from tests.training.runs import changed, language_model, options, text_file, train, written
@@ -185,7 +185,7 @@ def test_layers_may_differ_in_their_number_of_experts(tmp_path, model_type):
     source = saved(tmp_path / "model", model_type)
     with open_model(source) as checkpoint:
         kept = {layer.name: ids for layer, ids in zip(checkpoint.mixtures, UNEVEN, strict=False)}
-        apply(checkpoint, rewrite_experts(checkpoint, ExpertPlan(kept)), tmp_path / "pruned")
+        apply(checkpoint, cut(checkpoint, kept_experts(kept)), tmp_path / "pruned")
     trained = train(tmp_path / "pruned", tmp_path / "state", options(steps=2), language_model())
     moved = changed(tmp_path / "pruned", trained)
     assert any("experts" in name for name in moved)
@@ -236,7 +236,7 @@ def test_from_random_weights_of_a_pruned_config(tmp_path, model_type):
     source = saved(tmp_path / "model", model_type)
     with open_model(source) as checkpoint:
         kept = {layer.name: (1, 4, 5) for layer in checkpoint.mixtures}
-        rewrite = rewrite_experts(checkpoint, ExpertPlan(kept))
+        rewrite = cut(checkpoint, kept_experts(kept))
         apply(checkpoint, rewrite, tmp_path / "config", weights=False)
     assert not (tmp_path / "config" / WEIGHTS).exists()
     text = TextChoice(files=(text_file(tmp_path / "text"),))

@@ -16,17 +16,15 @@ from numpy.typing import NDArray
 from prunecli.errors import StatisticsError, UnsupportedModelError, UsageError
 from prunecli.methods.experts.granularity import aggregate_texts
 from prunecli.methods.experts.measured import read_all
-from prunecli.methods.experts.plan import ExpertPlan
-from prunecli.methods.experts.rewrite import changed_settings
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import with_keys
-from prunecli.model.mixtures import predicting_tensors
 from prunecli.model.quantisation import method_of
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.sparse_layer import CONSTANT
 from prunecli.results.gate_sums import ratio
 from prunecli.results.outputs import OutputSums, added, outputs_path
 from prunecli.results.published import read_gates
+from prunecli.selection.selection import Selection
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Generated, Output
 
@@ -66,7 +64,7 @@ def mean_outputs(checkpoint: Checkpoint, files: Sequence[Path], texts: Sequence[
     }
 
 
-def rewrite_constant(checkpoint: Checkpoint, plan: ExpertPlan, means: Means) -> Rewrite:
+def rewrite_constant(checkpoint: Checkpoint, plan: Selection, means: Means) -> Rewrite:
     """The checkpoint with constants in the place of the experts that the plan does not keep.
 
     Raises:
@@ -76,7 +74,7 @@ def rewrite_constant(checkpoint: Checkpoint, plan: ExpertPlan, means: Means) -> 
     layers = {layer.name: layer for layer in checkpoint.require_mixtures()}
     gone: dict[str, tuple[int, ...]] = {}
     for layer in layers.values():
-        if layer.is_predicting and plan.mtp == "drop":
+        if layer.router_tensors[0] in plan.dropped:
             continue
         fault = None
         if method_of(checkpoint.config):
@@ -90,7 +88,7 @@ def rewrite_constant(checkpoint: Checkpoint, plan: ExpertPlan, means: Means) -> 
                 f"{checkpoint.path}: {fault}, so that constants cannot stand for experts",
                 "Leave --constant-experts out.",
             )
-        kept = set(plan.kept[layer.name])
+        kept = set(plan.kept[f"{layer.name}.experts"])
         if not kept & set(layer.experts):
             raise UsageError(f"{layer.name} would keep no expert.", "Keep more experts.")
         places = tuple(place for place, expert in enumerate(layer.experts) if expert not in kept)
@@ -103,8 +101,7 @@ def rewrite_constant(checkpoint: Checkpoint, plan: ExpertPlan, means: Means) -> 
         for place in places
         for suffix in layers[name].expert_tensors
     }
-    dropped = predicting_tensors(checkpoint, checkpoint.resolved.sizes) if plan.mtp == "drop" else ()
-    outputs, done, unwanted = [], set(), set(dropped)
+    outputs, done, unwanted = [], set(), set(plan.dropped)
     for name, info in checkpoint.tensors.items():
         dtype = info.cast(target).dtype
         if name in unwanted:
@@ -128,7 +125,7 @@ def rewrite_constant(checkpoint: Checkpoint, plan: ExpertPlan, means: Means) -> 
     assert mixture is not None
     inner = "text_config." if mixture.counts[0].startswith("text_config.") else ""
     constants = {f"{inner}{KEY}": stated} if gone else {}
-    return replace(rewrite, config=with_keys(rewrite.config, changed_settings(checkpoint, plan) | constants))
+    return replace(rewrite, config=with_keys(rewrite.config, {**plan.settings, **constants}))
 
 
 def _rows(values: NDArray[np.float64]) -> Callable[[int, int], NDArray[np.float64]]:

@@ -14,7 +14,7 @@ from prunecli.errors import PruneError, StatisticsError
 from prunecli.methods.experts.budget import Request
 from prunecli.methods.experts.measured import MOST_ALONE, Measured
 from prunecli.methods.experts.metrics import AIMER, RANDOM, Values
-from prunecli.methods.experts.select import Selection, first_of_groups
+from prunecli.methods.experts.select import KeptExperts, first_of_groups
 from prunecli.methods.experts.selection import read_experts
 from prunecli.methods.experts.thresholds import in_groups, ranked
 from prunecli.model.decision import Decision, Origin, Ranked
@@ -63,7 +63,7 @@ class Chosen:
 
 
 def by_values(
-    chosen: Chosen, measured: Measured, request: Request, selection: Selection, options: ExpertOptions
+    chosen: Chosen, measured: Measured, request: Request, selection: KeptExperts, options: ExpertOptions
 ) -> Decision:
     """Of a selection by a metric, or drawn at random."""
     if measured.metric == RANDOM:

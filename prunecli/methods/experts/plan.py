@@ -21,7 +21,6 @@ from prunecli.methods.experts.measured import (
 )
 from prunecli.methods.experts.memory_fit import MemoryFit
 from prunecli.methods.experts.metrics import AIMER, RANDOM, WITHOUT_STATISTICS, random_values
-from prunecli.methods.experts.names import Predicting
 from prunecli.methods.experts.options import (
     Amount,
     ExpertOptions,
@@ -30,16 +29,17 @@ from prunecli.methods.experts.options import (
     of_language_model,
 )
 from prunecli.methods.experts.request import counted_request, layers_of
-from prunecli.methods.experts.select import Selection, select_experts
+from prunecli.methods.experts.select import select_experts
 from prunecli.methods.experts.selection import read_experts
-from prunecli.model.decision import Decision
 from prunecli.model.history import given as only_given
 from prunecli.model.history import history_step
+from prunecli.model.mixtures import predicting_tensors
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import STATISTICS_OF
 from prunecli.progress import Progress, silent
 from prunecli.results.gate_matching import other_form
 from prunecli.results.gates import GateStatistics
+from prunecli.selection.selection import Selection
 from prunecli.text.plain import MIXED
 
 if TYPE_CHECKING:
@@ -54,40 +54,20 @@ OF_ANOTHER_FORM = (
 
 
 @dataclass(frozen=True)
-class ExpertPlan:
-    """Which experts stay, and why.
+class ExpertPlan(Selection):
+    """Which experts stay, and why. None stay of a layer that predicts further tokens and is dropped.
 
     Attributes:
-        kept: layer's name -> original ids that stay; a layer that is left out keeps all. None stay of one that
-            predicts further tokens and is dropped.
-        dtype: type of the result's floating-point tensors (`float16`, `F16`, …); None: as stored.
         thresholds: theta of eq. 5 under `"model"`, or of each side; empty for per-layer.
-        step: the entry for `Structure.history`.
-        reasons: plain lines that say how the experts were chosen.
         fit: the arithmetic, where a memory was given.
         warning: what to say before anything is written.
         few: layer's name -> experts that saw fewer tokens than `ExpertOptions.min_tokens`.
-        mtp: whether layers that predict further tokens are dropped; they then keep no expert.
-        active: experts that the router picks for a token from now on; None: as many as before.
-        decision: by what; None: the experts are given.
     """
 
-    kept: Mapping[str, Sequence[int]]
-    dtype: str | None = None
     thresholds: Mapping[str, float] = field(default_factory=dict)
-    step: Mapping[str, object] = field(default_factory=dict)
-    reasons: tuple[str, ...] = ()
     fit: MemoryFit | None = None
     warning: str | None = None
     few: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    mtp: Predicting = "prune"
-    active: int | None = None
-    decision: Decision | None = None
-
-    @property
-    def count(self) -> int:
-        """Experts kept in the layers that it names."""
-        return sum(map(len, self.kept.values()))
 
 
 def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progress = silent) -> ExpertPlan:
@@ -114,15 +94,15 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
             "threshold with the others.",
             "Drop them with --mtp drop, or use --strategy per-layer.",
         )
-    selection = select_experts(
-        layers, measured.values, replace(request, released=measured.mode == "published")
-    )
-    kept = {**selection.kept, **dropped}
+    chosen = select_experts(layers, measured.values, replace(request, released=measured.mode == "published"))
+    kept = {**chosen.kept, **dropped}
     is_balanced = request.per_layer is None and request.strategy != "global-threshold"
     balance = (
         balance_text(request.balance) if is_balanced and len({layer.side for layer in layers}) > 1 else None
     )
-    reasons = _reasons(options, measured, balance, selection, any(layer.is_predicting for layer in layers))
+    reasons = _reasons(
+        options, measured, balance, chosen.thresholds, any(layer.is_predicting for layer in layers)
+    )
     arguments = _arguments(checkpoint, options, request, measured, balance, fit)
     files = _files_of_means(options) if options.metric in WITHOUT_STATISTICS else options.files
     warning = scarcity_warning(
@@ -136,19 +116,18 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
     if measured.of is not None:
         step[STATISTICS_OF] = measured.of
         reasons = (*reasons, OF_ANOTHER_FORM.format(path=checkpoint.path, fingerprint=measured.of))
-    decision = by_values(Chosen(layers, kept, step), measured, request, selection, options)
+    decision = by_values(Chosen(layers, kept, step), measured, request, chosen, options)
     return ExpertPlan(
-        kept,
+        _by_axis(kept),
         options.dtype,
-        selection.thresholds,
         step,
         reasons,
+        decision,
+        *_besides(checkpoint, options),
+        thresholds=chosen.thresholds,
         fit=fit,
         warning=warning,
         few=measured.few,
-        mtp=options.mtp,
-        active=options.active,
-        decision=decision,
     )
 
 
@@ -186,15 +165,27 @@ def _from_ids(
     }
     step = _step(checkpoint, arguments, (path, *_files_of_means(options)), layers, kept)
     reasons = (f"Experts by {path}{_languages(options)}.",)
-    return ExpertPlan(
-        kept,
-        options.dtype,
-        step=step,
-        reasons=reasons,
-        mtp=options.mtp,
-        active=options.active,
-        decision=by_file(Chosen(layers, kept, step), path, originals, options.sources, options.targets),
-    )
+    decision = by_file(Chosen(layers, kept, step), path, originals, options.sources, options.targets)
+    return ExpertPlan(_by_axis(kept), options.dtype, step, reasons, decision, *_besides(checkpoint, options))
+
+
+def _by_axis(kept: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
+    return {f"{name}.experts": ids for name, ids in kept.items()}
+
+
+def _besides(checkpoint: Checkpoint, options: ExpertOptions) -> tuple[Sequence[str], dict[str, int]]:
+    """The tensors that `--mtp drop` removes, and the values in config.json that it and `--active` change."""
+    sizes, mixture = checkpoint.resolved.sizes, checkpoint.resolved.family.mixture
+    assert mixture is not None
+    settings: dict[str, int] = {}
+    dropped: Sequence[str] = ()
+    if options.mtp == "drop":
+        dropped = predicting_tensors(checkpoint, sizes)
+        settings = {key: 0 for key in mixture.predicted if sizes.states(key)}
+    if options.active is not None and not isinstance(mixture.top_k, int):
+        keys = [key for key in mixture.top_k if sizes.states(key)] or mixture.top_k[:1]
+        settings |= dict.fromkeys(keys, options.active)
+    return dropped, settings
 
 
 def _files_of_means(options: ExpertOptions) -> tuple[Path, ...]:
@@ -283,7 +274,7 @@ def _reasons(
     options: ExpertOptions,
     measured: Measured,
     balance: str | None,
-    selection: Selection,
+    thresholds: Mapping[str, float],
     is_predicting: bool,
 ) -> tuple[str, ...]:
     said = "" if balance is None else f", balance {balance}{'' if options.balance else ' (default)'}"
@@ -305,7 +296,7 @@ def _reasons(
             f"Metric {measured.metric}{said}, granularity {measured.granularity}{implied}"
             f"{_languages(options)}{where}."
         )
-    thetas = ", ".join(f"{theta:.4f} ({side})" for side, theta in selection.thresholds.items())
+    thetas = ", ".join(f"{theta:.4f} ({side})" for side, theta in thresholds.items())
     counted = ", counted as in the authors' released code" if measured.mode == "published" else ""
     told = (chosen, f"Threshold theta: {thetas}{counted}.") if thetas else (chosen,)
     return (*told, MIXED) if measured.mixed else told

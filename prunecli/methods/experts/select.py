@@ -30,7 +30,7 @@ class StatedLayer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Selection:
+class KeptExperts:
     """The decision.
 
     Attributes:
@@ -49,7 +49,7 @@ class Selection:
 
 def select_experts(
     layers: Sequence[Layer], values: Mapping[str, NDArray[Any]], request: Request
-) -> Selection:
+) -> KeptExperts:
     """Choose the experts to keep.
 
     Args:
@@ -63,7 +63,7 @@ def select_experts(
     """
     if request.strategy == "per-layer":
         counts = _requested_counts(layers, request)
-        return Selection(
+        return KeptExperts(
             {
                 layer.name: first_of_groups(
                     layer, ranked(layer, values[layer.name])[0], counts[layer.name], request.groups
@@ -86,7 +86,7 @@ def select_experts(
             own = [layer for layer in layers if layer.side == side]
             chosen, thetas[side] = by_threshold(own, values, count, request.minimum)
             kept |= chosen
-        return Selection({layer.name: kept[layer.name] for layer in layers}, thetas)
+        return KeptExperts({layer.name: kept[layer.name] for layer in layers}, thetas)
     if request.keep is None:
         raise UsageError(
             "--strategy global-threshold takes one count for the whole model, not --experts-per-layer.",
@@ -100,7 +100,7 @@ def select_experts(
         kept, theta = threshold(layers, values, keep, minimum, groups)
     else:
         kept, theta = by_threshold(layers, values, request.keep, minimum)
-    return Selection(kept, {"model": theta})
+    return KeptExperts(kept, {"model": theta})
 
 
 def first_of_groups(layer: Layer, order: Sequence[int], count: int, groups: int = 1) -> tuple[int, ...]:

@@ -11,7 +11,9 @@ import numpy as np
 
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.budget import Layer
+from prunecli.model.axes import Axis
 from prunecli.results.gates import ANY
+from prunecli.selection.saved import read_kept
 from prunecli.tensors.json_files import read_json
 from prunecli.text.lines import near_names
 
@@ -50,20 +52,11 @@ def read_experts(
         return _by_layer(path, content, layers, originals)
     if "format" in content or isinstance(content.get("kept"), dict):
         _refuse_languages(path, "a saved selection", sources, targets)
-        from prunecli.results.rewriting import ExpertSelection
-
-        if "format" in content:
-            saved = ExpertSelection.from_json(content, path).kept
-        else:
-            saved = {name: _list(path, content["kept"], name) for name in content["kept"]}
-        names = {layer.name for layer in layers}
-        if set(saved) != names:
-            stray = sorted(set(saved) ^ names)[0]
-            raise StatisticsError(
-                f"{path}: a selection for another model: {stray} is not in both.",
-                near_names(stray, sorted(names if stray in saved else saved), "In the other"),
-            )
-        return _in_layers(path, {name: set(ids) for name, ids in saved.items()}, layers)
+        axes = [
+            Axis(f"{layer.name}.experts", "expert", layer.experts, len(layer.experts)) for layer in layers
+        ]
+        kept = read_kept(path, axes, content)
+        return {layer.name: kept[axis.name] for layer, axis in zip(layers, axes, strict=True)}
     ids = _picked(path, content, layers, originals, sources, targets)
     return _by_layer(path, ids, layers, originals)
 

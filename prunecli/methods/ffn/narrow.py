@@ -13,12 +13,13 @@ import numpy as np
 from prunecli.architectures.records import Side
 from prunecli.choices import Choices
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.ffn.arrange import FfnPlan, Group
+from prunecli.methods.ffn.arrange import Group
 from prunecli.methods.ffn.names import UnitScore
 from prunecli.methods.ffn.score import UnitActivations, best_units, ranked_units, unit_norms
 from prunecli.model.decision import Decision, Origin
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.history import given, history_step
+from prunecli.selection.selection import Selection
 from prunecli.tensors.quantities import exact_share
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class NarrowOptions(Choices):
 
 def plan_widths(
     checkpoint: Checkpoint, options: NarrowOptions, activations: Activations | None = None
-) -> FfnPlan:
+) -> Selection:
     """Choose the hidden units to keep. An FFN that several layers run counts once.
 
     Args:
@@ -87,21 +88,13 @@ def plan_widths(
     layers = checkpoint.layout.ffns
     by_name = {layer.name: layer for layer in layers}
     chosen = _chosen(layers, options)
-    groups = {
-        owner: _group(layers, by_name[owner])
-        for owner in dict.fromkeys(layer.owner for layer in layers if not (layer.removed or layer.is_sparse))
-    }
-    own = {owner: group for owner, group in groups.items() if owner in chosen}
+    own = {layer.name: _group(layers, layer) for layer in layers if layer.name in chosen}
     refuse_contradictions(options)
     _refuse_quantised(checkpoint, map(by_name.__getitem__, own))
     scores, tokens = _scores(checkpoint, by_name, own, options, activations)
     widths = _widths(own, scores, options)
     units = {
         owner: best_units(scores[owner], width) for owner, width in widths.items() if width < own[owner].width
-    }
-    narrowed = {
-        owner: Group(group.members, group.sources, None, group.width, widths.get(owner, group.width))
-        for owner, group in groups.items()
     }
     is_random = options.score == "random"
     decision = Decision(
@@ -111,16 +104,12 @@ def plan_widths(
         f"drawn at random (seed {options.seed})" if is_random else _rule(options),
         origin=Origin.of_text(options.text),
     )
-    return FfnPlan(
-        groups=tuple(narrowed.values()),
-        removed=tuple(layer.name for layer in layers if layer.removed),
-        sparse=tuple(layer.name for layer in layers if layer.is_sparse),
-        units=units,
-        dtype=options.dtype,
-        seed=options.seed,
-        step=history_step(COMMAND, checkpoint, given(_arguments(options))),
-        reasons=_reasons(options),
-        decision=decision,
+    return Selection(
+        {f"{owner}.units": ids for owner, ids in units.items()},
+        options.dtype,
+        history_step(COMMAND, checkpoint, given(_arguments(options))),
+        _reasons(options),
+        decision,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,14 @@ from prunecli.methods.heads.select import (
     select_heads,
 )
 from prunecli.model.attention import KINDS, AttentionKind, AttentionLayer
+from prunecli.model.axes import axes_of
 from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.history import given, history_step
 from prunecli.model.stock import uniform_heads
 from prunecli.results.head_matching import check_matches, merge, numbered
 from prunecli.results.heads import HeadScores, Method, read_scores
-from prunecli.tensors.json_files import read_json
+from prunecli.selection.saved import read_kept
+from prunecli.selection.selection import Selection
 from prunecli.text.plain import MIXED
 
 if TYPE_CHECKING:
@@ -74,31 +76,7 @@ class HeadOptions(Choices):
         return () if isinstance(self.scores, HeadScores) else paths(self.scores)
 
 
-@dataclass(frozen=True)
-class HeadPlan:
-    """Which heads stay, and why.
-
-    Attributes:
-        kept: attention's name -> original ids that stay; an attention that is left out keeps all.
-        dtype: type of the result's floating-point tensors (`float16`, `F16`, …); None: as stored.
-        step: the entry for `Structure.history`.
-        reasons: plain lines that say how the heads were chosen.
-        decision: by what; None: the heads are given.
-    """
-
-    kept: Mapping[str, Sequence[int]]
-    dtype: str | None = None
-    step: Mapping[str, object] = field(default_factory=dict)
-    reasons: tuple[str, ...] = ()
-    decision: Decision | None = None
-
-    @property
-    def count(self) -> int:
-        """Heads kept in the attentions that it names."""
-        return sum(map(len, self.kept.values()))
-
-
-def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> HeadPlan:
+def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
     """Choose the heads to keep.
 
     Raises:
@@ -147,7 +125,9 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> HeadPlan:
         reasons += (_uniformly(layers, kept, uniform, request),)
     step = history_step(COMMAND, checkpoint, given(arguments), files)
     places = ranked_heads(layers, None if scores is None else importance, request, kept)
-    return HeadPlan(kept, options.dtype, step, reasons, _decision(places, options, request, scores, step))
+    decision = _decision(places, options, request, scores, step)
+    by_axis = {f"{name}.heads": ids for name, ids in kept.items()}
+    return Selection(by_axis, options.dtype, step, reasons, decision)
 
 
 def _decision(
@@ -191,7 +171,7 @@ def _uniformly(
 
 def _from_selection(
     checkpoint: Checkpoint, path: Path, options: HeadOptions, layers: Sequence[AttentionLayer]
-) -> HeadPlan:
+) -> Selection:
     others = (options.ratio is not None, options.count is not None, options.kinds != KINDS, options.minimum)
     if any(others) or options.uniform or options.normalize is not None:
         raise UsageError(
@@ -199,38 +179,13 @@ def _from_selection(
             "--normalize.",
             "Leave them out, or select by --scores.",
         )
-    kept = read_selection(path, layers)
+    by_axis = read_kept(path, axes_of(checkpoint, "head"))
+    kept = {name.removesuffix(".heads"): ids for name, ids in by_axis.items()}
     arguments = {"removed": _removed(layers, kept), "dtype": options.dtype}
     step = history_step(COMMAND, checkpoint, given(arguments), (path,))
     places = ranked_heads(layers, None, Request(), kept)
     named = Decision("head", places, how=f"named in {path.name}", origin=Origin().read_from(step))
-    return HeadPlan(kept, options.dtype, step, (f"Heads by {path}.",), named)
-
-
-def read_selection(path: Path, layers: Sequence[AttentionLayer]) -> dict[str, tuple[int, ...]]:
-    """The heads to keep: attention's name -> original ids, in the order in which they are stored.
-
-    Args:
-        path: of what `prune-heads --json` printed.
-        layers: the checkpoint's attentions.
-
-    Raises:
-        StatisticsError: damaged, or for a model with other attentions or heads.
-    """
-    from prunecli.results.rewriting import HeadSelection
-
-    kept = HeadSelection.from_json(read_json(path, HeadSelection.FORMAT), path).kept
-    stray = sorted(set(kept) ^ {layer.name for layer in layers})
-    if stray:
-        raise StatisticsError(f"{path}: a selection for another model: {stray[0]} is not in both.")
-    for layer in layers:
-        absent = sorted(set(kept[layer.name]) - set(layer.heads))
-        if absent:
-            raise StatisticsError(
-                f"{path}: keeps head {absent[0]} of {layer.name}, which the checkpoint does not hold.",
-                "Select from the original model.",
-            )
-    return {layer.name: tuple(head for head in layer.heads if head in kept[layer.name]) for layer in layers}
+    return Selection(by_axis, options.dtype, step, (f"Heads by {path}.",), named)
 
 
 def _importance(

@@ -25,6 +25,7 @@ from prunecli.methods.layers.select import (
 from prunecli.model.decision import Decision, Origin
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.history import given, history_step
+from prunecli.selection.selection import Selection
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -103,28 +104,7 @@ class LayerOptions(Choices):
         return not self.is_named and (self.metric or "cosine") in MEASURED
 
 
-@dataclass(frozen=True)
-class LayerPlan:
-    """Which layers stay, and why.
-
-    Attributes:
-        kept: side -> numbers of the layers that stay, as the checkpoint counts them; one that is left out keeps all.
-        scores: of the layers, where they were ranked.
-        dtype: type of the result's floating-point tensors; None: as stored.
-        step: the entry for `Structure.history`.
-        reasons: plain lines that say how the layers were chosen.
-        decision: by what; None: the layers are given.
-    """
-
-    kept: Mapping[Side, Sequence[int]]
-    scores: Scores = field(default_factory=dict)
-    dtype: str | None = None
-    step: Mapping[str, object] = field(default_factory=dict)
-    reasons: tuple[str, ...] = ()
-    decision: Decision | None = None
-
-
-def plan_layers(checkpoint: Checkpoint, options: LayerOptions, measure: Measure | None = None) -> LayerPlan:
+def plan_layers(checkpoint: Checkpoint, options: LayerOptions, measure: Measure | None = None) -> Selection:
     """Choose the layers to keep.
 
     Args:
@@ -163,7 +143,11 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, measure: Measure 
     removed = {side: list(numbers) for side, numbers in gone.items() if numbers}
     step = history_step(PRUNE_LAYERS, checkpoint, given(_arguments(options, removed)))
     decision = _decision(options, depths, kept, measured, counts)
-    return LayerPlan(kept, measured.scores, options.dtype, step, reasons, decision)
+    by_axis = {
+        f"{side}.layers": tuple(checkpoint.structure.original_layer(side, number) for number in own)
+        for side, own in kept.items()
+    }
+    return Selection(by_axis, options.dtype, step, reasons, decision)
 
 
 def _decision(

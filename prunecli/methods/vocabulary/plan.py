@@ -15,10 +15,11 @@ from prunecli.errors import CheckpointError
 from prunecli.methods.vocabulary.files import SENTENCEPIECE, holds_vocabulary, tokenizer_files
 from prunecli.methods.vocabulary.ids import Renumbering, named_ids, renumbered, with_defaults
 from prunecli.methods.vocabulary.measure import Text, as_target, batches, count_tokens, is_two_sided
-from prunecli.methods.vocabulary.rewrite import default_ids, trimmed_config, vocabulary_axes
 from prunecli.methods.vocabulary.select import TokenChoice, VocabularyOptions, select_tokens
 from prunecli.methods.vocabulary.vocabulary import read_vocabulary, token_ids
+from prunecli.model.axes import axes_of, vocabulary_size
 from prunecli.progress import Progress, silent
+from prunecli.selection.selection import Selection
 from prunecli.tensors.json_files import parsed
 from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer, tokenized
@@ -47,28 +48,19 @@ class Check:
     running_after: int
 
 
-@dataclass(frozen=True)
-class VocabularyPlan:
+@dataclass(frozen=True, kw_only=True)
+class VocabularyPlan(Selection):
     """Which tokens stay, and the tokenizer without the others.
 
     Attributes:
         tokens: which tokens stay, and why.
         text: what they were counted in.
-        files: side files that differ, by name; None: it has to be left out, as it would be wrong.
         check: how the text falls into tokens before and after.
-        dtype: type of the result's floating-point tensors (`float16`, `F16`, …); None: as stored.
     """
 
     tokens: TokenChoice
     text: Text
-    files: Mapping[str, bytes | None]
     check: Check
-    dtype: str | None = None
-
-    @property
-    def step(self) -> Mapping[str, object]:
-        """The entry for `Structure.history`."""
-        return self.tokens.step
 
 
 def plan_vocabulary(
@@ -89,7 +81,9 @@ def plan_vocabulary(
         CheckpointError: damaged files, or a trimmed tokenizer that cuts the text otherwise.
         DataError, UsageError: options that the tokenizer cannot meet.
     """
-    vocabulary_axes(checkpoint)  # which refuses a model that cannot be trimmed before anything is counted
+    (axis,) = axes_of(
+        checkpoint, "token"
+    )  # a model that cannot be trimmed is refused before anything is counted
     where = str(checkpoint.path)
     carried = checkpoint.side_files.carried
     side = {path.name: path.read_bytes() for path in carried if path.parent == checkpoint.path}
@@ -108,9 +102,40 @@ def plan_vocabulary(
     change = tokens.renumbering
     files = _files(side, documents[1], change, text, is_fast=bool(getattr(tokenizer, "is_fast", False)))
     trimmed = {name: data for name, data in {**side, **files}.items() if data is not None}
-    new = load_trimmed(trimmed, trimmed_config(checkpoint, checkpoint.config, tokens), where)
+    settings = renumbered_settings(checkpoint, change)
+    sizes = dict.fromkeys(axis.keys, len(tokens.kept))
+    new = load_trimmed(trimmed, {**checkpoint.config, **settings, **sizes}, where)
     check = check_same((tokenizer, new), change.new_ids, text, where, progress)
-    return VocabularyPlan(tokens, text, files, check, options.dtype)
+    return VocabularyPlan(
+        {"tokens": tokens.kept},
+        options.dtype,
+        tokens.step,
+        decision=tokens.decision,
+        settings=settings,
+        files=files,
+        tokens=tokens,
+        text=text,
+        check=check,
+    )
+
+
+def renumbered_settings(checkpoint: Checkpoint, change: Renumbering) -> dict[str, Any]:
+    """The keys of config.json whose ids change, with the new ones; those that it leaves to its class among them."""
+    full = with_defaults(checkpoint.config, default_ids(checkpoint))
+    return {key: value for key, value in renumbered(full, change).items() if value != full[key]}
+
+
+def default_ids(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The ids that transformers takes where config.json names none (`eos_token_id`: 50256 of GPT-2)."""
+    from transformers import AutoConfig
+
+    defaults = AutoConfig.for_model(checkpoint.require_architecture().model_type)
+    size = vocabulary_size(checkpoint)
+    return {
+        key: value
+        for key, value in defaults.to_dict().items()
+        if key.endswith("_token_id") and type(value) is int and 0 <= value < size
+    }
 
 
 def _files(

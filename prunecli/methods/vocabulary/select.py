@@ -12,8 +12,8 @@ from prunecli.choices import Choices
 from prunecli.errors import CheckpointError, DataError, UsageError
 from prunecli.methods.vocabulary.ids import Renumbering
 from prunecli.methods.vocabulary.measure import Text, TokenCounts
-from prunecli.methods.vocabulary.rewrite import vocabulary_size
 from prunecli.methods.vocabulary.vocabulary import Vocabulary
+from prunecli.model.axes import vocabulary_size
 from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.history import given, history_step
 

@@ -14,8 +14,6 @@ import pytest
 import torch
 
 from prunecli.errors import CheckpointError, OutputError
-from prunecli.methods.experts.plan import ExpertPlan
-from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.experts.score import CollectOptions, State, score
 from prunecli.methods.experts.translation import Translation
 from prunecli.model.checkpoint import open_model
@@ -30,8 +28,10 @@ from prunecli.running.layerwise.runner import Layerwise, Resources, Room, RunRep
 from prunecli.running.layerwise.snapshot import Snapshots
 from prunecli.running.layerwise.states import StateStore
 from prunecli.running.runner import InMemory
+from prunecli.selection.cut import cut
 from prunecli.text.tokens import load_tokenizer
 from tests.methods.experts.test_score import PAIRS, TEXT
+from tests.selections import kept_experts
 from tests.tiny import tiny_nllb_moe
 
 OPTIONS = CollectOptions("forced", batch_tokens=40)
@@ -104,7 +104,7 @@ def test_experts_shared_out_to_threads(path: Path, dtype: str, monkeypatch: pyte
 def test_a_pruned_model(path: Path, tmp_path: Path) -> None:
     kept = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
     with open_model(path) as opened:
-        rewrite = rewrite_experts(opened, ExpertPlan(kept))
+        rewrite = cut(opened, kept_experts(kept))
         pruned = tmp_path / "pruned"
         apply(opened, rewrite, pruned)
     assert_same(by_layer(pruned), whole(pruned))

@@ -11,9 +11,7 @@ import pytest
 import torch
 
 from prunecli.errors import DataError, StatisticsError
-from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.resume import Saver, read_state, write_state
-from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.experts.score import CollectOptions, State, Sums, score
 from prunecli.methods.experts.translation import Translation
 from prunecli.model.checkpoint import Checkpoint, open_model
@@ -23,9 +21,11 @@ from prunecli.processes import ALONE
 from prunecli.results.gate_sums import SUMS, GateSums
 from prunecli.results.gates import GateStatistics
 from prunecli.running.runner import InMemory
+from prunecli.selection.cut import cut
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.reference import gate_statistics as reference
+from tests.selections import kept_experts
 from tests.tiny import tiny_nllb_moe
 
 TEXT = ParallelText(
@@ -144,7 +144,7 @@ def test_the_encoder_runs_once_whatever_the_number_of_targets(subject: Subject) 
 
 def test_a_pruned_model_keeps_the_original_numbers(subject: Subject, tmp_path: Path) -> None:
     kept = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
-    rewrite = rewrite_experts(subject.checkpoint, ExpertPlan(kept))
+    rewrite = cut(subject.checkpoint, kept_experts(kept))
     apply(subject.checkpoint, rewrite, tmp_path / "pruned")
     pruned = Subject(tmp_path / "pruned")
     found = pruned.collect(MODES[0])

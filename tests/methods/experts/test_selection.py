@@ -70,7 +70,7 @@ def test_ids_count_the_original_experts_of_a_pruned_model(tmp_path: Path) -> Non
     [
         ({NAMES[0]: [0]}, "selection for another model: model.decoder.layers.1.ffn"),
         ({NAMES[0]: [0], NAMES[1]: [0], "model.layers.1.mlp": [0]}, "model.layers.1.mlp is not in both"),
-        ({NAMES[0]: [0], NAMES[1]: [0.5]}, "'model.decoder.layers.1.ffn' is not a list of expert ids"),
+        ({NAMES[0]: [0], NAMES[1]: [0.5]}, "'model.decoder.layers.1.ffn.experts' is not a list of ids"),
         ({NAMES[0]: [0], NAMES[1]: [4]}, "keeps expert 4 of model.decoder.layers.1.ffn"),
     ],
 )

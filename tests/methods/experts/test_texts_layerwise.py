@@ -14,8 +14,6 @@ from safetensors.torch import load_file, save_file
 from prunecli.architectures.mixtures import BY_LAYER
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.methods.experts.collect import collect_gates
-from prunecli.methods.experts.plan import ExpertPlan
-from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.experts.score import CollectOptions, score
 from prunecli.methods.experts.texts import Texts
 from prunecli.model.checkpoint import open_model
@@ -27,10 +25,12 @@ from prunecli.running.layerwise.parts import make_skeleton
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.layerwise.snapshot import Snapshots
 from prunecli.running.runner import InMemory
+from prunecli.selection.cut import cut
 from prunecli.text.tokens import load_tokenizer
 from tests.methods.experts.test_layerwise import PLENTY, _StopError, no_room, stopping
 from tests.methods.experts.test_texts import OPTIONS, TEXTS
 from tests.process_groups import at_once
+from tests.selections import kept_experts
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import write_plain_tokenizer
 
@@ -116,7 +116,7 @@ def test_a_tied_model_of_which_experts_were_removed(tmp_path: Path) -> None:
     pruned = tmp_path / "pruned"
     with open_model(source) as opened:
         kept = {layer.name: (1, 2, 4, 7) for layer in opened.mixtures}
-        apply(opened, rewrite_experts(opened, ExpertPlan(kept)), pruned)
+        apply(opened, cut(opened, kept_experts(kept)), pruned)
     found = by_layer(pruned)
     assert_same(found, in_memory(pruned))
     assert found.entries["code"].routed[0].nonzero()[0].tolist() == [1, 2, 4, 7]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,21 @@ from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError
 from prunecli.methods.vocabulary import measure
-from prunecli.methods.vocabulary import rewrite as rewrite_module
+from prunecli.methods.vocabulary import plan as plan_module
 from prunecli.methods.vocabulary.measure import Text, count_tokens
 from prunecli.methods.vocabulary.plan import (
     VocabularyPlan,
     check_same,
+    default_ids,
     load_trimmed,
     models_that_differ,
     plan_vocabulary,
+    renumbered_settings,
 )
-from prunecli.methods.vocabulary.rewrite import default_ids, trimmed_config
 from prunecli.methods.vocabulary.select import VocabularyOptions
 from prunecli.methods.vocabulary.vocabulary import read_vocabulary
 from prunecli.model.checkpoint import open_model
+from prunecli.selection.cut import cut
 from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
@@ -105,7 +108,10 @@ def test_ids_of_the_config_move_with_their_tokens(sources: dict[str, Path]) -> N
     source = sources["byte_bpe"]
     with open_model(source) as opened:
         made = plan_vocabulary(opened, Lines(SEEN, (), (), (), None), VocabularyOptions())
-        config = trimmed_config(opened, {**opened.config, "pad_token_id": 5, "eos_token_id": -1}, made.tokens)
+        opened.config |= {"pad_token_id": 5, "eos_token_id": -1}
+        config = cut(
+            opened, replace(made, settings=renumbered_settings(opened, made.tokens.renumbering))
+        ).config
     assert config["vocab_size"] == len(made.tokens.kept)
     assert made.tokens.kept[config["pad_token_id"]] == 5
     assert config["eos_token_id"] == -1
@@ -118,10 +124,10 @@ def test_ids_left_to_the_class_are_written_out_where_they_move(
     """Such as GPT-2's eos_token_id, 50256, which comes last."""
     source = sources["byte_bpe"]
     end = load_tokenizer(source).convert_tokens_to_ids(END)
-    monkeypatch.setattr(rewrite_module, "default_ids", lambda _: {"sep_token_id": end, "unk_token_id": 0})
+    monkeypatch.setattr(plan_module, "default_ids", lambda _: {"sep_token_id": end, "unk_token_id": 0})
     with open_model(source) as opened:
         made = plan_vocabulary(opened, Lines(SEEN, (), (), (), None), VocabularyOptions())
-        config = trimmed_config(opened, opened.config, made.tokens)
+        config = cut(opened, made).config
     assert config["sep_token_id"] == len(made.tokens.kept) - 1
     assert "unk_token_id" not in config
 

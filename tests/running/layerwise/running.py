@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from prunecli.methods.heads.plan import HeadPlan
-from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
@@ -18,8 +16,10 @@ from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.parts import Skeleton, fill_resident, make_skeleton
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import StateStore
+from prunecli.selection.cut import cut
 from tests.families import tiny_family
 from tests.ffn_layouts import LAYOUTS, tiny, write_changed
+from tests.selections import kept_heads
 
 CPU = torch.device("cpu")
 BATCHES = (
@@ -33,8 +33,8 @@ def without_heads(path: Path, model_type: str) -> Path:
     """A model whose attentions keep other heads each: two, three, none."""
     kept = itertools.cycle(((1, 3), (0, 1, 2), ()))
     with open_model(tiny_family(path / "source", model_type)) as opened:
-        plan = HeadPlan({layer.name: next(kept) for layer in opened.layout.attentions})
-        apply(opened, rewrite_heads(opened, plan), path / "pruned")
+        plan = kept_heads({layer.name: next(kept) for layer in opened.layout.attentions})
+        apply(opened, cut(opened, plan), path / "pruned")
     return path / "pruned"
 
 

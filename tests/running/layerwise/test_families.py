@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from prunecli.errors import CheckpointError
-from prunecli.methods.experts.plan import ExpertPlan
-from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.running.layerwise.parts import make_skeleton
+from prunecli.selection.cut import cut
 from tests.families import MODEL_TYPES, tiny_family
 from tests.ffn_layouts import OWN_SHAPES
 from tests.running.layerwise.running import (
@@ -24,6 +23,7 @@ from tests.running.layerwise.running import (
     with_shared_ffns,
     without_heads,
 )
+from tests.selections import kept_experts
 from tests.tiny import tiny_nllb_moe
 
 
@@ -87,7 +87,7 @@ def test_uneven_experts(tmp_path: Path) -> None:
     kept = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
     source, pruned = tiny_nllb_moe(tmp_path / "source"), tmp_path / "pruned"
     with open_model(source) as opened:
-        rewrite = rewrite_experts(opened, ExpertPlan(kept))
+        rewrite = cut(opened, kept_experts(kept))
         apply(opened, rewrite, pruned)
     found, _ = by_layer(pruned)
     assert_same(found, in_memory(pruned))

@@ -1,0 +1,252 @@
+"""What each tensor of the smaller checkpoint is made of: pure, nothing is read but names and shapes.
+
+Units of any kinds are cut at once: experts leave with their weights and their rows of the router (2212.09811), heads
+with their rows of query, key and value and their columns of the output (1905.10650), hidden units with their rows and
+columns, layers with all that they hold, tokens with their rows of the embeddings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from prunecli.architectures.records import Side
+from prunecli.errors import UnsupportedModelError, UsageError
+from prunecli.model.axes import Axis, Kind, axes_of
+from prunecli.model.changes import FfnChange
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.declared import Sizes, with_keys
+from prunecli.model.depth import heirs, keeping_layers, renaming
+from prunecli.model.mixtures import experts_per_token
+from prunecli.model.quantisation import renamed_settings
+from prunecli.model.rewrite import Rewrite, rewritten
+from prunecli.model.structure import Structure
+from prunecli.selection.selection import Selection
+from prunecli.tensors.dtypes import parse_dtype
+from prunecli.tensors.stream import Copy, Expression, Output, Slices
+
+Places = dict[str, tuple[int, ...]]
+"""Name of an axis that loses units -> where those that stay lie among its units."""
+
+
+def cut(source: Checkpoint, selection: Selection) -> Rewrite:
+    """The checkpoint with only the units that `selection` keeps, its tensors in the order of the source.
+
+    Units keep the order in which they are stored, and numbers in names count those that stay. What hangs below the name
+    of an expert or layer goes with it, whatever it is, so that quantised weights stay as they are.
+
+    Raises:
+        UsageError: no such axis or unit, fewer units than it needs, or a cast of quantised weights.
+        UnsupportedModelError: the family is not declared, or no stock class holds the result and none but that runs it.
+        CheckpointError: config.json or the weights are damaged.
+    """
+    kinds = dict.fromkeys(kind_of(name) for name in selection.kept)
+    axes = {axis.name: axis for kind in kinds for axis in axes_of(source, kind)}
+    places: Places = {}
+    for name, ids in selection.kept.items():
+        if name not in axes:
+            raise UsageError(f"{name}: the model has no such axis.", f"It has {', '.join(axes)}.")
+        axis, wanted = axes[name], set(ids)
+        if stray := sorted(wanted.difference(axis.ids)):
+            raise UsageError(
+                f"{name}: there is no {axis.kind} {stray[0]}.", "Ids are those of the original model."
+            )
+        if not wanted and axis.kind in ("layer", "unit", "token"):
+            raise UsageError(f"{name}: no {axis.kind} would stay.", "Keep one at least.")
+        if axis.kind == "token" and len(wanted) < len(axis.ids) and not selection.files:
+            raise UsageError(
+                "tokens: their tokenizer and the ids in configs change with them.",
+                "Choose them by plan_vocabulary.",
+            )
+        if len(wanted) < len(axis.ids):
+            places[name] = tuple(place for place, unit in enumerate(axis.ids) if unit in wanted)
+    if "expert" in kinds:
+        _check_routing(source, selection, places)
+    sides = cast(
+        "dict[Side, tuple[int, ...]]", {name.removesuffix(".layers"): own for name, own in places.items()}
+    )
+    kept_layers = {side: sides[side] for side in ("encoder", "decoder") if side in sides}
+    own_names = _member_names(axes, places)
+    moved = _inherited(source, kept_layers) if kept_layers else {}
+    rename = renaming(source.resolved.family, kept_layers)
+    carriers = {
+        tensor: (carrier, places[name], len(axes[name].ids))
+        for name in places
+        for tensor, carrier in axes[name].carriers.items()
+    }
+    target = None if selection.dtype is None else parse_dtype(selection.dtype)
+    dropped = set(selection.dropped)
+    outputs = []
+    for name, info in source.tensors.items():
+        member = own_names.get(name, moved.get(name, name))
+        new = None if member is None or name in dropped else rename(member)
+        expression: Expression = Copy(name)
+        shape = info.shape
+        if name in carriers:
+            carrier, own, held = carriers[name]
+            ranges = carrier.ranges(own, shape[carrier.dim], held)
+            length = sum(stop - start for start, stop in ranges)
+            new = new if length else None  # a tensor of no head at all is not stored
+            shape = (*shape[: carrier.dim], length, *shape[carrier.dim + 1 :])
+            expression = Slices(name, carrier.dim, ranges)
+        if new is not None:
+            outputs.append(Output(new, info.cast(target).dtype, shape, expression))
+    structure = _structure(source, axes, places, kept_layers)
+    rewrite = rewritten(source, structure, tuple(outputs), selection.step, selection.decision)
+    sizes = {key: len(own) for name, own in places.items() for key in axes[name].keys}
+    config = with_keys(rewrite.config, {**selection.settings, **sizes})
+    return replace(rewrite, config=_renamed(source, config, axes, places), files=selection.files)
+
+
+def kind_of(axis: str) -> Kind:
+    """The kind of units of an axis, by its name."""
+    return cast("Kind", axis.rpartition(".")[2].removesuffix("s"))
+
+
+def _check_routing(source: Checkpoint, selection: Selection, places: Places) -> None:
+    """Refuse layers with fewer experts than the router picks, or with groups of different sizes."""
+    family = source.resolved.family
+    assert family.mixture is not None
+    top_k = experts_per_token(Sizes(family, with_keys(source.config, selection.settings)), family.mixture)
+    for layer in source.mixtures:
+        own = places.get(f"{layer.name}.experts")
+        if own is None or layer.router_tensors[0] in selection.dropped:
+            continue
+        if len(own) < top_k:
+            raise UsageError(
+                f"{layer.name} would keep {len(own)} experts; the router picks {top_k} for each token.",
+                "Keep more experts.",
+            )
+        groups, width = layer.groups, layer.num_experts // layer.groups.count
+        sizes = [sum(place // width == group for place in own) for group in range(groups.count)]
+        if len(set(sizes)) > 1:
+            raise UsageError(
+                f"{layer.name} would keep {', '.join(map(str, sizes))} experts of its {groups.count} groups; the "
+                "router takes as many for each, one group after another.",
+                f"Keep as many of each {width} experts.",
+            )
+        if sizes[0] < groups.least or sizes[0] * groups.chosen < top_k:
+            raise UsageError(
+                f"{layer.name} would keep {sizes[0]} experts of each group; the router picks {top_k} from "
+                f"{groups.chosen} groups, of which each has at least {groups.least}.",
+                "Keep more experts.",
+            )
+
+
+def _member_names(axes: Mapping[str, Axis], places: Places) -> dict[str, str | None]:
+    """Tensor that one expert alone has -> its name in the result; None: the expert goes."""
+    names: dict[str, str | None] = {}
+    for name, own in places.items():
+        axis = axes[name]
+        new = {old: number for number, old in enumerate(own)}
+        for place in range(len(axis.ids)) if axis.parts else ():
+            before, after = (axis.members.format(number) for number in (place, new.get(place)))
+            for part in axis.parts:
+                names[f"{before}.{part}"] = f"{after}.{part}" if place in new else None
+    return names
+
+
+def _inherited(source: Checkpoint, kept: Mapping[Side, Sequence[int]]) -> dict[str, str]:
+    """Tensor of a layer that goes, and which others need -> its name in the first of these, by the old numbers.
+
+    That is a table of positions of a stack's first layer, and an attention or FFN that other layers run too.
+    """
+    layout, rename = source.layout, renaming(source.layout.family, kept)
+    moved: dict[str, str] = {}
+    for stack in layout.family.stacks:
+        first = stack.layers.format(layer=kept.get(stack.side, (0,))[0])
+        moved |= {
+            f"{stack.layers.format(layer=0)}.{spec.name}": f"{first}.{spec.name}"
+            for attention in stack.attentions
+            for spec in attention.tensors
+            if spec.first
+        }
+    attentions = {layer.name: layer for layer in layout.attentions}
+    for owner, heir in heirs(layout.attentions, rename).items():
+        moved |= dict(zip(attentions[owner].tensor_names, attentions[heir].tensor_names, strict=True))
+    ffns = {layer.name: layer for layer in layout.ffns}
+    for owner, heir in heirs(layout.ffns, rename).items():
+        moved |= {f"{owner}.{suffix}": f"{heir}.{suffix}" for suffix in ffns[owner].tensors}
+    return moved
+
+
+def _structure(
+    source: Checkpoint, axes: Mapping[str, Axis], places: Places, layers: Mapping[Side, Sequence[int]]
+) -> Structure:
+    """How the result differs from the original model."""
+    structure = source.structure
+
+    def kept(kind: Kind) -> dict[str, tuple[int, ...]]:
+        return {
+            name.rpartition(".")[0]: tuple(axes[name].ids[place] for place in own)
+            for name, own in places.items()
+            if axes[name].kind == kind
+        }
+
+    def original(of: Mapping[str, object], kind: Kind) -> dict[str, int]:
+        return {name: axes[f"{name}.{kind}s"].original for name in of}
+
+    if heads := kept("head"):
+        structure = structure.keeping_heads(heads, original(heads, "head"))
+    if experts := kept("expert"):
+        structure = structure.keeping_experts(experts, original(experts, "expert"))
+    if units := kept("unit"):
+        ffns = {ffn.name: source.layout.sizes.count(ffn.stack.ffn.width) for ffn in source.layout.ffns}
+        widths = {name: len(own) for name, own in units.items()}
+        structure = structure.changing_ffn(
+            {name: FfnChange(width=None if width == ffns[name] else width) for name, width in widths.items()}
+        )
+    return keeping_layers(source.layout.sizes, structure, layers) if layers else structure
+
+
+def _renamed(
+    source: Checkpoint, config: Mapping[str, Any], axes: Mapping[str, Axis], places: Places
+) -> dict[str, Any]:
+    """config.json, the experts and layers that its settings of a quantisation name under their new numbers.
+
+    Raises:
+        UnsupportedModelError: a number that is in no name of one of them: in a pattern, of many perhaps.
+    """
+    patterns: list[tuple[Kind, re.Pattern[str], dict[int, int]]] = []
+    numbered: dict[Kind, re.Pattern[str]] = {}
+    for name, own in places.items():
+        kind, members = axes[name].kind, axes[name].members
+        if members:
+            parent, _, unit = members.rpartition(".")
+            model, _, rest = parent.partition(".")  # which the settings may leave out
+            before = rf"(?:^|(?<={re.escape(model)}\.))" if rest else "^"
+            number = unit.replace("{}", r"(\d+)")
+            pattern = re.compile(rf"{before}{re.escape(rest or model)}\.{number}(?=$|\.)")
+            patterns.append((kind, pattern, {old: new for new, old in enumerate(own)}))
+            column = parent.rpartition(".")[2]
+            loose = r"experts?\\?[._](?:expert_)?\d" if kind == "expert" else rf"{column}\\?\.[\[(\\]*\d"
+            numbered[kind] = re.compile(loose)
+    patterns.sort(key=lambda one: one[0])  # names of experts hold the number that their layer had
+    modules = [
+        name.removeprefix("model.").removesuffix("experts") for name in places if kind_of(name) == "expert"
+    ]
+
+    def rename(text: str) -> str | None:
+        renamed, found = text, set()
+        for kind, pattern, numbers in patterns:
+            if match := pattern.search(renamed):
+                new = numbers.get(int(match[1]))
+                if new is None:
+                    return None
+                renamed = f"{renamed[: match.start(1)]}{new}{renamed[match.end(1) :]}"
+                found.add(kind)
+        for kind, loose in numbered.items():
+            # Experts of other layers keep their numbers.
+            is_other = (
+                kind == "expert" and not text.startswith("re:") and not any(one in text for one in modules)
+            )
+            if kind not in found and not is_other and loose.search(text):
+                raise UnsupportedModelError(
+                    f'{source.path}: config.json: the quantisation settings name {kind}s by number: "{text}"',
+                    "prunecli cannot say which of them stay; write the names of single modules there.",
+                )
+        return renamed
+
+    return renamed_settings(config, rename) if patterns else dict(config)

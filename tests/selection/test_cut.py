@@ -1,0 +1,234 @@
+"""Which tensors a smaller checkpoint is made of, compared with what its structure asks for; nothing is written here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from prunecli.architectures import FAMILIES
+from prunecli.errors import CheckpointError, UsageError
+from prunecli.model.axes import Carrier, axes_of
+from prunecli.model.checkpoint import open_model
+from prunecli.model.layout import resolve
+from prunecli.model.rewrite import Rewrite
+from prunecli.pipeline import apply
+from prunecli.selection.cut import cut, kind_of
+from prunecli.selection.selection import Selection
+from prunecli.tensors.stream import Copy, Slices, check_expressions
+from tests.families import tiny_family
+from tests.reference.heads import kept_values
+from tests.tiny import VOCAB, tiny_nllb_moe, write_json
+
+FFNS = tuple(f"model.{side}.layers.{n}.ffn" for side in ("encoder", "decoder") for n in (1, 3))
+DENSE = tuple(f"model.{side}.layers.{n}.ffn" for side in ("encoder", "decoder") for n in (0, 2))
+ATTENTIONS = (
+    *(f"model.encoder.layers.{n}.self_attn" for n in range(4)),
+    *(f"model.decoder.layers.{n}.{kind}" for n in range(4) for kind in ("self_attn", "cross_attention")),
+)
+HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+Kept = dict[str, frozenset[int]]
+TOKENS: dict[str, bytes | None] = {"tokenizer.json": None}
+"""Side files, without which no tokens are cut."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "full", router_bias=True, shards=2, config=HEADS)
+
+
+@pytest.fixture(scope="module")
+def units(model: Path) -> int:
+    with open_model(model) as checkpoint:
+        return len(axes_of(checkpoint, "unit")[0].ids)
+
+
+def some_of(count: int, least: int) -> st.SearchStrategy[frozenset[int]]:
+    return st.frozensets(st.integers(0, count - 1), min_size=least)
+
+
+def kept_of(names: Collection[str], units: st.SearchStrategy[frozenset[int]]) -> st.SearchStrategy[Kept]:
+    return st.dictionaries(st.sampled_from(sorted(names)), units)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_outputs_are_what_a_model_of_that_structure_stores(
+    data: st.DataObject, model: Path, units: int
+) -> None:
+    """Of any units of several kinds at once."""
+    kept: Kept = {
+        **data.draw(kept_of([f"{name}.experts" for name in FFNS], some_of(8, 2))),
+        **data.draw(kept_of([f"{name}.heads" for name in ATTENTIONS], some_of(4, 0))),
+        **data.draw(kept_of([f"{name}.units" for name in DENSE], some_of(units, 1))),
+        **data.draw(kept_of(["encoder.layers", "decoder.layers"], some_of(4, 1))),
+    }
+    with open_model(model) as checkpoint:
+        reduced = cut(checkpoint, Selection(kept))
+        check_expressions(checkpoint, reduced.outputs)
+        wanted = resolve(checkpoint.require_architecture(), reduced.config, reduced.structure).shapes
+    assert {output.name: output.shape for output in reduced.outputs} == wanted
+    assert len(reduced.outputs) == len(wanted)
+
+
+def test_kinds_at_once_are_kinds_one_after_another(model: Path, tmp_path: Path, units: int) -> None:
+    """Byte for byte, in both orders: names of layers in a structure count those that are kept."""
+    first = {
+        f"{FFNS[1]}.experts": (1, 4, 6),
+        f"{FFNS[2]}.experts": (0, 7),
+        f"{ATTENTIONS[3]}.heads": (0, 2),
+        f"{ATTENTIONS[5]}.heads": (),
+        f"{DENSE[1]}.units": tuple(range(1, units, 2)),
+    }
+    layers = {"encoder.layers": (0, 2, 3), "decoder.layers": (0, 1)}
+    tokens = {"tokens": tuple(range(3, VOCAB))}
+
+    def later(name: str) -> str:  # encoder layer 1 is gone
+        return name.replace("encoder.layers.2.", "encoder.layers.1.").replace(
+            "encoder.layers.3.", "encoder.layers.2."
+        )
+
+    def step(source: Path, kept: Mapping[str, Collection[int]], name: str) -> Path:
+        with open_model(source) as opened:
+            apply(opened, cut(opened, Selection(kept, files=TOKENS)), tmp_path / name)
+        return tmp_path / name
+
+    at_once = step(model, {**first, **layers, **tokens}, "at-once")
+    units_first = step(step(step(model, first, "units"), tokens, "tokens"), layers, "units-layers")
+    renamed = {later(name): ids for name, ids in first.items()}
+    layers_first = step(step(model, {**layers, **tokens}, "layers"), renamed, "layers-units")
+    for other in (units_first, layers_first):
+        for name in ("model.safetensors", "config.json"):
+            assert (at_once / name).read_bytes() == (other / name).read_bytes()
+
+
+@pytest.mark.parametrize("model_type", sorted(set(FAMILIES) - {"nllb-moe"}))
+def test_heads_of_every_family(model_type: str, tmp_path: Path) -> None:
+    with open_model(tiny_family(tmp_path / "full", model_type)) as checkpoint:
+        family, axes = checkpoint.require_architecture(), axes_of(checkpoint, "head")
+        kept = {axis.name: ids for axis, ids in zip(axes, ((1,), (), (3, 0)), strict=False)}
+        reduced = cut(checkpoint, Selection(kept))
+        check_expressions(checkpoint, reduced.outputs)
+        wanted = resolve(family, checkpoint.config, reduced.structure).shapes
+    made = {
+        output.name: output.shape for output in reduced.outputs if not output.name.startswith(family.extras)
+    }
+    assert made == wanted
+
+
+def made_of(model: Path, axis: str, ids: Collection[int]) -> Rewrite:
+    with open_model(model) as checkpoint:
+        return cut(checkpoint, Selection({axis: ids}))
+
+
+def test_rows_of_the_inputs_and_columns_of_the_output_go(model: Path) -> None:
+    """d_model is 16: four numbers a head."""
+    layer = ATTENTIONS[0]
+    made = {output.name: output for output in made_of(model, f"{layer}.heads", (0, 2, 3)).outputs}
+    ranges = ((0, 4), (8, 16))
+    for projection in ("q_proj", "k_proj", "v_proj"):
+        for name, shape in ((f"{projection}.weight", (12, 16)), (f"{projection}.bias", (12,))):
+            assert made[f"{layer}.{name}"].expression == Slices(f"{layer}.{name}", 0, ranges)
+            assert made[f"{layer}.{name}"].shape == shape
+    weight, bias = (f"{layer}.out_proj.{kind}" for kind in ("weight", "bias"))
+    assert (made[weight].expression, made[weight].shape) == (Slices(weight, 1, ranges), (16, 12))
+    assert made[bias].expression == Copy(bias)
+    others = [output for name, output in made.items() if not name.startswith(f"{layer}.")]
+    assert all(output.expression == Copy(output.name) for output in others)
+
+
+def test_of_a_layer_without_heads_only_the_bias_of_its_output_stays(model: Path) -> None:
+    layer = ATTENTIONS[0]
+    outputs = made_of(model, f"{layer}.heads", ()).outputs
+    assert [output.name for output in outputs if f"{layer}." in output.name] == [f"{layer}.out_proj.bias"]
+
+
+def test_kept_experts_are_renumbered_and_rows_follow(model: Path) -> None:
+    layer = FFNS[0]
+    made = {output.name: output for output in made_of(model, f"{layer}.experts", (6, 1, 4)).outputs}
+    for new, old in enumerate((1, 4, 6)):
+        for part in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"):
+            output = made[f"{layer}.experts.expert_{new}.{part}"]
+            assert output.expression == Copy(f"{layer}.experts.expert_{old}.{part}")
+    for part in ("weight", "bias"):
+        name = f"{layer}.router.classifier.{part}"
+        assert made[name].expression == Slices(name, 0, ((1, 2), (4, 5), (6, 7)))
+        assert made[name].shape[0] == 3
+    untouched = [output for name, output in made.items() if not name.startswith(f"{layer}.")]
+    assert all(output.expression == Copy(output.name) for output in untouched)
+
+
+def test_rows_of_tables_and_columns_of_biases(tmp_path: Path) -> None:
+    ranges = ((0, 1), (2, 5), (30, 31))
+    with open_model(tiny_family(tmp_path / "in", "bart")) as opened:
+        made = cut(opened, Selection({"tokens": (0, 2, 3, 4, 30)}, files=TOKENS))
+        outputs = {output.name: output for output in made.outputs}
+        assert list(outputs) == list(opened.tensors)
+        check_expressions(opened, made.outputs)
+    table, bias = outputs.pop("model.shared.weight"), outputs.pop("final_logits_bias")
+    assert (table.expression, table.shape) == (Slices("model.shared.weight", 0, ranges), (5, 32))
+    assert (bias.expression, bias.shape) == (Slices("final_logits_bias", 1, ranges), (1, 5))
+    assert all(output.expression == Copy(output.name) for output in outputs.values())
+
+
+def test_every_key_of_the_vocabulary_is_set(tmp_path: Path) -> None:
+    source = tiny_family(tmp_path / "in", "marian", decoder_vocab_size=VOCAB, other_vocab_size=7)
+    with open_model(source) as opened:
+        made = cut(opened, Selection({"tokens": range(5)}, files=TOKENS)).config
+    sizes = {key: made[key] for key in made if key.endswith("vocab_size")}
+    assert sizes == {"vocab_size": 5, "decoder_vocab_size": 5, "other_vocab_size": 7}
+
+
+@pytest.mark.parametrize("size", ["many", 0, True, 7.0])
+def test_a_vocabulary_that_is_no_count_is_refused(size: object, tmp_path: Path) -> None:
+    path = tiny_family(tmp_path / "in", "gpt2")
+    write_json(path / "config.json", {"model_type": "gpt2", "vocab_size": size})
+    with open_model(path) as opened, pytest.raises(CheckpointError, match="vocab_size"):
+        axes_of(opened, "token")
+
+
+@given(
+    held=st.integers(1, 6),
+    blocks=st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple),
+    width=st.integers(1, 4),
+    data=st.data(),
+)
+def test_ranges_take_the_kept_units_of_every_block(
+    held: int, blocks: tuple[int, ...], width: int, data: st.DataObject
+) -> None:
+    places = sorted(data.draw(some_of(held, 0)))
+    axis = list(range(sum(blocks) * held * width))
+    ranges = Carrier(0, blocks).ranges(places, len(axis), held)
+    wanted = [
+        value
+        for number, block in enumerate(blocks)
+        for start in [sum(blocks[:number]) * held * width]
+        for value in kept_values(axis[start : start + block * held * width], held, places)
+    ]
+    assert [value for start, stop in ranges for value in axis[start:stop]] == wanted
+    assert all(stop != start for (_, stop), (start, _) in pairwise(ranges))
+
+
+@pytest.mark.parametrize(
+    ("axis", "ids", "message"),
+    [
+        ("model.encoder.layers.9.self_attn.heads", (0,), "no such axis"),
+        ("model.encoder.layers.0.ffn.experts", (0, 1), "no such axis"),
+        (f"{ATTENTIONS[0]}.heads", (0, 4), "there is no head 4"),
+        (f"{ATTENTIONS[0]}.heads", (0, -1), "there is no head -1"),
+        (f"{FFNS[0]}.experts", (0, 8), "there is no expert 8"),
+        (f"{FFNS[0]}.experts", (3,), "would keep 1 experts; the router picks 2"),
+        ("encoder.layers", (), "no layer would stay"),
+        ("tokens", (), "no token would stay"),
+        ("tokens", (0, 10**6), "there is no token 1000000"),
+        ("tokens", (0, 1), "their tokenizer"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(axis: str, ids: tuple[int, ...], message: str, model: Path) -> None:
+    assert kind_of(axis) in ("head", "expert", "layer", "token")
+    with pytest.raises(UsageError, match=message):
+        made_of(model, axis, ids)
