@@ -55,6 +55,9 @@ class Axis:
         ids: of the units that there are, in the order in which they are stored: original ids, but of hidden units and
             tokens, which are numbered as the checkpoint holds them.
         original: how many there were originally.
+        side: of its stack; "" of tokens.
+        layer: the number of its layer, as the checkpoint counts; None of layers and tokens.
+        attention: "encoder", "decoder" or "cross"; "" where the units are no heads.
         carriers: name of a tensor -> where the units lie in it.
         members: "…experts.expert_{}": what the names begin with of the tensors that one unit alone has; "{}" stands for
             its place.
@@ -66,6 +69,9 @@ class Axis:
     kind: Kind
     ids: tuple[int, ...]
     original: int
+    side: str = ""
+    layer: int | None = None
+    attention: str = ""
     carriers: Mapping[str, Carrier] = field(default_factory=dict)
     members: str = ""
     parts: tuple[str, ...] = ()
@@ -87,9 +93,11 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
                 kind,
                 layer.experts,
                 layer.original_experts,
-                {name: Carrier(dim) for name, dim in layer.cut.items()},
-                layer.expert_prefix.replace("{expert}", "{}"),
-                layer.expert_tensors,
+                layer.side,
+                layer.layer,
+                carriers={name: Carrier(dim) for name, dim in layer.cut.items()},
+                members=layer.expert_prefix.replace("{expert}", "{}"),
+                parts=layer.expert_tensors,
             )
             for layer in checkpoint.mixtures
         )
@@ -98,11 +106,21 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
         config = checkpoint.config
         keys = [key for key, value in config.items() if key.endswith(VOCABULARY) and value == size]
         ids = tuple(range(size))
-        return (Axis("tokens", kind, ids, size, _token_carriers(checkpoint), keys=(VOCABULARY, *keys)),)
+        carriers = _token_carriers(checkpoint)
+        return (Axis("tokens", kind, ids, size, carriers=carriers, keys=(VOCABULARY, *keys)),)
     layout = checkpoint.layout
     if kind == "head":
         return tuple(
-            Axis(f"{layer.name}.heads", kind, layer.heads, layer.original_heads, layer.tensors)
+            Axis(
+                f"{layer.name}.heads",
+                kind,
+                layer.heads,
+                layer.original_heads,
+                layer.stack.side,
+                layer.layer,
+                layer.kind,
+                layer.tensors,
+            )
             for layer in layout.own_attentions
         )
     if kind == "unit":
@@ -112,7 +130,9 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
                 kind,
                 tuple(range(ffn.width)),
                 ffn.width,
-                {
+                ffn.side,
+                ffn.layer,
+                carriers={
                     f"{ffn.prefix}{name}": Carrier(dim, (1,) * ffn.blocks[name])
                     for name, dim in ffn.tensors.items()
                     if dim is not None
@@ -127,7 +147,7 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
         ids = structure.layers.get(stack.side, tuple(range(depth)))
         original = structure.original_layers.get(stack.side, depth)
         members = stack.layers.replace("{layer}", "{}")
-        axes.append(Axis(f"{stack.side}.layers", kind, ids, original, members=members))
+        axes.append(Axis(f"{stack.side}.layers", kind, ids, original, stack.side, members=members))
     return tuple(axes)
 
 

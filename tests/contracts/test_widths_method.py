@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.ffn.narrow import NarrowOptions, narrower, plan_widths
+from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
 from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
 from prunecli.methods.ffn.rewrite import rewrite_ffn
 from prunecli.methods.ffn.score import UnitActivations
@@ -167,15 +167,6 @@ def test_one_side_alone(tmp_path: Path) -> None:
         made = made_of(opened, NarrowOptions(ratio=0.5, score="norms", side="decoder"))
         assert (made.config["encoder_ffn_dim"], made.config["decoder_ffn_dim"]) == (48, 24)
         assert made_of(opened, NarrowOptions(side="encoder", score="random")).config["encoder_ffn_dim"] == 36
-
-
-@pytest.mark.parametrize(
-    ("width", "ratio", "round_to", "kept"),
-    [(48, 0.0, 32, 48), (48, 0.3, 1, 33), (48, 0.3, 8, 32), (48, 0.9, 8, 8), (10, 0.7, 1, 3), (4, 0.5, 8, 4)],
-)
-def test_widths_are_rounded_down(width: int, ratio: float, round_to: int, kept: int) -> None:
-    """0.7 of 10 removes 7, not the 8 of binary rounding; one multiple stays at least."""
-    assert narrower(width, ratio, round_to) == kept
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,15 @@ def remaining(
     left = {name: list(range(len(layer))) for name, layer in model.items()}
     for _ in range(removed):
         candidates = [(name, head) for name, heads in left.items() if len(heads) > minimum for head in heads]
-        name, head = min(candidates, key=lambda found: model[found[0]][found[1]])  # the first of equal ones
+        name, head = max(candidates, key=lambda found: (-model[found[0]][found[1]], *place_of(model, *found)))
         left[name].remove(head)
     return {name: tuple(heads) for name, heads in left.items()}
+
+
+def place_of(model: Mapping[str, Sequence[Fraction]], name: str, head: int) -> tuple[int, int]:
+    """Of equal ones the last of their layers go, and of these those of the last layer."""
+    own = sorted(range(len(model[name])), key=lambda other: (-model[name][other], other))
+    return own.index(head), list(model).index(name)
 
 
 def kept_values(block: Sequence[int], held: int, kept: Sequence[int]) -> list[int]:

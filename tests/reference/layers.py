@@ -18,20 +18,3 @@ def angular_distance(before, after):
     """E_t arccos(x_t . y_t / (|x_t| |y_t|)) / pi."""
     angles = [math.acos(max(-1, min(1, cosine(x, y)))) for x, y in zip(before, after, strict=True)]
     return sum(angles) / math.pi / len(angles)
-
-
-def remaining(scores, count):
-    """Layers of each stack that stay when one after another goes, the lowest first, one of each staying.
-
-    Of equal ones the later goes; `scores` is side -> list.
-    """
-    held = {side: list(range(len(own))) for side, own in scores.items()}
-    for _ in range(count):
-        going = min(
-            (scores[side][number], -number, side)
-            for side, numbers in held.items()
-            if len(numbers) > 1
-            for number in numbers
-        )
-        held[going[2]].remove(-going[1])
-    return held

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
-from math import ceil
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,10 +13,12 @@ from prunecli.choices import Choices
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.ffn.arrange import Group
 from prunecli.methods.ffn.names import UnitScore
-from prunecli.methods.ffn.score import UnitActivations, best_units, ranked_units, unit_norms
+from prunecli.methods.ffn.score import UnitActivations, unit_norms
+from prunecli.model.axes import Axis, axes_of
 from prunecli.model.decision import Decision, Origin
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.history import given, history_step
+from prunecli.selection.select import Budget, places_of, select
 from prunecli.selection.selection import Selection
 from prunecli.tensors.quantities import exact_share
 
@@ -92,20 +92,24 @@ def plan_widths(
     refuse_contradictions(options)
     _refuse_quantised(checkpoint, map(by_name.__getitem__, own))
     scores, tokens = _scores(checkpoint, by_name, own, options, activations)
-    widths = _widths(own, scores, options)
-    units = {
-        owner: best_units(scores[owner], width) for owner, width in widths.items() if width < own[owner].width
-    }
+    axes = [axis for axis in axes_of(checkpoint, "unit") if axis.name.removesuffix(".units") in own]
+    values = {f"{owner}.units": of_units for owner, of_units in scores.items()}
+    relative = {name: of_units / (np.linalg.norm(of_units) or 1) for name, of_units in values.items()}
+    budget = _budget(axes, options)
+    kept = select(axes, relative if options.per_layer else values, budget)
     is_random = options.score == "random"
     decision = Decision(
         "unit",
-        ranked_units(by_name, own, units, None if is_random else scores, tokens),
+        tuple(
+            replace(place, tokens=tokens.get(place.name))
+            for place in places_of(axes, kept, None if is_random else values)
+        ),
         None if is_random else options.score,
         f"drawn at random (seed {options.seed})" if is_random else _rule(options),
         origin=Origin.of_text(options.text),
     )
     return Selection(
-        {f"{owner}.units": ids for owner, ids in units.items()},
+        kept,
         options.dtype,
         history_step(COMMAND, checkpoint, given(_arguments(options))),
         _reasons(options),
@@ -122,7 +126,7 @@ def refuse_contradictions(options: NarrowOptions) -> None:
     if options.ratio is not None and options.width is not None:
         raise UsageError("Give one of --ratio and --width.", "Each says how many hidden units go.")
     if options.ratio is not None:
-        _share(options.ratio)
+        exact_share(options.ratio, "hidden units", DEFAULT_RATIO)
     if options.width is not None and (options.width < 1 or options.per_layer):
         what = "--per-layer: widths differ then." if options.per_layer else "an FFN of no width is none."
         raise UsageError(
@@ -130,16 +134,6 @@ def refuse_contradictions(options: NarrowOptions) -> None:
         )
     if options.per_layer and options.score == "random":
         raise UsageError("--per-layer: random scores say nothing of layers.", "Leave --per-layer out.")
-
-
-def narrower(width: int, ratio: float, round_to: int) -> int:
-    """Units that stay of `width`: never less go than asked, what stays is a multiple of `round_to`, one at least."""
-    kept = width - ceil(_share(ratio) * width)
-    return min(width, max(kept // round_to * round_to, round_to)) if kept < width else width
-
-
-def _share(ratio: float) -> Fraction:
-    return exact_share(ratio, "hidden units", 0.25)
 
 
 def _chosen(layers: Sequence[FfnLayer], options: NarrowOptions) -> set[str]:
@@ -216,34 +210,18 @@ def _scores(
     return {owner: values * norms[owner] for owner, values in found.items()}, measured.tokens
 
 
-def _widths(
-    groups: Mapping[str, Group], scores: Mapping[str, np.ndarray], options: NarrowOptions
-) -> dict[str, int]:
-    """Owner -> hidden units that stay."""
-    held = {owner: group.width for owner, group in groups.items()}
-    if options.width is not None:
-        wide = min(held.values())
-        if options.width > wide:
-            raise UsageError(
-                f"--width {options.width}: an FFN has {wide} hidden units.",
-                "To widen: prunecli share-ffn --width.",
-            )
-        return dict.fromkeys(held, options.width)
-    ratio = DEFAULT_RATIO if options.ratio is None else options.ratio
-    if not options.per_layer:
-        return {owner: narrower(width, ratio, options.round_to) for owner, width in held.items()}
-    total = sum(held.values())
-    kept = total - ceil(_share(ratio) * total)
-    relative = np.concatenate([scores[owner] / (np.linalg.norm(scores[owner]) or 1) for owner in held])
-    owners = np.repeat(np.arange(len(held)), list(held.values()))
-    best = np.argsort(-relative, kind="stable")[:kept]
-    counts = np.bincount(owners[best], minlength=len(held)).tolist()
-    return {
-        owner: min(width, max(count // options.round_to * options.round_to, options.round_to))
-        if count < width
-        else width
-        for (owner, width), count in zip(held.items(), counts, strict=True)
-    }
+def _budget(axes: Sequence[Axis], options: NarrowOptions) -> Budget:
+    """How many hidden units stay."""
+    if options.width is None:
+        ratio = DEFAULT_RATIO if options.ratio is None else options.ratio
+        return Budget(ratio, together=options.per_layer, least=1, multiple=options.round_to)
+    wide = min(len(axis.ids) for axis in axes)
+    if options.width > wide:
+        raise UsageError(
+            f"--width {options.width}: an FFN has {wide} hidden units.",
+            "To widen: prunecli share-ffn --width.",
+        )
+    return Budget(keep=dict.fromkeys((axis.name for axis in axes), options.width))
 
 
 def _arguments(options: NarrowOptions) -> dict[str, Any]:

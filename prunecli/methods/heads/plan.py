@@ -4,33 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import fsum, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from prunecli.choices import Choices, paths
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.heads.names import HeadMetric, Normalize
-from prunecli.methods.heads.select import (
-    Importance,
-    Request,
-    random_importance,
-    ranked_heads,
-    removed_count,
-    select_heads,
-)
 from prunecli.model.attention import KINDS, AttentionKind, AttentionLayer
-from prunecli.model.axes import axes_of
+from prunecli.model.axes import Axis, axes_of
 from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.history import given, history_step
 from prunecli.model.stock import uniform_heads
 from prunecli.results.head_matching import check_matches, merge, numbered
 from prunecli.results.heads import HeadScores, Method, read_scores
 from prunecli.selection.saved import read_kept
+from prunecli.selection.select import Budget, Kept, places_of, select
 from prunecli.selection.selection import Selection
 from prunecli.text.plain import MIXED
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
+
+Importance = Mapping[str, Mapping[int, float]]
+"""Attention's name -> original id -> importance of the head."""
 
 COMMAND = "prune-heads"
 DEFAULT_RATIO = 0.2
@@ -88,7 +87,7 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
         raise UsageError("Give one of --ratio and --count.", "Each says how many heads go.")
     layers = checkpoint.layout.own_attentions
     if options.heads is not None:
-        return _from_selection(checkpoint, Path(options.heads), options, layers)
+        return _from_selection(checkpoint, Path(options.heads), options)
     importance, scores = _importance(checkpoint, options, layers)
     default: Normalize = "none" if scores is None else DEFAULT_NORMALIZE[scores.method]
     ratio = DEFAULT_RATIO if options.ratio is None and options.count is None else options.ratio
@@ -102,76 +101,80 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
             if family.must_be_stock
             else "Leave --uniform out: the result then opens only where prunecli is installed.",
         )
-    request = Request(
-        ratio, options.count, options.kinds, options.minimum, options.normalize or default, uniform
-    )
-    kept = select_heads(layers, importance, request)
+    normalize = options.normalize or default
+    axes = axes_of(checkpoint, "head")
+    chosen = [axis for axis in axes if axis.attention in options.kinds]
+    for kind in options.kinds if options.kinds != KINDS else ():
+        if kind not in {axis.attention for axis in axes}:
+            present = dict.fromkeys(axis.attention for axis in axes)
+            raise UsageError(
+                f"--attention {kind}: the model has no such attention.", f"It has {', '.join(present)}."
+            )
+    budget = Budget(ratio, options.count, together=True, least=options.minimum, even=uniform)
+    worth = normalized(importance) if normalize == "per-layer" else importance
+    values = {
+        axis.name: np.array([worth[axis.name.removesuffix(".heads")][head] for head in axis.ids])
+        for axis in chosen
+    }
+    kept = {axis.name: axis.ids for axis in axes} | select(chosen, values, budget)
     arguments = {
         "ratio": ratio,
         "count": options.count,
-        "removed": _removed(layers, kept),
+        "removed": _removed(axes, kept),
         "attention": None if options.kinds == KINDS else list(options.kinds),
         "min_per_layer": options.minimum or None,
         "uniform": options.uniform or None,
         "metric": options.metric,
         "method": None if scores is None else scores.method,
-        "normalize": None if scores is None else request.normalize,
+        "normalize": None if scores is None else normalize,
         "seed": options.seed if scores is None else None,
         "dtype": options.dtype,
     }
     files = () if scores is None else options.files
-    reasons = _reasons(options, request, scores)
+    reasons = _reasons(options, normalize, scores)
     if uniform is not None:
-        reasons += (_uniformly(layers, kept, uniform, request),)
+        reasons += (_uniformly(chosen, kept, budget, options.kinds),)
     step = history_step(COMMAND, checkpoint, given(arguments), files)
-    places = ranked_heads(layers, None if scores is None else importance, request, kept)
-    decision = _decision(places, options, request, scores, step)
-    by_axis = {f"{name}.heads": ids for name, ids in kept.items()}
-    return Selection(by_axis, options.dtype, step, reasons, decision)
+    compared = None if scores is None else values
+    places = places_of(chosen, kept, compared, cut="" if uniform else "heads")
+    return Selection(kept, options.dtype, step, reasons, _decision(places, options, normalize, scores, step))
 
 
 def _decision(
     places: tuple[Ranked, ...],
     options: HeadOptions,
-    request: Request,
+    normalize: Normalize,
     scores: HeadScores | None,
     step: Mapping[str, Any],
 ) -> Decision:
     if scores is None:
         return Decision("head", places, how=f"drawn at random (seed {options.seed})")
-    by = "" if request.normalize == "none" else ", over the l2 norm of its attention"
+    by = "" if normalize == "none" else ", over the l2 norm of its attention"
     origin = Origin(texts=scores.texts, split=scores.split, sentences=scores.examples)
     return Decision(
         "head",
         tuple(replace(place, tokens=scores.tokens.get(place.name)) for place in places),
         f"importance by {scores.method}{by}",
         "as many stay in every attention" if options.uniform else "the lowest of all attentions go",
-        f"every attention keeps {request.minimum} at least" if request.minimum else "",
+        f"every attention keeps {options.minimum} at least" if options.minimum else "",
         origin=origin.read_from(step),
     )
 
 
-def _removed(layers: Sequence[AttentionLayer], kept: Mapping[str, Sequence[int]]) -> int:
-    return sum(layer.num_heads - len(kept[layer.name]) for layer in layers)
+def _removed(axes: Sequence[Axis], kept: Kept) -> int:
+    return sum(len(axis.ids) - len(kept[axis.name]) for axis in axes)
 
 
-def _uniformly(
-    layers: Sequence[AttentionLayer], kept: Mapping[str, Sequence[int]], able: Sequence[int], request: Request
-) -> str:
+def _uniformly(axes: Sequence[Axis], kept: Kept, budget: Budget, kinds: Sequence[AttentionKind]) -> str:
     """How many stay, and how many go where that is more than was asked for."""
-    chosen = [layer for layer in layers if layer.kind in request.kinds]
-    held = sum(len(layer.heads) for layer in chosen)
-    gone = _removed(layers, kept)
-    asked = request.count if request.ratio is None else removed_count(request.ratio, held)
+    held, gone, asked = sum(len(axis.ids) for axis in axes), _removed(axes, kept), budget.removed(axes)
     more = "" if gone == asked else f"{gone} of {held} heads go ({gone / held:.0%}), {asked} were asked for: "
-    each = min(len(kept[layer.name]) for layer in chosen)
-    where = "layer" if request.kinds == KINDS else f"{' and '.join(request.kinds)} attention"
-    return f"{more}{each} heads stay in every {where}; a stock model may keep {', '.join(map(str, able))}."
+    where = "layer" if kinds == KINDS else f"{' and '.join(kinds)} attention"
+    each, able = len(kept[axes[0].name]), ", ".join(map(str, budget.even or ()))
+    return f"{more}{each} heads stay in every {where}; a stock model may keep {able}."
 
 
-def _from_selection(
-    checkpoint: Checkpoint, path: Path, options: HeadOptions, layers: Sequence[AttentionLayer]
-) -> Selection:
+def _from_selection(checkpoint: Checkpoint, path: Path, options: HeadOptions) -> Selection:
     others = (options.ratio is not None, options.count is not None, options.kinds != KINDS, options.minimum)
     if any(others) or options.uniform or options.normalize is not None:
         raise UsageError(
@@ -179,20 +182,41 @@ def _from_selection(
             "--normalize.",
             "Leave them out, or select by --scores.",
         )
-    by_axis = read_kept(path, axes_of(checkpoint, "head"))
-    kept = {name.removesuffix(".heads"): ids for name, ids in by_axis.items()}
-    arguments = {"removed": _removed(layers, kept), "dtype": options.dtype}
-    step = history_step(COMMAND, checkpoint, given(arguments), (path,))
-    places = ranked_heads(layers, None, Request(), kept)
+    axes = axes_of(checkpoint, "head")
+    kept = read_kept(path, axes)
+    step = history_step(
+        COMMAND, checkpoint, given({"removed": _removed(axes, kept), "dtype": options.dtype}), (path,)
+    )
+    places = places_of(axes, kept, cut="heads")
     named = Decision("head", places, how=f"named in {path.name}", origin=Origin().read_from(step))
-    return Selection(by_axis, options.dtype, step, (f"Heads by {path}.",), named)
+    return Selection(kept, options.dtype, step, (f"Heads by {path}.",), named)
+
+
+def normalized(importance: Importance) -> dict[str, dict[int, float]]:
+    """I_h / sqrt(sum_h' I_h'^2) within each layer (4.1), over all heads that were scored; zeros stay zeros.
+
+    Heads that a checkpoint no longer holds count in the norm, so that pruning in steps by the scores of the original
+    removes the same heads as pruning at once.
+    """
+    found = {}
+    for name, values in importance.items():
+        # Relative to the largest first: squares of small gradients would vanish, and equal layers stay equal.
+        largest = max((abs(value) for value in values.values()), default=0.0) or 1.0
+        relative = {head: value / largest for head, value in values.items()}
+        norm = sqrt(fsum(value**2 for value in relative.values())) or 1.0
+        found[name] = {head: value / norm for head, value in relative.items()}
+    return found
 
 
 def _importance(
     checkpoint: Checkpoint, options: HeadOptions, layers: Sequence[AttentionLayer]
 ) -> tuple[Importance, HeadScores | None]:
     if options.metric == "random":
-        return random_importance({layer.name: layer.original_heads for layer in layers}, options.seed), None
+        generator = np.random.default_rng(options.seed)
+        return {
+            layer.name: dict(enumerate((1.0 - generator.random(layer.original_heads)).tolist()))
+            for layer in layers
+        }, None
     if isinstance(options.scores, HeadScores):
         scores = numbered(options.scores, checkpoint)
         check_matches(scores, checkpoint, layers)
@@ -225,12 +249,12 @@ def read_all(
     return merge(parts, [str(path) for path in paths])
 
 
-def _reasons(options: HeadOptions, request: Request, scores: HeadScores | None) -> tuple[str, ...]:
-    of = "all attentions" if request.kinds == KINDS else f"{', '.join(request.kinds)} attention"
+def _reasons(options: HeadOptions, normalize: Normalize, scores: HeadScores | None) -> tuple[str, ...]:
+    of = "all attentions" if options.kinds == KINDS else f"{', '.join(options.kinds)} attention"
     if scores is None:
         return (f"Heads of {of}, drawn at random (seed {options.seed}); no scores are read.",)
     default = "" if options.normalize else " (default)"
-    normalised = "not normalised" if request.normalize == "none" else f"normalised {request.normalize}"
+    normalised = "not normalised" if normalize == "none" else f"normalised {normalize}"
     where = f", from {', '.join(map(str, options.files))}" if options.files else ""
     chosen = (
         f"Heads of {of} by {scores.method} over {scores.examples:,} examples, {normalised}{default}{where}."

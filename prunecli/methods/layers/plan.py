@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from prunecli.architectures.records import Side
 from prunecli.choices import Choices
@@ -15,16 +17,17 @@ from prunecli.methods.layers.select import (
     Scores,
     best_runs,
     last_scores,
-    lowest,
     nearest_run,
     parse_layers,
     random_scores,
-    ranked_layers,
     removed_count,
 )
-from prunecli.model.decision import Decision, Origin
+from prunecli.model.axes import Axis, axes_of
+from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.history import given, history_step
+from prunecli.results.arrays import LARGEST
+from prunecli.selection.select import Budget, places_of, select
 from prunecli.selection.selection import Selection
 
 if TYPE_CHECKING:
@@ -118,6 +121,10 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, measure: Measure 
     """
     sizes = checkpoint.layout.sizes
     depths = {stack.side: sizes.depth(stack) for stack in sizes.family.stacks}
+    axes = {
+        cast("Side", axis.side): replace(axis, ids=tuple(range(len(axis.ids))))
+        for axis in axes_of(checkpoint, "layer")
+    }
     refuse_contradictions(options)
     counts: dict[tuple[Side, ...], int] = {(side,): 0 for side in depths}
     measured = Measured({})
@@ -126,7 +133,7 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, measure: Measure 
         reasons: tuple[str, ...] = ()
     else:
         counts = _counts(options, depths)
-        gone, measured, reasons = _ranked(options, depths, counts, measure)
+        gone, measured, reasons = _ranked(options, axes, counts, measure)
     kept = {
         side: tuple(number for number in range(depth) if number not in gone.get(side, ()))
         for side, depth in depths.items()
@@ -142,7 +149,7 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, measure: Measure 
         )
     removed = {side: list(numbers) for side, numbers in gone.items() if numbers}
     step = history_step(PRUNE_LAYERS, checkpoint, given(_arguments(options, removed)))
-    decision = _decision(options, depths, kept, measured, counts)
+    decision = _decision(options, axes, kept, measured, counts)
     by_axis = {
         f"{side}.layers": tuple(checkpoint.structure.original_layer(side, number) for number in own)
         for side, own in kept.items()
@@ -152,27 +159,38 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, measure: Measure 
 
 def _decision(
     options: LayerOptions,
-    depths: Mapping[Side, int],
+    axes: Mapping[Side, Axis],
     kept: Mapping[Side, Sequence[int]],
     measured: Measured,
     counts: Mapping[tuple[Side, ...], int],
 ) -> Decision:
     metric = None if options.is_named else options.metric or "cosine"
+
+    def ranked(values: Scores | None) -> tuple[Ranked, ...]:
+        """The layers of each stack, by what they were compared with those of other stacks; None: by nothing."""
+        found: tuple[Ranked, ...] = ()
+        for sides in counts:
+            own = [axes[side] for side in sides]
+            # A loss may be infinite.
+            worth = {axes[side].name: np.minimum(values[side], LARGEST) for side in sides if values}
+            by_axis = {axes[side].name: kept[side] for side in sides}
+            found += places_of(own, by_axis, worth or None, cut=" and ".join(sides))
+        return found
+
     if metric is None or metric not in MEASURED:
         named = "--layers" if options.layers is not None else "--keep"
         ways = {None: f"named by {named}", "random": f"drawn at random (seed {options.seed})"}
-        places = ranked_layers(depths, kept, {}, counts)
-        return Decision("layer", places, how=ways.get(metric, "by its place: the last layers of a stack go"))
+        how = ways.get(metric, "by its place: the last layers of a stack go")
+        return Decision("layer", ranked(None), how=how)
     values, name, how = measured.scores, f"{metric} score", "the lowest go"
     if options.contiguous and measured.distances is not None:
         values = {
             side: best_runs(measured.distances[side], max(count, 1)) for (side,), count in counts.items()
         }
         name, how = "angle of its best run", "the run of layers side by side whose angle is least goes"
-    places = ranked_layers(depths, kept, values, counts)
     return Decision(
         "layer",
-        tuple(replace(place, tokens=measured.tokens.get(place.side)) for place in places),
+        tuple(replace(place, tokens=measured.tokens.get(place.side)) for place in ranked(values)),
         name,
         how,
         "one layer of each stack stays",
@@ -224,7 +242,7 @@ def _named(options: LayerOptions, depths: Mapping[Side, int]) -> dict[Side, tupl
 
 def _ranked(
     options: LayerOptions,
-    depths: Mapping[Side, int],
+    axes: Mapping[Side, Axis],
     counts: Mapping[tuple[Side, ...], int],
     measure: Measure | None,
 ) -> tuple[dict[Side, tuple[int, ...]], Measured, tuple[str, ...]]:
@@ -234,16 +252,20 @@ def _ranked(
         raise UsageError(
             "--contiguous: how many layers of each stack?", "Give --encoder N and --decoder M, or --side."
         )
+    depths = {side: len(axis.ids) for side, axis in axes.items()}
     measured = _measured(metric, options, depths, measure)
     scores = measured.scores
     gone: dict[Side, tuple[int, ...]] = {}
     for sides, count in counts.items():
-        of_sides = {side: scores[side] for side in sides}
-        chosen = lowest(of_sides, count)  # refuses too many
-        if options.contiguous:
-            assert measured.distances is not None
-            chosen = {side: nearest_run(measured.distances[side], count) for side in sides}
-        gone |= chosen
+        values = {axes[side].name: np.asarray(scores[side]) for side in sides}
+        budget = Budget(count=count, together=True, least=1)
+        chosen = select([axes[side] for side in sides], values, budget)  # refuses too many
+        for side in sides:
+            stay = chosen[axes[side].name]
+            gone[side] = tuple(number for number in axes[side].ids if number not in stay)
+            if options.contiguous:
+                assert measured.distances is not None
+                gone[side] = nearest_run(measured.distances[side], count)
     how = "one after another, " if options.contiguous else ""
     lines = [f"Layers by {metric}{' (default)' if options.metric is None else ''}, {how}the lowest go."]
     if metric == "random":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import get_args
 
@@ -11,8 +11,6 @@ import numpy as np
 
 from prunecli.architectures.records import Side
 from prunecli.errors import UsageError
-from prunecli.model.decision import Ranked
-from prunecli.results.arrays import LARGEST
 from prunecli.tensors.quantities import exact_share
 
 Scores = Mapping[Side, Sequence[float]]
@@ -29,27 +27,6 @@ def removed_count(ratio: float, held: int) -> int:
         UsageError: the ratio is outside [0, 1).
     """
     return ceil(exact_share(ratio, "layers", 0.25) * held)
-
-
-def lowest(scores: Scores, count: int) -> dict[Side, tuple[int, ...]]:
-    """The `count` layers of the lowest scores that may go: one of each stack stays. Of equal ones the later go.
-
-    Raises:
-        UsageError: more layers than may go.
-    """
-    free = sum(len(own) - 1 for own in scores.values())
-    if not 0 <= count <= free:
-        held = ", ".join(f"{len(own)} of the {side}" for side, own in scores.items())
-        raise UsageError(
-            f"{count} layers would go, of {held}: at most {free} can, one of each stack stays.",
-            "Remove fewer layers.",
-        )
-    order = sorted((value, -number, side) for side, own in scores.items() for number, value in enumerate(own))
-    gone: dict[Side, list[int]] = {side: [] for side in scores}
-    for _, number, side in order:
-        if sum(map(len, gone.values())) < count and len(gone[side]) < len(scores[side]) - 1:
-            gone[side].append(-number)
-    return {side: tuple(sorted(numbers)) for side, numbers in gone.items()}
 
 
 def nearest_run(distances: np.ndarray, count: int) -> tuple[int, ...]:
@@ -73,33 +50,6 @@ def best_runs(distances: np.ndarray, count: int) -> tuple[float, ...]:
     """
     runs = [float(distances[start, start + count]) for start in range(len(distances) - count)]
     return tuple(min(runs[max(0, number - count + 1) : number + 1]) for number in range(len(distances) - 1))
-
-
-def ranked_layers(
-    depths: Mapping[Side, int],
-    kept: Mapping[Side, Sequence[int]],
-    values: Scores,
-    together: Iterable[tuple[Side, ...]],
-) -> tuple[Ranked, ...]:
-    """The layers of each stack, by what they were compared.
-
-    Args:
-        depths: layers of each side of the model.
-        kept: side -> numbers that stay.
-        values: side -> one a layer; one that is left out was compared by nothing.
-        together: sides whose layers are compared with each other.
-    """
-    return tuple(
-        Ranked.of(
-            ("", side, None),
-            range(depths[side]),
-            kept[side],
-            np.minimum(values[side], LARGEST) if side in values else None,  # a loss may be infinite
-            cut=" and ".join(sides),
-        )
-        for sides in together
-        for side in sides
-    )
 
 
 def random_scores(depths: Mapping[Side, int], seed: int) -> dict[Side, tuple[float, ...]]:

@@ -4,40 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
 from prunecli.methods.layers.select import (
     last_scores,
-    lowest,
     nearest_run,
     parse_layers,
     random_scores,
     removed_count,
 )
-from tests.reference import layers as reference
+from prunecli.model.axes import Axis
+from prunecli.selection.select import Budget, select
 
 DEPTHS = {"encoder": 6, "decoder": 4}
-stack = st.lists(st.integers(-5, 5), min_size=1, max_size=5)
-
-
-@given(encoder=stack, decoder=stack, data=st.data())
-def test_layers_go_one_by_one_the_lowest_first(encoder, decoder, data) -> None:
-    scores = {"encoder": encoder, "decoder": decoder}
-    count = data.draw(st.integers(0, len(encoder) + len(decoder) - 2))
-    gone = lowest(scores, count)
-    kept = {side: [n for n in range(len(own)) if n not in gone[side]] for side, own in scores.items()}
-    assert kept == reference.remaining(scores, count)
-
-
-def test_more_than_can_go_are_refused() -> None:
-    with pytest.raises(UsageError, match="at most 4 can"):
-        lowest({"encoder": [0.1] * 3, "decoder": [0.2] * 3}, 5)
 
 
 def test_the_last_of_each_stack_go_first() -> None:
-    assert lowest(last_scores(DEPTHS), 5) == {"encoder": (3, 4, 5), "decoder": (2, 3)}
+    axes = [Axis(side, "layer", tuple(range(depth)), depth, side) for side, depth in DEPTHS.items()]
+    values = {side: np.array(own) for side, own in last_scores(DEPTHS).items()}
+    kept = select(axes, values, Budget(count=5, together=True, least=1))
+    assert kept == {"encoder": (0, 1, 2), "decoder": (0, 1)}
 
 
 def test_random_layers_are_those_of_the_seed() -> None:
