@@ -23,7 +23,7 @@ from prunecli.methods.ffn.names import UnitScore
 from prunecli.tensors.quantities import parse_share
 
 if TYPE_CHECKING:
-    from prunecli.methods.ffn.arrange import FfnPlan
+    from prunecli.methods.sharing.arrange import SharePlan
 
 
 @flattened
@@ -99,8 +99,8 @@ def prune_ffn(
     with how.open(checkpoint) as opened:
         if checkpoint is None and not dense_only:
             how.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")
-        from prunecli.commands.ffn_table import ffn_document
-        from prunecli.methods.ffn.rewrite import rewrite_ffn
+        from prunecli.commands.share_table import share_document
+        from prunecli.methods.sharing.rewrite import rewrite_shared
         from prunecli.planning import plan_widths_on_text
 
         if score == "norms":
@@ -110,11 +110,11 @@ def prune_ffn(
         )
         how.note(*plan.reasons)
         scored = choice if options.score in MEASURED else None
-        shown = how.apply(opened, rewrite_ffn(opened, plan), scored, texts.device)
-        how.show(lambda: ffn_document(shown, plan, seed, narrowed=True), lambda: _show(shown, plan))
+        shown = how.apply(opened, rewrite_shared(opened, plan), scored, texts.device)
+        how.show(lambda: share_document(shown, plan, narrowed=True), lambda: _show(shown, plan))
 
 
-def _show(shown: Shown, plan: FfnPlan) -> None:
+def _show(shown: Shown, plan: SharePlan) -> None:
     names = {layer.name: layer.own_name for layer in shown.result.source.layout.ffns}
     rows = [[names[group.owner], *removal(group.init_width, group.width)] for group in plan.groups]
     before, after = (sum(getattr(group, key) for group in plan.groups) for key in ("init_width", "width"))

@@ -10,10 +10,11 @@ import pytest
 from prunecli.analysis.explanation import Explained, explain
 from prunecli.errors import CheckpointError, DataError
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
-from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
-from prunecli.methods.ffn.rewrite import rewrite_ffn
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
 from prunecli.methods.layers.rewrite import rewrite_layers
+from prunecli.methods.sharing.options import FfnOptions
+from prunecli.methods.sharing.plan import plan_ffn
+from prunecli.methods.sharing.rewrite import rewrite_shared
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.results.decisions import FILE, read_decisions
@@ -26,7 +27,7 @@ def thrice(tmp_path: Path) -> Path:
     with open_model(tiny_family(tmp_path / "source", "llama")) as model:
         apply(
             model,
-            rewrite_ffn(model, plan_widths(model, NarrowOptions(ratio=0.2, score="norms"))),
+            rewrite_shared(model, plan_widths(model, NarrowOptions(ratio=0.2, score="norms"))),
             tmp_path / "one",
         )
     with open_model(tmp_path / "one") as model:
@@ -34,12 +35,12 @@ def thrice(tmp_path: Path) -> Path:
     with open_model(tmp_path / "two") as model:
         apply(
             model,
-            rewrite_ffn(model, plan_widths(model, NarrowOptions(ratio=0.5, score="norms"))),
+            rewrite_shared(model, plan_widths(model, NarrowOptions(ratio=0.5, score="norms"))),
             tmp_path / "three",
         )
     with open_model(tmp_path / "three") as model:
         plan = plan_ffn(model, FfnOptions(config="Shared", width=2, keep_units="norms"))
-        apply(model, rewrite_ffn(model, plan), tmp_path / "four")
+        apply(model, rewrite_shared(model, plan), tmp_path / "four")
     return tmp_path
 
 
@@ -98,7 +99,7 @@ def test_a_file_of_another_history_is_refused(thrice: Path) -> None:
     # It stands in the way of no further step, which leaves it out.
     said: list[str] = []
     with open_model(thrice / "two") as model:
-        rewrite = rewrite_ffn(model, plan_widths(model, NarrowOptions(ratio=0.5, score="norms")))
+        rewrite = rewrite_shared(model, plan_widths(model, NarrowOptions(ratio=0.5, score="norms")))
         apply(model, rewrite, thrice / "next", say=said.append)
     assert "left out" in said[0]
     assert [*Explained.open(thrice / "next").decisions] == [2]

@@ -14,10 +14,11 @@ import pytest
 
 from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.rewrite import rewrite_experts
-from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
-from prunecli.methods.ffn.rewrite import rewrite_ffn
 from prunecli.methods.heads.plan import HeadPlan
 from prunecli.methods.heads.rewrite import rewrite_heads
+from prunecli.methods.sharing.options import FfnOptions
+from prunecli.methods.sharing.plan import plan_ffn
+from prunecli.methods.sharing.rewrite import rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
@@ -40,7 +41,7 @@ from tests.reference import ffn as reference
 
 
 def made_of(source: Checkpoint, options: FfnOptions) -> Rewrite:
-    return rewrite_ffn(source, plan_ffn(source, options))
+    return rewrite_shared(source, plan_ffn(source, options))
 
 
 @dataclass(frozen=True)

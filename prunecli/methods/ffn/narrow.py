@@ -13,9 +13,9 @@ import numpy as np
 from prunecli.architectures.records import Side
 from prunecli.choices import Choices
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.ffn.arrange import FfnPlan, Group
 from prunecli.methods.ffn.names import UnitScore
 from prunecli.methods.ffn.score import UnitActivations, best_units, ranked_units, unit_norms
+from prunecli.methods.sharing.arrange import Group, SharePlan
 from prunecli.model.decision import Decision, Origin
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.history import given, history_step
@@ -71,7 +71,7 @@ class NarrowOptions(Choices):
 
 def plan_widths(
     checkpoint: Checkpoint, options: NarrowOptions, activations: Activations | None = None
-) -> FfnPlan:
+) -> SharePlan:
     """Choose the hidden units to keep. An FFN that several layers run counts once.
 
     Args:
@@ -111,7 +111,9 @@ def plan_widths(
         f"drawn at random (seed {options.seed})" if is_random else _rule(options),
         origin=Origin.of_text(options.text),
     )
-    return FfnPlan(
+    return SharePlan(
+        "FFN",
+        by_name,
         groups=tuple(narrowed.values()),
         removed=tuple(layer.name for layer in layers if layer.removed),
         sparse=tuple(layer.name for layer in layers if layer.is_sparse),
