@@ -113,7 +113,7 @@ def arrange(
         UsageError: what this model cannot hold: a kind that it has not, groups that do not divide its layers, widths
             or numbers of heads that do not go together.
     """
-    ffn = options if isinstance(options, FfnOptions) else None
+    is_ffn = options.part == "FFN"
     sparse = [layer.name for layer in layers if isinstance(layer, FfnLayer) and layer.is_sparse]
     _check(layers, sparse, options, chosen)
     treated: dict[str, list[Any]] = {"share": [], "keep": [], "drop": []}
@@ -126,7 +126,7 @@ def arrange(
     clusters: list[list[Any]] = []
     counts = options.groups or (1,)
     for (kind, window), own in alike.items():
-        words = "FFNs" if ffn else f"layers of {KIND_NAMES[kind]}" + (f" ({window})" if window else "")
+        words = "FFNs" if is_ffn else f"layers of {KIND_NAMES[kind]}" + (f" ({window})" if window else "")
         count = counts[min(KINDS.index(kind), len(counts) - 1)]
         numbers = group_numbers(len(own), count, options.order or "sequence", words)
         for group in range(count):
@@ -134,19 +134,19 @@ def arrange(
     shared = len(clusters)
     for owner in dict.fromkeys(layer.owner for layer in treated["keep"]):
         clusters.append([layer for layer in treated["keep"] if layer.owner == owner])
-    cluster_of: dict[str, list[Any]] = {}
+    first_of: dict[str, tuple[Any, list[Any]]] = {}
     for members in clusters:
         for layer in members:
-            if (other := cluster_of.setdefault(layer.owner, members)) is not members:
-                first = next(part.name for part in other if part.owner == layer.owner)
+            first, others = first_of.setdefault(layer.owner, (layer, members))
+            if others is not members:
                 ways = " (encoder and decoder: --config SharedEncDec), or drop one side."
                 raise UsageError(
-                    f"{layer.name} and {first} share one {options.part} already and would be parted.",
-                    f"Share them together{ways if ffn else ', or drop them.'}",
+                    f"{layer.name} and {first.name} share one {options.part} already and would be parted.",
+                    f"Share them together{ways if is_ffn else ', or drop them.'}",
                 )
     # With --width match the shared FFNs also get the hidden units of dropped FFNs that no layer runs any more.
-    dropped = {} if ffn is None else {layer.owner: layer.width for layer in treated["drop"]}
-    lost = sum(width for owner, width in dropped.items() if owner not in cluster_of)
+    dropped = {layer.owner: _units(layer) for layer in treated["drop"]}
+    lost = sum(units for owner, units in dropped.items() if owner not in first_of)
     groups = [_group(members, options, lost // shared) for members in clusters[:shared]]
     for members in clusters[shared:]:
         units = _units(members[0])
@@ -159,7 +159,7 @@ def arrange(
         removed=_names(treated["drop"]),
         sparse=tuple(sparse),
         dtype=options.dtype,
-        seed=None if ffn is None else ffn.seed,
+        seed=options.seed,
     )
 
 
@@ -195,17 +195,16 @@ def _check(
     chosen: Configuration,
 ) -> None:
     """Refuse kinds of which the model has none to share or drop, and widths and scales that cannot be."""
-    ffn = options if isinstance(options, FfnOptions) else None
     for kind in KINDS:
         treatment = getattr(chosen, kind)
         if treatment == "keep":
             continue
         own = [layer for layer in layers if kind_of(layer) == kind]
         if not own:
-            what = kind if ffn else KIND_NAMES[kind]
+            what = kind if options.part == "FFN" else KIND_NAMES[kind]
             raise UsageError(f"--{kind} {treatment}: the model has no {what}.", "Leave it out.")
         dense = [layer for layer in own if layer.name not in sparse]
-        if ffn and len(dense) < len(own) and not (ffn.dense_only and dense):
+        if len(dense) < len(own) and not (options.dense_only and dense):
             remedy = f"Add --dense-only to {treatment} the other {len(dense)} and leave these."
             alone = "An FFN can only be shared or dropped where it is dense; see prunecli prune-experts."
             raise UnsupportedModelError(
@@ -213,15 +212,17 @@ def _check(
                 remedy if dense else alone,
             )
         if treatment == "share" and all(layer.removed for layer in dense):
-            what = f"the {kind} has no FFN" if ffn else f"the model has no {KIND_NAMES[kind]}"
+            what = f"the {kind} has no FFN"
+            if options.part == "attention":
+                what = f"the model has no {KIND_NAMES[kind]}"
             raise UsageError(f"--{kind} share: {what} left to share.", f"Use --{kind} keep.")
-    if ffn and ffn.scale is not None and not 0 < abs(ffn.scale) < inf:
+    if options.scale is not None and not 0 < abs(options.scale) < inf:
         raise UsageError(
-            f"--scale {ffn.scale:g}: the output would be lost.", "Give a factor such as 1 or 0.5."
+            f"--scale {options.scale:g}: the output would be lost.", "Give a factor such as 1 or 0.5."
         )
-    if ffn and isinstance(ffn.width, int) and ffn.width < 1:
+    if isinstance(options.width, int) and options.width < 1:
         raise UsageError(
-            f"--width {ffn.width}: the width of an FFN must be at least 1.",
+            f"--width {options.width}: the width of an FFN must be at least 1.",
             "To remove FFNs: --encoder drop, --decoder drop.",
         )
 
@@ -231,32 +232,31 @@ def _group(members: Sequence[Any], options: FfnOptions | AttentionOptions, lost:
     units_of = {layer.owner: _units(layer) for layer in members}
     counts = sorted(set(units_of.values()))
     listed = ", ".join(map(str, counts))
-    init: FfnInit = options.init or "mean"
-    width = scale = None
-    if isinstance(options, FfnOptions):
-        scale = options.scale
-        width = sum(units_of.values()) + lost if options.width == "match" else options.width
-        if options.init is None and width is not None and width > counts[-1]:
-            init = "concat"
-        if init == "mean" and len(counts) > 1:
+    width = sum(units_of.values()) + lost if options.width == "match" else options.width
+    wider: FfnInit = "mean" if width is None or width <= counts[-1] else "concat"
+    init = options.init or wider
+    if options.part == "attention":
+        both = f"{members[0].name} and those that would share it hold different"
+        if len(counts) > 1:
             raise UsageError(
-                f"The FFNs to share have different widths ({listed}): no mean of them.",
-                "Choose --init first, last or concat.",
+                f"{both} numbers of heads ({listed}).",
+                "Share first and prune heads then, or choose groups of equal numbers.",
             )
-    elif len(counts) > 1:
+        heads = {layer.heads for layer in members}
+        if init == "mean" and members[0].spec.position_bias and len(heads) > 1:
+            raise UsageError(
+                f"{both} heads, each with positions of its own: no mean of them.",
+                "Choose --init first or last.",
+            )
+    elif init == "mean" and len(counts) > 1:
         raise UsageError(
-            f"{members[0].name} and those that would share it hold different numbers of heads ({listed}).",
-            "Share first and prune heads then, or choose groups of equal numbers.",
-        )
-    elif init == "mean" and members[0].spec.position_bias and len({layer.heads for layer in members}) > 1:
-        raise UsageError(
-            f"{members[0].name} and those that would share it hold different heads, each with positions of its own: "
-            "no mean of them.",
-            "Choose --init first or last.",
+            f"The FFNs to share have different widths ({listed}): no mean of them.",
+            "Choose --init first, last or concat.",
         )
     sources = tuple(units_of)
     if init in ("first", "last"):
         sources = sources[:1] if init == "first" else sources[-1:]
+    scale = options.scale
     if scale is None:
         scale = 1 / len(sources) if init == "concat" else 1.0
     made = sum(units_of.values()) if init == "concat" else units_of[sources[0]]

@@ -45,11 +45,6 @@ class Configuration:
     across: bool = False
     match: bool = False
 
-    def fits(self, sides: Collection[Side]) -> bool:
-        """Whether a model with these stacks can hold it."""
-        treated = [side for side in ("encoder", "decoder") if getattr(self, side) != "keep"]
-        return len(sides) == 2 or treated == list(sides)
-
 
 CONFIGURATIONS = (
     Configuration("SharedEnc", encoder="share"),
@@ -103,6 +98,7 @@ class FfnOptions(Choices):
     dtype: str | None = None
     seed: int = 0
 
+    cross = None  # a field of AttentionOptions, for code that handles both
     part = "FFN"
     configurations = CONFIGURATIONS
     default = "SharedEncNoDec"
@@ -135,6 +131,9 @@ class AttentionOptions(Choices):
     init: Init | None = None
     dtype: str | None = None
 
+    # Fields of FfnOptions, for code that handles both.
+    width = scale = keep_units = seed = None
+    dense_only = False
     part = "attention"
     configurations = tuple(known for known in CONFIGURATIONS if not (known.across or known.match))
     default = "SharedEncSharedDec"
@@ -147,8 +146,7 @@ def chosen_configuration(options: FfnOptions | AttentionOptions, sides: Collecti
     Raises:
         UsageError: options that contradict each other, or a configuration that the model cannot hold.
     """
-    cross = getattr(options, "cross", None)
-    name = options.config
+    name, cross = options.config, options.cross
     if name is not None and (options.encoder is not None or options.decoder is not None):
         raise UsageError("--config goes with neither --encoder nor --decoder.", "It says both already.")
     if name is None and options.encoder is options.decoder is cross is None:
@@ -160,7 +158,7 @@ def chosen_configuration(options: FfnOptions | AttentionOptions, sides: Collecti
         found = find_configuration(name, sides, options.configurations)
     if "share" not in (found.encoder, found.decoder, cross):
         for option in ("width", "init", "scale", "groups", "order", "keep_units"):
-            if getattr(options, option, None) is not None:
+            if getattr(options, option) is not None:
                 raise UsageError(
                     f"--{option.replace('_', '-')} speaks of shared {options.part}s, and none are shared.",
                     "Leave it out.",
@@ -183,9 +181,15 @@ def find_configuration(
     Raises:
         UsageError: an unknown name, or a configuration that the model cannot hold.
     """
-    known = [found for found in configurations if found.fits(sides)]
+    known = list(configurations)
     if len(sides) == 1:
         (side,) = sides
+        other = "decoder" if side == "encoder" else "encoder"
+        known = [
+            found
+            for found in configurations
+            if getattr(found, side) != "keep" and getattr(found, other) == "keep"
+        ]
         share: dict[str, Any] = {side: "share"}
         drop: dict[str, Any] = {side: "drop"}
         known += [Configuration("Shared", **share), Configuration("No", **drop)]
@@ -197,7 +201,7 @@ def find_configuration(
     possible = ", ".join(found.name for found in known)
     names = {_key(each): each for each in (*(found.name for found in configurations), "Shared", "No")}
     if key in names and len(sides) == 1:
-        only = "an encoder" if side == "encoder" else "a decoder"
+        only = {"encoder": "an encoder", "decoder": "a decoder"}[side]
         raise UsageError(f"--config {name}: the model has only {only}.", f"It can be {possible}.")
     near = [names[close] for close in get_close_matches(key, names, n=2)]
     hint = f" Did you mean {' or '.join(near)}?" if near else ""

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.ffn.score import UnitActivations, best_units, ranked_units, unit_norms
-from prunecli.methods.sharing.arrange import Layer, SharePlan, arrange
+from prunecli.methods.sharing.arrange import Layer, SharePlan, arrange, kind_of
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions, chosen_configuration
-from prunecli.model.attention import AttentionLayer
 from prunecli.model.decision import Decision, Origin
 from prunecli.model.history import given, history_step
 
@@ -114,11 +113,8 @@ def _plan(
         reasons.append("No --init given: a shared FFN is those that it stands for side by side (concat).")
     if options.init is None and "mean" in inits:
         reasons.append(f"No --init given: a shared {plan.part} is the mean of those that it stands for.")
-    windows = {
-        layer.window
-        for layer in layers
-        if isinstance(layer, AttentionLayer) and getattr(chosen, layer.kind) == "share"
-    }
+    shared = [layer for layer in layers if getattr(chosen, kind_of(layer)) == "share"]
+    windows = {getattr(layer, "window", "") for layer in shared}
     if len(windows) > 1:
         reasons.append(f"Layers share with layers of their own window alone ({', '.join(sorted(windows))}).")
     step = history_step(f"share-{plan.part.lower()}", checkpoint, given(arguments))
