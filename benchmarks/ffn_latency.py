@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
-from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
-from prunecli.methods.ffn.rewrite import rewrite_ffn
+from prunecli.methods.sharing.options import FfnOptions
+from prunecli.methods.sharing.plan import plan_ffn
+from prunecli.methods.sharing.rewrite import rewrite_shared
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
@@ -70,7 +71,7 @@ def write_big(directory: Path, options: argparse.Namespace) -> Path:
 def share(source: Path, output: Path, config: str) -> Path:
     """One of the paper's configurations of it."""
     with open_model(source) as checkpoint:
-        rewrite = rewrite_ffn(checkpoint, plan_ffn(checkpoint, FfnOptions(config=config)))
+        rewrite = rewrite_shared(checkpoint, plan_ffn(checkpoint, FfnOptions(config=config)))
         apply(checkpoint, rewrite, output)
     return output
 

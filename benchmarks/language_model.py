@@ -118,7 +118,7 @@ def rows(texts: Texts, options: argparse.Namespace, folder: Path) -> dict[str, P
 
     def units(score: Any, opened: prunecli.Checkpoint, ratio: float) -> prunecli.Rewrite:
         chosen = prunecli.NarrowOptions(ratio=ratio, score=score, seed=options.seed)
-        return prunecli.rewrite_ffn(
+        return prunecli.rewrite_shared(
             opened, prunecli.plan_widths_on_text(opened, texts.scored, chosen, running)
         )
 
@@ -139,11 +139,11 @@ def rows(texts: Texts, options: argparse.Namespace, folder: Path) -> dict[str, P
 
     def shared(opened: prunecli.Checkpoint, ratio: float) -> prunecli.Rewrite:
         chosen = prunecli.FfnOptions(config="Shared", groups=(groups_of(opened, ratio),))
-        return prunecli.rewrite_ffn(opened, prunecli.plan_ffn(opened, chosen))
+        return prunecli.rewrite_shared(opened, prunecli.plan_ffn(opened, chosen))
 
     def attentions(opened: prunecli.Checkpoint, ratio: float) -> prunecli.Rewrite:
         chosen = prunecli.AttentionOptions(config="Shared", groups=(groups_of(opened, ratio),))
-        return prunecli.rewrite_attention(opened, prunecli.plan_attention(opened, chosen))
+        return prunecli.rewrite_shared(opened, prunecli.plan_attention(opened, chosen))
 
     def vocabulary(opened: prunecli.Checkpoint, _ratio: float) -> prunecli.Rewrite:
         lines = texts.train.lines()

@@ -29,10 +29,6 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.evaluation.on_text import RunOptions as RunOptions
     from prunecli.evaluation.options import EvaluationOptions as EvaluationOptions
     from prunecli.evaluation.timing import LatencyOptions as LatencyOptions
-    from prunecli.methods.attention.arrange import AttentionPlan as AttentionPlan
-    from prunecli.methods.attention.plan import AttentionOptions as AttentionOptions
-    from prunecli.methods.attention.plan import plan_attention as plan_attention
-    from prunecli.methods.attention.rewrite import rewrite_attention as rewrite_attention
     from prunecli.methods.embeddings.dimensions import EmbeddingOptions as EmbeddingOptions
     from prunecli.methods.embeddings.factorize import fit_embeddings as fit_embeddings
     from prunecli.methods.embeddings.plan import EmbeddingPlan as EmbeddingPlan
@@ -45,18 +41,21 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.methods.experts.options import ExpertOptions as ExpertOptions
     from prunecli.methods.experts.plan import plan_experts as plan_experts
     from prunecli.methods.experts.score import CollectOptions as CollectOptions
-    from prunecli.methods.ffn.arrange import FfnPlan as FfnPlan
     from prunecli.methods.ffn.narrow import NarrowOptions as NarrowOptions
     from prunecli.methods.ffn.narrow import plan_widths as plan_widths
-    from prunecli.methods.ffn.plan import FfnOptions as FfnOptions
-    from prunecli.methods.ffn.plan import plan_ffn as plan_ffn
-    from prunecli.methods.ffn.rewrite import rewrite_ffn as rewrite_ffn
     from prunecli.methods.heads.collect import ScoreOptions as ScoreOptions
     from prunecli.methods.heads.collect import score_heads as score_heads
     from prunecli.methods.heads.plan import HeadOptions as HeadOptions
     from prunecli.methods.heads.plan import plan_heads as plan_heads
     from prunecli.methods.layers.plan import LayerOptions as LayerOptions
     from prunecli.methods.layers.plan import plan_layers as plan_layers
+    from prunecli.methods.sharing.arrange import SharePlan as SharePlan
+    from prunecli.methods.sharing.options import AttentionOptions as AttentionOptions
+    from prunecli.methods.sharing.options import FfnOptions as FfnOptions
+    from prunecli.methods.sharing.plan import plan_attention as plan_attention
+    from prunecli.methods.sharing.plan import plan_ffn as plan_ffn
+    from prunecli.methods.sharing.rewrite import rewrite_shared as rewrite_shared
+    from prunecli.methods.vocabulary.plan import VocabularyPlan as VocabularyPlan
     from prunecli.methods.vocabulary.plan import plan_vocabulary as plan_vocabulary
     from prunecli.methods.vocabulary.select import VocabularyOptions as VocabularyOptions
     from prunecli.model.checkpoint import Checkpoint as Checkpoint
@@ -88,9 +87,6 @@ _MODULES = {
     "evaluation.on_text": ("RunOptions",),
     "evaluation.options": ("EvaluationOptions",),
     "evaluation.timing": ("LatencyOptions",),
-    "methods.attention.arrange": ("AttentionPlan",),
-    "methods.attention.plan": ("AttentionOptions", "plan_attention"),
-    "methods.attention.rewrite": ("rewrite_attention",),
     "methods.embeddings.factorize": ("fit_embeddings",),
     "methods.embeddings.plan": ("EmbeddingOptions", "EmbeddingPlan", "plan_embeddings"),
     "methods.embeddings.rewrite": ("rewrite_embeddings",),
@@ -100,12 +96,13 @@ _MODULES = {
     "methods.heads.collect": ("ScoreOptions", "score_heads"),
     "methods.experts.options": ("Amount", "ExpertOptions"),
     "methods.experts.plan": ("plan_experts",),
-    "methods.ffn.arrange": ("FfnPlan",),
     "methods.ffn.narrow": ("NarrowOptions", "plan_widths"),
-    "methods.ffn.plan": ("FfnOptions", "plan_ffn"),
-    "methods.ffn.rewrite": ("rewrite_ffn",),
     "methods.heads.plan": ("HeadOptions", "plan_heads"),
     "methods.layers.plan": ("LayerOptions", "plan_layers"),
+    "methods.sharing.arrange": ("SharePlan",),
+    "methods.sharing.options": ("AttentionOptions", "FfnOptions"),
+    "methods.sharing.plan": ("plan_attention", "plan_ffn"),
+    "methods.sharing.rewrite": ("rewrite_shared",),
     "methods.vocabulary.plan": ("plan_vocabulary",),
     "methods.vocabulary.select": ("VocabularyOptions",),
     "model.checkpoint": ("Checkpoint", "open_model"),

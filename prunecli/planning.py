@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from prunecli.errors import MemoryShortError
 from prunecli.evaluation.on_text import RunOptions, describe, measured_text
 from prunecli.methods.ffn.narrow import MEASURED, NarrowOptions, plan_widths
-from prunecli.methods.ffn.plan import FfnOptions, narrows, plan_ffn
-from prunecli.methods.ffn.rewrite import rewrite_ffn
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
+from prunecli.methods.sharing.options import FfnOptions
+from prunecli.methods.sharing.plan import narrows, plan_ffn
+from prunecli.methods.sharing.rewrite import rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.pipeline import apply
 from prunecli.progress import Progress, Say, silent, unsaid
@@ -20,8 +21,8 @@ from prunecli.text.choice import TextChoice
 from prunecli.text.tasks import training_task_of
 
 if TYPE_CHECKING:
-    from prunecli.methods.ffn.arrange import FfnPlan
     from prunecli.methods.ffn.score import UnitActivations
+    from prunecli.methods.sharing.arrange import SharePlan
     from prunecli.selection.selection import Selection
     from prunecli.text.choice import Dataset
     from prunecli.text.tasks import TaskName
@@ -35,7 +36,7 @@ def plan_ffn_on_text(
     *,
     progress: Progress = silent,
     say: Say = unsaid,
-) -> FfnPlan:
+) -> SharePlan:
     """`plan_ffn`; where an FFN gets narrower, by the activations of the hidden units of the merged FFNs on text.
 
     With `keep_units="norms"` no text is read.
@@ -125,7 +126,7 @@ def plan_layers_on_text(
 
 def _merged_activations(
     checkpoint: Checkpoint,
-    merging: FfnPlan,
+    merging: SharePlan,
     data: Dataset,
     running: RunOptions,
     progress: Progress,
@@ -134,8 +135,8 @@ def _merged_activations(
     """Of the FFNs that a plan makes: where it changes any, its result is written to a temporary directory and run."""
     from prunecli.methods.ffn.activations import measure_activations
 
-    rewrite = rewrite_ffn(checkpoint, merging)
-    if rewrite.structure == checkpoint.structure and not merging.merged:
+    rewrite = rewrite_shared(checkpoint, merging)
+    if rewrite.structure == checkpoint.structure and not any(group.is_merged for group in merging.groups):
         return measure_activations(checkpoint, data, running, progress, say)
     with TemporaryDirectory(prefix="prunecli-") as folder:
         apply(checkpoint, rewrite, Path(folder) / "merged", progress=progress)

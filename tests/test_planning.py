@@ -11,8 +11,8 @@ from prunecli.errors import MemoryShortError, Shortage, UsageError
 from prunecli.evaluation.on_text import RunOptions
 from prunecli.methods.ffn import activations
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
-from prunecli.methods.ffn.plan import FfnOptions
 from prunecli.methods.layers.plan import LayerOptions
+from prunecli.methods.sharing.options import FfnOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.planning import plan_ffn_on_text, plan_layers_on_text, plan_widths_on_text
 from prunecli.text.choice import TextChoice

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from prunecli.errors import DataError, UsageError
-from prunecli.methods.sharing import Order
+from prunecli.methods.sharing.options import Order
 from prunecli.tensors.hub.names import checkpoint_path, hub_name, no_such_directory
 from prunecli.text.hub_data import is_hub_data
 from prunecli.text.named import TextFile, parse_text_file

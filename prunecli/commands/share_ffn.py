@@ -19,8 +19,7 @@ from prunecli.commands.options import (
 from prunecli.commands.rewriting import How
 from prunecli.commands.text_options import UNLABELLED, TextOptions
 from prunecli.errors import UsageError
-from prunecli.methods.ffn.names import FfnInit, KeepUnits
-from prunecli.methods.sharing import Treatment
+from prunecli.methods.sharing.options import FfnInit, FfnOptions, KeepUnits, Treatment
 from prunecli.tensors.quantities import whole_numbers
 
 
@@ -91,16 +90,26 @@ def share_ffn(
 
     Each layer keeps its own norm. Quality comes back by training: prunecli finetune.
     """
-    from prunecli.methods.ffn.plan import FfnOptions
+    from prunecli.commands.share_table import parse_groups, share_document, show_shared
+    from prunecli.methods.sharing.rewrite import rewrite_shared
+    from prunecli.planning import plan_ffn_on_text
 
+    hidden: int | Literal["match"] | None = None
+    if width is not None and width.strip().lower() == "match":
+        hidden = "match"
+    elif width is not None:
+        numbers = whole_numbers(width)
+        if len(numbers) != 1:
+            raise UsageError(f"--width {width}: not a width.", "Give a number of hidden units, or match.")
+        hidden = numbers[0]
     options = FfnOptions(
         config=config,
         encoder=encoder,
         decoder=decoder,
-        width=_width(width),
+        width=hidden,
         init=init,
         scale=scale,
-        groups=_groups(groups),
+        groups=parse_groups(groups, 2, "Give N, or N,M for encoder and decoder."),
         order=order,
         keep_units=keep_units,
         dense_only=dense_only or checkpoint is None,
@@ -111,10 +120,6 @@ def share_ffn(
     with how.open(checkpoint) as opened:
         if checkpoint is None and not dense_only:
             how.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")
-        from prunecli.commands.ffn_table import ffn_document, show_ffns
-        from prunecli.methods.ffn.rewrite import rewrite_ffn
-        from prunecli.planning import plan_ffn_on_text
-
         plan = plan_ffn_on_text(
             opened, choice, options, texts.running, progress=how.progress, say=console.note
         )
@@ -122,25 +127,5 @@ def share_ffn(
         if scored is None and choice.first_given is not None:
             raise UsageError(f"{choice.first_given}: nothing here looks at text.", "Leave it out.")
         how.note(*plan.reasons)
-        shown = how.apply(opened, rewrite_ffn(opened, plan), scored, texts.device)
-        how.show(lambda: ffn_document(shown, plan, plan.seed), lambda: show_ffns(shown, plan))
-
-
-def _width(text: str | None) -> int | Literal["match"] | None:
-    if text is None or text.strip().lower() == "match":
-        return None if text is None else "match"
-    numbers = whole_numbers(text)
-    if len(numbers) != 1:
-        raise UsageError(f"--width {text}: not a width.", "Give a number of hidden units, or match.")
-    return numbers[0]
-
-
-def _groups(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    numbers = whole_numbers(text)
-    if not 1 <= len(numbers) <= 2:
-        raise UsageError(
-            f"--groups {text}: not a number of groups.", "Give N, or N,M for encoder and decoder."
-        )
-    return numbers
+        shown = how.apply(opened, rewrite_shared(opened, plan), scored, texts.device)
+        how.show(lambda: share_document(shown, plan), lambda: show_shared(shown, plan))

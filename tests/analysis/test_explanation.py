@@ -10,9 +10,10 @@ import pytest
 from prunecli.analysis.explanation import Explained, explain
 from prunecli.errors import CheckpointError, DataError
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
-from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
-from prunecli.methods.ffn.rewrite import rewrite_ffn
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
+from prunecli.methods.sharing.options import FfnOptions
+from prunecli.methods.sharing.plan import plan_ffn
+from prunecli.methods.sharing.rewrite import rewrite_shared
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.results.decisions import FILE, read_decisions
@@ -39,7 +40,7 @@ def thrice(tmp_path: Path) -> Path:
         )
     with open_model(tmp_path / "three") as model:
         plan = plan_ffn(model, FfnOptions(config="Shared", width=2, keep_units="norms"))
-        apply(model, rewrite_ffn(model, plan), tmp_path / "four")
+        apply(model, rewrite_shared(model, plan), tmp_path / "four")
     return tmp_path
 
 

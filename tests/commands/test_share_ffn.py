@@ -11,7 +11,7 @@ import pytest
 
 from prunecli.commands.prune_ffn import prune_ffn
 from prunecli.commands.share_ffn import share_ffn
-from prunecli.methods.sharing import NAMES
+from prunecli.methods.sharing.options import FfnOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from tests.commands import calls
@@ -66,7 +66,7 @@ def test_without_options_the_choices_are_said(model: Path, folder: Path) -> None
         assert made.structure.fingerprints() == (source.fingerprint,)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [known.name for known in FfnOptions.configurations])
 def test_every_configuration(name: str, model: Path) -> None:
     done(model, "--config", name.lower(), "-o", "out")
     found = owners("out")

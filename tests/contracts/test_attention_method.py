@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from prunecli.errors import CheckpointError
-from prunecli.methods.attention.plan import AttentionOptions, plan_attention
-from prunecli.methods.attention.rewrite import rewrite_attention
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
+from prunecli.methods.sharing.options import AttentionOptions
+from prunecli.methods.sharing.plan import plan_attention
+from prunecli.methods.sharing.rewrite import rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.model.structure import Structure
@@ -39,7 +40,7 @@ CONTRACTED = (*FAMILIES, "t5-gated", "opt-narrow")
 
 
 def made_of(source: Checkpoint, options: AttentionOptions) -> Rewrite:
-    return rewrite_attention(source, plan_attention(source, options))
+    return rewrite_shared(source, plan_attention(source, options))
 
 
 def options_of(case: str) -> AttentionOptions:
@@ -248,6 +249,6 @@ def test_integers_are_not_merged(tmp_path: Path) -> None:
         for stored, value in weights(source).items()
     }
     with open_model(write_copy(source, tmp_path / "whole", held)) as opened:
-        rewrite = rewrite_attention(opened, plan_attention(opened, AttentionOptions(encoder="share")))
+        rewrite = rewrite_shared(opened, plan_attention(opened, AttentionOptions(encoder="share")))
         with pytest.raises(CheckpointError, match=rf"whole: {name} is of type I32, which cannot be merged"):
             summarize(opened, rewrite)

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from prunecli.methods.attention.plan import AttentionOptions, plan_attention
-from prunecli.methods.attention.rewrite import rewrite_attention
 from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
-from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
-from prunecli.methods.ffn.rewrite import rewrite_ffn
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
+from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
+from prunecli.methods.sharing.plan import plan_attention, plan_ffn
+from prunecli.methods.sharing.rewrite import rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.inventory import take_inventory
 from prunecli.model.rewrite import Rewrite, rewritten
@@ -76,7 +75,7 @@ def heads(source: Checkpoint) -> Rewrite:
 
 def ffns(source: Checkpoint, side: str, treatment: str) -> Rewrite:
     chosen: dict[str, Any] = {side: treatment}
-    return rewrite_ffn(source, plan_ffn(source, FfnOptions(**chosen, dense_only=True)))
+    return rewrite_shared(source, plan_ffn(source, FfnOptions(**chosen, dense_only=True)))
 
 
 def widths(source: Checkpoint) -> Rewrite:
@@ -89,7 +88,7 @@ def without_layer(source: Checkpoint, layer: str) -> Rewrite:
 
 def attention(source: Checkpoint, side: str) -> Rewrite:
     chosen: dict[str, Any] = {side: "share"}
-    return rewrite_attention(source, plan_attention(source, AttentionOptions(**chosen)))
+    return rewrite_shared(source, plan_attention(source, AttentionOptions(**chosen)))
 
 
 def finetuned(case: str, source: Path, output: Path) -> Path:

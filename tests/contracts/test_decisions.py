@@ -17,10 +17,11 @@ from prunecli.errors import CheckpointError
 from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
-from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
-from prunecli.methods.ffn.rewrite import rewrite_ffn
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
 from prunecli.methods.layers.plan import LayerOptions, Measured, plan_layers
+from prunecli.methods.sharing.options import FfnOptions
+from prunecli.methods.sharing.plan import plan_ffn
+from prunecli.methods.sharing.rewrite import rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.decision import Decision
 from prunecli.model.rewrite import Rewrite
@@ -121,7 +122,7 @@ CHOICES: Mapping[str, tuple[str, str, Callable[[Checkpoint], Rewrite]]] = {
     "shared": (
         "llama",
         "unit",
-        lambda source: rewrite_ffn(
+        lambda source: rewrite_shared(
             source, plan_ffn(source, FfnOptions(config="Shared", width=5, keep_units="norms"))
         ),
     ),

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
-from prunecli.methods.ffn.rewrite import rewrite_ffn
+from prunecli.methods.sharing.options import FfnOptions
+from prunecli.methods.sharing.plan import plan_ffn
+from prunecli.methods.sharing.rewrite import rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
@@ -38,7 +39,7 @@ from tests.selections import kept_experts, kept_heads
 
 
 def made_of(source: Checkpoint, options: FfnOptions) -> Rewrite:
-    return rewrite_ffn(source, plan_ffn(source, options))
+    return rewrite_shared(source, plan_ffn(source, options))
 
 
 @dataclass(frozen=True)

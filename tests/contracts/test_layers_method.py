@@ -14,10 +14,11 @@ import pytest
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
-from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
-from prunecli.methods.ffn.rewrite import rewrite_ffn
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
+from prunecli.methods.sharing.options import FfnOptions
+from prunecli.methods.sharing.plan import plan_ffn
+from prunecli.methods.sharing.rewrite import rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
@@ -165,7 +166,7 @@ class TestEveryLayout(LayerPruning, WrittenFiles):
         def other(opened: Checkpoint) -> Rewrite:
             if method == "ffns":
                 sides = {layer.side: "share" for layer in opened.layout.ffns}
-                return rewrite_ffn(
+                return rewrite_shared(
                     opened, plan_ffn(opened, FfnOptions(**sides, init="last", dense_only=True))
                 )
             return cut(opened, plan_heads(opened, HeadOptions(metric="random", ratio=0.3)))

@@ -13,9 +13,10 @@ import pytest
 
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
-from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
-from prunecli.methods.ffn.rewrite import rewrite_ffn
 from prunecli.methods.ffn.score import UnitActivations
+from prunecli.methods.sharing.options import FfnOptions
+from prunecli.methods.sharing.plan import plan_ffn
+from prunecli.methods.sharing.rewrite import rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.selection.cut import cut
@@ -148,7 +149,7 @@ def test_a_shared_ffn_counts_once(tmp_path: Path) -> None:
     """And gets narrower in every layer that runs it."""
     source = tiny(tmp_path / "source", "llama")
     shared = written(
-        source, lambda at: rewrite_ffn(at, plan_ffn(at, FfnOptions(decoder="share"))), tmp_path / "shared"
+        source, lambda at: rewrite_shared(at, plan_ffn(at, FfnOptions(decoder="share"))), tmp_path / "shared"
     )
     out = written(
         shared,

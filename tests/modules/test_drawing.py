@@ -12,10 +12,9 @@ import pytest
 import torch
 import transformers
 
-from prunecli.methods.attention.plan import AttentionOptions, plan_attention
-from prunecli.methods.attention.rewrite import rewrite_attention
-from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
-from prunecli.methods.ffn.rewrite import rewrite_ffn
+from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
+from prunecli.methods.sharing.plan import plan_attention, plan_ffn
+from prunecli.methods.sharing.rewrite import rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.described import ConfiguredCheckpoint
 from prunecli.model.rewrite import Rewrite
@@ -41,12 +40,12 @@ def without_heads(source: Checkpoint) -> Rewrite:
 
 def one_wide(source: Checkpoint) -> Rewrite:
     options = FfnOptions(config="OneWide", dense_only=bool(source.mixtures))
-    return rewrite_ffn(source, plan_ffn(source, options))
+    return rewrite_shared(source, plan_ffn(source, options))
 
 
 def shared_attentions(source: Checkpoint) -> Rewrite:
     kinds: dict[str, Any] = {layer.kind: "share" for layer in source.layout.attentions}
-    return rewrite_attention(source, plan_attention(source, AttentionOptions(**kinds)))
+    return rewrite_shared(source, plan_attention(source, AttentionOptions(**kinds)))
 
 
 def drawn(

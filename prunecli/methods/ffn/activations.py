@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from prunecli.errors import PruneError
 from prunecli.evaluation.on_text import RunOptions, model_and_batches
-from prunecli.methods.ffn.rewrite import output_layer
+from prunecli.methods.ffn.hidden_units import output_layer
 from prunecli.methods.ffn.score import UnitActivations
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer

@@ -11,9 +11,9 @@ import numpy as np
 from prunecli.architectures.records import Side
 from prunecli.choices import Choices
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.ffn.arrange import Group
 from prunecli.methods.ffn.names import UnitScore
 from prunecli.methods.ffn.score import UnitActivations, unit_norms
+from prunecli.methods.sharing.arrange import Group
 from prunecli.model.axes import Axis, axes_of
 from prunecli.model.decision import Decision, Origin
 from prunecli.model.ffn import FfnLayer

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prunecli.methods.ffn.arrange import Group
-from prunecli.methods.ffn.rewrite import is_output, tensor_expression
+from prunecli.methods.ffn.hidden_units import is_output, tensor_expression
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Ranked
 from prunecli.model.ffn import FfnLayer
 from prunecli.tensors.computing import values
+
+if TYPE_CHECKING:
+    from prunecli.methods.sharing.arrange import Group
 
 
 def unit_norms(

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from prunecli.errors import DataError, PruneError
 from prunecli.methods.ffn.activations import unit_activations
-from prunecli.methods.ffn.plan import FfnOptions
+from prunecli.methods.sharing.options import FfnOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.running.examples import Batch
 from prunecli.running.runner import InMemory

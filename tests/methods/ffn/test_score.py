@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError
-from prunecli.methods.ffn.arrange import Group
-from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
 from prunecli.methods.ffn.score import best_units, unit_norms
+from prunecli.methods.sharing.arrange import Group
+from prunecli.methods.sharing.options import FfnOptions
+from prunecli.methods.sharing.plan import plan_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors import computing
 from tests.ffn_layouts import LAYOUTS, tiny, weights, write_copy

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from prunecli.errors import CheckpointError, UsageError
-from prunecli.methods.ffn.arrange import Request, arrange_ffn
-from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
-from prunecli.methods.ffn.rewrite import initial_std, rewrite_ffn
+from prunecli.errors import CheckpointError
+from prunecli.methods.ffn.hidden_units import initial_std
+from prunecli.methods.sharing.arrange import arrange
+from prunecli.methods.sharing.options import FfnOptions
+from prunecli.methods.sharing.plan import plan_ffn
 from prunecli.model.changes import FfnChange
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import summarize
@@ -185,12 +185,12 @@ def parameters(source: Path, config: str) -> tuple[int, int]:
 
 def test_transformer_big_as_one_wide_ffn() -> None:
     """d'_ff = (6 + 6) x 4,096 = 49,152; at 24,576 half of the FFNs' parameters (4.3)."""
-    from tests.methods.ffn.test_arrange import ffn
+    from tests.methods.sharing.test_arrange import asked, ffn
 
     layers = [ffn(f"{side}{n}", width=4096) for side in "ed" for n in range(6)]
-    (wide,) = arrange_ffn(layers, Request("share", "drop", width="match")).groups
+    (wide,) = arrange(layers, *asked("share", "drop", width="match")).groups
     assert wide.width == 49_152
-    (half,) = arrange_ffn(layers, Request("share", "drop", width=24_576)).groups
+    (half,) = arrange(layers, *asked("share", "drop", width=24_576)).groups
     assert (half.init, half.init_width, half.width) == ("concat", 24_576, 24_576)
 
 
@@ -268,19 +268,6 @@ def test_the_standard_deviation_of_new_weights() -> None:
     assert initial_std({"initializer_range": 0.05}) == 0.05
     assert initial_std({"init_std": 0.01}) == 0.01
     assert initial_std({}) == initial_std({"init_std": None}) == initial_std({"init_std": 7}) == 0.02
-
-
-def narrowed_plan(opened: Any) -> Any:
-    return arrange_ffn(opened.layout.ffns, Request("share", width=20, init="first"))
-
-
-@pytest.mark.parametrize("units", [None, (1, 2), (*range(19), 48), (3,) * 20])
-def test_units_that_cannot_stay(units: tuple[int, ...] | None, tmp_path: Path) -> None:
-    with open_model(tiny(tmp_path / "source", "bert")) as opened:
-        chosen = narrowed_plan(opened)
-        held = {} if units is None else {chosen.groups[0].owner: units}
-        with pytest.raises(UsageError, match="shall keep 20 of 48 hidden units"):
-            rewrite_ffn(opened, replace(chosen, units=held))
 
 
 @pytest.mark.parametrize("where", [".dense.", ".layer.1.output.dense."])

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from prunecli.architectures import FAMILIES
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.ffn.arrange import FfnPlan, Group, Request, arrange_ffn
-from prunecli.methods.sharing import Order, group_numbers
+from prunecli.methods.sharing.arrange import Group, SharePlan, arrange, group_numbers
+from prunecli.methods.sharing.options import Configuration, FfnOptions, Order
 from prunecli.model.ffn import FfnLayer
 from tests.reference import ffn as reference
 
@@ -40,7 +40,13 @@ def model(encoder: int = 6, decoder: int = 6) -> list[FfnLayer]:
     return [ffn(f"e{n}") for n in range(encoder)] + [ffn(f"d{n}") for n in range(decoder)]
 
 
-def members(found: FfnPlan) -> list[str]:
+def asked(
+    encoder: Any = "keep", decoder: Any = "keep", *, across: bool = False, **options: Any
+) -> tuple[FfnOptions, Configuration]:
+    return FfnOptions(**options), Configuration("", encoder, decoder, across=across)
+
+
+def members(found: SharePlan) -> list[str]:
     return [" ".join(group.members) for group in found.groups]
 
 
@@ -50,31 +56,31 @@ ALL_E, ALL_D = "e0 e1 e2 e3 e4 e5", "d0 d1 d2 d3 d4 d5"
 @pytest.mark.parametrize(
     ("request_", "groups", "removed"),
     [
-        (Request(), [*ALL_E.split(), *ALL_D.split()], ""),
-        (Request(encoder="share"), [ALL_E, *ALL_D.split()], ""),
-        (Request(decoder="share"), [*ALL_E.split(), ALL_D], ""),
-        (Request("share", "share"), [ALL_E, ALL_D], ""),
-        (Request("share", "share", across=True), [f"{ALL_E} {ALL_D}"], ""),
-        (Request("drop"), ALL_D.split(), ALL_E),
-        (Request("drop", "drop"), [], f"{ALL_E} {ALL_D}"),
-        (Request("share", "drop"), [ALL_E], ALL_D),
-        (Request("share", "drop", groups={"encoder": 2}), ["e0 e1 e2", "e3 e4 e5"], ALL_D),
-        (Request("share", "drop", groups={"encoder": 3}, order="cycle"), ["e0 e3", "e1 e4", "e2 e5"], ALL_D),
+        (asked(), [*ALL_E.split(), *ALL_D.split()], ""),
+        (asked(encoder="share"), [ALL_E, *ALL_D.split()], ""),
+        (asked(decoder="share"), [*ALL_E.split(), ALL_D], ""),
+        (asked("share", "share"), [ALL_E, ALL_D], ""),
+        (asked("share", "share", across=True), [f"{ALL_E} {ALL_D}"], ""),
+        (asked("drop"), ALL_D.split(), ALL_E),
+        (asked("drop", "drop"), [], f"{ALL_E} {ALL_D}"),
+        (asked("share", "drop"), [ALL_E], ALL_D),
+        (asked("share", "drop", groups=(2,)), ["e0 e1 e2", "e3 e4 e5"], ALL_D),
+        (asked("share", "drop", groups=(3,), order="cycle"), ["e0 e3", "e1 e4", "e2 e5"], ALL_D),
         (
-            Request("share", "drop", groups={"encoder": 3}, order="cycle-reverse"),
+            asked("share", "drop", groups=(3,), order="cycle-reverse"),
             ["e0 e5", "e1 e4", "e2 e3"],
             ALL_D,
         ),
-        (Request("share", "share", groups={"encoder": 2, "decoder": 1}), ["e0 e1 e2", "e3 e4 e5", ALL_D], ""),
+        (asked("share", "share", groups=(2, 1)), ["e0 e1 e2", "e3 e4 e5", ALL_D], ""),
         (
-            Request("share", "share", across=True, groups={"encoder": 2}),
+            asked("share", "share", across=True, groups=(2,)),
             [ALL_E, ALL_D],
             "",
         ),
     ],
 )
-def test_groups(request_: Request, groups: list[str], removed: str) -> None:
-    found = arrange_ffn(model(), request_)
+def test_groups(request_: Any, groups: list[str], removed: str) -> None:
+    found = arrange(model(), *request_)
     assert members(found) == groups
     assert " ".join(found.removed) == removed
     assert all(group.owner == group.members[0] for group in found.groups)
@@ -126,20 +132,20 @@ ENCODER = tuple(ALL_E.split())
     ],
 )
 def test_widths_and_initialisations(options: dict[str, Any], group: Group) -> None:
-    assert arrange_ffn(model(), Request("share", "drop", **options)).groups == (group,)
+    assert arrange(model(), *asked("share", "drop", **options)).groups == (group,)
 
 
 def test_a_matching_width_has_as_many_hidden_units_as_before() -> None:
     layers = model(4, 2)
     for request, widths in (
-        (Request("share", width="match"), [32]),
-        (Request("share", "share", width="match"), [32, 16]),
-        (Request("share", "share", across=True, width="match"), [48]),
-        (Request("share", "drop", width="match"), [48]),
-        (Request("share", "drop", width="match", groups={"encoder": 2}), [24, 24]),
-        (Request("drop", "share", width="match"), [48]),
+        (asked("share", width="match"), [32]),
+        (asked("share", "share", width="match"), [32, 16]),
+        (asked("share", "share", across=True, width="match"), [48]),
+        (asked("share", "drop", width="match"), [48]),
+        (asked("share", "drop", width="match", groups=(2,)), [24, 24]),
+        (asked("drop", "share", width="match"), [48]),
     ):
-        found = arrange_ffn(layers, request)
+        found = arrange(layers, *request)
         assert [group.width for group in found.groups if len(group.members) > 1] == widths
         assert sum(group.width for group in found.groups) == 48
 
@@ -147,10 +153,10 @@ def test_a_matching_width_has_as_many_hidden_units_as_before() -> None:
 def test_different_widths_have_no_mean() -> None:
     layers = [*model(2, 0), *(ffn(f"d{n}", width=6) for n in range(2))]
     with pytest.raises(UsageError, match=r"different widths \(6, 8\)"):
-        arrange_ffn(layers, Request("share", "share", across=True))
-    found = arrange_ffn(layers, Request("share", "share", across=True, init="concat"))
+        arrange(layers, *asked("share", "share", across=True))
+    found = arrange(layers, *asked("share", "share", across=True, init="concat"))
     assert [(group.init_width, group.scale) for group in found.groups] == [(28, 0.25)]
-    assert arrange_ffn(layers, Request("share", "share", across=True, init="last")).groups[0].width == 6
+    assert arrange(layers, *asked("share", "share", across=True, init="last")).groups[0].width == 6
 
 
 def shared(layers: list[FfnLayer], owners: dict[str, str]) -> list[FfnLayer]:
@@ -160,17 +166,17 @@ def shared(layers: list[FfnLayer], owners: dict[str, str]) -> list[FfnLayer]:
 
 def test_what_shares_already_counts_once() -> None:
     layers = shared(model(4, 2), {"e1": "e0", "e3": "e2"})
-    (group,) = arrange_ffn(layers, Request("share", "drop", init="concat")).groups
+    (group,) = arrange(layers, *asked("share", "drop", init="concat")).groups
     assert (group.members, group.sources) == (("e0", "e1", "e2", "e3"), ("e0", "e2"))
     assert (group.init_width, group.scale) == (16, 0.5)
-    kept = arrange_ffn(layers, Request(decoder="drop"))
+    kept = arrange(layers, *asked(decoder="drop"))
     assert members(kept) == ["e0 e1", "e2 e3"]
-    assert kept.merged == ()
+    assert not any(group.is_merged for group in kept.groups)
 
 
 def test_an_owner_that_goes_leaves_its_tensors_to_the_next() -> None:
     layers = shared(model(2, 2), {"e1": "e0", "d0": "e0", "d1": "e0"})
-    (group,) = arrange_ffn(layers, Request("drop")).groups
+    (group,) = arrange(layers, *asked("drop")).groups
     assert (group.owner, group.members, group.sources) == ("d0", ("d0", "d1"), ("e0",))
     assert not group.is_merged
 
@@ -178,10 +184,10 @@ def test_an_owner_that_goes_leaves_its_tensors_to_the_next() -> None:
 def test_what_was_dropped_stays_dropped() -> None:
     layers = model(2, 2)
     layers[3] = ffn("d1", width=0, removed=True, tensors={}, norm_tensors=())
-    found = arrange_ffn(layers, Request("share", "share"))
+    found = arrange(layers, *asked("share", "share"))
     assert members(found) == ["e0 e1", "d0"]
     assert found.removed == ("d1",)
-    assert arrange_ffn(layers, Request("keep", "drop")).removed == ("d0", "d1")
+    assert arrange(layers, *asked("keep", "drop")).removed == ("d0", "d1")
 
 
 def mixed() -> list[FfnLayer]:
@@ -189,53 +195,52 @@ def mixed() -> list[FfnLayer]:
 
 
 def test_experts_are_left_alone_only_when_told() -> None:
-    for request in (Request("share"), Request("drop")):
+    for request in (asked("share"), asked("drop")):
         with pytest.raises(
             UnsupportedModelError, match="2 of the 4 FFNs of the encoder are mixtures"
         ) as caught:
-            arrange_ffn(mixed(), request)
+            arrange(mixed(), *request)
         assert "Add --dense-only" in str(caught.value)
-    assert members(arrange_ffn(mixed(), Request(decoder="drop"))) == ["e0", "e2"]
-    found = arrange_ffn(mixed(), Request("share", dense_only=True))
+    assert members(arrange(mixed(), *asked(decoder="drop"))) == ["e0", "e2"]
+    found = arrange(mixed(), *asked("share", dense_only=True))
     assert (members(found), found.sparse) == (["e0 e2", "d0", "d1"], ("e1", "e3"))
-    assert arrange_ffn(mixed(), Request("drop", dense_only=True)).removed == ("e0", "e2")
+    assert arrange(mixed(), *asked("drop", dense_only=True)).removed == ("e0", "e2")
 
 
 def test_a_side_of_experts_alone() -> None:
     layers = [ffn("e0", is_sparse=True), *model(0, 2)]
     with pytest.raises(UnsupportedModelError, match="prune-experts"):
-        arrange_ffn(layers, Request("share", dense_only=True))
+        arrange(layers, *asked("share", dense_only=True))
 
 
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (Request("share", "share", across=True), "needs both"),
-        (Request("drop"), "--encoder drop: the model has no encoder"),
-        (Request(decoder="share", groups={"decoder": 7}), "more groups than layers"),
-        (Request(decoder="share", width=0), "--width 0"),
-        (Request(decoder="share", width=-3), "--width -3: not a width"),
+        (asked("drop"), "--encoder drop: the model has no encoder"),
+        (asked(decoder="share", groups=(7,)), "more groups than layers"),
+        (asked(decoder="share", width=0), "--width 0"),
+        (asked(decoder="share", width=-3), "--width -3: the width of an FFN must be at least 1"),
     ],
 )
-def test_what_a_decoder_alone_cannot_hold(request_: Request, message: str) -> None:
+def test_what_a_decoder_alone_cannot_hold(request_: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        arrange_ffn(model(0, 6), request_)
+        arrange(model(0, 6), *request_)
 
 
 def test_nothing_left_to_share() -> None:
     layers = [ffn("d0", width=0, removed=True, tensors={}, norm_tensors=())]
     with pytest.raises(UsageError, match="no FFN left to share"):
-        arrange_ffn(layers, Request(decoder="share"))
+        arrange(layers, *asked(decoder="share"))
 
 
 def test_layers_that_share_are_not_parted() -> None:
     layers = shared(model(4, 4), dict.fromkeys(("e1", "e2", "e3", "d0", "d1", "d2", "d3"), "e0"))
     for request in (
-        Request("share"),
-        Request("share", "share"),
-        Request("share", "drop", groups={"encoder": 2}),
+        asked("share"),
+        asked("share", "share"),
+        asked("share", "drop", groups=(2,)),
     ):
         with pytest.raises(UsageError, match="share one FFN already and would be parted"):
-            arrange_ffn(layers, request)
-    assert len(arrange_ffn(layers, Request("share", "drop")).groups) == 1
-    assert len(arrange_ffn(layers, Request("share", "share", across=True)).groups) == 1
+            arrange(layers, *request)
+    assert len(arrange(layers, *asked("share", "drop")).groups) == 1
+    assert len(arrange(layers, *asked("share", "share", across=True)).groups) == 1

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from prunecli.errors import UsageError
-from prunecli.methods.sharing import NAMES, find_configuration
+from prunecli.methods.sharing.options import CONFIGURATIONS, find_configuration
 
 BOTH = ("encoder", "decoder")
+NAMES = tuple(known.name for known in CONFIGURATIONS)
 
 
 @pytest.mark.parametrize("name", NAMES)

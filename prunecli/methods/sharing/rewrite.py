@@ -1,0 +1,95 @@
+"""What each tensor of the checkpoint with shared FFNs or attentions is made of.
+
+Pure: nothing is read but names and shapes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from prunecli.methods.ffn.hidden_units import ffn_tensor, weighted_sum
+from prunecli.methods.sharing.arrange import Layer, SharePlan
+from prunecli.model.attention import AttentionLayer
+from prunecli.model.changes import AttentionChange, FfnChange
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.rewrite import Rewrite, rewritten
+from prunecli.model.structure import Structure
+from prunecli.tensors.dtypes import parse_dtype
+from prunecli.tensors.stream import Copy, Output, shape_of
+
+
+def rewrite_shared(checkpoint: Checkpoint, plan: SharePlan) -> Rewrite:
+    """The checkpoint with its FFNs or attentions as planned, its tensors in the order of the source.
+
+    What stays as it is, is copied. What is removed goes with its norms and, where no layer is left that uses it, an
+    attention's table of positions; each layer that shares keeps its own norms.
+
+    Raises:
+        CheckpointError: tensors that config.json does not ask for, or lack of some.
+        UnsupportedModelError: the family is not declared.
+    """
+    checkpoint.check()
+    target = None if plan.dtype is None else parse_dtype(plan.dtype)
+    layers: Mapping[str, Any] = plan.layers
+    own = {name: own_tensors(layer) for name, layer in layers.items()}
+    made: dict[str, list[Output]] = defaultdict(list)
+    for group in plan.groups:
+        for name, *sources in zip(own[group.owner], *(own[name] for name in group.sources), strict=True):
+            if plan.part == "FFN":
+                suffix = name.removeprefix(f"{group.owner}.")
+                units, seed = plan.units.get(group.owner), f"{plan.seed}:{name}"
+                expression = ffn_tensor(checkpoint, layers, group, suffix, units, seed)
+            elif sources[0] in checkpoint.tensors:
+                expression = weighted_sum([Copy(source) for source in sources], 1 / len(sources))
+            else:  # config.json does not ask for this tensor, or no head is left
+                continue
+            dtype = checkpoint.info(sources[0]).cast(target).dtype
+            made[sources[0]].append(Output(name, dtype, shape_of(checkpoint, expression, name), expression))
+    gone = {name for names in own.values() for name in names}
+    for layer in (layers[name] for name in plan.removed):
+        gone.update(layer.norm_tensors)
+        if isinstance(layer, AttentionLayer):
+            prefix = layer.name.removesuffix(layer.spec.name)
+            gone |= {f"{prefix}{spec.name}" for spec in layer.spec.tensors if spec.first}
+    outputs: list[Output] = []
+    for name, info in checkpoint.tensors.items():
+        if name in gone:
+            outputs += made.get(name, ())
+        else:
+            outputs.append(Output(name, info.cast(target).dtype, info.shape, Copy(name)))
+    return rewritten(
+        checkpoint, _structure(checkpoint, plan, layers), tuple(outputs), plan.step, plan.decision
+    )
+
+
+def own_tensors(layer: Layer) -> tuple[str, ...]:
+    """Full names of the tensors that an FFN or attention would have of its own."""
+    if isinstance(layer, AttentionLayer):
+        return layer.tensor_names
+    return tuple(f"{layer.name}.{suffix}" for suffix in layer.tensors)
+
+
+def _structure(checkpoint: Checkpoint, plan: SharePlan, layers: Mapping[str, Any]) -> Structure:
+    """The source's structure with what the plan shares, removes and resizes."""
+    structure, sizes = checkpoint.structure, checkpoint.layout.sizes
+    if plan.part == "FFN":
+        ffns = {name: FfnChange(removed=True) for name in plan.removed}
+        for group in plan.groups:
+            is_stock = group.width == sizes.count(layers[group.owner].stack.ffn.width)
+            ffns[group.owner] = FfnChange() if is_stock else FfnChange(width=group.width)
+            ffns |= {name: FfnChange(shared_with=group.owner) for name in group.members[1:]}
+        return structure.changing_ffn(ffns)
+    attentions = {name: AttentionChange(removed=True) for name in plan.removed}
+    heads: dict[str, tuple[int, ...]] = {}  # those of a shared attention are its owner's
+    original = dict(structure.original_heads)
+    for group in plan.groups:
+        attentions |= {name: AttentionChange(shared_with=group.owner) for name in group.members[1:]}
+        layer, held = layers[group.owner], layers[group.sources[0]].heads
+        if group.owner in structure.heads or held != tuple(range(layer.stated_heads)):
+            heads[group.owner] = held
+            original.setdefault(group.owner, layer.original_heads)
+    in_order = {name: attentions[name] for name in layers if name in attentions}
+    return replace(structure, attention=in_order, heads=heads, original_heads=original)
