@@ -55,7 +55,6 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.methods.sharing.plan import plan_attention as plan_attention
     from prunecli.methods.sharing.plan import plan_ffn as plan_ffn
     from prunecli.methods.sharing.rewrite import rewrite_shared as rewrite_shared
-    from prunecli.methods.vocabulary.plan import VocabularyPlan as VocabularyPlan
     from prunecli.methods.vocabulary.plan import plan_vocabulary as plan_vocabulary
     from prunecli.methods.vocabulary.select import VocabularyOptions as VocabularyOptions
     from prunecli.model.checkpoint import Checkpoint as Checkpoint

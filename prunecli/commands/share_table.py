@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 INITS = {"mean": "mean of {}", "first": "the first", "last": "the last", "concat": "{} side by side"}
 
 
-def share_document(shown: Shown, plan: SharePlan, *, narrowed: bool = False) -> Sharing:
-    """What `--json` prints; of FFNs that are narrowed also their width before."""
+def share_document(shown: Shown, plan: SharePlan) -> Sharing:
+    """What `--json` prints."""
     parameters, is_ffn = _parameters(shown, plan), plan.part == "FFN"
     layers: Mapping[str, Any] = plan.layers
     groups = []
@@ -29,8 +29,6 @@ def share_document(shown: Shown, plan: SharePlan, *, narrowed: bool = False) -> 
         own: dict[str, Any] = {"width": group.width, "scale": group.scale}
         if not is_ffn:
             own = {"heads": [*layers[group.sources[0]].heads]}
-        if narrowed:
-            own["width_before"] = group.init_width
         groups.append(
             SharedGroup(
                 owner=group.owner,

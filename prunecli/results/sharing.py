@@ -1,4 +1,4 @@
-"""What the commands print with `--json` that share FFNs or attentions between layers, or make FFNs narrower."""
+"""What `share-ffn` and `share-attention` print with `--json`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class SharedGroup(Record):
         heads: of an attention, original ids of its heads.
         width: of an FFN, its hidden units.
         scale: of an FFN, factor of its output.
-        width_before: of an FFN in prune-ffn.
     """
 
     owner: str
@@ -31,7 +30,6 @@ class SharedGroup(Record):
     width: Count | None = None
     scale: Figure | None = None
     parameters: Count
-    width_before: Count | None = None
 
 
 class Sharing(Rewriting):
@@ -58,7 +56,7 @@ class Sharing(Rewriting):
 
 
 class FfnSharing(Sharing):
-    """What `share-ffn --json` and `prune-ffn --json` print.
+    """What `share-ffn --json` prints.
 
     Attributes:
         sparse: layers with experts, which stay as they are.

@@ -88,7 +88,11 @@ def plan_widths(
     layers = checkpoint.layout.ffns
     by_name = {layer.name: layer for layer in layers}
     chosen = _chosen(layers, options)
-    own = {layer.name: _group(layers, layer) for layer in layers if layer.name in chosen}
+    own = {
+        layer.name: Group((layer.name,), (layer.name,), None, layer.width, layer.width)
+        for layer in layers
+        if layer.name in chosen
+    }
     refuse_contradictions(options)
     _refuse_quantised(checkpoint, map(by_name.__getitem__, own))
     scores, tokens = _scores(checkpoint, by_name, own, options, activations)
@@ -164,17 +168,6 @@ def _chosen(layers: Sequence[FfnLayer], options: NarrowOptions) -> set[str]:
             f"--side {options.side}: {outside.name} runs an FFN of that side too.", "Leave --side out."
         )
     return {layer.owner for layer in dense}
-
-
-def _group(layers: Sequence[FfnLayer], owner: FfnLayer) -> Group:
-    members = [layer.name for layer in layers if layer.owner == owner.name and not layer.removed]
-    return Group(
-        (owner.name, *(name for name in members if name != owner.name)),
-        (owner.name,),
-        None,
-        owner.width,
-        owner.width,
-    )
 
 
 def _refuse_quantised(checkpoint: Checkpoint, layers: Iterable[FfnLayer]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from prunecli.methods.ffn.hidden_units import is_output, tensor_expression
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.decision import Ranked
 from prunecli.model.ffn import FfnLayer
 from prunecli.tensors.computing import values
 
@@ -67,37 +66,3 @@ class UnitActivations:
 
     magnitudes: Mapping[str, np.ndarray]
     tokens: Mapping[str, int] = field(default_factory=dict)
-
-
-def ranked_units(
-    layers: Mapping[str, FfnLayer],
-    groups: Mapping[str, Group],
-    units: Mapping[str, Sequence[int]],
-    scores: Mapping[str, np.ndarray] | None,
-    tokens: Mapping[str, int],
-) -> tuple[Ranked, ...]:
-    """The hidden units of each group, by its owner, with what they were compared by; scores None: by nothing.
-
-    Args:
-        layers: the FFNs by name.
-        groups: owner -> group.
-        units: owner -> those that stay; one that is left out keeps all.
-        scores: owner -> `[init_width]`.
-        tokens: owner -> tokens that they were measured on, where they were.
-    """
-    return tuple(
-        Ranked.of(
-            (owner, layers[owner].side, layers[owner].layer),
-            range(group.init_width),
-            units.get(owner, range(group.init_width)),
-            None if scores is None else scores[owner],
-            tokens=tokens.get(owner),
-        )
-        for owner, group in groups.items()
-    )
-
-
-def best_units(scores: Sequence[float] | np.ndarray, width: int) -> tuple[int, ...]:
-    """Ids of the `width` units of the largest scores, ascending; of equal ones the first."""
-    order = np.argsort(-np.asarray(scores, dtype=np.float64), kind="stable")
-    return tuple(sorted(order[:width].tolist()))

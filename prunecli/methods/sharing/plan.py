@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import CheckpointError, UsageError
-from prunecli.methods.ffn.score import UnitActivations, best_units, ranked_units, unit_norms
+from prunecli.methods.ffn.score import UnitActivations, unit_norms
 from prunecli.methods.sharing.arrange import Layer, SharePlan, arrange, kind_of
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions, chosen_configuration
+from prunecli.model.axes import Axis
 from prunecli.model.decision import Decision, Origin
 from prunecli.model.history import given, history_step
+from prunecli.selection.select import Budget, places_of, select
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -66,11 +68,27 @@ def plan_ffn(
     else:
         whole = (replace(group, width=max(group.width, group.init_width)) for group in plan.groups)
         measured = activations(replace(plan, groups=tuple(whole)))
-    scores = measured.magnitudes
-    units = {owner: best_units(scores[owner], group.width) for owner, group in narrowed.items()}
+    axes = [
+        Axis(
+            f"{owner}.units",
+            "unit",
+            tuple(range(group.init_width)),
+            group.init_width,
+            layers[owner].side,
+            layers[owner].layer,
+        )
+        for owner, group in narrowed.items()
+    ]
+    scores = {f"{owner}.units": measured.magnitudes[owner] for owner in narrowed}
+    kept = select(
+        axes, scores, Budget(keep={f"{owner}.units": group.width for owner, group in narrowed.items()})
+    )
+    units = {owner: kept[f"{owner}.units"] for owner in narrowed}
     decision = Decision(
         "unit",
-        ranked_units(layers, narrowed, units, scores, measured.tokens),
+        tuple(
+            replace(place, tokens=measured.tokens.get(place.name)) for place in places_of(axes, kept, scores)
+        ),
         options.keep_units,
         "the highest of each FFN as --init makes it stay",
         origin=Origin.of_text(options.text),

@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError
-from prunecli.methods.ffn.score import best_units, unit_norms
+from prunecli.methods.ffn.score import unit_norms
 from prunecli.methods.sharing.arrange import Group
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.methods.sharing.plan import plan_ffn
@@ -40,14 +38,6 @@ def test_norms(case: str, init: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
         group = Group(names, names[:1] if init == "first" else names, init, len(expected), 10)
         found = unit_norms(opened, layers, group)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.data())
-def test_the_best_units_are_chosen(scores: list[int], data: st.DataObject) -> None:
-    width = data.draw(st.integers(0, len(scores)))
-    found = best_units(scores, width)
-    ranked = sorted(range(len(scores)), key=lambda unit: (-scores[unit], unit))
-    assert found == tuple(sorted(ranked[:width]))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
