@@ -94,27 +94,24 @@ def place_name(decision: Decision, place: Ranked) -> str:
     return f"{where}, {group}" if group.startswith("group ") else where
 
 
-def component_name(decision: Decision, place: Ranked, number: int, layer: int | None) -> str:
+def component_name(decision: Decision, place: Ranked, number: int) -> str:
     """`Expert 7 of encoder layer 3`.
 
     Args:
         decision: which chose.
         place: where.
-        number: its id there.
-        layer: the number that its layer, or of a layer that it itself, had in the original model; None: the same.
+        number: its id.
     """
-    other = place.layer if decision.part != "layer" else number
-    shown = other if layer is None else layer
-    was = f" (then {other})" if shown != other else ""
     if decision.part == "token":
-        label = "" if place.labels is None else place.labels[number]
+        at = place.place_of(number)
+        label = "" if place.labels is None or at is None else place.labels[at]
         return f'Token "{label}" (id {number})' if label else f"Id {number}"
     if decision.part == "layer":
-        return f"{place.side.capitalize()} layer {shown}{was}"
+        return f"{place.side.capitalize()} layer {number}"
     of = {"expert": "", "unit": "the FFN of "}.get(decision.part, "")
     if decision.part == "head":
         of = f"the {'cross-attention' if place.kind == 'cross' else 'self-attention'} of "
-    return f"{decision.part.capitalize()} {number} of {of}{place.side} layer {shown}{was}"
+    return f"{decision.part.capitalize()} {number} of {of}{place.side} layer {place.layer}"
 
 
 def sentence(decision: Decision, index: int, at: int, subject: str) -> str:

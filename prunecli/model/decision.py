@@ -62,9 +62,10 @@ class Ranked:
     Attributes:
         name: of the place: "model.encoder.layers.3.ffn"; of layers and tokens "".
         side: of the stack; "" of tokens.
-        layer: its number, as the source of the step counts; None: of layers and tokens.
+        layer: its number, as `ids` count; None: of layers and tokens.
         kind: of an attention: encoder, decoder or cross; else "".
-        ids: `[n]`, ascending. Of experts and heads those of the original model, of others those of the step's source.
+        ids: `[n]`, ascending: of experts and heads those of the original model, of others those of the step's source
+            (in a file those of the original model too).
         kept: `[n]`, which stay.
         values: `[n]`, by what they were ranked; None: by nothing. NaN: nothing is known of one.
         cut: what is compared with each other has one name; "": the place alone.

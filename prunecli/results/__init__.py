@@ -52,10 +52,11 @@ def read(path: Path | str) -> Tabled:
 
 def formats() -> Mapping[str, type[Tabled]]:
     """Format -> the class that reads and writes it, of every module of this package."""
+    from prunecli.results.decisions import Decisions
     from prunecli.results.gates import GateStatistics
     from prunecli.results.tabled import Tabled
 
-    found: dict[str, type[Tabled]] = {GateStatistics.TEXT_FORMAT: GateStatistics}
+    found: dict[str, type[Tabled]] = {GateStatistics.TEXT_FORMAT: GateStatistics, Decisions.FIRST: Decisions}
     for module in iter_modules(__path__):
         for kind in vars(import_module(f"{__name__}.{module.name}")).values():
             if isinstance(kind, type) and issubclass(kind, Tabled) and "FORMAT" in vars(kind):

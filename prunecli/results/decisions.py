@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
@@ -20,6 +21,7 @@ from prunecli import __version__
 from prunecli.errors import CheckpointError, DataError, reason_of
 from prunecli.model.axes import Kind
 from prunecli.model.decision import Decision, Origin, Ranked
+from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.progress import Say, unsaid
 from prunecli.results.document import Count, Document, Number, Record
 from prunecli.results.packing import LARGEST_BYTES, MOST_COMPONENTS, Packed, PackedText
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from prunecli.model.rewrite import Rewrite
 
 FILE = "prunecli_decisions.json"
+SHARE_FFN = "share-ffn"
+"""The command after which hidden units are others."""
 LONGEST_LIST = 65_536
 """Components of a decision; the values of more are packed, rounded to float16 where they are no whole numbers."""
 REMEDY = "Copy the file again from the result that prunecli wrote, or remove it: the model does without."
@@ -210,7 +214,9 @@ class Decisions(Document):
         decisions: at most one of each step of the history.
     """
 
-    FORMAT: ClassVar[str] = "prunecli.decisions/1"
+    FORMAT: ClassVar[str] = "prunecli.decisions/2"
+    FIRST: ClassVar[str] = "prunecli.decisions/1"
+    """Of version 0.2.0: layers, hidden units and tokens by their numbers in the source of the step."""
 
     decisions: list[DecisionRecord]
 
@@ -258,11 +264,76 @@ def read_decisions(directory: Path, history: Sequence[Mapping[str, Any]]) -> dic
     Raises:
         CheckpointError: the file is damaged, or not of this history.
     """
-    records = _records(directory, history)
+    found: dict[int, Decision] = {}
+    path = directory / FILE
+    if not path.is_file():
+        return found
+    if path.stat().st_size > LARGEST_BYTES:
+        raise CheckpointError(f"{path}: is too large to be such a file", REMEDY)
     try:
-        return {int(one.step or 0): one.decision() for one in records}
-    except (ValueError, zlib.error) as error:
-        raise CheckpointError(f"{directory / FILE}: is damaged ({reason_of(error)})", REMEDY) from error
+        stored = Decisions.from_json(read_json(path, error=DataError), path)
+    except DataError as error:
+        raise CheckpointError(error.message, REMEDY) from error
+    if stored.format not in (Decisions.FORMAT, Decisions.FIRST):
+        raise CheckpointError(
+            f"{path}: its format is {stored.format!r}; this prunecli reads {Decisions.FORMAT!r}", REMEDY
+        )
+    for one in sorted(stored.decisions, key=lambda one: one.step or 0):
+        step = one.step
+        if step is None or step >= len(history) or history[step].get("command") != one.command:
+            raise CheckpointError(f"{path}: is not of the history in config.json", REMEDY)
+        if step in found:
+            raise CheckpointError(f"{path}: tells of one step twice", REMEDY)
+        try:
+            found[step] = one.decision()
+            if stored.format == Decisions.FIRST:
+                layer_of = partial(_number_before, history[:step])
+                found[step] = in_original_ids(found[step], found, history[: step + 1], layer_of)
+        except (ValueError, IndexError, zlib.error) as error:
+            raise CheckpointError(f"{path}: is damaged ({reason_of(error)})", REMEDY) from error
+    return found
+
+
+def in_original_ids(
+    decision: Decision,
+    earlier: Mapping[int, Decision],
+    history: Sequence[Mapping[str, Any]],
+    layer_of: Callable[[str, int], int],
+) -> Decision:
+    """A decision whose layers, hidden units and tokens are numbered as in the original model.
+
+    Args:
+        decision: by numbers of the source of its step.
+        earlier: those of steps before, by original numbers.
+        history: up to its step.
+        layer_of: side and number of a layer in the source -> its number in the original model.
+    """
+    made = [step for step, entry in enumerate(history) if entry.get("command") == SHARE_FFN]
+    since = made[-1] if made else 0  # hidden units of a merged FFN are other ones
+    before = [earlier[step] for step in sorted(earlier, reverse=True) if since <= step < len(history) - 1]
+    places = []
+    for place in decision.places:
+        ids, name, layer = place.ids, place.name, place.layer
+        if decision.part == "layer":
+            ids = np.array([layer_of(place.side, number) for number in ids.tolist()], np.int64)
+        if layer is not None:
+            layer = layer_of(place.side, layer)
+            name = f"{name}.".replace(f".{place.layer}.", f".{layer}.", 1)[:-1]
+        if decision.part in ("unit", "token"):
+            same = (one for other in before if other.part == decision.part for one in other.places)
+            held = next((one for one in same if (one.side, one.layer) == (place.side, layer)), None)
+            ids = ids if held is None else held.ids[held.kept][ids]
+        places.append(replace(place, ids=ids, name=name, layer=layer))
+    return replace(decision, places=tuple(places))
+
+
+def _number_before(history: Sequence[Mapping[str, Any]], side: str, number: int) -> int:
+    """The number in the original model of a layer that is counted so after these steps."""
+    for entry in reversed(history):
+        if entry.get("command") == PRUNE_LAYERS:
+            for gone in sorted(entry.get("arguments", {}).get("removed", {}).get(side, ())):
+                number += gone <= number
+    return number
 
 
 def document(decisions: Mapping[int, Decision], history: Sequence[Mapping[str, Any]]) -> Decisions:
@@ -275,7 +346,7 @@ def document(decisions: Mapping[int, Decision], history: Sequence[Mapping[str, A
 
 
 def with_decision(source: Checkpoint, rewrite: Rewrite, say: Say = unsaid) -> Rewrite:
-    """The rewrite with the file of its decision, and of those before it, among its files.
+    """The rewrite with its decision by original numbers, and the file of it and of those before it among its files.
 
     Where the source's file is damaged, or not of its history, those before are left out, and `say` hears of it.
     """
@@ -283,32 +354,18 @@ def with_decision(source: Checkpoint, rewrite: Rewrite, say: Say = unsaid) -> Re
         return rewrite
     history = rewrite.structure.history
     try:
-        earlier = _records(source.path, source.structure.history)
+        found = read_decisions(source.path, source.structure.history)
     except CheckpointError as error:
         say(f"{error.message}: left out, so that nothing tells by what earlier steps chose.")
-        earlier = []
-    last = record(rewrite.decision, step=len(history) - 1, command=str(history[-1]["command"]))
-    made = Decisions(format=Decisions.FORMAT, prunecli=__version__, decisions=[*earlier, last])
+        found = {}
+    decision = in_original_ids(rewrite.decision, found, history, source.structure.original_layer)
+    found[len(history) - 1] = decision
+    records = [
+        record(one, step=step, command=str(history[step].get("command", ""))) for step, one in found.items()
+    ]
+    made = Decisions(format=Decisions.FORMAT, prunecli=__version__, decisions=records)
     content = json.dumps(made.to_json(), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return replace(rewrite, files={**rewrite.files, FILE: f"{content}\n".encode()})
-
-
-def _records(directory: Path, history: Sequence[Mapping[str, Any]]) -> list[DecisionRecord]:
-    path = directory / FILE
-    if not path.is_file():
-        return []
-    if path.stat().st_size > LARGEST_BYTES:
-        raise CheckpointError(f"{path}: is too large to be such a file", REMEDY)
-    try:
-        found = Decisions.from_json(read_json(path, Decisions.FORMAT, error=DataError), path).decisions
-    except DataError as error:
-        raise CheckpointError(error.message, REMEDY) from error
-    for one in found:
-        if one.step is None or one.step >= len(history) or history[one.step].get("command") != one.command:
-            raise CheckpointError(f"{path}: is not of the history in config.json", REMEDY)
-    if len({one.step for one in found}) < len(found):
-        raise CheckpointError(f"{path}: tells of one step twice", REMEDY)
-    return found
+    return replace(rewrite, decision=decision, files={**rewrite.files, FILE: f"{content}\n".encode()})
 
 
 T = TypeVar("T")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from prunecli import results
 from prunecli.analysis.explanation import Explained, explain
 from prunecli.errors import CheckpointError, DataError
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
@@ -45,25 +46,48 @@ def thrice(tmp_path: Path) -> Path:
 
 
 def test_units_are_followed_through_steps_and_layers(thrice: Path) -> None:
+    """By hand: what the first step keeps of the original's layer 1 is ranked again in the third."""
     with open_model(thrice / "three") as model:
         told = read_decisions(model.path, model.structure.history)
-    # By hand: layer 1 of the original is layer 0 of the third step's source.
-    first = next(place for place in told[0].places if place.layer == 1)
-    third = next(place for place in told[2].places if place.layer == 0)
-    staying = [unit for unit, stays in enumerate(first.kept.tolist()) if stays]
-    assert len(third.ids) == len(staying)
-    for unit in range(len(first.ids)):
+    first, third = (next(place for place in told[step].places if place.layer == 1) for step in (0, 2))
+    assert (first.name, third.name) == ("model.layers.1.mlp",) * 2
+    assert third.ids.tolist() == first.ids[first.kept].tolist()
+    for unit in first.ids.tolist():
         answers = explain(thrice / "three", f"unit {unit} of layer 1")
-        assert answers[0].fields["kept"] == bool(first.kept[unit])
-        if unit not in staying:
-            assert len(answers) == 1
+        assert [answer.fields["kept"] for answer in answers if answer.step is not None] == [
+            bool(place.kept[place.place_of(unit)])
+            for place in (first, third)
+            if place.place_of(unit) is not None
+        ]
+        if unit not in third.ids[third.kept]:
+            assert answers[-1].step is not None
             continue
-        now = staying.index(unit)
-        assert answers[1].fields["id"] == now
-        assert answers[1].fields["kept"] == bool(third.kept[now])
-        assert f"Unit {now} of the FFN of decoder layer 1 (then 0)" in answers[1].text
+        now = third.ids[third.kept].tolist().index(unit)
+        assert f"Unit {unit} of the FFN of decoder layer 1 was kept" in answers[1].text
+        assert answers[-1].text == f"In the result it is unit {now} of decoder layer 0."
     with pytest.raises(DataError, match="nothing tells of unit 999"):
         explain(thrice / "three", "unit 999 of layer 1")
+
+
+def test_a_file_of_the_first_version_is_read(thrice: Path) -> None:
+    """It numbers layers and hidden units as the source of each step did."""
+    path = thrice / "three" / FILE
+    wanted = [explain(thrice / "three", question) for question in ("unit 3 of layer 1", "layer 2", "layer 0")]
+    content = json.loads(path.read_text())
+    assert content["format"] == "prunecli.decisions/2"
+    content["format"] = "prunecli.decisions/1"
+    for place in content["decisions"][2]["places"]:
+        ids = place.pop("ids")
+        place["kept"] = [ids.index(unit) for unit in place["kept"]]
+        place["layer"] -= 1
+        place["name"] = f"model.layers.{place['layer']}.mlp"
+    path.write_text(json.dumps(content))
+    found = [explain(thrice / "three", question) for question in ("unit 3 of layer 1", "layer 2", "layer 0")]
+    assert found == wanted
+    assert "decisions" in results.read(path).tables()
+    path.write_text(json.dumps({**content, "format": "prunecli.decisions/3"}))
+    with pytest.raises(CheckpointError, match=r"decisions/3"):
+        explain(thrice / "three", "layer 2")
 
 
 def test_units_of_merged_ffns_are_told_of_the_merged_one(thrice: Path) -> None:
@@ -88,8 +112,8 @@ def test_a_result_without_the_file_says_what_to_do(thrice: Path) -> None:
     assert "save_pretrained" in str(caught.value.remedy)
     explained = Explained.open(thrice / "two")
     assert "Nothing tells" in explained.untold(0)
-    # The history still names the layers that went.
-    assert explain(thrice / "two", "layer 0")[0].text == "Decoder layer 0 went in step 2; nothing tells why."
+    # The structure still says which layers went.
+    assert explain(thrice / "two", "layer 0")[0].text == "Decoder layer 0 is gone; nothing tells why."
 
 
 def test_a_file_of_another_history_is_refused(thrice: Path) -> None:
