@@ -12,16 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from prunecli.architectures.records import Side
 from prunecli.processes import ALONE, ProcessGroup
-
-if TYPE_CHECKING:
-    from prunecli.running.layerwise.runner import Layerwise
 
 B = TypeVar("B")
 
@@ -151,13 +148,13 @@ class Runner(Protocol):
         """How often `advance` is called for so many passes through each stack."""
 
     def groups(
-        self, batches: Iterable[B], cost: Callable[[Layerwise, B], BatchCost], /, start: int = 0
+        self, batches: Iterable[B], cost: Callable[[Any, B], BatchCost], /, start: int = 0
     ) -> Iterable[Group[B]]:
         """Batches that go together, in their order: as many as find room.
 
         Args:
             batches: of all processes.
-            cost: what one takes layer by layer, where that matters.
+            cost: from the runner and a batch to what the batch takes layer by layer, where that matters.
             start: how many batches come before them.
 
         Raises:
