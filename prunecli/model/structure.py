@@ -126,7 +126,11 @@ class Structure:
     def to_json(self) -> dict[str, Any]:
         """The value under `"prunecli"` of config.json; what says nothing is left out."""
         value = {
-            "axes": {name: {"kept": list(units.kept), "of": units.of} for name, units in self.axes.items()},
+            "axes": {  # in the same order, whichever kind was cut first
+                axis_name(owner, kind): {"kept": list(units.kept), "of": units.of}
+                for kind in KINDS
+                for owner, units in self.of_kind(kind).items()
+            },
             "shared": dict(self.shared),
             "removed": sorted(self.removed),
             "widths": dict(self.widths),
