@@ -60,8 +60,8 @@ def prune(source: Path, output: Path, ratio: float) -> Path:
         plan = plan_heads(checkpoint, HeadOptions(metric="random", ratio=ratio))
         rewrite = cut(checkpoint, plan)
         apply(checkpoint, rewrite, output)
-        held = json.loads((output / "config.json").read_text())["prunecli"]["heads"]
-        print(f"heads left in the layers that lost some: {[len(ids) for ids in held.values()]}")
+        held = json.loads((output / "config.json").read_text())["prunecli"]["axes"]
+        print(f"heads left in the layers that lost some: {[len(units['kept']) for units in held.values()]}")
     return output
 
 

@@ -23,6 +23,7 @@ from prunecli.tensors.stream import Copy, Output
 from prunecli.tensors.transaction import new_directory
 from tests.families import tiny_family
 from tests.selections import kept_heads
+from tests.structures import axes_of, kept_ids
 from tests.tiny import random_tensors, tensor_shapes, tiny_config, tiny_nllb_moe, write_json, write_weights
 
 ENCODER, DECODER = "model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn"
@@ -46,9 +47,7 @@ def keeping(source: Checkpoint, kept: Mapping[str, Sequence[int]], dtype: str = 
             outputs.append(Output(name, dtype, (len(rows), *info.shape[1:]), Rows(name, rows)))
         elif int(name.split("expert_")[1].split(".")[0]) in kept[layer]:
             outputs.append(Output(name, dtype, info.shape, Copy(name)))
-    structure = source.structure.keeping_experts(
-        {n: tuple(ids) for n, ids in kept.items()}, dict.fromkeys(kept, 4)
-    )
+    structure = source.structure.keeping(axes_of("expert", kept, 4))
     return Rewrite(structure, tuple(outputs), result_config(source, structure))
 
 
@@ -87,7 +86,7 @@ def test_a_result_remembers_what_it_keeps(tmp_path: Path) -> None:
     rewritten(tiny(tmp_path / "in"), tmp_path / "out", UNEVEN)
     with open_model(tmp_path / "out") as made:
         made.check()
-        assert made.structure.experts == UNEVEN
+        assert kept_ids(made.structure, "expert") == UNEVEN
 
 
 def test_everything_else_of_the_config_stays(tmp_path: Path) -> None:
@@ -221,7 +220,7 @@ def test_existing_output_needs_force(tmp_path: Path) -> None:
         rewritten(source, tmp_path / "out")
     rewritten(source, tmp_path / "out", UNEVEN, force=True)
     with open_model(tmp_path / "out") as made:
-        assert made.structure.experts == UNEVEN
+        assert kept_ids(made.structure, "expert") == UNEVEN
 
 
 def test_side_files_are_replaced_or_left_out_and_need_room(

@@ -161,22 +161,23 @@ class Explained:
         later = any(self._command(own) == SHARE_FFN for own in range(step + 1, len(self.history)))
         if place.layer is None or (part == "unit" and later):
             return
-        layers = self.structure.layers.get(place.side, range(place.layer + 1))
+        layers = self.structure.units(str(place.side), "layer", place.layer + 1).kept
         if place.layer not in layers:
             yield Answer(f"{place.side.capitalize()} layer {place.layer} itself is gone by now.")
             return
         layer = layers.index(place.layer)
         name = place.name.replace(f".{place.layer}.", f".{layer}.", 1)
-        change = self.structure.attention.get(name) or self.structure.ffn.get(name)
-        if change is not None and (change.removed or change.shared_with):
-            yield Answer(f"{name} is {'gone' if change.removed else f'that of {change.shared_with}'} by now.")
+        if name in self.structure.removed:
+            yield Answer(f"{name} is gone by now.")
+        elif name in self.structure.shared:
+            yield Answer(f"{name} is that of {self.structure.shared[name]} by now.")
         elif (now, layer) != (number, place.layer):
             yield Answer(f"In the result it is {part} {now} of {place.side} layer {layer}.")
 
     def _lost_layers(self, question: Question) -> Iterator[Answer]:
         """Layers that the structure lacks, where no decision tells of them."""
-        for side, layers in self.structure.layers.items():
-            if question.side in (None, side) and question.number not in layers:
+        for side, layers in self.structure.of_kind("layer").items():
+            if question.side in (None, side) and question.number not in layers.kept:
                 yield Answer(f"{side.capitalize()} layer {question.number} is gone; nothing tells why.")
 
     def _command(self, step: int) -> str:

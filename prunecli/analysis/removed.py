@@ -42,9 +42,9 @@ def removed(checkpoints: Sequence[Checkpoint], whole: int | None = None) -> tupl
     was of some attentions only (1905.10650, section 5), the fraction is of the heads of these.
     """
     commands = _commands(checkpoints)
-    if commands <= {"prune-heads"} and any(one.structure.heads for one in checkpoints):
+    if commands <= {"prune-heads"} and any(one.structure.of_kind("head") for one in checkpoints):
         return "heads", _in_lines(checkpoints, [_heads(one) for one in checkpoints])
-    if commands <= {"prune-experts"} and any(one.structure.experts for one in checkpoints):
+    if commands <= {"prune-experts"} and any(one.structure.of_kind("expert") for one in checkpoints):
         return "experts", _in_lines(checkpoints, [_experts(one) for one in checkpoints])
     sizes = [one.total_parameters for one in checkpoints]
     return "parameters", _in_lines(checkpoints, [1 - size / (whole or sizes[0]) for size in sizes])
@@ -99,7 +99,7 @@ def is_made_from(one: Checkpoint, other: Checkpoint) -> bool:
 
 
 def _heads(checkpoint: Checkpoint) -> float:
-    if not checkpoint.structure.heads:
+    if not checkpoint.structure.of_kind("head"):
         return 0.0
     kinds = kinds_of(_of_heads(checkpoint))
     layers: Sequence[AttentionLayer] = checkpoint.layout.attentions
@@ -108,7 +108,7 @@ def _heads(checkpoint: Checkpoint) -> float:
 
 
 def _experts(checkpoint: Checkpoint) -> float:
-    if not checkpoint.structure.experts:
+    if not checkpoint.structure.of_kind("expert"):
         return 0.0
     layers = checkpoint.require_mixtures()
     return 1 - sum(layer.num_experts for layer in layers) / sum(layer.original_experts for layer in layers)

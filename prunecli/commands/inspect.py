@@ -159,9 +159,8 @@ def _show_fits(fits: Capacity, inventory: Inventory, command: list[str], dtype: 
 
 
 def _show(opened: Checkpoint, inventory: Inventory) -> None:
-    from prunecli.model.attention import describe_attentions
     from prunecli.model.embedding import describe_embeddings
-    from prunecli.model.ffn import describe_ffns, ranges
+    from prunecli.model.parts import describe_parts, ranges
 
     total = inventory.total
     rows = [
@@ -188,9 +187,9 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
         if len(stack.layers) < stack.original_layers:
             numbers = ranges(stack.layers)
             console.out(f"Layers of the {stack.side}: {numbers} of the original {stack.original_layers}")
-    if changed := describe_attentions(inventory.attentions):
+    if changed := describe_parts(inventory.attentions, {}):
         console.out(f"Attention: {changed}")
-    if changed := describe_ffns(inventory.ffns, opened.structure.ffn):
+    if changed := describe_parts(inventory.ffns, opened.structure.widths):
         console.out(f"FFN: {changed}")
     if changed := describe_embeddings(inventory.tables):
         console.out(f"Embeddings: {changed}")

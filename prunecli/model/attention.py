@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -11,9 +11,8 @@ from prunecli.architectures import FAMILIES, REDUCED_PREFIX
 from prunecli.architectures.records import Attention, Stack
 from prunecli.errors import CheckpointError
 from prunecli.model.axes import Carrier
-from prunecli.model.changes import AttentionChange
 from prunecli.model.declared import Sizes
-from prunecli.model.ffn import REMEDY, changes_text, own_norms
+from prunecli.model.ffn import own_norms
 from prunecli.model.structure import Structure
 
 AttentionKind = Literal["encoder", "decoder", "cross"]
@@ -104,7 +103,6 @@ def resolve_attentions(sizes: Sizes, structure: Structure) -> tuple[AttentionLay
     Raises:
         CheckpointError: config.json holds no usable number of heads, or names heads that cannot be.
     """
-    _check(sizes, structure)
     layers = [
         _layer(sizes, structure, stack, attention, number)
         for stack in sizes.family.stacks
@@ -124,10 +122,9 @@ def _layer(
         sizes.count(f"{attention.queries}/{attention.heads}")
     if counted > MOST_HEADS:
         raise CheckpointError(f"config.json: {attention.heads} is {counted}; no model has so many heads")
-    change = structure.attention.get(name, AttentionChange())
-    holder = change.shared_with or name
-    ids = () if change.removed else structure.heads.get(holder, tuple(range(counted)))
-    original = structure.original_heads.get(name, counted)
+    removed, holder = name in structure.removed, structure.shared.get(name, name)
+    units = structure.units(holder, "head", counted)
+    ids, original = () if removed else units.kept, units.of
     if len(set(ids)) != len(ids) or not all(0 <= head < original for head in ids):
         raise CheckpointError(
             f"config.json names heads {list(ids)} of {name}, which had {original}",
@@ -158,7 +155,7 @@ def _layer(
         stack=stack,
         spec=attention,
         owner=holder,
-        removed=change.removed,
+        removed=removed,
         shared_tensors=shared,
         window=windows[number] if (windows := layer_windows(sizes, stack)) else "",
     )
@@ -177,54 +174,6 @@ def layer_windows(sizes: Sizes, stack: Stack) -> list[str]:
         start = sizes.count(family.window_start)
         return ["full_attention" if number < start else "sliding_attention" for number in range(depth)]
     return []
-
-
-def describe_attentions(layers: Sequence[AttentionLayer]) -> str:
-    """Which are shared or gone, in a line: "encoder 1-5 share layer 0's; cross 0-5 removed"; "" where none is."""
-    numbers: dict[tuple[str, str], list[int]] = {}
-    by_name = {layer.name: layer for layer in layers}
-    for layer in layers:
-        if not layer.has_tensors:
-            what = "removed" if layer.removed else f"share layer {by_name[layer.owner].layer}'s"
-            numbers.setdefault((layer.kind, what), []).append(layer.layer)
-    return changes_text(numbers)
-
-
-def _check(sizes: Sizes, structure: Structure) -> None:
-    """Refuse changes of attentions that cannot be."""
-    records = {
-        f"{layer}.{attention.name}": (stack, attention, number)
-        for stack in sizes.family.stacks
-        for number, layer in sizes.layers(stack)
-        for attention in stack.attentions
-    }
-    gone = {name for name, change in structure.attention.items() if change.removed}
-    for name, change in structure.attention.items():
-        owner = change.shared_with
-        for named in (name,) if owner is None else (name, owner):
-            if named not in records:
-                raise CheckpointError(
-                    f"config.json names {named}, which is no attention of the model", REMEDY
-                )
-        if owner is None:
-            continue
-        if records[name][:2] != records[owner][:2]:
-            raise CheckpointError(
-                f"config.json: {name} shares with {owner}, which is of another kind", REMEDY
-            )
-        if owner in structure.attention:
-            raise CheckpointError(
-                f"config.json: {name} shares with {owner}, which is {'removed' if owner in gone else 'shared'}",
-                REMEDY,
-            )
-    for stack in sizes.family.stacks:
-        for attention in stack.attentions:
-            if any(spec.first for spec in attention.tensors):
-                own = [name for name, record in records.items() if record[:2] == (stack, attention)]
-                if own and own[0] in gone and not gone.issuperset(own):
-                    raise CheckpointError(
-                        f"config.json: {own[0]} is removed, whose table of positions other layers use", REMEDY
-                    )
 
 
 def kind_and_layer(model_type: str, attention: str) -> tuple[str, int]:

@@ -18,6 +18,14 @@ Kind = Literal["expert", "head", "unit", "layer", "token"]
 VOCABULARY = "vocab_size"
 
 
+def axis_name(owner: str, kind: Kind) -> str:
+    """Name of the axis along which the units of `owner` lie: of a module, or of a stack for its layers.
+
+    "model.layers.0.self_attn.heads", "model.layers.0.mlp.experts", "encoder.layers".
+    """
+    return f"{owner}.{kind}s"
+
+
 @dataclass(frozen=True)
 class Carrier:
     """Where the units of an axis lie in one tensor.
@@ -89,7 +97,7 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
     if kind == "expert":
         return tuple(
             Axis(
-                f"{layer.name}.experts",
+                axis_name(layer.name, "expert"),
                 kind,
                 layer.experts,
                 layer.original_experts,
@@ -112,7 +120,7 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
     if kind == "head":
         return tuple(
             Axis(
-                f"{layer.name}.heads",
+                axis_name(layer.name, "head"),
                 kind,
                 layer.heads,
                 layer.original_heads,
@@ -126,7 +134,7 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
     if kind == "unit":
         return tuple(
             Axis(
-                f"{ffn.name}.units",
+                axis_name(ffn.name, "unit"),
                 kind,
                 tuple(range(ffn.width)),
                 ffn.width,
@@ -143,11 +151,11 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
         )
     structure, axes = layout.structure, []
     for stack in layout.family.stacks:
-        depth = layout.sizes.depth(stack)
-        ids = structure.layers.get(stack.side, tuple(range(depth)))
-        original = structure.original_layers.get(stack.side, depth)
+        units = structure.units(stack.side, "layer", layout.sizes.depth(stack))
         members = stack.layers.replace("{layer}", "{}")
-        axes.append(Axis(f"{stack.side}.layers", kind, ids, original, stack.side, members=members))
+        axes.append(
+            Axis(axis_name(stack.side, "layer"), kind, units.kept, units.of, stack.side, members=members)
+        )
     return tuple(axes)
 
 

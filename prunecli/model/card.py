@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prunecli import PACKAGE
-from prunecli.model.attention import describe_attentions
+from prunecli.model.axes import Kind
 from prunecli.model.changes import EmbeddingChange
 from prunecli.model.declared import class_names
 from prunecli.model.embedding import describe_embeddings
-from prunecli.model.ffn import describe_ffns
 from prunecli.model.layout import ModelLayout
 from prunecli.model.opening import SHIM, WEIGHTS_KEY, shim_classes
+from prunecli.model.parts import describe_parts
 from prunecli.model.source_card import (
     HISTORY,
     ORIGINAL_CARD,
@@ -67,10 +67,10 @@ def model_card(
         *([] if is_trained else _sizes(structure, parameters, nbytes)),
         *(_loading(layout) if weights else [NO_WEIGHTS]),
         *_sentences(matter, config),
-        *_kept("layers", structure.layers, structure.original_layers, "stack"),
-        *_kept("experts", structure.experts, structure.original_experts, "layer"),
+        *_kept(structure, "layer", "stack"),
+        *_kept(structure, "expert", "layer"),
         *_constants(structure),
-        *_kept("heads", structure.heads, structure.original_heads, "attention"),
+        *_kept(structure, "head", "attention"),
         *_attentions(layout),
         *_ffns(layout),
         *_embeddings(layout),
@@ -146,21 +146,19 @@ def _sentences(matter: Mapping[str, Any], config: Mapping[str, Any]) -> list[str
     return [f"`{call}` opens it with its pooling{where}."]
 
 
-def _kept(
-    what: str, kept: Mapping[str, tuple[int, ...]], original: Mapping[str, int], owner: str
-) -> list[str]:
-    if not kept:
+def _kept(structure: Structure, kind: Kind, owner: str) -> list[str]:
+    what, axes = f"{kind}s", structure.of_kind(kind)
+    if not axes:
         return []
     lines = [
         f"| {owner} | kept | of | removed | ids of the kept {what} |",
         "| --- | ---: | ---: | ---: | --- |",
     ]
-    for name, ids in kept.items():
-        had = original.get(name, len(ids))
-        gone = f"{1 - len(ids) / had:.1%}" if had else "-"
-        lines.append(f"| `{name}` | {len(ids)} | {had} | {gone} | {_ids(ids) or 'none'} |")
-    remaining = sum(map(len, kept.values()))
-    whole = sum(original.get(name, len(ids)) for name, ids in kept.items())
+    for name, units in axes.items():
+        left, gone = len(units.kept), f"{1 - len(units.kept) / units.of:.1%}" if units.of else "-"
+        lines.append(f"| `{name}` | {left} | {units.of} | {gone} | {_ids(units.kept) or 'none'} |")
+    remaining = sum(len(units.kept) for units in axes.values())
+    whole = sum(units.of for units in axes.values())
     return [
         f"## {what.capitalize()}",
         f"{remaining} of {whole} {what} are left in these {owner}s. Ids are those of the original model; config.json "
@@ -183,7 +181,7 @@ def _constants(structure: Structure) -> list[str]:
 
 
 def _attentions(layout: ModelLayout) -> list[str]:
-    described = describe_attentions(layout.attentions)
+    described = describe_parts(layout.attentions, {})
     if not described:
         return []
     return [
@@ -196,9 +194,9 @@ def _attentions(layout: ModelLayout) -> list[str]:
 
 
 def _ffns(layout: ModelLayout) -> list[str]:
-    if not layout.structure.ffn:
+    described = describe_parts(layout.ffns, layout.structure.widths)
+    if not described:
         return []
-    described = describe_ffns(layout.ffns, layout.structure.ffn)
     return [
         "## Feed-forward networks",
         f"FFN: {described}.",

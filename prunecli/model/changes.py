@@ -1,4 +1,4 @@
-"""How one part of a reduced model differs from the stock one: an FFN, an attention, the token embeddings."""
+"""How the token embeddings of a reduced model differ from the stock ones."""
 
 from __future__ import annotations
 
@@ -6,59 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
-Change = TypeVar("Change", "FfnChange", "AttentionChange", "InputChange", "OutputChange")
-
-
-@dataclass(frozen=True)
-class FfnChange:
-    """How one FFN differs from the stock one. At most one of the three is given; none: it is the stock one again.
-
-    Attributes:
-        shared_with: name of the FFN whose tensors it runs; that one has tensors of its own.
-        removed: whether it is gone, together with its norm.
-        width: hidden units that it has, of those that it shares with others too.
-
-    Raises:
-        ValueError: more than one of them, or a width below 1.
-    """
-
-    shared_with: str | None = None
-    removed: bool = False
-    width: int | None = None
-
-    def __post_init__(self) -> None:
-        if (self.shared_with is not None) + self.removed + (self.width is not None) > 1:
-            raise ValueError("an FFN is either shared, removed or of another width")
-        if self.width is not None and self.width < 1:
-            raise ValueError(f"an FFN of width {self.width}")
-
-    def to_json(self) -> dict[str, Any]:
-        """What is given of the three."""
-        return {key: value for key, value in asdict(self).items() if value}
-
-
-@dataclass(frozen=True)
-class AttentionChange:
-    """How one attention differs from the stock one, but for its heads. At most one of both is given.
-
-    Attributes:
-        shared_with: name of the attention whose tensors it runs; that one has tensors of its own.
-        removed: whether it is gone, together with its norms.
-
-    Raises:
-        ValueError: both are given.
-    """
-
-    shared_with: str | None = None
-    removed: bool = False
-
-    def __post_init__(self) -> None:
-        if self.shared_with is not None and self.removed:
-            raise ValueError("an attention is either shared or removed")
-
-    def to_json(self) -> dict[str, Any]:
-        """What is given of both."""
-        return {key: value for key, value in asdict(self).items() if value}
+Change = TypeVar("Change", "InputChange", "OutputChange")
 
 
 @dataclass(frozen=True)
@@ -87,15 +35,10 @@ class InputChange:
     shared_blocks: bool = False
     reduction: bool = True
 
-    @property
-    def is_newer(self) -> bool:
-        """Whether it is a unit that the first prunecli does not know."""
-        return self.shared_blocks or not self.reduction
-
     def to_json(self) -> dict[str, Any]:
-        """All but what the first prunecli does not know, where that is as ever."""
-        since = {"shared_blocks": False, "reduction": True}
-        return {name: value for name, value in asdict(self).items() if since.get(name) != value}
+        """All of them, but for the last two where they are as by default."""
+        default = {"shared_blocks": False, "reduction": True}
+        return {name: value for name, value in asdict(self).items() if default.get(name) != value}
 
 
 @dataclass(frozen=True)
@@ -149,8 +92,8 @@ class EmbeddingChange:
             raise ValueError(f"unknown change of the embeddings: {value!r}")
         unit, output = value.get("input"), value.get("output")
         made = cls(
-            None if unit is None else read_change(InputChange, unit),
-            None if output is None else read_change(OutputChange, output),
+            None if unit is None else _read(InputChange, unit),
+            None if output is None else _read(OutputChange, output),
         )
         unit, output = made.unit, made.output
         if output is not None and output.tied and (unit is None or unit.map_dim != output.map_dim):
@@ -158,7 +101,7 @@ class EmbeddingChange:
         return made
 
 
-def read_change(kind: type[Change], value: Any) -> Change:
+def _read(kind: type[Change], value: Any) -> Change:
     """A change of this kind from its value in config.json.
 
     Raises:

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from prunecli.architectures import Architecture
 from prunecli.architectures.records import Side
 from prunecli.errors import CheckpointError
-from prunecli.model.attention import AttentionLayer, layer_windows, resolve_attentions
-from prunecli.model.changes import AttentionChange, FfnChange
+from prunecli.model.attention import layer_windows
+from prunecli.model.axes import axis_name
 from prunecli.model.declared import Sizes
-from prunecli.model.ffn import FfnLayer, is_sparse, resolve_ffns
-from prunecli.model.structure import STATISTICS_OF, Structure
+from prunecli.model.ffn import is_sparse
+from prunecli.model.structure import STATISTICS_OF, KeptUnits, Structure
 
 Kept = Mapping[Side, Sequence[int]]
 """Side -> numbers of the layers that stay, as the model counts them now, ascending; one that is left out keeps all."""
@@ -38,11 +38,11 @@ def check_layers(sizes: Sizes, structure: Structure) -> None:
         CheckpointError: it names other layers than there can be.
     """
     depths: dict[str, int] = {stack.side: sizes.depth(stack) for stack in sizes.family.stacks}
-    for side, ids in structure.layers.items():
-        original, depth = structure.original_layers.get(side, 0), depths.get(side, 0)
-        if len(ids) != depth or list(ids) != [number for number in range(original) if number in ids]:
+    for side, units in structure.of_kind("layer").items():
+        ids, depth = list(units.kept), depths.get(side, 0)
+        if len(ids) != depth or ids != [number for number in range(units.of) if number in ids]:
             raise CheckpointError(
-                f"config.json names layers {list(ids)} of the {side} as kept, of {original}; it counts {depth}",
+                f"config.json names layers {ids} of the {side} as kept, of {units.of}; it counts {depth}",
                 "config.json and the weights are not of one checkpoint; copy both again.",
             )
 
@@ -85,7 +85,7 @@ def renaming_since(family: Architecture, structure: Structure, fingerprint: str 
     for step in later:
         if step.get("command") == PRUNE_LAYERS and "removed" in step.get("arguments", {}):
             kept: Kept = {  # with numbers of some that never were
-                side: [n for n in range(structure.original_layers.get(side, 0)) if n not in numbers]
+                side: [n for n in range(structure.units(side, "layer", 0).of) if n not in numbers]
                 for side, numbers in step["arguments"]["removed"].items()
             }
             renames.append(renaming(family, kept))
@@ -99,69 +99,42 @@ def renaming_since(family: Architecture, structure: Structure, fingerprint: str 
     return rename if renames else None
 
 
-def heirs(parts: Sequence[FfnLayer] | Sequence[AttentionLayer], rename: Rename) -> dict[str, str]:
-    """Owner of an FFN, or attention, that a layer which stays runs -> what holds the tensors from now on.
-
-    That is the owner itself where its layer stays, else the first that shared it.
-    """
+def heirs(structure: Structure, rename: Rename) -> dict[str, str]:
+    """Shared FFN or attention that goes -> the first that runs its tensors and stays: it holds them from now on."""
     found: dict[str, str] = {}
-    for layer in parts:
-        if not layer.removed and rename(layer.name) is not None:
-            found.setdefault(layer.owner, layer.name if rename(layer.owner) is None else layer.owner)
+    for name, owner in structure.shared.items():
+        if rename(owner) is None and rename(name) is not None:
+            found.setdefault(owner, name)
     return found
 
 
 def keeping_layers(sizes: Sizes, structure: Structure, kept: Kept) -> Structure:
     """`structure` of the model with only these layers: their numbers, and all that it says of them."""
     rename = renaming(sizes.family, kept)
-    holders = heirs(resolve_ffns(sizes, structure), rename)
-    attention_holders = heirs(resolve_attentions(sizes, structure), rename)
-    layers, original = dict(structure.layers), dict(structure.original_layers)
+    found = heirs(structure, rename)
+    moved = found | {axis_name(owner, "head"): axis_name(heir, "head") for owner, heir in found.items()}
+
+    def renamed(values: Mapping[str, Value]) -> dict[str, Value]:
+        new = {name: rename(moved.get(name, name)) for name in values}
+        return {str(new[name]): value for name, value in values.items() if new[name] is not None}
+
+    axes = renamed(structure.axes)
     for stack in sizes.family.stacks:
         depth = sizes.depth(stack)
         numbers = kept.get(stack.side, range(depth))
         if len(numbers) < depth:
-            before = layers.get(stack.side, tuple(range(depth)))
-            layers[stack.side] = tuple(before[number] for number in numbers)
-            original.setdefault(stack.side, depth)
-
-    def own(values: Mapping[str, Value]) -> dict[str, Value]:
-        return {new: value for name, value in values.items() if (new := rename(name)) is not None}
-
-    def change(name: str, stated: FfnChange) -> FfnChange:
-        if stated.shared_with is None:
-            return stated
-        holder = holders[stated.shared_with]
-        if holder == name:
-            return structure.ffn.get(stated.shared_with, FfnChange())
-        return FfnChange(shared_with=rename(holder))
-
-    def attention_change(stated: AttentionChange) -> AttentionChange:
-        if stated.shared_with is None:
-            return stated
-        return AttentionChange(shared_with=rename(attention_holders[stated.shared_with]))
-
-    heads = dict(structure.heads)
-    for owner, holder in attention_holders.items():
-        if owner in heads:
-            heads[holder] = heads[owner]
-    changes = own({name: change(name, stated) for name, stated in structure.ffn.items() if rename(name)})
+            before = structure.units(stack.side, "layer", depth)
+            left = tuple(before.kept[number] for number in numbers)
+            axes[axis_name(stack.side, "layer")] = KeptUnits(left, before.of)
+    shared = {name: found.get(owner, owner) for name, owner in structure.shared.items()}
+    shared = renamed({name: owner for name, owner in shared.items() if owner != name})
     return replace(
         structure,
-        layers=layers,
-        original_layers=original,
-        experts=own(structure.experts),
-        original_experts=own(structure.original_experts),
-        heads=own(heads),
-        original_heads=own(structure.original_heads),
-        attention=own(
-            {
-                name: attention_change(stated)
-                for name, stated in structure.attention.items()
-                if rename(name) and name not in attention_holders.values()
-            }
-        ),
-        ffn={name: stated for name, stated in changes.items() if stated != FfnChange()},
+        axes=axes,
+        shared={name: str(rename(owner)) for name, owner in shared.items()},
+        removed=frozenset(renamed(dict.fromkeys(structure.removed))),
+        widths=renamed(structure.widths),
+        constants=renamed(structure.constants),
     )
 
 
@@ -173,8 +146,9 @@ def config_of_layers(sizes: Sizes, before: Structure, after: Structure) -> Mappi
     """
     kept = {}
     for stack in sizes.family.stacks:  # where the layers of `after` lie among those of `before`
-        held = before.layers.get(stack.side, tuple(range(sizes.depth(stack))))
-        kept[stack.side] = [held.index(number) for number in after.layers.get(stack.side, held)]
+        held = before.units(stack.side, "layer", sizes.depth(stack))
+        left = after.units(stack.side, "layer", held.of)
+        kept[stack.side] = [held.kept.index(number) for number in left.kept]
     if all(len(kept[stack.side]) == sizes.depth(stack) for stack in sizes.family.stacks):
         return sizes.config
     config = dict(sizes.config)

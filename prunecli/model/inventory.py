@@ -137,12 +137,9 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
         stacks=()
         if layout is None
         else tuple(
-            StackLayers(
-                stack.side,
-                layout.structure.layers.get(stack.side, tuple(range(layout.sizes.depth(stack)))),
-                layout.structure.original_layers.get(stack.side, layout.sizes.depth(stack)),
-            )
+            StackLayers(stack.side, units.kept, units.of)
             for stack in layout.family.stacks
+            for units in [layout.structure.units(stack.side, "layer", layout.sizes.depth(stack))]
         ),
         layers=mixtures,
         attentions=() if layout is None else layout.attentions,

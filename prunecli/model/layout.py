@@ -12,11 +12,13 @@ from prunecli.architectures import EXPERTS_ONLY, Architecture
 from prunecli.architectures.records import Part, Side, Stack, TensorSpec
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.attention import AttentionLayer, resolve_attentions
+from prunecli.model.axes import axis_name
 from prunecli.model.declared import Sizes
 from prunecli.model.depth import check_layers, config_of_layers
 from prunecli.model.embedding import TokenTables, resolve_tables, resolve_ties
 from prunecli.model.ffn import FfnLayer, own_norms, resolve_ffns, within
 from prunecli.model.mixtures import stated_counts
+from prunecli.model.parts import check_parts
 from prunecli.model.structure import Structure
 
 Declared = tuple[tuple[int, ...], Part]
@@ -171,6 +173,7 @@ def resolve(family: Architecture, config: Mapping[str, Any], structure: Structur
     """
     sizes = Sizes(family, config)
     check_layers(sizes, structure)
+    check_parts(sizes, structure)
     tables = resolve_tables(sizes, structure)
     return ModelLayout(
         sizes,
@@ -253,11 +256,10 @@ def _expected(layout: ModelLayout) -> dict[str, Declared]:
 
 def expert_count(sizes: Sizes, structure: Structure, layer: str) -> int:
     """How many experts a mixture holds."""
-    if layer in structure.experts:
-        return len(structure.experts[layer])
+    axis = axis_name(layer, "expert")
+    if axis in structure.axes:
+        return len(structure.axes[axis].kept)
     mixture = sizes.family.mixture
     assert mixture is not None
     stated = stated_counts(sizes, mixture)
-    return structure.original_experts.get(layer) or next(
-        iter(stated.values()), sizes.count(mixture.counts[0])
-    )
+    return next(iter(stated.values()), sizes.count(mixture.counts[0]))

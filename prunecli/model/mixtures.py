@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from prunecli.architectures.records import Mixture, Side
 from prunecli.errors import CheckpointError
+from prunecli.model.axes import axis_name
 from prunecli.model.declared import LARGEST, Sizes
 from prunecli.model.sparse_layer import CONSTANT, Groups, SparseLayer
 from prunecli.model.structure import Structure
@@ -61,7 +62,7 @@ def find_mixtures(
     if not sizes.family.stacks or sizes.family.must_be_stock:
         for key, count in stated_counts(sizes, mixture).items():
             for layer in found:
-                if layer.num_experts != count and layer.name not in structure.experts:
+                if layer.num_experts != count and axis_name(layer.name, "expert") not in structure.axes:
                     raise CheckpointError(
                         f"{path}: {layer.name} holds {layer.num_experts} experts, config.json says {count} "
                         f'("{key}")',
@@ -195,8 +196,8 @@ def _sparse_layer(
                 f"no part of a model of type {sizes.family.model_type}",
                 UNDECLARED,
             )
-    ids = structure.kept_experts(name, count)
-    original = structure.original_experts.get(name, count)
+    units = structure.units(name, "expert", count)
+    ids, original = units.kept, units.of
     if (
         len(ids) != count
         or len(set(ids)) != count

@@ -107,7 +107,9 @@ def _experts(source: Checkpoint, result: ModelLayout) -> StockSupport:
             is_fitted=True,
         )
     # A layer that predicts further tokens may be gone as a whole: it keeps none.
-    counts = [len(result.structure.kept_experts(layer.name, layer.num_experts)) for layer in source.mixtures]
+    counts = [
+        len(result.structure.units(layer.name, "expert", layer.num_experts).kept) for layer in source.mixtures
+    ]
     kept = {count for count in counts if count}
     if len(kept) > 1:
         reason = f"experts differ between layers ({_range(kept)})"
@@ -189,7 +191,7 @@ def _ffns(result: ModelLayout) -> StockSupport:
         if len(stack_widths) > 1:
             return StockSupport(reason=f"the widths of FFNs differ ({_range(stack_widths)})")
     return StockSupport(
-        {key: stack_widths.pop() for key, stack_widths in widths.items() if result.structure.ffn}
+        {key: stack_widths.pop() for key, stack_widths in widths.items() if result.structure.widths}
     )
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prunecli.errors import CheckpointError, kind_and_reason
-from prunecli.model.changes import AttentionChange, EmbeddingChange, FfnChange, read_change
+from prunecli.model.axes import Kind, axis_name
+from prunecli.model.changes import EmbeddingChange
 
-VERSION = 3
-SECOND = 2
-"""Version of a structure without constants in the place of experts."""
-FIRST = 1
-"""Version of a structure that the first prunecli reads too: of all layers and attentions, with a unit that it knows."""
+VERSION = 4
 KEY = "prunecli"
 """Where `Structure` lies in config.json."""
 
@@ -21,74 +18,89 @@ STATISTICS_OF = "statistics_of"
 """In a step of history: the fingerprint of the model whose statistics it went by, where that is another form of its
 source."""
 
+KINDS: tuple[Kind, ...] = ("layer", "expert", "head")
+"""Of the units whose original ids it keeps."""
+
+
+@dataclass(frozen=True)
+class KeptUnits:
+    """The units that an axis keeps.
+
+    Attributes:
+        kept: their ids in the original model, in the order in which they are stored.
+        of: how many there were in the original model.
+    """
+
+    kept: tuple[int, ...]
+    of: int
+
 
 @dataclass(frozen=True)
 class Structure:
     """What was removed from or shared in a model. Ids are those of the original model, so that reductions compose.
 
+    Names of modules count the layers that are kept. An FFN or attention is in at most one of `shared`, `removed` and
+    `widths`.
+
     Attributes:
-        experts: sparse layer's name -> ids of the experts it keeps, in the order in which they are stored.
-        original_experts: sparse layer's name -> how many experts the original layer had.
+        axes: name of an axis that lost units, by `axis_name` -> those that it keeps. A shared or removed attention
+            has none for its heads: it runs those of its owner, or none.
+        shared: FFN or attention -> the one whose tensors it runs; that one has tensors of its own.
+        removed: FFNs and attentions that are gone, together with their norms.
+        widths: FFN -> how many hidden units it has, where config.json says otherwise.
         constants: sparse layer's name -> ids, of those that it keeps, of the experts of which a constant is left.
-        heads: attention's name -> ids of the heads it keeps, in the order in which they are stored.
-        original_heads: attention's name -> how many heads the original attention had.
-        attention: attention's name -> whose tensors it runs, or that it is gone; the others are left out. Of one that
-            runs another's, `heads` says nothing: they are the other's.
-        ffn: FFN's name -> how it differs from the stock one; those that are as config.json says are left out.
         embedding: how the token embeddings differ from the stock ones.
-        layers: "encoder" or "decoder" -> original numbers of the layers that it keeps, ascending. Names of layers here
-            and of tensors count those that are kept.
-        original_layers: the same -> how many layers the original stack had.
         history: what was done, oldest first: {"command", "arguments", "prunecli", "source", "before", "statistics"};
             `before` holds the "parameters" and "bytes" of the source.
     """
 
-    experts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    original_experts: Mapping[str, int] = field(default_factory=dict)
+    axes: Mapping[str, KeptUnits] = field(default_factory=dict)
+    shared: Mapping[str, str] = field(default_factory=dict)
+    removed: frozenset[str] = frozenset()
+    widths: Mapping[str, int] = field(default_factory=dict)
     constants: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    heads: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    original_heads: Mapping[str, int] = field(default_factory=dict)
-    attention: Mapping[str, AttentionChange] = field(default_factory=dict)
-    ffn: Mapping[str, FfnChange] = field(default_factory=dict)
     embedding: EmbeddingChange = field(default_factory=EmbeddingChange)
-    layers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    original_layers: Mapping[str, int] = field(default_factory=dict)
     history: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def is_stock(self) -> bool:
         """Whether nothing was removed, shared, factorised or made of another size."""
-        parts = (self.experts, self.constants, self.heads, self.attention, self.ffn, self.layers)
+        parts = (self.axes, self.shared, self.removed, self.widths, self.constants)
         return not any(parts) and self.embedding.is_stock
+
+    def units(self, owner: str, kind: Kind, count: int) -> KeptUnits:
+        """The units of `owner`; all of `count` where none was removed."""
+        return self.axes.get(axis_name(owner, kind)) or KeptUnits(tuple(range(count)), count)
 
     def original_layer(self, side: str, number: int) -> int:
         """The number that a layer of a stack had in the original model."""
-        return self.layers[side][number] if side in self.layers else number
+        return self.units(side, "layer", number + 1).kept[number]
 
-    def kept_experts(self, layer: str, num_experts: int) -> tuple[int, ...]:
-        """Original ids of the experts that `layer` holds; all of `num_experts` where none was removed."""
-        return tuple(self.experts.get(layer, range(num_experts)))
+    def of_kind(self, kind: Kind) -> dict[str, KeptUnits]:
+        """Owner of each axis that lost units of this kind -> those that it keeps."""
+        suffix = axis_name("", kind)
+        return {
+            name.removesuffix(suffix): units for name, units in self.axes.items() if name.endswith(suffix)
+        }
 
-    def keeping_experts(self, kept: Mapping[str, tuple[int, ...]], original: Mapping[str, int]) -> Structure:
-        """This structure with `kept` original ids per layer; `original` counts the experts of the original layers."""
+    def keeping(self, units: Mapping[str, KeptUnits]) -> Structure:
+        """This structure with only these units on the axes that `units` names."""
+        return replace(self, axes={**self.axes, **units})
+
+    def changing(
+        self,
+        parts: Collection[str],
+        shared: Mapping[str, str],
+        removed: Collection[str],
+        widths: Mapping[str, int],
+    ) -> Structure:
+        """This structure whose FFNs or attentions `parts` are shared, removed and wide as given, and else stock."""
         return replace(
             self,
-            experts={**self.experts, **{layer: tuple(ids) for layer, ids in kept.items()}},
-            original_experts={**original, **self.original_experts},
+            shared={**{name: owner for name, owner in self.shared.items() if name not in parts}, **shared},
+            removed=self.removed.difference(parts).union(removed),
+            widths={**{name: width for name, width in self.widths.items() if name not in parts}, **widths},
         )
-
-    def keeping_heads(self, kept: Mapping[str, tuple[int, ...]], original: Mapping[str, int]) -> Structure:
-        """This structure with `kept` original ids per attention; `original` counts the heads of the original ones."""
-        return replace(
-            self,
-            heads={**self.heads, **{name: tuple(ids) for name, ids in kept.items()}},
-            original_heads={**original, **self.original_heads},
-        )
-
-    def changing_ffn(self, changes: Mapping[str, FfnChange]) -> Structure:
-        """This structure with `changes` per FFN in the place of what it said of these; an empty one: as stock."""
-        merged = {**self.ffn, **changes}
-        return replace(self, ffn={name: change for name, change in merged.items() if change != FfnChange()})
 
     def after(self, step: Mapping[str, object]) -> Structure:
         """This structure with one more step of history."""
@@ -112,32 +124,25 @@ class Structure:
         return tuple(value for value in values if isinstance(value, str))
 
     def to_json(self) -> dict[str, Any]:
-        """The value under `"prunecli"` of config.json."""
-        layers = {name: list(numbers) for name, numbers in self.layers.items()}
-        attention = {name: change.to_json() for name, change in self.attention.items()}
-        unit = self.embedding.input
-        is_newer = bool(layers or attention) or (unit is not None and unit.is_newer)
-        return {
-            "version": VERSION if self.constants else SECOND if is_newer else FIRST,
-            "experts": {layer: list(ids) for layer, ids in self.experts.items()},
-            "original_experts": dict(self.original_experts),
-            **(
-                {"constants": {name: list(ids) for name, ids in self.constants.items()}}
-                if self.constants
-                else {}
-            ),
-            "heads": {name: list(ids) for name, ids in self.heads.items()},
-            "original_heads": dict(self.original_heads),
-            **({"attention": attention} if attention else {}),
-            "ffn": {name: change.to_json() for name, change in self.ffn.items()},
+        """The value under `"prunecli"` of config.json; what says nothing is left out."""
+        value = {
+            "axes": {  # in the same order, whichever kind was cut first
+                axis_name(owner, kind): {"kept": list(units.kept), "of": units.of}
+                for kind in KINDS
+                for owner, units in self.of_kind(kind).items()
+            },
+            "shared": dict(self.shared),
+            "removed": sorted(self.removed),
+            "widths": dict(self.widths),
+            "constants": {name: list(ids) for name, ids in self.constants.items()},
             "embedding": self.embedding.to_json(),
-            **({"layers": layers, "original_layers": dict(self.original_layers)} if layers else {}),
             "history": [dict(step) for step in self.history],
         }
+        return {"version": VERSION, **{key: part for key, part in value.items() if part}}
 
     @classmethod
     def from_json(cls, value: Any, where: str = "config.json") -> Structure:
-        """Read `to_json`'s value.
+        """Read `to_json`'s value, or that of an older version.
 
         Raises:
             CheckpointError: it is of a newer version, or not of this form.
@@ -148,30 +153,59 @@ class Structure:
                     f"{where}: its structure has version {value['version']}; this prunecli reads up to {VERSION}",
                     "Install a newer prunecli.",
                 )
+            if value["version"] < VERSION:
+                value = _upgraded(value)
+            shared, removed, widths = (value.get(key, {}) for key in ("shared", "removed", "widths"))
+            parts = [*shared, *removed, *widths]
+            if not all(isinstance(name, str) for name in (*removed, *shared.values())):
+                raise TypeError("a part is not named")
+            if not all(type(width) is int and width > 0 for width in widths.values()):
+                raise ValueError("an FFN has no number of hidden units")
+            if len(set(parts)) < len(parts):
+                raise ValueError("a part is either shared, removed or of another width")
+            axes = {
+                str(name): KeptUnits(_ids(units["kept"]), int(units["of"]))
+                for name, units in value.get("axes", {}).items()
+            }
+            if not all(name.endswith(tuple(axis_name("", kind) for kind in KINDS)) for name in axes):
+                raise ValueError("an axis of no known kind")
             return cls(
-                experts=_ids(value, "experts"),
-                original_experts=_counts(value, "original_experts"),
-                constants=_ids(value, "constants"),
-                heads=_ids(value, "heads"),
-                original_heads=_counts(value, "original_heads"),
-                attention={
-                    str(name): read_change(AttentionChange, change)
-                    for name, change in value.get("attention", {}).items()
-                },
-                ffn={
-                    str(name): change
-                    for name, stated in value.get("ffn", {}).items()
-                    if (change := read_change(FfnChange, stated)) != FfnChange()
-                },
+                axes=axes,
+                shared=dict(shared),
+                removed=frozenset(removed),
+                widths=dict(widths),
+                constants={str(name): _ids(ids) for name, ids in value.get("constants", {}).items()},
                 embedding=EmbeddingChange.from_json(value.get("embedding", {})),
-                layers=_ids(value, "layers"),
-                original_layers=_counts(value, "original_layers"),
                 history=tuple(_step(step) for step in value.get("history", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(
                 f'{where}: the value under "{KEY}" is damaged ({kind_and_reason(error)})'
             ) from error
+
+
+def _upgraded(old: Mapping[str, Any]) -> dict[str, Any]:
+    """What a value of version 1, 2 or 3 says, as one of version 4.
+
+    Heads were {"heads": {owner: ids}, "original_heads": {owner: count}}, experts and layers likewise. "attention" and
+    "ffn" were {name: change}: {"shared_with": owner}, {"removed": true} or, of an FFN, {"width": hidden units}.
+    """
+    changes: dict[str, dict[str, Any]] = {"shared_with": {}, "removed": {}, "width": {}}
+    for part in ("attention", "ffn"):
+        for name, change in old.get(part, {}).items():
+            ((key, given),) = change.items()
+            changes[key][name] = given
+    return {
+        **old,
+        "axes": {
+            axis_name(owner, kind): {"kept": ids, "of": old[f"original_{kind}s"][owner]}
+            for kind in KINDS
+            for owner, ids in old.get(f"{kind}s", {}).items()
+        },
+        "shared": changes["shared_with"],
+        "removed": [name for name, given in changes["removed"].items() if given],
+        "widths": changes["width"],
+    }
 
 
 def statistics_files(step: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -194,9 +228,5 @@ def _step(value: Mapping[str, Any]) -> dict[str, Any]:
     return step
 
 
-def _ids(value: Mapping[str, Any], key: str) -> dict[str, tuple[int, ...]]:
-    return {str(name): tuple(int(number) for number in ids) for name, ids in value.get(key, {}).items()}
-
-
-def _counts(value: Mapping[str, Any], key: str) -> dict[str, int]:
-    return {str(name): int(number) for name, number in value.get(key, {}).items()}
+def _ids(values: Any) -> tuple[int, ...]:
+    return tuple(int(number) for number in values)

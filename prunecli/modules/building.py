@@ -103,7 +103,7 @@ def assemble(
     if layout.tables is not None:
         fit_embeddings(model, layout.tables, dtype)
     # Make anew the layers that the stock model takes for sparse, or for dense, by the numbers that they have now.
-    for layer in layout.layers if layout.structure.layers else ():
+    for layer in layout.layers if layout.structure.of_kind("layer") else ():
         stock = model.get_submodule(module_name(model, layer.name))
         if getattr(stock, "is_sparse", layer.ffn.is_sparse) != layer.ffn.is_sparse:
             with torch.device("meta"):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from prunecli.model.attention import describe_attentions
-from prunecli.model.ffn import describe_ffns
 from prunecli.model.inventory import PARTS, Amount
+from prunecli.model.parts import describe_parts
 from prunecli.report.charts import Bar, Point, Series, StackedBar, bars, chart, stacked_bars
 from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.report.markup import Html, element, join, maybe, millions, row_of, table
@@ -34,8 +33,10 @@ def sizes_section(data: ReportData) -> Html | None:
         {
             "checkpoint": lambda entry: entry.name,
             "family": lambda entry: entry.checkpoint.model_type,
-            "FFN": lambda entry: describe_ffns(entry.inventory.ffns, entry.checkpoint.structure.ffn) or None,
-            "attention": lambda entry: describe_attentions(entry.inventory.attentions) or None,
+            "FFN": lambda entry: (
+                describe_parts(entry.inventory.ffns, entry.checkpoint.structure.widths) or None
+            ),
+            "attention": lambda entry: describe_parts(entry.inventory.attentions, {}) or None,
             "parameters": lambda entry: millions(entry.inventory.total.parameters),
             "of the original": _share,
             "size": lambda entry: bytes_text(entry.inventory.total.bytes),

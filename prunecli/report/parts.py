@@ -23,7 +23,9 @@ METHODS = {
 def experts_section(data: ReportData) -> Html | None:
     """A strip per sparse layer of each pruned checkpoint, the traffic of each gates.json; None without either."""
     pruned = [
-        entry for entry in data.checkpoints if entry.checkpoint.structure.experts and entry.inventory.layers
+        entry
+        for entry in data.checkpoints
+        if entry.checkpoint.structure.of_kind("expert") and entry.inventory.layers
     ]
     files = data.of(GateStatistics)
     if not pruned and not files:
@@ -76,7 +78,9 @@ def heads_section(data: ReportData) -> Html | None:
     """A heat map per heads.json and kind of attention, how two correlate, what each pruned checkpoint kept; or None."""
     files, comparisons = data.of(HeadScores), data.of(HeadComparison)
     pruned = [
-        entry for entry in data.checkpoints if entry.checkpoint.structure.heads and entry.inventory.attentions
+        entry
+        for entry in data.checkpoints
+        if entry.checkpoint.structure.of_kind("head") and entry.inventory.attentions
     ]
     if not files and not comparisons and not pruned:
         return None

@@ -15,14 +15,13 @@ from typing import Any, cast
 from prunecli.architectures.records import Side
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.model.axes import Axis, Kind, axes_of
-from prunecli.model.changes import FfnChange
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import Sizes, with_keys
 from prunecli.model.depth import heirs, keeping_layers, renaming
 from prunecli.model.mixtures import experts_per_token
 from prunecli.model.quantisation import renamed_settings
 from prunecli.model.rewrite import Rewrite, rewritten
-from prunecli.model.structure import Structure
+from prunecli.model.structure import KeptUnits, Structure
 from prunecli.selection.selection import Selection
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Expression, Output, Slices
@@ -164,11 +163,12 @@ def _inherited(source: Checkpoint, kept: Mapping[Side, Sequence[int]]) -> dict[s
             if spec.first
         }
     attentions = {layer.name: layer for layer in layout.attentions}
-    for owner, heir in heirs(layout.attentions, rename).items():
-        moved |= dict(zip(attentions[owner].tensor_names, attentions[heir].tensor_names, strict=True))
     ffns = {layer.name: layer for layer in layout.ffns}
-    for owner, heir in heirs(layout.ffns, rename).items():
-        moved |= {f"{owner}.{suffix}": f"{heir}.{suffix}" for suffix in ffns[owner].tensors}
+    for owner, heir in heirs(source.structure, rename).items():
+        if owner in attentions:
+            moved |= dict(zip(attentions[owner].tensor_names, attentions[heir].tensor_names, strict=True))
+        else:
+            moved |= {f"{owner}.{suffix}": f"{heir}.{suffix}" for suffix in ffns[owner].tensors}
     return moved
 
 
@@ -176,28 +176,18 @@ def _structure(
     source: Checkpoint, axes: Mapping[str, Axis], places: Places, layers: Mapping[Side, Sequence[int]]
 ) -> Structure:
     """How the result differs from the original model."""
-    structure = source.structure
-
-    def kept(kind: Kind) -> dict[str, tuple[int, ...]]:
-        return {
-            name.rpartition(".")[0]: tuple(axes[name].ids[place] for place in own)
+    structure = source.structure.keeping(
+        {
+            name: KeptUnits(tuple(axes[name].ids[place] for place in own), axes[name].original)
             for name, own in places.items()
-            if axes[name].kind == kind
+            if axes[name].kind in ("head", "expert")
         }
-
-    def original(of: Mapping[str, object], kind: Kind) -> dict[str, int]:
-        return {name: axes[f"{name}.{kind}s"].original for name in of}
-
-    if heads := kept("head"):
-        structure = structure.keeping_heads(heads, original(heads, "head"))
-    if experts := kept("expert"):
-        structure = structure.keeping_experts(experts, original(experts, "expert"))
-    if units := kept("unit"):
-        ffns = {ffn.name: source.layout.sizes.count(ffn.stack.ffn.width) for ffn in source.layout.ffns}
-        widths = {name: len(own) for name, own in units.items()}
-        structure = structure.changing_ffn(
-            {name: FfnChange(width=None if width == ffns[name] else width) for name, width in widths.items()}
-        )
+    )
+    units = {name.rpartition(".")[0]: len(own) for name, own in places.items() if axes[name].kind == "unit"}
+    if units:
+        stock = {ffn.name: source.layout.sizes.count(ffn.stack.ffn.width) for ffn in source.layout.ffns}
+        widths = {name: width for name, width in units.items() if width != stock[name]}
+        structure = structure.changing(units, {}, (), widths)
     return keeping_layers(source.layout.sizes, structure, layers) if layers else structure
 
 

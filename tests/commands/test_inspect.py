@@ -15,6 +15,7 @@ from prunecli.results import read
 from tests.ffn_layouts import tiny as tiny_layout
 from tests.ffn_layouts import write_changed
 from tests.results.tables import rows
+from tests.structures import axes_of
 from tests.tiny import random_tensors, tiny_nllb_moe
 
 
@@ -71,7 +72,7 @@ def test_heads_are_one_line_a_kind_until_some_are_removed(
     assert re.search(r"cross +4 +2\b", capsys.readouterr().out)
     name = "model.decoder.layers.1.cross_attention"
     path = tiny / "config.json"
-    structure = Structure().keeping_heads({name: ()}, {name: 2}).to_json()
+    structure = Structure(axes_of("head", {name: ()}, 2)).to_json()
     path.write_text(json.dumps({**json.loads(path.read_text()), "prunecli": structure}))
     assert run(tiny) == 0
     text = capsys.readouterr().out
@@ -99,7 +100,9 @@ def test_an_ffn_that_cannot_be_is_named(tiny: Path, capsys: pytest.CaptureFixtur
     path.write_text(json.dumps({**json.loads(path.read_text()), "prunecli": structure}))
     assert run(tiny) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert "config.json names model.encoder.layers.9.ffn, which is no FFN of the model" in lines[0]
+    assert (
+        "config.json names model.encoder.layers.9.ffn, which is no FFN or attention of the model" in lines[0]
+    )
     assert len(lines) == 2
 
 

@@ -210,7 +210,9 @@ def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_origin
     assert kept(folder / "quarter") == kept(folder / "direct")
     with open_model(folder / "quarter") as quarter:
         assert len(quarter.structure.history) == 2
-        assert dict(quarter.structure.original_experts) == dict.fromkeys((*ENCODER, *DECODER), 16)
+        assert {
+            name: units.of for name, units in quarter.structure.of_kind("expert").items()
+        } == dict.fromkeys((*ENCODER, *DECODER), 16)
 
 
 def test_a_pruned_checkpoint_is_pruned_further_with_its_own_statistics(model: Path, folder: Path) -> None:

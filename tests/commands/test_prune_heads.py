@@ -182,7 +182,7 @@ def test_a_pruned_checkpoint_is_pruned_further_with_the_scores_of_the_original(
     assert kept(folder / "second") == kept(folder / "direct")
     with open_model(folder / "second") as second:
         assert len(second.structure.history) == 2
-        assert set(second.structure.original_heads.values()) == {4}
+        assert {units.of for units in second.structure.axes.values()} == {4}
 
 
 def test_a_pruned_checkpoint_is_pruned_further_with_its_own_scores(model: Path, folder: Path) -> None:

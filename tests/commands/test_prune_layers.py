@@ -20,6 +20,7 @@ from tests.commands import calls
 from tests.commands.calls import call, refused
 from tests.families import tiny_family
 from tests.results.tables import rows
+from tests.structures import kept_ids
 
 run, done = partial(call, prune_layers), partial(calls.done, prune_layers)
 
@@ -43,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 def kept(directory: str | Path = "pruned-layers") -> dict[str, tuple[int, ...]]:
     with open_model(directory) as opened:
         opened.check()
-        return dict(opened.structure.layers)
+        return kept_ids(opened.structure, "layer")
 
 
 def test_named_layers_go(models: dict[str, Path]) -> None:

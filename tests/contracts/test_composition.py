@@ -219,6 +219,5 @@ def test_the_order_changes_only_the_tables_of_tokens(case: str, tmp_path: Path) 
             held.append(
                 {name: opened.read(name).tobytes() for name in opened.tensors if not name.startswith(fitted)}
             )
-            structure = opened.structure
-            held.append((structure.experts, structure.heads, structure.ffn, opened.model_type))
+            held.append((replace(opened.structure, history=()), opened.model_type))
     assert held[:2] == held[2:]

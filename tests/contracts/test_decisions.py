@@ -36,6 +36,7 @@ from tests.families import tiny_family
 from tests.families.records import CASES
 from tests.reference import ranking
 from tests.stock_mixtures import tiny_mixture
+from tests.structures import kept_ids
 from tests.tiny import tiny_nllb_moe
 
 PRUNING = ("prune-experts", "prune-heads", "prune-ffn", "prune-layers", "share-ffn", "trim-vocabulary")
@@ -171,14 +172,13 @@ def test_the_kept_are_exactly_those_that_the_result_tells_of(result: tuple[str, 
         assert not (~place.kept & ~below & (np.asarray(place.values) > bound)).any()
         if not told.least:  # then the cut says it all
             assert (place.kept & below <= needed).all()
-    structure = rewrite.structure
-    named = {"expert": structure.experts, "head": structure.heads, "layer": structure.layers}.get(part, {})
+    named = kept_ids(rewrite.structure, part)
     kept_in: dict[str, list[int]] = {}
     for place in told.places:  # the groups of a router have one name
         kept_in.setdefault(place.side if part == "layer" else place.name, []).extend(
             place.ids[place.kept].tolist()
         )
-    assert {name: tuple(kept_in[name]) for name in named} == {name: tuple(ids) for name, ids in named.items()}
+    assert {name: tuple(kept_in[name]) for name in named} == named
 
 
 def test_any_component_is_explained(result: tuple[str, Path, Rewrite]) -> None:
@@ -216,7 +216,7 @@ def test_later_steps_carry_it_along(tmp_path: Path) -> None:
         apply(once, cut(once, plan), tmp_path / "twice")
     with open_model(tmp_path / "twice") as twice:
         told = read_decisions(twice.path, twice.structure.history)
-        kept = twice.structure.experts["model.encoder.layers.0.ffn"]
+        kept = kept_ids(twice.structure, "expert")["model.encoder.layers.0.ffn"]
     assert [decision.part for decision in told.values()] == ["expert", "layer"]
     explained = Explained.open(tmp_path / "twice")
     # Sparse encoder layer 1 is layer 0 by now; both numbers are told.

@@ -15,6 +15,7 @@ from prunecli.model.opening import shim_classes
 from prunecli.model.rewrite import Rewrite
 from prunecli.selection.cut import cut
 from tests.contracts.method_contract import MethodContract, WrittenFiles
+from tests.structures import kept_ids
 from tests.tiny import tiny_nllb_moe
 
 
@@ -42,7 +43,7 @@ class TestExpertPruning(MethodContract, WrittenFiles):
                 metric="random", amount=Amount(ratio=0.6), balance=Fraction(3), seed=3, dtype=self.cast
             ),
         )
-        assert len({len(ids) for ids in made.structure.experts.values()}) > 1
+        assert len({len(ids) for ids in kept_ids(made.structure, "expert").values()}) > 1
         assert shim_classes(made.config)
         return made
 
@@ -56,7 +57,7 @@ class TestExpertPruning(MethodContract, WrittenFiles):
 
         for layer, module in sparse_ffns(model).items():
             kept = torch.zeros(module.num_experts, dtype=torch.bool)
-            kept[list(rewrite.structure.experts.get(layer, range(module.num_experts)))] = True
+            kept[list(rewrite.structure.units(layer, "expert", module.num_experts).kept)] = True
             module.expert_mask = kept
 
 
@@ -69,7 +70,7 @@ class TestEvenExpertPruning(TestExpertPruning):
     def reduce(self, source: Checkpoint) -> Rewrite:
         amount = Amount(per_layer={"encoder": 3, "decoder": 3})
         made = pruned(source, ExpertOptions(metric="random", amount=amount, dtype=self.cast))
-        assert {len(ids) for ids in made.structure.experts.values()} == {3}
+        assert {len(ids) for ids in kept_ids(made.structure, "expert").values()} == {3}
         assert made.config["model_type"] == "nllb-moe"
         return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -123,14 +123,10 @@ class FfnSharing(Method):
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         """Weights of the merged FFN, by the reference, in each layer that shares it; dropped ones passed by."""
         layout, held = LAYOUTS[self.case], weights(self.path)
-        gone, groups = [], {}
-        for name, change in rewrite.structure.ffn.items():
-            if change.removed:
-                gone.append(name)
-            else:
-                groups.setdefault(change.shared_with or name, set()).update(
-                    (change.shared_with or name, name)
-                )
+        structure = rewrite.structure
+        gone, groups = sorted(structure.removed), {name: {name} for name in structure.widths}
+        for name, owner in structure.shared.items():
+            groups.setdefault(owner, {owner}).add(name)
         for members in groups.values():
             own = [name for name in layout.names if name in members]
             ffns = [
@@ -292,7 +288,7 @@ def test_experts_heads_and_ffns_go_in_any_order(tmp_path: Path) -> None:
             at = written(at, steps[step], place)
         with open_model(at) as opened:
             structure = opened.structure
-            kept = structure.experts, structure.heads, structure.ffn, opened.config["model_type"]
+            kept = replace(structure, history=()), opened.config["model_type"]
         found.append((tensors(at), kept))
     assert all(one == found[0] for one in found)
 

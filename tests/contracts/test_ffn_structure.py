@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from prunecli.errors import CheckpointError
-from prunecli.model.changes import FfnChange
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import result_config, shim_classes
 from prunecli.model.rewrite import Rewrite
@@ -39,9 +39,7 @@ def narrowed(source: Checkpoint, widths: Mapping[str, int]) -> Rewrite:
         starts = [block * info.shape[axis] // blocks for block in range(blocks)]
         ranges = tuple((start, start + width) for start in starts)
         outputs.append(Output(name, info.dtype, shape, Slices(name, axis, ranges)))
-    structure = source.structure.changing_ffn(
-        {name: FfnChange(width=width) for name, width in widths.items()}
-    )
+    structure = source.structure.changing(widths, {}, (), widths)
     return Rewrite(structure, tuple(outputs), result_config(source, structure))
 
 
@@ -106,7 +104,7 @@ def test_a_shared_ffn_is_no_stock_model_whatever_else_changes(tmp_path: Path) ->
     with open_model(shared) as opened:
         made = narrowed(opened, {first: 20, third: 20})
         assert shim_classes(made.config)
-        assert made.structure.ffn[second] == FfnChange(first)
+        assert made.structure.shared == {second: first}
 
 
 def test_outputs_that_do_not_fit_the_structure_are_refused(tmp_path: Path) -> None:
@@ -114,7 +112,7 @@ def test_outputs_that_do_not_fit_the_structure_are_refused(tmp_path: Path) -> No
     source = tiny(tmp_path / "source", "bert")
     first, second, _ = LAYOUTS["bert"].names
     with open_model(source) as opened:
-        structure = opened.structure.changing_ffn({second: FfnChange(first)})
+        structure = replace(opened.structure, shared={second: first})
         outputs = narrowed(opened, {}).outputs
         wrong = Rewrite(structure, outputs, result_config(opened, structure))
         with pytest.raises(CheckpointError, match=r"would not be what its config says: .*\(4 such tensors\)"):
@@ -124,6 +122,6 @@ def test_outputs_that_do_not_fit_the_structure_are_refused(tmp_path: Path) -> No
 
 def test_a_structure_of_another_model_is_refused(tmp_path: Path) -> None:
     with open_model(tiny(tmp_path / "source", "bert")) as opened:
-        structure = opened.structure.changing_ffn({"model.encoder.layers.0": FfnChange(removed=True)})
+        structure = replace(opened.structure, removed=frozenset({"model.encoder.layers.0"}))
         with pytest.raises(CheckpointError, match="which is no FFN"):
             result_config(opened, structure)

@@ -12,6 +12,7 @@ from prunecli.errors import CheckpointError
 from prunecli.model.axes import Carrier
 from prunecli.model.checkpoint import open_model
 from prunecli.model.structure import KEY, Structure
+from tests.structures import axes_of
 from tests.tiny import tiny_nllb_moe
 
 
@@ -44,7 +45,7 @@ def test_every_attention_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("heads", [(2,), (0, 0), (-1, 1)])
 def test_heads_that_cannot_be(tmp_path: Path, heads: tuple[int, ...]) -> None:
     name = "model.encoder.layers.0.self_attn"
-    structure = Structure().keeping_heads({name: heads}, {name: 2})
+    structure = Structure(axes_of("head", {name: heads}, 2))
     with (
         open_model(with_structure(tiny_nllb_moe(tmp_path / "tiny"), structure)) as checkpoint,
         pytest.raises(

@@ -9,10 +9,10 @@ import yaml
 
 from prunecli.architectures import FAMILIES
 from prunecli.model.card import model_card
-from prunecli.model.changes import FfnChange
 from prunecli.model.layout import resolve
 from prunecli.model.source_card import front_matter
 from prunecli.model.structure import Structure
+from tests.structures import axes_of
 
 LAYER = "model.encoder.layers.3.ffn"
 STEP = {
@@ -35,7 +35,7 @@ UNEVEN = {
 
 
 def card(source: str = "", config: dict[str, Any] = STOCK, **fields: Any) -> str:
-    values = {"experts": {LAYER: (1, 5)}, "original_experts": {LAYER: 8}, "history": (STEP,), **fields}
+    values = {"axes": axes_of("expert", {LAYER: (1, 5)}, 8), "history": (STEP,), **fields}
     layout = resolve(FAMILIES[config["model_type"]], config, Structure(**values))
     return model_card(layout, source, 400, 800)
 
@@ -72,10 +72,9 @@ def test_sizes_after_several_steps_are_relative_to_the_original() -> None:
 
 
 def test_only_a_model_that_was_trained_and_not_reduced_is_called_trained() -> None:
-    stock = {"experts": {}, "original_experts": {}}
     tuned, trimmed = ({**STEP, "command": command} for command in ("finetune", "trim-vocabulary"))
-    assert "# nllb-moe-54b, trained" in card(history=(tuned, tuned), **stock)
-    assert "# nllb-moe-54b, pruned" in card(history=(trimmed, tuned), **stock)
+    assert "# nllb-moe-54b, trained" in card(history=(tuned, tuned), axes={})
+    assert "# nllb-moe-54b, pruned" in card(history=(trimmed, tuned), axes={})
 
 
 def test_says_how_to_load() -> None:
@@ -107,13 +106,13 @@ def test_a_stock_model_needs_no_prunecli(architectures: list[str], auto: str) ->
 
 
 def test_long_lists_are_cut() -> None:
-    text = card(experts={LAYER: tuple(range(0, 128, 2))}, original_experts={LAYER: 128})
+    text = card(axes=axes_of("expert", {LAYER: range(0, 128, 2)}, 128))
     assert "| 0 2 4 6 8 10 12 14 … 112 114 116 118 120 122 124 126 |" in text
 
 
 def test_heads_that_were_removed() -> None:
     name = "model.encoder.layers.0.self_attn"
-    text = card(heads={name: (), LAYER: (3,)}, original_heads={name: 4, LAYER: 4})
+    text = card(axes=axes_of("head", {name: (), LAYER: (3,)}, 4))
     assert "1 of 8 heads are left in these attentions." in text
     assert f"| `{name}` | 0 | 4 | 100.0% | none |" in text
     assert "## Heads" not in card()
@@ -121,9 +120,9 @@ def test_heads_that_were_removed() -> None:
 
 def test_ffns_that_were_shared_and_removed() -> None:
     names = [f"model.encoder.layers.{number}.ffn" for number in (0, 2)]
-    ffn = {names[1]: FfnChange(shared_with=names[0]), "model.decoder.layers.0.ffn": FfnChange(removed=True)}
+    removed = frozenset({"model.decoder.layers.0.ffn"})
     config = {**UNEVEN, "encoder_layers": 3, "decoder_layers": 1}
-    text = card(ffn=ffn, config=config)
+    text = card(shared={names[1]: names[0]}, removed=removed, config=config)
     assert "FFN: encoder 2 shares layer 0's; decoder 0 removed." in text
     assert "## Feed-forward networks" not in card()
 

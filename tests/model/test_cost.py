@@ -21,6 +21,7 @@ from tests.families import DECODERS, ENCODERS, MODEL_TYPES, stock_model, tiny_co
 from tests.families.records import CASES
 from tests.ffn_layouts import tiny, write_changed
 from tests.stock_mixtures import tiny_images_model
+from tests.structures import axes_of
 from tests.tiny import tiny_nllb_moe
 
 SENTENCES, SOURCE, TARGET = 2, 7, 5
@@ -109,7 +110,7 @@ def test_shared_ffns_count_as_often_as_they_run_and_removed_ones_not_at_all(tmp_
 def test_removed_heads_cost_nothing(tmp_path: Path) -> None:
     config = tiny_config_of("bart")
     name = "model.decoder.layers.0.encoder_attn"
-    structure = Structure().keeping_heads({name: (1,), "model.encoder.layers.1.self_attn": ()}, {name: 4})
+    structure = Structure(axes_of("head", {name: (1,), "model.encoder.layers.1.self_attn": ()}, 4))
     full = token_products(resolve(FAMILIES["bart"], config, Structure()))
     less = token_products(resolve(FAMILIES["bart"], config, structure))
     d = config["d_model"]

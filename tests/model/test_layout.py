@@ -13,6 +13,7 @@ from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.inventory import take_inventory
 from prunecli.model.structure import Structure
+from tests.structures import axes_of
 from tests.tiny import random_tensors, tiny_nllb_moe, write_weights
 
 LAYERS = (
@@ -102,7 +103,7 @@ class TestSparseLayers:
     @pytest.mark.parametrize("ids", [[1, 2, 3], [1, 1], [1, 8], [1, -1]], ids=str)
     def test_a_structure_of_another_model(self, tmp_path: Path, ids: list[int]) -> None:
         checkpoint = pruned(tmp_path / "model", {LAYERS[0]: [0, 1]})
-        checkpoint.structure = Structure({LAYERS[0]: tuple(ids)}, {LAYERS[0]: 8})
+        checkpoint.structure = Structure(axes_of("expert", {LAYERS[0]: ids}, 8))
         with pytest.raises(CheckpointError, match=r"config\.json names"):
             checkpoint.require_mixtures()
 

@@ -315,7 +315,7 @@ def test_layers_that_predict_further_tokens_can_be_dropped(
     assert applied.stock_support.is_stock
     assert rewrite.config["num_nextn_predict_layers"] == 0
     assert rewrite.config["num_experts_per_tok"] == 1
-    assert rewrite.structure.experts["model.layers.3.mlp"] == ()
+    assert rewrite.structure.of_kind("expert")["model.layers.3.mlp"].kept == ()
     with open_model(tmp_path / "dropped") as result:
         assert not any(name.startswith("model.layers.3.") for name in result.tensors)
         assert [layer.num_experts for layer in result.mixtures] == [4, 4]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,12 @@ from transformers import CONFIG_MAPPING
 
 from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError
-from prunecli.model.changes import EmbeddingChange, FfnChange, InputChange, OutputChange
+from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.checkpoint import open_model
 from prunecli.model.stock import stock_support, uniform_heads
 from prunecli.model.structure import Structure
 from tests.families import tiny_family
+from tests.structures import axes_of
 from tests.tiny import tiny_nllb_moe
 
 UNIT = InputChange("define", 8, 16, 2, 2)
@@ -27,11 +27,7 @@ GPT2 = [f"transformer.h.{number}.mlp" for number in range(3)]
 
 
 def heads(names: list[str], *kept: tuple[int, ...], original: int = 4) -> Structure:
-    return Structure().keeping_heads(dict(zip(names, kept, strict=True)), dict.fromkeys(names, original))
-
-
-def ffns(changes: Mapping[str, FfnChange]) -> Structure:
-    return Structure().changing_ffn(changes)
+    return Structure(axes_of("head", dict(zip(names, kept, strict=True)), original))
 
 
 def embedding(**sides: Any) -> Structure:
@@ -70,17 +66,17 @@ def embedding(**sides: Any) -> Structure:
         ),
         (
             "gpt2",
-            ffns({GPT2[1]: FfnChange(removed=True)}),
+            Structure(removed=frozenset({GPT2[1]})),
             "Not a stock model: FFNs are gone, which no config.json can say.",
         ),
         (
             "gpt2",
-            ffns({GPT2[1]: FfnChange(GPT2[0])}),
+            Structure(shared={GPT2[1]: GPT2[0]}),
             "Not a stock model: FFNs are shared, which no config.json can say.",
         ),
         (
             "gpt2",
-            ffns({GPT2[1]: FfnChange(width=20)}),
+            Structure(widths={GPT2[1]: 20}),
             "Not a stock model: the widths of FFNs differ (20 to 128).",
         ),
         (
@@ -106,7 +102,7 @@ def embedding(**sides: Any) -> Structure:
         ("gpt2", embedding(output=OutputChange()), "A stock model: plain transformers opens it."),
         (
             "gpt2",  # two faults: neither choice alone mends both
-            replace(ffns({GPT2[0]: FfnChange(removed=True)}), embedding=EmbeddingChange(input=UNIT)),
+            Structure(removed=frozenset({GPT2[0]}), embedding=EmbeddingChange(input=UNIT)),
             "Not a stock model: FFNs are gone, which no config.json can say, and the input embeddings are factorised.",
         ),
     ],
@@ -126,8 +122,8 @@ def test_lines(tmp_path: Path, family: str, structure: Structure, line: str) -> 
 
 
 def test_what_the_stock_config_holds(tmp_path: Path) -> None:
-    width = {f"model.layers.{number}.mlp": FfnChange(width=20) for number in range(3)}
-    structure = heads(LLAMA, (0, 1), (0, 3), (1, 2)).changing_ffn(width)
+    widths = {f"model.layers.{number}.mlp": 20 for number in range(3)}
+    structure = replace(heads(LLAMA, (0, 1), (0, 3), (1, 2)), widths=widths)
     with open_model(tiny_family(tmp_path / "in", "llama")) as source:
         assert stock_support(source, structure).config == {
             "num_attention_heads": 4,
@@ -153,7 +149,7 @@ def test_experts_of_a_family_whose_stock_routing_is_right(
 ) -> None:
     monkeypatch.setitem(FAMILIES, "nllb-moe", replace(FAMILIES["nllb-moe"], stock_fault=None))
     names = ["model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn"]
-    structure = Structure().keeping_experts(dict(zip(names, kept, strict=True)), dict.fromkeys(names, 4))
+    structure = Structure(axes_of("expert", dict(zip(names, kept, strict=True)), 4))
     with open_model(tiny_nllb_moe(tmp_path / "in", experts=4, layers=2)) as source:
         support = stock_support(source, structure)
     assert support.config == config

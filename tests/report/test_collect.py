@@ -163,7 +163,8 @@ def test_layers_of_countless_experts_or_heads_are_refused(tmp_path):
     payload["heads"]["model.encoder.layers.0.self_attn"] = [0, 10**9]
     write_json(tmp_path / "heads.json", payload)
     path = tiny_nllb_moe(tmp_path / "model") / "config.json"
-    structure = {"version": 1, "heads": {}, "original_heads": {"model.encoder.layers.0.self_attn": 10**9}}
+    axis = {"model.encoder.layers.0.self_attn.heads": {"kept": [0, 1], "of": 10**9}}
+    structure = {"version": 4, "axes": axis}
     write_json(path, {**json.loads(path.read_text()), "prunecli": structure})
     found = collect(tmp_path)
     assert [one.name for one in found.unreadable] == ["heads.json", "model"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import cycle
 
 import pytest
@@ -55,7 +56,7 @@ def test_without_heads(tmp_path, family, dtype):
     assert all(any(part in name for part in parts) for name in same)
     assert len(same) < len(open_model(made).tensors) / 3
     with open_model(tmp_path / "reduced") as before, open_model(made) as after:
-        assert after.structure.heads == before.structure.heads
+        assert after.structure.axes == before.structure.axes
 
 
 @pytest.mark.parametrize("configuration", ["SharedEncNoDec", "SharedEncSharedDec", "OneWide"])
@@ -70,7 +71,7 @@ def test_with_shared_and_removed_ffns(tmp_path, family, configuration):
     # A shared FFN is held once.
     assert [name for name, _ in before.named_parameters()] == [name for name, _ in after.named_parameters()]
     with open_model(source) as one, open_model(made) as other:
-        assert other.structure.ffn == one.structure.ffn
+        assert replace(other.structure, history=()) == replace(one.structure, history=())
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

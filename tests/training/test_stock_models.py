@@ -192,7 +192,7 @@ def test_layers_may_differ_in_their_number_of_experts(tmp_path, model_type):
     output = written(tmp_path / "pruned", trained, tmp_path / "out")
     with open_model(tmp_path / "pruned") as before, open_model(output) as after:
         assert [layer.num_experts for layer in after.mixtures] == [len(ids) for ids in kept.values()]
-        assert after.structure.experts == before.structure.experts
+        assert after.structure.axes == before.structure.axes
     assert torch.isfinite(load_model(output, device="cpu")(torch.tensor([[5, 6, 7]])).logits).all()
     with pytest.raises(UnsupportedModelError, match="not trained from random weights"):
         initial_checkpoint(output, None, tmp_path / "new", 0)
@@ -246,7 +246,7 @@ def test_from_random_weights_of_a_pruned_config(tmp_path, model_type):
     with open_model(tmp_path / "out") as made:
         (step,) = made.structure.history
         assert step["arguments"]["from_scratch"] == model_type
-        assert not made.structure.experts
+        assert not made.structure.axes
 
 
 def test_quantised_weights_are_refused(tmp_path):

@@ -13,10 +13,10 @@ from typing import Any
 from prunecli.methods.ffn.hidden_units import ffn_tensor, weighted_sum
 from prunecli.methods.sharing.arrange import Layer, SharePlan
 from prunecli.model.attention import AttentionLayer
-from prunecli.model.changes import AttentionChange, FfnChange
+from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.rewrite import Rewrite, rewritten
-from prunecli.model.structure import Structure
+from prunecli.model.structure import KeptUnits, Structure
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Output, shape_of
 
@@ -75,21 +75,17 @@ def own_tensors(layer: Layer) -> tuple[str, ...]:
 def _structure(checkpoint: Checkpoint, plan: SharePlan, layers: Mapping[str, Any]) -> Structure:
     """The source's structure with what the plan shares, removes and resizes."""
     structure, sizes = checkpoint.structure, checkpoint.layout.sizes
-    if plan.part == "FFN":
-        ffns = {name: FfnChange(removed=True) for name in plan.removed}
-        for group in plan.groups:
-            is_stock = group.width == sizes.count(layers[group.owner].stack.ffn.width)
-            ffns[group.owner] = FfnChange() if is_stock else FfnChange(width=group.width)
-            ffns |= {name: FfnChange(shared_with=group.owner) for name in group.members[1:]}
-        return structure.changing_ffn(ffns)
-    attentions = {name: AttentionChange(removed=True) for name in plan.removed}
-    heads: dict[str, tuple[int, ...]] = {}  # those of a shared attention are its owner's
-    original = dict(structure.original_heads)
+    shared = {name: group.owner for group in plan.groups for name in group.members[1:]}
+    widths, axes = {}, dict(structure.axes)
+    for name in layers:  # heads of a shared attention are its owner's
+        axes.pop(axis_name(name, "head"), None)
     for group in plan.groups:
-        attentions |= {name: AttentionChange(shared_with=group.owner) for name in group.members[1:]}
-        layer, held = layers[group.owner], layers[group.sources[0]].heads
-        if group.owner in structure.heads or held != tuple(range(layer.stated_heads)):
-            heads[group.owner] = held
-            original.setdefault(group.owner, layer.original_heads)
-    in_order = {name: attentions[name] for name in layers if name in attentions}
-    return replace(structure, attention=in_order, heads=heads, original_heads=original)
+        layer = layers[group.owner]
+        if plan.part == "FFN":
+            if group.width != sizes.count(layer.stack.ffn.width):
+                widths[group.owner] = group.width
+            continue
+        axis, held = axis_name(group.owner, "head"), layers[group.sources[0]].heads
+        if axis in structure.axes or held != tuple(range(layer.stated_heads)):
+            axes[axis] = KeptUnits(held, layer.original_heads)
+    return replace(structure.changing(layers, shared, plan.removed, widths), axes=axes)

@@ -79,7 +79,7 @@ def test_lost_sums_are_no_silence() -> None:
 
 def forced_by_hand(subject: Subject, source: str, target: str) -> list[list[np.ndarray]]:
     """Per sparse layer the gates of every token, sentence by sentence, through the whole model."""
-    layers: list[list[np.ndarray]] = [[] for _ in subject.checkpoint.structure.experts or range(4)]
+    layers: list[list[np.ndarray]] = [[] for _ in subject.checkpoint.structure.axes or range(4)]
     hooks = [
         module.router.register_forward_hook(
             lambda _m, _i, logits, index=index: layers[index].extend(

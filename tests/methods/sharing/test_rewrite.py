@@ -14,7 +14,6 @@ from prunecli.methods.ffn.hidden_units import initial_std
 from prunecli.methods.sharing.arrange import arrange
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.methods.sharing.plan import plan_ffn
-from prunecli.model.changes import FfnChange
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import summarize
 from prunecli.tensors.stream import Copy, check_expressions
@@ -203,12 +202,8 @@ def test_what_is_kept_is_copied_and_the_structure_says_what_changed(tmp_path: Pa
         order = [name for name in opened.tensors if name in {output.name for output in made.outputs}]
         assert [output.name for output in made.outputs] == order
     layer = "model.{}.layers.{}".format
-    assert made.structure.ffn == {
-        layer("encoder", 1): FfnChange(shared_with=layer("encoder", 0)),
-        layer("encoder", 2): FfnChange(shared_with=layer("encoder", 0)),
-        layer("decoder", 0): FfnChange(removed=True),
-        layer("decoder", 1): FfnChange(removed=True),
-    }
+    assert made.structure.shared == {layer("encoder", number): layer("encoder", 0) for number in (1, 2)}
+    assert made.structure.removed == {layer("decoder", number) for number in (0, 1)}
 
 
 def test_every_layer_keeps_its_own_norm_and_loses_it_with_its_ffn(case: str, tmp_path: Path) -> None:
@@ -278,8 +273,8 @@ def test_integers_are_not_merged(where: str, tmp_path: Path) -> None:
     }
     quantized = write_copy(source, tmp_path / "int8", held)
     with open_model(quantized) as opened:
-        assert made_of(opened, FfnOptions(config="No")).structure.ffn
-        assert made_of(opened, FfnOptions(config="Shared", init="last")).structure.ffn
+        assert made_of(opened, FfnOptions(config="No")).structure.removed
+        assert made_of(opened, FfnOptions(config="Shared", init="last")).structure.shared
         with pytest.raises(CheckpointError, match="is of type I8, which cannot be merged"):
             summarize(opened, made_of(opened, FfnOptions(config="Shared", init="mean")))
 
