@@ -19,8 +19,8 @@ COLUMNS = ("layers", "FFN", "width", "parameters")
 INITS = {"mean": "mean of {}", "first": "the first", "last": "the last", "concat": "{} side by side"}
 
 
-def ffn_document(shown: Shown, plan: FfnPlan, seed: int | None, *, narrowed: bool = False) -> FfnSharing:
-    """What `--json` prints; of FFNs that are narrowed also their width before."""
+def ffn_document(shown: Shown, plan: FfnPlan, seed: int | None) -> FfnSharing:
+    """What `--json` prints."""
     from prunecli.results.sharing import FfnGroup, FfnSharing
 
     parameters = _parameters(shown, plan)
@@ -33,7 +33,6 @@ def ffn_document(shown: Shown, plan: FfnPlan, seed: int | None, *, narrowed: boo
             width=group.width,
             scale=group.scale,
             parameters=parameters[group.owner],
-            **({"width_before": group.init_width} if narrowed else {}),
         )
         for group in plan.groups
     ]

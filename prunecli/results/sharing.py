@@ -1,4 +1,4 @@
-"""What the commands print with `--json` that share FFNs or attentions between layers, or make FFNs narrower."""
+"""What the commands print with `--json` that share FFNs or attentions between layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ class FfnGroup(Record):
         sources: what it is made of.
         init: how: mean, first, last, concat; keep: it is as it was.
         scale: factor of its output.
-        width_before: as of prune-ffn.
     """
 
     owner: str
@@ -28,11 +27,10 @@ class FfnGroup(Record):
     width: Count
     scale: Figure
     parameters: Count
-    width_before: Count | None = None
 
 
 class FfnSharing(Rewriting):
-    """What `share-ffn --json` and `prune-ffn --json` print.
+    """What `share-ffn --json` prints.
 
     Attributes:
         removed: layers without an FFN.

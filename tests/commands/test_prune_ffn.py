@@ -64,9 +64,8 @@ def test_json_of_a_dry_run(score: str, per_layer: bool, models: dict[str, Path])
     shown = json.loads(
         done(models["llama"], "--score", score, "--ratio", "50%", *more, "--dry-run", "--json").out
     )
-    assert shown["format"] == "prunecli.ffn-plan/1"
-    assert [group["width_before"] for group in shown["groups"]] == [48] * 3
-    assert sum(group["width"] for group in shown["groups"]) == 72
+    assert [*shown["held"].values()] == [48] * 3
+    assert sum(map(len, shown["kept"].values())) == 72
     assert shown["stock"]["is_stock"] != per_layer
     assert ("text" in shown["arguments"]) == bool(text)
     assert not Path("pruned-ffn").exists()

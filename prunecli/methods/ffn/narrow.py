@@ -93,9 +93,7 @@ def plan_widths(
     _refuse_quantised(checkpoint, map(by_name.__getitem__, own))
     scores, tokens = _scores(checkpoint, by_name, own, options, activations)
     widths = _widths(own, scores, options)
-    units = {
-        owner: best_units(scores[owner], width) for owner, width in widths.items() if width < own[owner].width
-    }
+    units = {owner: best_units(scores[owner], width) for owner, width in widths.items()}
     is_random = options.score == "random"
     decision = Decision(
         "unit",
