@@ -18,7 +18,6 @@ from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.embeddings.dimensions import EmbeddingOptions
 from prunecli.methods.embeddings.plan import plan_embeddings
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
-from prunecli.methods.ffn.rewrite import rewrite_ffn
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
@@ -144,8 +143,8 @@ def test_with_narrower_dense_layers(source: Path, model_type: str, tmp_path: Pat
 
     def narrow(checkpoint: Checkpoint) -> Rewrite:
         plan = plan_widths(checkpoint, options)
-        units.extend(plan.units["model.layers.1.mlp"])
-        return rewrite_ffn(checkpoint, plan)
+        units.extend(plan.kept["model.layers.1.mlp.units"])
+        return cut(checkpoint, plan)
 
     units: list[int] = []
     full, pruned = made(source, tmp_path / "pruned", narrow, model_type)
