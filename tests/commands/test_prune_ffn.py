@@ -77,6 +77,11 @@ def test_widths_are_rounded(models: dict[str, Path]) -> None:
         assert opened.config["intermediate_size"] == 32
 
 
+def test_what_keeps_all_units_says_so(models: dict[str, Path]) -> None:
+    shown = done(models["llama"], "--ratio", 0, "--score", "random", "--dry-run").out
+    assert shown.split("all model.layers.*.mlp")[1].split()[:3] == ["144", "144", "0.0%"]
+
+
 def test_dense_ffns_between_experts(models: dict[str, Path]) -> None:
     refused(run(models["nllb-moe"], "--score", "norms"), "4 of the 8 FFNs are mixtures of experts", 1)
     done(models["nllb-moe"], "--score", "norms", "--dense-only", "--side", "encoder")
@@ -87,12 +92,9 @@ def test_dense_ffns_between_experts(models: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--ratio", 0.5, "--width", 3), "Give one of --ratio and --width"),
         (("--width", 64, "--score", "norms"), "an FFN has 48 hidden units"),
         ((), "--score activation-norm needs text"),
         (("--score", "norms", "--text", "text.txt"), "--score norms looks at no text"),
-        (("--per-layer", "--width", 3), "widths differ then"),
-        (("--side", "encoder", "--score", "norms"), "the model has no encoder"),
         (("--data", "."), "--data goes with models that translate"),
     ],
 )
