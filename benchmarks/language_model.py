@@ -118,9 +118,7 @@ def rows(texts: Texts, options: argparse.Namespace, folder: Path) -> dict[str, P
 
     def units(score: Any, opened: prunecli.Checkpoint, ratio: float) -> prunecli.Rewrite:
         chosen = prunecli.NarrowOptions(ratio=ratio, score=score, seed=options.seed)
-        return prunecli.rewrite_shared(
-            opened, prunecli.plan_widths_on_text(opened, texts.scored, chosen, running)
-        )
+        return prunecli.cut(opened, prunecli.plan_widths_on_text(opened, texts.scored, chosen, running))
 
     def layers(
         metric: Any, opened: prunecli.Checkpoint, ratio: float, *, contiguous: bool = False

@@ -23,8 +23,8 @@ import prunecli
 PUBLIC = [
     getattr(prunecli, name) for name in prunecli.__all__ if name not in ("demo", "results", "__version__")
 ]
-JSON = ("config",)
-"""Names of what holds a config.json, of which nobody knows what each key is."""
+JSON = ("config", "settings")
+"""Names of what holds keys of a config.json, of which nobody knows what each is."""
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 NOTEBOOK = PAGE.with_name("prune-experts.ipynb")
 

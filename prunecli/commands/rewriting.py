@@ -263,7 +263,7 @@ class Shown:
 
 def selected_axes(source: Checkpoint, selection: Selection) -> dict[str, Axis]:
     """The axes that a selection names, by their names, in the order of the model."""
-    from prunecli.model.axes import axes_of
+    from prunecli.model.find_axes import axes_of
     from prunecli.selection.cut import kind_of
 
     kinds = dict.fromkeys(map(kind_of, selection.kept))

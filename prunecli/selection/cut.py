@@ -14,10 +14,11 @@ from typing import Any, cast
 
 from prunecli.architectures.records import Side
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.model.axes import Axis, Kind, axes_of
+from prunecli.model.axes import Axis, Kind
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import Sizes, with_keys
 from prunecli.model.depth import heirs, keeping_layers, renaming
+from prunecli.model.find_axes import axes_of
 from prunecli.model.mixtures import experts_per_token
 from prunecli.model.quantisation import renamed_settings
 from prunecli.model.rewrite import Rewrite, rewritten

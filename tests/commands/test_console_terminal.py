@@ -71,13 +71,15 @@ removed. Measure the result with prunecli evaluate; if its scores fell too far, 
 TABLE = """\
 Experts
 
- layer                        before   kept   removed
- ────────────────────────────────────────────────────
- model.encoder.layers.1.ffn       64     12     81.2%
- model.encoder.layers.3.ffn       64     12     81.2%
- model.decoder.layers.1.ffn       64     12     81.2%
- model.decoder.layers.3.ffn       64     12     81.2%
- all sparse layers               256     48     81.2%
+ axis                             before   kept   removed
+ ────────────────────────────────────────────────────────
+ model.encoder.layers.1.ffn           64     12     81.2%
+ model.encoder.layers.3.ffn           64     12     81.2%
+ model.decoder.layers.1.ffn           64     12     81.2%
+ model.decoder.layers.3.ffn           64     12     81.2%
+ all model.encoder.layers.*.ffn      128     24     81.2%
+ all model.decoder.layers.*.ffn      128     24     81.2%
+ all experts                         256     48     81.2%
 """
 SIZES = """
 parameters 2,433,728 -> 689,856 (28.3%), bytes 4.64 MiB -> 1.32 MiB (28.3%)

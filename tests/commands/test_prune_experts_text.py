@@ -146,14 +146,14 @@ def test_experts_that_saw_little_are_told_of(model: Path, folder: Path) -> None:
     result = run(model, "--for", "code", "--metric", "frequency", "--dry-run", "--json")
     assert result.status == 0, result.err
     found = json.loads(result.out)
-    layers = list(found["kept"])
-    assert found["few_tokens"] == {name: [3] for name in layers}
+    layers = [name.removesuffix(".experts") for name in found["kept"]]
+    assert found["details"]["few_tokens"] == {name: [3] for name in layers}
     assert found["arguments"]["min_tokens"] == 100
     held = 8 * len(layers)
     assert f"{len(layers)} of {held} experts saw fewer than 100 tokens of this text" in result.err
     assert f"; {len(layers)} of these go (" in result.err
     quiet = run(model, "--for", "code", "--min-tokens", 2, "--dry-run", "--json")
-    assert "few_tokens" not in json.loads(quiet.out)
+    assert json.loads(quiet.out)["details"] == {}
     assert "saw fewer" not in quiet.err
     assert "saw fewer" not in run(model, "--dry-run").err  # with the tokens of both texts
 

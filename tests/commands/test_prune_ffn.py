@@ -64,9 +64,8 @@ def test_json_of_a_dry_run(score: str, per_layer: bool, models: dict[str, Path])
     shown = json.loads(
         done(models["llama"], "--score", score, "--ratio", "50%", *more, "--dry-run", "--json").out
     )
-    assert shown["format"] == "prunecli.ffn-plan/1"
-    assert [group["width_before"] for group in shown["groups"]] == [48] * 3
-    assert sum(group["width"] for group in shown["groups"]) == 72
+    assert [*shown["held"].values()] == [48] * 3
+    assert sum(map(len, shown["kept"].values())) == 72
     assert shown["stock"]["is_stock"] != per_layer
     assert ("text" in shown["arguments"]) == bool(text)
     assert not Path("pruned-ffn").exists()
@@ -76,6 +75,11 @@ def test_widths_are_rounded(models: dict[str, Path]) -> None:
     done(models["llama"], "--ratio", 0.3, "--round-to", 8, "--score", "random", "--seed", 3)
     with open_model("pruned-ffn") as opened:
         assert opened.config["intermediate_size"] == 32
+
+
+def test_what_keeps_all_units_says_so(models: dict[str, Path]) -> None:
+    shown = done(models["llama"], "--ratio", 0, "--score", "random", "--dry-run").out
+    assert shown.split("all model.layers.*.mlp")[1].split()[:3] == ["144", "144", "0.0%"]
 
 
 def test_dense_ffns_between_experts(models: dict[str, Path]) -> None:
@@ -88,12 +92,9 @@ def test_dense_ffns_between_experts(models: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--ratio", 0.5, "--width", 3), "Give one of --ratio and --width"),
         (("--width", 64, "--score", "norms"), "an FFN has 48 hidden units"),
         ((), "--score activation-norm needs text"),
         (("--score", "norms", "--text", "text.txt"), "--score norms looks at no text"),
-        (("--per-layer", "--width", 3), "widths differ then"),
-        (("--side", "encoder", "--score", "norms"), "the model has no encoder"),
         (("--data", "."), "--data goes with models that translate"),
     ],
 )

@@ -85,7 +85,7 @@ def test_json_of_a_dry_run(metric: str, normalize: str, model: Path, folder: Pat
     result = run(model, *options)
     assert result.status == 0, result.err
     summary = json.loads(result.out)
-    assert (summary["heads_before"], summary["heads_after"]) == (28, 18)
+    assert sum(summary["held"].values()) == 28
     assert sum(map(len, summary["kept"].values())) == 18
     # A head of width 8: 3 x (8 x 32 + 8) of the inputs, 32 x 8 of the output.
     assert summary["parameters_before"] - summary["parameters_after"] == 10 * (3 * (8 * 32 + 8) + 32 * 8)
@@ -97,7 +97,7 @@ def test_dry_run_writes_nothing_and_shows_what_would_stay(model: Path, folder: P
     result = run(model, "--dry-run", "--ratio", 0.5)
     assert result.status == 0, result.err
     assert names(folder) == ["heads.json"]
-    for text in (FIRST, "cross-attention", "all attentions", "parameters", "Dry run: nothing is written."):
+    for text in (FIRST, "decoder.layers.*.self_attn", "all heads", "parameters", "Dry run: nothing"):
         assert text in result.out
 
 
@@ -139,27 +139,6 @@ def test_a_printed_selection_can_be_applied_again(model: Path, folder: Path) -> 
     assert kept(folder / "again") == kept(folder / "direct")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"kept": None}, "holds no heads"),
-        ({"kept": {FIRST: [0]}}, "another model"),
-        ({FIRST: [0, 4]}, f"keeps head 4 of {FIRST}"),
-        ({FIRST: "all"}, "not a list of head ids"),
-    ],
-)
-def test_selections_of_another_model_are_refused(
-    change: dict[str, Any], message: str, model: Path, folder: Path
-) -> None:
-    selection = json.loads(run(model, "--dry-run", "--json").out)
-    if "kept" in change:
-        selection |= change
-    else:
-        selection["kept"] |= change
-    (folder / "heads.json").write_text(json.dumps(selection))
-    _refused(run(model, "--heads", "heads.json"), message, 1, folder)
-
-
 def test_random_heads_repeat_with_the_seed_and_need_no_scores(model: Path, folder: Path) -> None:
     (folder / "heads.json").unlink()
     found = []
@@ -177,7 +156,7 @@ def test_a_pruned_checkpoint_is_pruned_further_with_the_scores_of_the_original(
     assert run(model, "--count", 7, "-o", "first").status == 0
     result = run("first", "--count", 7, "-o", "second", "--json")
     assert result.status == 0, result.err
-    assert json.loads(result.out)["heads_before"] == 21
+    assert sum(json.loads(result.out)["held"].values()) == 21
     assert run(model, "--count", 14, "-o", "direct").status == 0
     assert kept(folder / "second") == kept(folder / "direct")
     with open_model(folder / "second") as second:
@@ -256,7 +235,7 @@ REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
     "odd metric": (("--metric", "entropy"), "entropy", 2),
     "ids and scores": (("--heads", "heads.json", "--scores", "heads.json"), "excludes --scores", 2),
     "ratio of ids": (("--heads", "heads.json", "--ratio", 0.5), "names what stays", 2),
-    "scores as ids": (("--heads", "heads.json"), "prunecli.heads/1", 1),
+    "scores as ids": (("--heads", "heads.json"), "statistics go with --gates or --scores", 1),
     "no scores": (("--scores", "none.json"), "prunecli score-heads", 1),
     "one of two is missing": (("--scores", "heads.json", "--scores", "none.json"), "none.json", 1),
 }

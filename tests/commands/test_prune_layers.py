@@ -95,10 +95,11 @@ def test_json_of_a_dry_run(metric: str, models: dict[str, Path]) -> None:
     shown = json.loads(
         done(models["gpt2"], "--metric", metric, "--count", 1, *text, "--dry-run", "--json").out
     )
-    assert shown["format"] == "prunecli.layer-plan/1"
-    assert (shown["layers_before"], shown["layers_after"]) == (3, 2)
-    scores = [layer["score"] for layer in shown["layers"]]
-    assert [layer["kept"] for layer in shown["layers"]] == [score != min(scores) for score in scores]
+    assert shown["held"] == {"decoder.layers": 3}
+    (place,) = shown["decision"]["places"]
+    scores = place.get("values", [2, 1, 0])  # last has none
+    least = min(range(3), key=scores.__getitem__)
+    assert shown["kept"]["decoder.layers"] == [layer for layer in range(3) if layer != least]
     assert shown["stock"]["is_stock"]
     assert shown["arguments"]["metric"] == metric
     assert ("text" in shown["arguments"]) == bool(text)

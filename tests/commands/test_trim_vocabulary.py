@@ -88,15 +88,13 @@ def test_one_split_alone(model: Path, folder: Path) -> None:
         {"on"} - set(tokenizer.tokenize("ohne"))
     )
     assert tokenizer.tokenize("the") == ["\u2581", "t", "h", "e"]
-    assert payload["format"] == "prunecli.vocabulary/1"
-    assert payload["tokens_before"] == 70
-    assert payload["tokens_after"] == len(payload["kept"]) == len(tokenizer)
-    assert payload["text"]["share_kept"] == 1
-    assert payload["embedding_parameters_after"] == len(tokenizer) * 16
+    assert payload["held"] == {"tokens": 70}
+    assert len(payload["kept"]["tokens"]) == len(tokenizer)
+    assert payload["details"]["text"]["share_kept"] == 1
     difference = payload["parameters_before"] - payload["parameters_after"]
     assert difference == (70 - len(tokenizer)) * 16
     assert payload["bytes_before"] - payload["bytes_after"] == 4 * difference
-    assert sum(payload["parts"].values()) == payload["tokens_after"]
+    assert sum(payload["details"]["parts"].values()) == len(tokenizer)
 
 
 def test_without_anything_the_demo_is_trimmed(folder: Path) -> None:
@@ -115,7 +113,7 @@ def test_dry_run_writes_nothing_and_shows_what_would_stay(model: Path, folder: P
     )
     assert result.status == 0, result.err
     assert digests(folder) == before
-    for text in ("special and added", "tokens", "embedding bytes", "of the running tokens stay", "Dry run"):
+    for text in ("special and added", "tokens", "parameters", "of the running tokens stay", "Dry run"):
         assert text in result.out
     assert "fall into other tokens" in result.out
 

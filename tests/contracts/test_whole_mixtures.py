@@ -19,14 +19,13 @@ from prunecli.methods.embeddings.dimensions import EmbeddingOptions
 from prunecli.methods.embeddings.plan import plan_embeddings
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
-from prunecli.methods.layers.plan import LayerPlan
-from prunecli.methods.sharing.rewrite import rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.modules.building import assemble
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
+from prunecli.selection.selection import Selection
 from tests.commands.calls import call
 from tests.contracts.test_mixtures import choose, logits, save_tiny, stock_class, without
 from tests.contracts.test_vocabulary_method import LINES, same_logits, to_lines
@@ -110,7 +109,7 @@ def test_without_layers(source: Path, model_type: str, gone: tuple[int, ...], tm
     full, pruned = made(
         source,
         tmp_path / "pruned",
-        lambda checkpoint: cut(checkpoint, LayerPlan({"decoder": kept})),
+        lambda checkpoint: cut(checkpoint, Selection({"decoder.layers": kept})),
         model_type,
     )
     before = logits(full, model_type)
@@ -144,8 +143,8 @@ def test_with_narrower_dense_layers(source: Path, model_type: str, tmp_path: Pat
 
     def narrow(checkpoint: Checkpoint) -> Rewrite:
         plan = plan_widths(checkpoint, options)
-        units.extend(plan.units["model.layers.1.mlp"])
-        return rewrite_shared(checkpoint, plan)
+        units.extend(plan.kept["model.layers.1.mlp.units"])
+        return cut(checkpoint, plan)
 
     units: list[int] = []
     full, pruned = made(source, tmp_path / "pruned", narrow, model_type)
@@ -165,7 +164,7 @@ def test_after_one_another(source: Path, model_type: str, tmp_path: Path) -> Non
         return cut(checkpoint, kept_experts(kept))
 
     first, second = tmp_path / "shallow", tmp_path / "pruned"
-    made(source, first, lambda opened: cut(opened, LayerPlan({"decoder": (1, 2)})), model_type)
+    made(source, first, lambda opened: cut(opened, Selection({"decoder.layers": (1, 2)})), model_type)
     with open_model(first) as checkpoint:
         kept = choose(checkpoint)
     shallow, _ = made(first, second, prune, model_type)
@@ -175,7 +174,7 @@ def test_after_one_another(source: Path, model_type: str, tmp_path: Path) -> Non
     _, last = made(
         second,
         tmp_path / "last",
-        lambda opened: cut(opened, LayerPlan({"decoder": (1,)})),
+        lambda opened: cut(opened, Selection({"decoder.layers": (2,)})),
         model_type,
     )
     torch.testing.assert_close(logits(last, model_type), expected, rtol=0, atol=1e-6)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError, UsageError
-from prunecli.model.axes import Carrier, axes_of
+from prunecli.model.axes import Carrier
 from prunecli.model.checkpoint import open_model
+from prunecli.model.find_axes import axes_of
 from prunecli.model.layout import resolve
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply

@@ -11,12 +11,12 @@ import pytest
 from prunecli.errors import CheckpointError, DataError, PruneError, StatisticsError
 from prunecli.evaluation.scoring import spm_file
 from prunecli.methods.experts.selection import read_experts
-from prunecli.methods.heads.plan import read_selection
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.results.heads import read_scores
 from prunecli.results.published import read_gates
 from prunecli.selection.cut import cut
+from prunecli.selection.saved import read_kept
 from prunecli.tensors.git_lfs import refuse_pointer
 from prunecli.text.labelled import read_labelled
 from prunecli.text.parallel import read_parallel
@@ -34,7 +34,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:203314cc96001a
         ("stats-202.json", read_gates, StatisticsError),
         ("experts.json", lambda path: read_experts(path, (), ()), StatisticsError),
         ("heads.json", read_scores, StatisticsError),
-        ("kept.json", lambda path: read_selection(path, ()), StatisticsError),
+        ("kept.json", lambda path: read_kept(path, ()), StatisticsError),
         ("text", lambda path: read_plain([path]), DataError),
         ("labelled.tsv", read_labelled, DataError),
         ("val.eng_Latn", lambda path: read_parallel(path.parent, "val"), DataError),

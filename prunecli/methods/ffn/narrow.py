@@ -14,9 +14,10 @@ from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.ffn.names import UnitScore
 from prunecli.methods.ffn.score import UnitActivations, unit_norms
 from prunecli.methods.sharing.arrange import Group
-from prunecli.model.axes import Axis, axes_of
+from prunecli.model.axes import Axis
 from prunecli.model.decision import Decision, Origin
 from prunecli.model.ffn import FfnLayer
+from prunecli.model.find_axes import axes_of
 from prunecli.model.history import given, history_step
 from prunecli.selection.select import Budget, places_of, select
 from prunecli.selection.selection import Selection

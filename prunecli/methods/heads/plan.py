@@ -14,8 +14,9 @@ from prunecli.choices import Choices, paths
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.heads.names import HeadMetric, Normalize
 from prunecli.model.attention import KINDS, AttentionKind, AttentionLayer
-from prunecli.model.axes import Axis, axes_of
+from prunecli.model.axes import Axis
 from prunecli.model.decision import Decision, Origin, Ranked
+from prunecli.model.find_axes import axes_of
 from prunecli.model.history import given, history_step
 from prunecli.model.stock import uniform_heads
 from prunecli.results.head_matching import check_matches, merge, numbered

@@ -22,9 +22,10 @@ from prunecli.methods.layers.select import (
     random_scores,
     removed_count,
 )
-from prunecli.model.axes import Axis, axes_of
+from prunecli.model.axes import Axis
 from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.depth import PRUNE_LAYERS
+from prunecli.model.find_axes import axes_of
 from prunecli.model.history import given, history_step
 from prunecli.results.arrays import LARGEST
 from prunecli.selection.select import Budget, places_of, select

@@ -17,7 +17,7 @@ from prunecli.methods.vocabulary.ids import Renumbering, named_ids, renumbered, 
 from prunecli.methods.vocabulary.measure import Text, as_target, batches, count_tokens, is_two_sided
 from prunecli.methods.vocabulary.select import TokenChoice, VocabularyOptions, select_tokens
 from prunecli.methods.vocabulary.vocabulary import read_vocabulary, token_ids
-from prunecli.model.axes import axes_of, vocabulary_size
+from prunecli.model.find_axes import axes_of, vocabulary_size
 from prunecli.progress import Progress, silent
 from prunecli.selection.selection import Selection
 from prunecli.tensors.json_files import parsed

@@ -13,8 +13,8 @@ from prunecli.errors import CheckpointError, DataError, UsageError
 from prunecli.methods.vocabulary.ids import Renumbering
 from prunecli.methods.vocabulary.measure import Text, TokenCounts
 from prunecli.methods.vocabulary.vocabulary import Vocabulary
-from prunecli.model.axes import vocabulary_size
 from prunecli.model.decision import Decision, Origin, Ranked
+from prunecli.model.find_axes import vocabulary_size
 from prunecli.model.history import given, history_step
 
 if TYPE_CHECKING:

@@ -1,0 +1,121 @@
+"""The axes of a checkpoint: the layers, heads, hidden units, experts and tokens that it holds, and where they lie."""
+
+from __future__ import annotations
+
+from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.model.axes import Axis, Carrier, Kind, axis_name
+from prunecli.model.checkpoint import Checkpoint
+
+VOCABULARY = "vocab_size"
+
+
+def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
+    """The axes of one kind, in the order of the model.
+
+    Raises:
+        UnsupportedModelError: the family is not declared; of tokens: another size equals that of the vocabulary, so
+            that an axis of one cannot be told from one of the other.
+        CheckpointError: config.json or the weights are damaged.
+    """
+    if kind == "expert":
+        return tuple(
+            Axis(
+                axis_name(layer.name, "expert"),
+                kind,
+                layer.experts,
+                layer.original_experts,
+                layer.side,
+                layer.layer,
+                carriers={name: Carrier(dim) for name, dim in layer.cut.items()},
+                members=layer.expert_prefix.replace("{expert}", "{}"),
+                parts=layer.expert_tensors,
+            )
+            for layer in checkpoint.mixtures
+        )
+    if kind == "token":
+        size = vocabulary_size(checkpoint)
+        config = checkpoint.config
+        keys = [key for key, value in config.items() if key.endswith(VOCABULARY) and value == size]
+        ids = tuple(range(size))
+        carriers = _token_carriers(checkpoint)
+        return (Axis("tokens", kind, ids, size, carriers=carriers, keys=(VOCABULARY, *keys)),)
+    layout = checkpoint.layout
+    if kind == "head":
+        return tuple(
+            Axis(
+                axis_name(layer.name, "head"),
+                kind,
+                layer.heads,
+                layer.original_heads,
+                layer.stack.side,
+                layer.layer,
+                layer.kind,
+                layer.tensors,
+            )
+            for layer in layout.own_attentions
+        )
+    if kind == "unit":
+        return tuple(
+            Axis(
+                axis_name(ffn.name, "unit"),
+                kind,
+                tuple(range(ffn.width)),
+                ffn.width,
+                ffn.side,
+                ffn.layer,
+                carriers={
+                    f"{ffn.prefix}{name}": Carrier(dim, (1,) * ffn.blocks[name])
+                    for name, dim in ffn.tensors.items()
+                    if dim is not None
+                },
+            )
+            for ffn in layout.ffns
+            if ffn.tensors and not ffn.is_shared
+        )
+    structure, axes = layout.structure, []
+    for stack in layout.family.stacks:
+        units = structure.units(stack.side, "layer", layout.sizes.depth(stack))
+        members = stack.layers.replace("{layer}", "{}")
+        axes.append(
+            Axis(axis_name(stack.side, "layer"), kind, units.kept, units.of, stack.side, members=members)
+        )
+    return tuple(axes)
+
+
+def vocabulary_size(checkpoint: Checkpoint) -> int:
+    """Rows of the token embeddings.
+
+    Raises:
+        CheckpointError: config.json holds no such number.
+    """
+    size = checkpoint.layout.sizes.value(VOCABULARY)
+    if type(size) is not int or size < 1:
+        raise CheckpointError(f'{checkpoint.path}: config.json: "{VOCABULARY}" is {size!r}, not a count')
+    return size
+
+
+def _token_carriers(checkpoint: Checkpoint) -> dict[str, Carrier]:
+    """Of declared tensors the dimension that grows with the vocabulary; of the parts that only some classes of a family
+    have (`final_logits_bias`, `lm_head.bias`) the one that is as long as it."""
+    layout, size = checkpoint.layout, vocabulary_size(checkpoint)
+    shapes = layout.shapes
+    grown = layout.changed(config={**layout.config, VOCABULARY: size + 1}).shapes
+    carriers: dict[str, Carrier] = {}
+    config = checkpoint.config
+    for name, info in checkpoint.tensors.items():
+        if name in shapes:
+            for dim, (one, other) in enumerate(zip(shapes[name], grown[name], strict=True)):
+                if one != other:
+                    carriers[name] = Carrier(dim)
+        elif layout.is_extra(name) and size in info.shape:
+            # A task head of as many labels as tokens, or of a model as wide, looks like an output layer.
+            others = [key for key, value in config.items() if value == size and not key.endswith(VOCABULARY)]
+            if len(config.get("id2label") or ()) == size:
+                others.append("id2label")
+            if others:
+                raise UnsupportedModelError(
+                    f"{checkpoint.path}: {name} may have an axis of tokens or of {others[0]}: both count {size}",
+                    "trim-vocabulary cannot tell which; resize the embeddings by a row first.",
+                )
+            carriers[name] = Carrier(info.shape.index(size))
+    return carriers
