@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -25,7 +25,7 @@ from prunecli.errors import MemoryShortError, PruneError, UsageError
 if TYPE_CHECKING:
     from prunecli.commands.checkpoints import DemoName
     from prunecli.evaluation.quality_check import QualityCheck
-    from prunecli.model.axes import Axis
+    from prunecli.model.axes import Axis, Kind
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.decision import Decision
     from prunecli.model.rewrite import Rewrite
@@ -37,6 +37,16 @@ if TYPE_CHECKING:
     from prunecli.text.choice import TextChoice
 
     Document = TypeVar("Document", bound=Rewriting)
+
+
+HOLDERS: Mapping[Kind, str] = {
+    "expert": "layer",
+    "head": "attention",
+    "unit": "FFN",
+    "layer": "stack",
+    "token": "table",
+}
+"""Kind of units -> what holds them, as the column of a table is called."""
 
 
 @dataclass(frozen=True)
@@ -214,21 +224,31 @@ class Shown:
 
     def show_selected(self, selection: Selection) -> None:
         """How many units of each axis stay, of axes of one form together, and of all; then what `show_place` prints."""
+        from prunecli.model.parts import ranges
+
         axes = selected_axes(self.result.source, selection)
+        kind = next(iter(axes.values())).kind
         counts = {
             name.rpartition(".")[0] or name: (len(axis.ids), len(selection.kept[name]))
             for name, axis in axes.items()
         }
-        forms = {name: re.sub(r"\.\d+", ".*", name) for name in counts}
-        rows = [[name, *removal(*counted)] for name, counted in counts.items()]
-        for form in dict.fromkeys(forms.values()) if len(set(forms.values())) < len(forms) else ():
-            own = [counts[name] for name in counts if forms[name] == form]
-            rows.append([f"all {form}", *removal(sum(held for held, _ in own), sum(kept for _, kept in own))])
-        kind = next(iter(axes.values())).kind
-        if len(set(forms.values())) > 1:
-            held, kept = (sum(own) for own in zip(*counts.values(), strict=True))
-            rows.append([f"all {kind}s", *removal(held, kept)])
-        console.show(console.table(f"{kind}s".capitalize(), ("axis", "before", "kept", "removed"), rows))
+        forms: dict[str, list[tuple[int, int]]] = {}
+        for name, counted in counts.items():
+            forms.setdefault(re.sub(r"\.\d+", ".*", name), []).append(counted)
+        if len(forms) < len(counts):
+            counts |= {f"all {form}": _added(own) for form, own in forms.items()}
+        if len(forms) > 1:
+            counts[f"all {kind}s"] = _added([counted for own in forms.values() for counted in own])
+        rows = [
+            [name, f"{held:,}", f"{kept:,}", f"{1 - kept / held:.1%}" if held else "-"]
+            for name, (held, kept) in counts.items()
+        ]
+        console.show(
+            console.table(f"{kind}s".capitalize(), (HOLDERS[kind], "before", "kept", "removed"), rows)
+        )
+        for name, axis in axes.items() if kind == "layer" else ():
+            gone = [number for number in axis.ids if number not in selection.kept[name]]
+            console.out(f"Removed from the {axis.side}: {ranges(gone) or 'nothing'}")
         self.show_sizes_and_place()
 
     def rows(self) -> list[list[str]]:
@@ -314,6 +334,6 @@ def change(before: float, after: float, text: Callable[[float], str] = "{:,}".fo
     return text(before), text(after), f"{after / before:.1%}" if before else "-"
 
 
-def removal(before: int, after: int) -> tuple[str, str, str]:
-    """Cells of a table: before, kept, what is removed."""
-    return str(before), str(after), f"{1 - after / before:.1%}" if before else "-"
+def _added(counts: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Sums of (before, kept)."""
+    return sum(held for held, _ in counts), sum(kept for _, kept in counts)

@@ -64,10 +64,9 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
             places[name] = tuple(place for place, unit in enumerate(axis.ids) if unit in wanted)
     if "expert" in kinds:
         _check_routing(source, selection, places)
-    sides = cast(
-        "dict[Side, tuple[int, ...]]", {name.removesuffix(".layers"): own for name, own in places.items()}
-    )
-    kept_layers = {side: sides[side] for side in ("encoder", "decoder") if side in sides}
+    kept_layers = {
+        cast("Side", axes[name].side): own for name, own in places.items() if axes[name].kind == "layer"
+    }
     own_names = _member_names(axes, places)
     moved = _inherited(source, kept_layers) if kept_layers else {}
     rename = renaming(source.resolved.family, kept_layers)

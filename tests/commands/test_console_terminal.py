@@ -71,7 +71,7 @@ removed. Measure the result with prunecli evaluate; if its scores fell too far, 
 TABLE = """\
 Experts
 
- axis                             before   kept   removed
+ layer                            before   kept   removed
  ────────────────────────────────────────────────────────
  model.encoder.layers.1.ffn           64     12     81.2%
  model.encoder.layers.3.ffn           64     12     81.2%
