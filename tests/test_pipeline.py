@@ -35,7 +35,7 @@ def tiny(directory: Path, **options: object) -> Path:
 
 def keeping(source: Checkpoint, kept: Mapping[str, Sequence[int]], dtype: str = "F32") -> Rewrite:
     """The first experts of each layer stay: a method that renumbers nothing, so that no slice is needed here."""
-    from prunecli.tensors.stream import Rows
+    from prunecli.tensors.stream import Slices
 
     outputs = []
     for name, info in source.tensors.items():
@@ -43,8 +43,8 @@ def keeping(source: Checkpoint, kept: Mapping[str, Sequence[int]], dtype: str = 
         if layer is None:
             outputs.append(Output(name, dtype, info.shape, Copy(name)))
         elif ".router." in name:
-            rows = tuple(kept[layer])
-            outputs.append(Output(name, dtype, (len(rows), *info.shape[1:]), Rows(name, rows)))
+            ranges = tuple((row, row + 1) for row in kept[layer])
+            outputs.append(Output(name, dtype, (len(ranges), *info.shape[1:]), Slices(name, 0, ranges)))
         elif int(name.split("expert_")[1].split(".")[0]) in kept[layer]:
             outputs.append(Output(name, dtype, info.shape, Copy(name)))
     structure = source.structure.keeping(axes_of("expert", kept, 4))

@@ -21,7 +21,6 @@ from prunecli.tensors.stream import (
     Generated,
     Noise,
     Output,
-    Rows,
     Selection,
     Slices,
     Sum,
@@ -158,7 +157,7 @@ def compute(
 def _sum(expression: Sum, locations: Locations, start: int, stop: int, where: str) -> np.ndarray:
     total: np.ndarray | None = None
     for part, weight in zip(expression.parts, expression.weights, strict=True):
-        if isinstance(part, (Copy, Rows, Slices)):  # what is no number shows in the sum
+        if isinstance(part, (Copy, Slices)):  # what is no number shows in the sum
             values = _read(part, locations[part.source], start, stop).astype(np.float64)
         else:
             values = compute(part, locations, start, stop, "F64", where)
@@ -193,8 +192,6 @@ def _rows(expression: Expression, locations: Locations) -> int:
         return _rows(expression.parts[0], locations)
     if isinstance(expression, Concat):
         return sum(_rows(part, locations) for part in expression.parts[: 1 if expression.axis else None])
-    if isinstance(expression, Rows):
-        return len(expression.rows)
     if isinstance(expression, Slices) and expression.axis == 0:
         return sum(last - first for first, last in expression.ranges)
     return locations[expression.source].info.shape[0]
@@ -224,11 +221,7 @@ def _read(expression: Selection, location: Location, start: int, stop: int) -> n
         whole = _rows_read(location, [(start, stop)])
         taken = np.concatenate([np.arange(first, last) for first, last in expression.ranges])
         return whole.take(taken, axis=expression.axis)
-    if isinstance(expression, Rows):
-        ranges = joined((row, row + 1) for row in expression.rows[start:stop])
-    else:
-        ranges = list(_cut(expression.ranges, start, stop))
-    return _rows_read(location, ranges)
+    return _rows_read(location, list(_cut(expression.ranges, start, stop)))
 
 
 def _cut(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int]]:

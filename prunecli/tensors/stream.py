@@ -22,14 +22,6 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of a source tensor's first axis, in the given order."""
-
-    source: str
-    rows: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Slices:
     """Parts of a source tensor along one axis: the index ranges (start, stop), in order."""
 
@@ -89,7 +81,7 @@ class Generated:
     rows: Callable[[int, int], np.ndarray]
 
 
-Selection = Copy | Rows | Slices
+Selection = Copy | Slices
 """Values of one source tensor that go as they are, or cast."""
 
 Expression = Selection | Sum | Concat | Noise | Zeros | Generated
@@ -100,7 +92,7 @@ def sources(expression: Expression) -> Iterator[str]:
     if isinstance(expression, (Sum, Concat)):
         for part in expression.parts:
             yield from sources(part)
-    elif isinstance(expression, (Copy, Rows, Slices)):
+    elif isinstance(expression, (Copy, Slices)):
         yield expression.source
 
 
@@ -135,7 +127,7 @@ def check_expressions(source: TensorReader, outputs: Sequence[Output]) -> None:
 
     Raises:
         CheckpointError: a tensor that the source lacks, or one of whole numbers that would be computed with.
-        ValueError: a name twice, rows, ranges or a shape that the source tensor does not have, a cast to a type that
+        ValueError: a name twice, ranges or a shape that the source tensor does not have, a cast to a type that
             is no floating-point type: a fault of the method that made the outputs.
     """
     names: set[str] = set()
@@ -148,7 +140,7 @@ def check_expressions(source: TensorReader, outputs: Sequence[Output]) -> None:
         shape = shape_of(source, output.expression, output.name)
         if output.shape != shape:
             raise ValueError(f"{output.name}: shape {list(output.shape)}, its source gives {list(shape)}")
-        moved = isinstance(output.expression, (Copy, Rows, Slices))
+        moved = isinstance(output.expression, (Copy, Slices))
         for name in sources(output.expression):
             dtype = source.info(name).dtype
             if moved and output.dtype == dtype:
@@ -183,7 +175,7 @@ def shape_of(source: TensorReader, expression: Expression, name: str) -> tuple[i
 
     Raises:
         CheckpointError: a tensor that the source lacks.
-        ValueError: rows or ranges that a source tensor does not have, parts that do not fit together.
+        ValueError: ranges that a source tensor does not have, parts that do not fit together.
     """
     if isinstance(expression, (Noise, Zeros, Generated)):
         return expression.shape
@@ -200,10 +192,6 @@ def shape_of(source: TensorReader, expression: Expression, name: str) -> tuple[i
             raise ValueError(f"{name}: parts of shapes {parts} cannot be joined along axis {axis}")
         return (*parts[0][:axis], sum(shape[axis] for shape in parts), *parts[0][axis + 1 :])
     shape = source.info(expression.source).shape
-    if isinstance(expression, Rows):
-        if not shape or not all(0 <= row < shape[0] for row in expression.rows):
-            raise ValueError(f"{name}: {expression.source} {list(shape)} lacks some of the rows")
-        return (len(expression.rows), *shape[1:])
     if not isinstance(expression, Slices):
         return shape
     axis = expression.axis
@@ -239,12 +227,9 @@ def byte_ranges(output: Output, info: TensorInfo) -> Iterator[ByteRange]:
     if isinstance(expression, Copy):
         yield ByteRange(0, info.nbytes)
         return
-    if isinstance(expression, Rows):
-        axis, ranges = 0, joined((row, row + 1) for row in expression.rows)
-    elif not isinstance(expression, Slices):
+    if not isinstance(expression, Slices):
         raise ValueError(f"{output.name} is computed, not moved")
-    else:
-        axis, ranges = expression.axis, joined(expression.ranges)
+    axis, ranges = expression.axis, joined(expression.ranges)
     rows = math.prod(info.shape[:axis])
     row_bytes = info.nbytes // rows if rows else 0
     inner = row_bytes // info.shape[axis] if info.shape[axis] else 0  # bytes of one index

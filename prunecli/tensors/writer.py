@@ -16,7 +16,7 @@ from prunecli.tensors.copying import Gather, Move, gathered, reserve
 from prunecli.tensors.dtypes import itemsize
 from prunecli.tensors.journal import Begun, Journal
 from prunecli.tensors.reader import Handle, TensorReader
-from prunecli.tensors.stream import Copy, Output, Rows, Slices, byte_ranges, check_expressions, is_plain_copy
+from prunecli.tensors.stream import Copy, Output, Slices, byte_ranges, check_expressions, is_plain_copy
 
 SHARD_BYTES = 5_000_000_000
 SINGLE_FILE = "model.safetensors"
@@ -191,7 +191,7 @@ def _layout(jobs: Sequence[Move | Gather | Block]) -> str:
 def _worked(source: TensorReader, output: Output) -> int:
     """Bytes of an output that progress counts."""
     expression = output.expression
-    if not source.is_remote or not isinstance(expression, (Copy, Rows, Slices)):
+    if not source.is_remote or not isinstance(expression, (Copy, Slices)):
         return output.nbytes
     return sum(part.nbytes for part in byte_ranges(output, source.info(expression.source)))
 
@@ -207,7 +207,7 @@ def _jobs(
         is_scattered = (
             isinstance(expression, Slices) and len(expression.ranges) > MOST_RANGES and not source.is_remote
         )
-        if isinstance(expression, (Copy, Rows, Slices)) and not is_scattered:
+        if isinstance(expression, (Copy, Slices)) and not is_scattered:
             moved.append((output, start))
         else:
             computed += blocks(source, output, target, start)
@@ -230,7 +230,7 @@ def _moves(source: TensorReader, outputs: Iterable[tuple[Output, int]], target: 
     where, begin, place, nbytes = "", 0, 0, 0
     for output, start in outputs:
         expression = output.expression
-        assert isinstance(expression, (Copy, Rows, Slices))
+        assert isinstance(expression, (Copy, Slices))
         if not is_plain_copy(source, output):
             yield from _moves_of(source, output, expression.source, target, start)
             continue

@@ -21,7 +21,6 @@ from prunecli.tensors.stream import (
     Expression,
     Noise,
     Output,
-    Rows,
     Slices,
     Sum,
     Zeros,
@@ -54,10 +53,8 @@ def expected(expression: Expression, tensors: dict[str, np.ndarray]) -> np.ndarr
         return np.concatenate([expected(part, tensors) for part in expression.parts], axis=expression.axis)
     if isinstance(expression, Zeros):
         return np.zeros(expression.shape)
-    assert isinstance(expression, (Copy, Rows, Slices))
+    assert isinstance(expression, (Copy, Slices))
     whole = tensors[expression.source].astype(np.float64)
-    if isinstance(expression, Rows):
-        return whole[list(expression.rows)]
     if isinstance(expression, Slices):
         taken = [index for start, stop in expression.ranges for index in range(start, stop)]
         return whole.take(taken, axis=expression.axis)
@@ -100,7 +97,9 @@ def leaves() -> st.SearchStrategy[Expression]:
     name, rows = st.sampled_from("abc"), st.lists(st.integers(0, 12), min_size=4, max_size=4)
     return st.one_of(
         st.builds(lambda source, start: Slices(source, 0, ((start, start + 4),)), name, st.integers(0, 9)),
-        st.builds(lambda source, taken: Rows(source, tuple(taken)), name, rows),
+        st.builds(
+            lambda source, taken: Slices(source, 0, tuple((row, row + 1) for row in taken)), name, rows
+        ),
         st.builds(
             lambda source, row: Slices(source, 0, ((row, row + 1), (0, 2), (12, 13))),
             name,
@@ -200,15 +199,14 @@ def test_values_come_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (Concat(0, (Copy("a"), Copy("bias"))), "F32", "cannot be joined along axis 0"),
         (Concat(2, (Copy("a"), Copy("b"))), "F32", "cannot be joined along axis 2"),
         (Concat(1, (Slices("a", 1, ((6, 8),)),)), "F32", "lacks some of the ranges"),
-        (Sum((Rows("a", (13,)),), (1,)), "F32", "lacks some of the rows"),
+        (Sum((Slices("a", 0, ((13, 14),)),), (1,)), "F32", "lacks some of the ranges"),
         (Sum(ABC, (1, 1, 1)), "I32", "no cast from F32 to I32"),
         (Zeros((13, 7)), "U8", "U8 cannot be computed"),
         (Copy("bias"), "F32", "its source gives"),
-        (Rows("a", (0, 1)), "F32", "its source gives"),
         (Slices("a", 1, ((3, 6),)), "F32", "its source gives"),
         (Sum((Copy("bias"),), (1,)), "F32", "its source gives"),
-        (Rows("a", (-1,)), "F32", "lacks some of the rows"),
-        (Rows("scalar", (0,)), "F32", "lacks some of the rows"),
+        (Slices("a", 0, ((-1, 0),)), "F32", "lacks some of the ranges"),
+        (Slices("scalar", 0, ((0, 1),)), "F32", "lacks some of the ranges"),
         (Slices("a", 2, ((0, 2),)), "F32", "lacks some of the ranges"),
         (Copy("a"), "I32", "no cast from F32 to I32"),
     ],
@@ -267,7 +265,7 @@ def test_moves_and_computed_tensors_side_by_side(tmp_path: Path) -> None:
         Output("mean", "F16", (13, 7), Sum(ABC, (1 / 3,) * 3)),
         Output("y", "BF16", (7,), Copy("bias")),
         Output("joined", "F32", (26, 7), Concat(0, (Copy("b"), Copy("c")))),
-        Output("rows", "F32", (2, 7), Rows("c", (12, 0))),
+        Output("rows", "F32", (2, 7), Slices("c", 0, ((12, 13), (0, 1)))),
     ]
     found = written(checkpoint(tmp_path / "in", tensors), outputs, tmp_path / "out", shard_bytes=600)
     assert found["x"].tobytes() == tensors["a"].tobytes()

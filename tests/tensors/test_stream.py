@@ -6,14 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.tensors.reader import TensorInfo
-from prunecli.tensors.stream import ByteRange, Output, Rows, Slices, byte_ranges
+from prunecli.tensors.stream import ByteRange, Output, Slices, byte_ranges
 
 
 @given(st.lists(st.integers(0, 9), max_size=12), st.integers(0, 3))
 def test_ranges_spell_out_the_rows(rows: list[int], width: int) -> None:
     info = TensorInfo("router", "U8", (10, width))
     data = bytes(range(10 * width))
-    found = list(byte_ranges(Output("out", "U8", (len(rows), width), Rows("router", tuple(rows))), info))
+    ranges = tuple((row, row + 1) for row in rows)
+    found = list(byte_ranges(Output("out", "U8", (len(rows), width), Slices("router", 0, ranges)), info))
     assert not any(part.picks for part in found)
     made = b"".join(data[part.start : part.start + part.nbytes] for part in found)
     assert made == b"".join(data[row * width : (row + 1) * width] for row in rows)
@@ -21,7 +22,7 @@ def test_ranges_spell_out_the_rows(rows: list[int], width: int) -> None:
 
 def test_neighbouring_rows_are_one_range() -> None:
     info = TensorInfo("router", "F32", (8, 4))
-    output = Output("out", "F32", (5, 4), Rows("router", (0, 1, 2, 6, 7)))
+    output = Output("out", "F32", (5, 4), Slices("router", 0, ((0, 1), (1, 3), (6, 8))))
     assert list(byte_ranges(output, info)) == [ByteRange(0, 48), ByteRange(96, 32)]
 
 

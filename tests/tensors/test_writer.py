@@ -22,7 +22,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.tensors import copying
 from prunecli.tensors.copying import Move
 from prunecli.tensors.dtypes import numpy_dtype
-from prunecli.tensors.stream import Copy, Output, Rows, Slices
+from prunecli.tensors.stream import Copy, Output, Slices
 from prunecli.tensors.writer import _jobs, coalesced, in_place, shards_of, write_tensors
 from tests.tiny import tiny_config, write_json, write_weights
 
@@ -187,7 +187,8 @@ def test_any_choice_of_tensors_and_rows(
         value, recipe = tensors[name], Copy(name)
         if value.shape and value.shape[0] and data.draw(st.booleans()):
             rows = data.draw(st.lists(st.integers(0, value.shape[0] - 1), max_size=9))
-            value, recipe = value[rows], Rows(name, tuple(rows))  # type: ignore[assignment]
+            ranges = tuple((row, row + 1) for row in rows)
+            value, recipe = value[rows], Slices(name, 0, ranges)  # type: ignore[assignment]
         outputs.append(Output(f"t{number}", wanted, value.shape, recipe))
         expected[f"t{number}"] = value.astype(numpy_dtype(wanted))
     base = tmp_path_factory.mktemp("any")
