@@ -44,10 +44,11 @@ def read_kept(path: Path, axes: Sequence[Axis], content: Any = None) -> dict[str
             raise StatisticsError(
                 f"{path}: {axis.name!r} is not a list of ids.", "Print the selection again."
             )
-        if absent := sorted(set(ids).difference(axis.ids)):
+        wanted = set(ids)
+        if absent := sorted(wanted.difference(axis.ids)):
             raise StatisticsError(
                 f"{path}: keeps {axis.kind} {absent[0]} of {axis.name}, which the checkpoint does not hold.",
                 "Select from the original model.",
             )
-        kept[axis.name] = tuple(number for number in axis.ids if number in set(ids))
+        kept[axis.name] = tuple(number for number in axis.ids if number in wanted)
     return kept
