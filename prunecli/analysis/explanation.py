@@ -177,7 +177,8 @@ class Explained:
     def _lost_layers(self, question: Question) -> Iterator[Answer]:
         """Layers that the structure lacks, where no decision tells of them."""
         for side, layers in self.structure.of_kind("layer").items():
-            if question.side in (None, side) and question.number not in layers.kept:
+            gone = set(range(layers.of)).difference(layers.kept)
+            if question.side in (None, side) and question.number in gone:
                 yield Answer(f"{side.capitalize()} layer {question.number} is gone; nothing tells why.")
 
     def _command(self, step: int) -> str:
