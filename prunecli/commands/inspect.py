@@ -120,7 +120,9 @@ def _request(opened: Checkpoint, balance: str | None, multiple_of: int) -> Reque
     from prunecli.methods.experts.options import ExpertOptions, check_kind, of_language_model
     from prunecli.methods.experts.request import request_of
 
-    options = ExpertOptions(balance=None if balance is None else parse_balance(balance), multiple_of=multiple_of)
+    options = ExpertOptions(
+        balance=None if balance is None else parse_balance(balance), multiple_of=multiple_of
+    )
     if opened.family is None or not opened.mixtures:
         return Request()
     check_kind(options, of_language_model(opened))

@@ -20,6 +20,7 @@ import pytest
 from typer.models import ArgumentInfo, OptionInfo
 
 from prunecli import __version__
+from prunecli.choices import RENAMED
 from prunecli.commands import app, console
 from prunecli.commands.near_names import MEANINGS
 from prunecli.commands.signatures import signatures, value_names
@@ -185,6 +186,20 @@ def test_near_names(
     assert ended.status == 2
     assert ("Did you mean" in ended.err) == (suggestion is not None)
     assert suggestion is None or f"Did you mean {suggestion}" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("command", "old", "new"),
+    [(command, *names) for command in RENAMED for names in RENAMED[command].items()],
+)
+def test_old_names_of_options(command: str, old: str, new: str, tmp_path: Path) -> None:
+    parameters = signatures()[command]
+    assert old[2:] not in parameters
+    value = "" if parameters[new[2:]].kind == "flag" else "=8"
+    line = f"{old} is called {new} now.\n"
+    assert rounds.run(f"{command} nowhere {old}{value}", tmp_path).err.startswith(line)
+    for other in (f"{new}{value} -- {old}", f"--output={old}"):
+        assert line not in rounds.run(f"{command} nowhere {other}", tmp_path).err
 
 
 def test_meanings_are_of_names_that_exist() -> None:

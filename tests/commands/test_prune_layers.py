@@ -63,6 +63,14 @@ def test_named_layers_go(models: dict[str, Path]) -> None:
     assert "| `encoder` | 2 | 3 | 33.3% | 0 2 |" in Path("pruned-layers/README.md").read_text()
 
 
+def test_a_saved_selection_names_the_layers_that_stay(models: dict[str, Path]) -> None:
+    shown = done(models["m2m_100"], "--remove", "encoder:1,decoder:0", "--dry-run", "--json").out
+    Path("choice.json").write_text(shown)
+    done(models["m2m_100"], "--keep", "choice.json")
+    assert {f"{side}.layers": list(ids) for side, ids in kept().items()} == json.loads(shown)["kept"]
+    refused(run(models["gpt2"], "--keep", "choice.json", "-o", "other"), "a selection for another model", 1)
+
+
 def test_inspect_says_which_layers_are_left(models: dict[str, Path]) -> None:
     done(models["gpt2"], "--remove", "1")
     assert "Layers of the decoder: 0, 2 of the original 3" in call(inspect, "pruned-layers").out
