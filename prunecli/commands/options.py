@@ -302,7 +302,10 @@ class SelectionOptions:
     ] = None
     multiple_of: Annotated[int, typer.Option(min=1, help="Keep a multiple of N units in each layer.")] = 1
     uniform: Annotated[
-        bool, typer.Option("--uniform/--uneven", help="Remove the same part of every layer, or not.")
+        bool,
+        typer.Option(
+            "--uniform/--uneven", show_default=False, help="Remove the same part of every layer, or not."
+        ),
     ] = False
     dtype: DtypeOption = None
     seed: SeedOption = 0

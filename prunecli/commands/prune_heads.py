@@ -35,7 +35,7 @@ def prune_heads(
             ratio="Fraction of the heads to remove, of those that the checkpoint holds; rounded up. Default: 0.2.",
             count="Number of heads to remove, instead of --ratio.",
             keep="Ids of the heads to keep, instead of scores: what --dry-run --json printed.",
-            least="Number of heads that each layer keeps at least. Default: 0.",
+            least="Number of heads that each layer keeps at least.",
             uniform="Keep the same number of heads in every layer, the largest that a stock config can hold and "
             "--ratio or --count allows: plain transformers opens the result. Default: uneven.",
         ),

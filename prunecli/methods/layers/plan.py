@@ -277,7 +277,14 @@ def _ranked(
             "--contiguous: how many layers of each stack?", "Give --encoder N and --decoder M, or --side."
         )
     depths = {side: len(axis.ids) for side, axis in axes.items()}
-    measured = _measured(metric, options, depths, measure)
+    if metric == "random":
+        measured = Measured(random_scores(depths, options.seed))
+    elif metric == "last":
+        measured = Measured(last_scores(depths))
+    elif measure is None:
+        raise UsageError(f"--metric {metric} needs text.", "Give --data or --text, or --metric last.")
+    else:
+        measured = measure(metric)
     scores = measured.scores
     gone: dict[Side, tuple[int, ...]] = {}
     for sides, count in counts.items():
@@ -317,15 +324,3 @@ def _counts(options: LayerOptions, depths: Mapping[Side, int]) -> dict[tuple[Sid
         return {sides: options.count}
     ratio = DEFAULT_RATIO if options.ratio is None else options.ratio
     return {sides: removed_count(ratio, sum(depths[side] for side in sides))}
-
-
-def _measured(
-    metric: LayerMetric, options: LayerOptions, depths: Mapping[Side, int], measure: Measure | None
-) -> Measured:
-    if metric == "random":
-        return Measured(random_scores(depths, options.seed))
-    if metric == "last":
-        return Measured(last_scores(depths))
-    if measure is None:
-        raise UsageError(f"--metric {metric} needs text.", "Give --data or --text, or --metric last.")
-    return measure(metric)
