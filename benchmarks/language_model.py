@@ -117,7 +117,7 @@ def rows(texts: Texts, options: argparse.Namespace, folder: Path) -> dict[str, P
     running = prunecli.RunOptions(device=options.device)
 
     def units(score: Any, opened: prunecli.Checkpoint, ratio: float) -> prunecli.Rewrite:
-        chosen = prunecli.NarrowOptions(ratio=ratio, score=score, seed=options.seed)
+        chosen = prunecli.NarrowOptions(ratio=ratio, metric=score, seed=options.seed)
         return prunecli.cut(opened, prunecli.plan_widths_on_text(opened, texts.scored, chosen, running))
 
     def layers(

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from prunecli.errors import UsageError
+
+RENAMED: Mapping[str, Mapping[str, str]] = {
+    "prune-experts": {"--experts": "--keep", "--round-to": "--multiple-of", "--min-per-layer": "--min"},
+    "prune-heads": {"--heads": "--keep", "--min-per-layer": "--min"},
+    "prune-ffn": {"--score": "--metric", "--round-to": "--multiple-of", "--per-layer": "--uneven"},
+    "prune-layers": {"--layers": "--remove"},
+    "compare-languages": {"--min-per-layer": "--min"},
+    "inspect": {"--round-to": "--multiple-of"},
+}
+"""Command -> option of 0.2.0 -> its present name. The command line and recipes take both names for one release."""
+
+
+def present_name(command: str, word: str, say: Callable[[str], None]) -> str:
+    """Return an option (`--round-to` or `--round-to=8`) by its present name; `say` is called with a line about it."""
+    option, equals, value = word.partition("=")
+    name = RENAMED.get(command, {}).get(option, option)
+    if name != option:
+        say(f"{option} is called {name} now.")
+    return name + equals + value
 
 
 class Choices:

@@ -78,12 +78,12 @@ def plan_widths_on_text(
 
     Args, Raises: as `plan_ffn_on_text`.
     """
-    if options.score not in MEASURED:
+    if options.metric not in MEASURED:
         return plan_widths(checkpoint, options)
     from prunecli.methods.ffn.activations import measure_activations
 
     data = measured_text(
-        checkpoint, choice, f"--score {options.score}", say, without="--score norms (it can ruin a model)"
+        checkpoint, choice, f"--metric {options.metric}", say, without="--metric norms (it can ruin a model)"
     )
     return plan_widths(
         checkpoint,

@@ -17,6 +17,7 @@ import pytest
 import typer
 import typer.main
 
+from prunecli.choices import RENAMED
 from prunecli.commands import app
 from tests.markdown_pages import GITHUB, Page, parse
 
@@ -164,7 +165,8 @@ def test_every_command_has_a_page_and_every_page_a_command() -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=of)
 def test_options_that_a_page_names_exist(path: Path) -> None:
-    assert unknown(read(path), own_command(path)) == []
+    renamed = {old for names in RENAMED.values() for old in names} if path.name == "CHANGELOG.md" else set()
+    assert [one for one in unknown(read(path), own_command(path)) if one.split()[1] not in renamed] == []
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

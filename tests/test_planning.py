@@ -37,7 +37,7 @@ def test_text_is_read_only_where_options_ask_for_it(model: Checkpoint) -> None:
     assert plan_layers_on_text(model, nowhere, LayerOptions(metric="last", count=1)).kept == {
         "decoder.layers": (0, 1)
     }
-    widths = plan_widths_on_text(model, nowhere, NarrowOptions(width=5, score="norms"))
+    widths = plan_widths_on_text(model, nowhere, NarrowOptions(width=5, metric="norms"))
     assert all(len(ids) == 5 for ids in widths.kept.values())
     assert plan_ffn_on_text(model, nowhere, FfnOptions(config="NoDec")).removed
     with pytest.raises(UsageError, match="--metric cosine needs text"):
@@ -46,7 +46,7 @@ def test_text_is_read_only_where_options_ask_for_it(model: Checkpoint) -> None:
 
 def test_the_step_says_which_text(model: Checkpoint, text: TextChoice) -> None:
     layers = plan_layers_on_text(model, text, LayerOptions(count=1), ON_CPU)
-    widths = plan_widths_on_text(model, text, NarrowOptions(width=5, score="activation"), ON_CPU)
+    widths = plan_widths_on_text(model, text, NarrowOptions(width=5, metric="activation"), ON_CPU)
     shared = plan_ffn_on_text(model, text, FfnOptions(width=20, keep_units="activations"), ON_CPU)
     assert len(layers.kept["decoder.layers"]) == 2
     for plan in (layers, widths, shared):
@@ -54,7 +54,7 @@ def test_the_step_says_which_text(model: Checkpoint, text: TextChoice) -> None:
 
 
 def test_the_units_that_stay_are_the_most_active(model: Checkpoint, text: TextChoice) -> None:
-    options = NarrowOptions(width=5, score="activation")
+    options = NarrowOptions(width=5, metric="activation")
     measured = activations.measure_activations(model, text.read("lm"), ON_CPU)
     by_hand = {
         f"{name}.units": tuple(sorted(np.argsort(-values)[:5]))

@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from prunecli import __version__, processes
+from prunecli.choices import present_name
 from prunecli.commands import console, failures
 from prunecli.commands.failures import INTERRUPTED
 from prunecli.commands.near_names import near
@@ -58,9 +59,11 @@ class _Command(_Flags, TyperCommand):
     """Help that names values in a word, choices in the text: typer's own names of them do not fit their column."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments as typer does; suggest options that exist, and cut "Value error" off a reason."""
+        """Parse arguments as typer does; take old names of options, suggest options, cut "Value error" off a reason."""
+        end = args.index("--") if "--" in args else len(args)
+        options = [present_name(self.name or "", word, console.warn) for word in args[:end]]
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, options + args[end:])
         except typer.BadParameter as error:
             error.message = error.message.removeprefix("Value error, ")
             raise

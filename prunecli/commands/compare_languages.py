@@ -58,9 +58,10 @@ def compare_languages(
             metavar="E:D",
         ),
     ] = None,
-    min_per_layer: Annotated[
+    least: Annotated[
         int | None,
         typer.Option(
+            "--min",
             min=1,
             help="Experts that every layer keeps. Default: 4; of texts what the router picks for a token.",
         ),
@@ -164,7 +165,7 @@ def compare_languages(
         chosen = parse_names("--for", texts)
         colours = {} if families is None else read_groups(families)
         result = found = compare_by_text(
-            statistics, TextOptions(ratio, metric, min_per_layer, method, chosen, colours), names
+            statistics, TextOptions(ratio, metric, least, method, chosen, colours), names
         )
         show = partial(show_texts, found)
         if outputs.plot is not None:
@@ -180,7 +181,7 @@ def compare_languages(
             metric=metric,
             strategy=strategy,
             balance=balance,
-            minimum=min_per_layer,
+            minimum=least,
             linkage=method,
             languages=langs,
             layer_metric=layer_metric,

@@ -51,7 +51,7 @@ def inspect(
             metavar="E:D",
         ),
     ] = None,
-    round_to: Annotated[
+    multiple_of: Annotated[
         int,
         typer.Option(
             min=1,
@@ -81,12 +81,12 @@ def inspect(
     load = fit_load(fit, fit_batch, fit_beam, fit_length)
     if fit is None:
         refuse_without_fit(
-            {"--dtype": dtype is not None, "--balance": balance is not None, "--round-to": round_to > 1}
+            {"--dtype": dtype is not None, "--balance": balance is not None, "--multiple-of": multiple_of > 1}
         )
     check_table(table, force=force)
     with _opened(checkpoint, demo) as opened:
         inventory = take_inventory(opened)
-        request = None if budget is None else _request(opened, balance, round_to)
+        request = None if budget is None else _request(opened, balance, multiple_of)
         answer = None if request is None else _fits(opened, budget or 0, stored_as, request, load)
         if json or table is not None:
             from prunecli.evaluation.capacity import fit_document
@@ -99,7 +99,7 @@ def inspect(
             return
         _show(opened, inventory)
         if answer is not None and request is not None:
-            words = ["prune-experts", str(checkpoint or opened.path), *_how(opened, request, round_to)]
+            words = ["prune-experts", str(checkpoint or opened.path), *_how(opened, request, multiple_of)]
             _show_fits(answer, inventory, words, stored_as)
         if table is not None:
             console.note(written(table))
@@ -114,26 +114,28 @@ def _opened(checkpoint: Path | None, demo: DemoName) -> Checkpoint:
     return describe_checkpoint(checkpoint, say=console.note, progress=console.progress())
 
 
-def _request(opened: Checkpoint, balance: str | None, round_to: int) -> Request:
+def _request(opened: Checkpoint, balance: str | None, multiple_of: int) -> Request:
     """How prune-experts removes experts, in whatever number."""
     from prunecli.methods.experts.budget import Request, parse_balance
     from prunecli.methods.experts.options import ExpertOptions, check_kind, of_language_model
     from prunecli.methods.experts.request import request_of
 
-    options = ExpertOptions(balance=None if balance is None else parse_balance(balance), round_to=round_to)
+    options = ExpertOptions(
+        balance=None if balance is None else parse_balance(balance), multiple_of=multiple_of
+    )
     if opened.family is None or not opened.mixtures:
         return Request()
     check_kind(options, of_language_model(opened))
     return request_of(opened, options, opened.mixtures)
 
 
-def _how(opened: Checkpoint, request: Request, round_to: int) -> list[str]:
+def _how(opened: Checkpoint, request: Request, multiple_of: int) -> list[str]:
     """The options of prune-experts that say so."""
     from prunecli.methods.experts.budget import balance_text
     from prunecli.methods.experts.options import of_language_model
 
     balance = [] if of_language_model(opened) else ["--balance", balance_text(request.balance)]
-    return balance + (["--round-to", str(round_to)] if round_to > 1 else [])
+    return balance + (["--multiple-of", str(multiple_of)] if multiple_of > 1 else [])
 
 
 def _fits(

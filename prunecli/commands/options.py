@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
+from prunecli.choices import Choices
 from prunecli.errors import DataError, UsageError
 from prunecli.methods.sharing.options import Order
 from prunecli.tensors.hub.names import checkpoint_path, hub_name, no_such_directory
+from prunecli.tensors.quantities import parse_share
 from prunecli.text.hub_data import is_hub_data
 from prunecli.text.named import TextFile, parse_text_file
 from prunecli.text.tasks import TaskName, TrainingTask
@@ -275,6 +278,42 @@ ExplainOption = Annotated[
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No notes, no progress, no table.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+Options = TypeVar("Options", bound=Choices)
+
+
+@dataclass(frozen=True)
+class SelectionOptions:
+    """The options of every pruning command that say which units are removed; a command may lack some of them."""
+
+    ratio: Annotated[
+        float | None,
+        typer.Option(parser=parse_share, metavar="R", help="Fraction of the units to remove, rounded up."),
+    ] = None
+    count: Annotated[
+        int | None, typer.Option(min=0, help="Number of units to remove, instead of --ratio.")
+    ] = None
+    keep: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Ids of the units to keep: what --dry-run --json printed."),
+    ] = None
+    least: Annotated[
+        int | None, typer.Option("--min", min=0, help="Number of units that each layer keeps at least.")
+    ] = None
+    multiple_of: Annotated[int, typer.Option(min=1, help="Keep a multiple of N units in each layer.")] = 1
+    uniform: Annotated[
+        bool,
+        typer.Option(
+            "--uniform/--uneven", show_default=False, help="Remove the same part of every layer, or not."
+        ),
+    ] = False
+    dtype: DtypeOption = None
+    seed: SeedOption = 0
+
+    def of(self, method: type[Options], **own: Any) -> Options:
+        """Return the options of a method: those that it has of these, and its own."""
+        names = {field.name for field in fields(method)}  # type: ignore[arg-type]
+        return method(**{name: value for name, value in vars(self).items() if name in names} | own)
 
 
 def fit_load(fit: str | None, batch: int | None, beam: int | None, length: int | None) -> dict[str, int]:

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import DemoOption
-from prunecli.commands.groups import flattened
+from prunecli.commands.groups import Helps, Without, flattened
 from prunecli.commands.options import (
     CheckpointArgument,
-    DtypeOption,
     FitBatchOption,
     FitBeamOption,
     FitLengthOption,
-    SeedOption,
+    SelectionOptions,
     StreamOption,
     fit_load,
 )
-from prunecli.commands.rewriting import How, Shown
+from prunecli.commands.rewriting import How
 from prunecli.errors import UsageError
 from prunecli.methods.experts.names import Granularity, MetricName, Predicting, Strategy
-from prunecli.tensors.quantities import parse_names, parse_share, whole_numbers
-
-if TYPE_CHECKING:
-    from prunecli.methods.experts.options import ExpertOptions
-    from prunecli.methods.experts.plan import ExpertPlan
-    from prunecli.model.checkpoint import Checkpoint
-    from prunecli.results.rewriting import Selected
+from prunecli.tensors.quantities import parse_names, whole_numbers
 
 MIN_TOKENS = 100
 """That of `ExpertOptions`, which is not imported for --help."""
@@ -46,23 +39,19 @@ def prune_experts(
             "merged. The authors' published files work too. Default: gates.json.",
         ),
     ] = None,
-    experts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Ids of the experts to keep, instead of statistics: the authors' experts.json, a list, or "
-            'what --dry-run --json printed, of which {"kept": {LAYER: [ids]}} is enough.',
+    selection: Annotated[
+        SelectionOptions,
+        Without({"count", "uniform"}),
+        Helps(
+            ratio="Fraction of the experts to remove, of those that the checkpoint holds; rounded up. Default: 0.8, of "
+            "language models 0.25.",
+            keep="Ids of the experts to keep, instead of statistics: the authors' experts.json, a list, or what "
+            '--dry-run --json printed, of which {"kept": {LAYER: [ids]}} is enough.',
+            least="Number of experts that each layer keeps at least. Default: 4 under a threshold, else what the "
+            "router picks for a token.",
+            multiple_of="Keep a multiple of N experts in each layer, which some kernels need (4, 8).",
         ),
-    ] = None,
-    ratio: Annotated[
-        float | None,
-        typer.Option(
-            parser=parse_share,
-            metavar="R",
-            help="Fraction of the experts to remove, counted from those that the checkpoint holds; never "
-            "less is removed. Default: 0.8, of language models 0.25.",
-        ),
-    ] = None,
+    ] = SelectionOptions(),
     fit: Annotated[
         str | None,
         typer.Option(
@@ -78,13 +67,6 @@ def prune_experts(
             help="Experts to keep in each encoder and decoder layer: 36,12; one number for all.",
         ),
     ] = None,
-    round_to: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Keep a multiple of N experts in each layer, which some kernels need (4, 8).",
-        ),
-    ] = 1,
     mtp: Annotated[
         Predicting,
         typer.Option(
@@ -123,14 +105,6 @@ def prune_experts(
             metavar="ENC:DEC",
             help="Encoder experts kept per decoder expert. Default: the paper's 3:1 for 128 experts a layer or more, "
             "else 1:1.",
-        ),
-    ] = None,
-    min_per_layer: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Experts to keep in each layer at least; default: 4 under a threshold, else what the "
-            "router picks for a token.",
         ),
     ] = None,
     granularity: Annotated[
@@ -172,11 +146,9 @@ def prune_experts(
             "the router stays, layers may differ, and vLLM from 0.33 on opens it.",
         ),
     ] = False,
-    dtype: DtypeOption = None,
     fit_batch: FitBatchOption = None,
     fit_beam: FitBeamOption = None,
     fit_length: FitLengthOption = None,
-    seed: SeedOption = 0,
     demo: DemoOption = "translation",
     stream: StreamOption = False,
     how: How = How(Path("pruned-experts")),
@@ -186,94 +158,74 @@ def prune_experts(
     A checkpoint that was pruned before can be pruned further: --ratio counts from what it holds.
     """
     from prunecli.methods.experts.budget import parse_balance
-    from prunecli.methods.experts.options import Amount, ExpertOptions, default_ratio
+    from prunecli.methods.experts.options import Amount, ExpertOptions, default_ratio, of_language_model
     from prunecli.tensors.quantities import parse_size
 
-    if experts is not None and gates and not constant_experts:
-        raise UsageError("--gates and --experts exclude each other.", "Give statistics, or ids.")
+    if selection.keep is not None and gates and not constant_experts:
+        raise UsageError("--gates and --keep exclude each other.", "Give statistics, or ids.")
     per_layer = None if experts_per_layer is None else _per_layer(experts_per_layer)
-    options = ExpertOptions(
+    options = selection.of(
+        ExpertOptions,
         gates=tuple(gates or (Path("gates.json"),)),
-        experts=experts,
-        amount=Amount(ratio, None if fit is None else parse_size(fit), per_layer),
+        amount=Amount(selection.ratio, None if fit is None else parse_size(fit), per_layer),
         metric=metric,
         strategy=strategy,
         balance=None if balance is None else parse_balance(balance),
-        minimum=min_per_layer,
         granularity=granularity,
         sources=parse_names("--source", source),
         targets=parse_names("--target", target),
         texts=parse_names("--for", texts),
         min_tokens=min_tokens,
-        round_to=round_to,
         mtp=mtp,
         active=active,
         constant=constant_experts,
-        dtype=dtype,
-        seed=seed,
         load=fit_load(fit, fit_batch, fit_beam, fit_length),
     )
     with how.open(checkpoint, demo, stream=stream) as opened:
-        if options.experts is None and options.amount == Amount():
+        from prunecli.methods.experts.aimer import aimer_bytes
+        from prunecli.methods.experts.constant import mean_outputs, rewrite_constant
+        from prunecli.methods.experts.memory_fit import explain, fit_payload
+        from prunecli.methods.experts.metrics import WITHOUT_STATISTICS
+        from prunecli.methods.experts.plan import plan_experts
+        from prunecli.model.structure import STATISTICS_OF
+
+        if options.keep is None and options.amount == Amount():
             how.note(
                 f"No --ratio given: removing at least {100 * default_ratio(opened):.0f}% of the experts."
             )
-        _run(opened, options, how)
-
-
-def _run(checkpoint: Checkpoint, options: ExpertOptions, how: How) -> None:
-    from prunecli.methods.experts.aimer import aimer_bytes
-    from prunecli.methods.experts.constant import mean_outputs, rewrite_constant
-    from prunecli.methods.experts.metrics import WITHOUT_STATISTICS
-    from prunecli.methods.experts.options import of_language_model
-    from prunecli.methods.experts.plan import plan_experts
-    from prunecli.selection.cut import cut
-
-    if checkpoint.is_remote and (nbytes := aimer_bytes(checkpoint, options)):
-        text = console.bytes_text(nbytes)
-        how.note(
-            f"aimer fetches {text} of experts to choose among them; those that stay are fetched once more."
+        if opened.is_remote and (nbytes := aimer_bytes(opened, options)):
+            text = console.bytes_text(nbytes)
+            how.note(
+                f"aimer fetches {text} of experts to choose among them; those that stay are fetched once more."
+            )
+        plan = plan_experts(opened, options, how.progress)
+        how.note(*plan.reasons)
+        if plan.warning is not None:
+            console.warn(plan.warning)
+        named = options.sources + options.targets + options.texts
+        if options.keep is None and options.metric not in WITHOUT_STATISTICS and not named:
+            files = ", ".join(map(str, options.files))
+            if of_language_model(opened):
+                how.note(f"No texts named: all of {files} count; --for keeps what yours need.")
+            else:
+                how.note(
+                    f"No languages named: all of {files} count; --source and --target keep what yours need."
+                )
+        rewrite = None
+        if options.constant:
+            rewrite = rewrite_constant(opened, plan, mean_outputs(opened, options.files, options.texts))
+        memory = plan.fit
+        how.prune(
+            opened,
+            plan,
+            options.seed,
+            rewrite=rewrite,
+            table=lambda: None if memory is None else console.out("\n".join(explain(memory))),
+            statistics_of=plan.step.get(STATISTICS_OF),
+            thresholds=plan.thresholds,
+            fit=None if memory is None else fit_payload(memory),
+            few_tokens=plan.few,
         )
-    plan = plan_experts(checkpoint, options, how.progress)
-    how.note(*plan.reasons)
-    if plan.warning is not None:
-        console.warn(plan.warning)
-    named = options.sources + options.targets + options.texts
-    if options.experts is None and options.metric not in WITHOUT_STATISTICS and not named:
-        files = ", ".join(map(str, options.files))
-        if of_language_model(checkpoint):
-            how.note(f"No texts named: all of {files} count; --for keeps what yours need.")
-        else:
-            how.note(f"No languages named: all of {files} count; --source and --target keep what yours need.")
-    if options.constant:
-        means = mean_outputs(checkpoint, options.files, options.texts)
-        rewrite = rewrite_constant(checkpoint, plan, means)
-    else:
-        rewrite = cut(checkpoint, plan)
-    shown = how.apply(checkpoint, rewrite)
-    how.show(lambda: _document(shown, plan, options.seed), lambda: _show(shown, plan))
-
-
-def _document(shown: Shown, plan: ExpertPlan, seed: int) -> Selected:
-    from prunecli.methods.experts.memory_fit import fit_payload
-    from prunecli.model.structure import STATISTICS_OF
-
-    return shown.selected(
-        plan,
-        seed,
-        statistics_of=plan.step.get(STATISTICS_OF),
-        thresholds=plan.thresholds,
-        fit=None if plan.fit is None else fit_payload(plan.fit),
-        few_tokens=plan.few,
-    )
-
-
-def _show(shown: Shown, plan: ExpertPlan) -> None:
-    from prunecli.methods.experts.memory_fit import explain
-
-    for line in () if plan.fit is None else explain(plan.fit):
-        console.out(line)
-    shown.show_selected(plan)
 
 
 def _per_layer(text: str) -> dict[Any, int]:

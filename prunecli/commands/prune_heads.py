@@ -7,16 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prunecli.commands.groups import flattened
-from prunecli.commands.options import (
-    CheckpointArgument,
-    DtypeOption,
-    SeedOption,
-)
+from prunecli.commands.groups import Helps, Without, flattened
+from prunecli.commands.options import CheckpointArgument, SelectionOptions
 from prunecli.commands.rewriting import How
 from prunecli.errors import UsageError
 from prunecli.methods.heads.names import HeadMetric, Normalize
-from prunecli.tensors.quantities import parse_share
 
 if TYPE_CHECKING:
     from prunecli.model.attention import AttentionKind
@@ -33,26 +28,18 @@ def prune_heads(
             "gradient method are merged. Default: heads.json.",
         ),
     ] = None,
-    heads: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Ids of the heads to keep, instead of scores: what --dry-run --json printed.",
+    selection: Annotated[
+        SelectionOptions,
+        Without({"multiple_of"}),
+        Helps(
+            ratio="Fraction of the heads to remove, of those that the checkpoint holds; rounded up. Default: 0.2.",
+            count="Number of heads to remove, instead of --ratio.",
+            keep="Ids of the heads to keep, instead of scores: what --dry-run --json printed.",
+            least="Number of heads that each layer keeps at least.",
+            uniform="Keep the same number of heads in every layer, the largest that a stock config can hold and "
+            "--ratio or --count allows: plain transformers opens the result. Default: uneven.",
         ),
-    ] = None,
-    ratio: Annotated[
-        float | None,
-        typer.Option(
-            parser=parse_share,
-            metavar="R",
-            help="Fraction of the heads to remove, counted from those that the checkpoint holds; never less is "
-            "removed. Default: 0.2.",
-        ),
-    ] = None,
-    count: Annotated[
-        int | None,
-        typer.Option(min=0, help="Heads to remove, instead of --ratio."),
-    ] = None,
+    ] = SelectionOptions(least=0),
     attention: Annotated[
         str | None,
         typer.Option(
@@ -61,15 +48,6 @@ def prune_heads(
             "ratio counts their heads alone. Default: all.",
         ),
     ] = None,
-    min_per_layer: Annotated[int, typer.Option(min=0, help="Heads to keep in each layer at least.")] = 0,
-    uniform: Annotated[
-        bool,
-        typer.Option(
-            "--uniform",
-            help="The same number of heads in every layer, as many as a stock config can hold and --ratio or --count "
-            "lets stay: plain transformers opens the result.",
-        ),
-    ] = False,
     metric: Annotated[
         HeadMetric, typer.Option(help="By their scores, or at random as a baseline.")
     ] = "importance",
@@ -80,8 +58,6 @@ def prune_heads(
             "none for scores of --method ablation.",
         ),
     ] = None,
-    dtype: DtypeOption = None,
-    seed: SeedOption = 0,
     how: How = How(Path("pruned-heads")),
 ) -> None:
     """Remove the attention heads that matter least; no model is built, no shard is held in memory.
@@ -90,30 +66,22 @@ def prune_heads(
     what it holds.
     """
     from prunecli.methods.heads.plan import HeadOptions, plan_heads
-    from prunecli.selection.cut import cut
 
-    if heads is not None and (scores or metric == "random"):
-        raise UsageError("--heads excludes --scores and --metric random.", "Give scores, or ids.")
-    options = HeadOptions(
+    if selection.keep is not None and (scores or metric == "random"):
+        raise UsageError("--keep excludes --scores and --metric random.", "Give scores, or ids.")
+    options = selection.of(
+        HeadOptions,
         scores=tuple(scores or (Path("heads.json"),)),
-        heads=heads,
-        ratio=ratio,
-        count=count,
         kinds=_kinds(attention),
-        minimum=min_per_layer,
-        uniform=uniform,
         normalize=normalize,
         metric=metric,
-        dtype=dtype,
-        seed=seed,
     )
     with how.open(checkpoint) as opened:
-        if heads is None and ratio is None and count is None:
+        if options.keep is None and options.ratio is None and options.count is None:
             how.note("No --ratio given: removing 20% of the heads.")
         plan = plan_heads(opened, options)
         how.note(*plan.reasons)
-        shown = how.apply(opened, cut(opened, plan))
-        how.show(lambda: shown.selected(plan, seed), lambda: shown.show_selected(plan))
+        how.prune(opened, plan, options.seed)
 
 
 def _kinds(text: str | None) -> tuple[AttentionKind, ...]:

@@ -8,37 +8,25 @@ from typing import Annotated
 import typer
 
 from prunecli.commands import console
-from prunecli.commands.groups import flattened
-from prunecli.commands.options import (
-    CheckpointArgument,
-    DtypeOption,
-    SeedOption,
-    SideName,
-    StreamOption,
-)
+from prunecli.commands.groups import Helps, Without, flattened
+from prunecli.commands.options import CheckpointArgument, SelectionOptions, SideName, StreamOption
 from prunecli.commands.rewriting import How
 from prunecli.commands.text_options import UNLABELLED, TextOptions
 from prunecli.errors import UsageError
 from prunecli.methods.layers.names import LayerMetric
-from prunecli.tensors.quantities import parse_share
 
 
 @flattened
 def prune_layers(
     checkpoint: CheckpointArgument = None,
-    ratio: Annotated[
-        float | None,
-        typer.Option(
-            parser=parse_share,
-            metavar="R",
-            help="Fraction of the layers to remove, encoder and decoder ranked together; never less is removed. "
-            "Default: 0.25.",
+    selection: Annotated[
+        SelectionOptions,
+        Without({"keep", "least", "multiple_of", "uniform"}),
+        Helps(
+            ratio="Fraction of the layers to remove, encoder and decoder ranked together; rounded up. Default: 0.25.",
+            count="Number of layers to remove, instead of --ratio.",
         ),
-    ] = None,
-    count: Annotated[
-        int | None,
-        typer.Option(min=0, help="Layers to remove, instead of --ratio."),
-    ] = None,
+    ] = SelectionOptions(),
     side: Annotated[
         SideName | None,
         typer.Option(help="The only stack that --ratio or --count count in."),
@@ -51,7 +39,7 @@ def prune_layers(
         int | None,
         typer.Option(min=0, help="Layers that the decoder loses."),
     ] = None,
-    layers: Annotated[
+    remove: Annotated[
         str | None,
         typer.Option(
             metavar="LIST",
@@ -61,8 +49,9 @@ def prune_layers(
     keep: Annotated[
         str | None,
         typer.Option(
-            metavar="LIST",
-            help="The layers to keep, written like --layers; a stack that it does not name keeps all.",
+            metavar="LIST|FILE",
+            help="The layers to keep, written like --remove (a stack that the list does not name keeps all layers), or "
+            "a file: what --dry-run --json printed.",
         ),
     ] = None,
     metric: Annotated[
@@ -82,8 +71,6 @@ def prune_layers(
         ),
     ] = False,
     texts: Annotated[TextOptions, UNLABELLED] = TextOptions(),
-    dtype: DtypeOption = None,
-    seed: SeedOption = 0,
     stream: StreamOption = False,
     how: How = How(Path("pruned-layers")),
 ) -> None:
@@ -93,18 +80,15 @@ def prune_layers(
     """
     from prunecli.methods.layers.plan import LAST_WARNING, LayerOptions, refuse_contradictions
 
-    options = LayerOptions(
-        ratio=ratio,
-        count=count,
+    options = selection.of(
+        LayerOptions,
         encoder=encoder,
         decoder=decoder,
-        layers=layers,
+        remove=remove,
         keep=keep,
         side=side,
         metric=metric,
         contiguous=contiguous,
-        dtype=dtype,
-        seed=seed,
     )
     choice = texts.choice(checkpoint)
     refuse_contradictions(options)
@@ -118,7 +102,6 @@ def prune_layers(
         )
     with how.open(checkpoint, stream=stream) as opened:
         from prunecli.planning import plan_layers_on_text
-        from prunecli.selection.cut import cut
 
         if metric == "last":
             console.warn(LAST_WARNING)
@@ -127,5 +110,4 @@ def prune_layers(
         )
         how.note(*plan.reasons)
         scored = choice if options.needs_text else None
-        shown = how.apply(opened, cut(opened, plan), scored, texts.device)
-        how.show(lambda: shown.selected(plan, seed), lambda: shown.show_selected(plan))
+        how.prune(opened, plan, options.seed, scored=scored, device=texts.device)

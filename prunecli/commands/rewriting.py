@@ -101,6 +101,36 @@ class How:
             return streamed(checkpoint)
         return open_model(checkpoint_or_demo(checkpoint, demo))
 
+    def prune(
+        self,
+        source: Checkpoint,
+        selection: Selection,
+        seed: int | None,
+        *,
+        rewrite: Rewrite | None = None,
+        scored: TextChoice | None = None,
+        device: str = "auto",
+        table: Callable[[], None] = lambda: None,
+        **details: Any,
+    ) -> None:
+        """Remove the units that `selection` does not keep, and show the result.
+
+        Args:
+            rewrite: how the units are removed; None: by `cut`.
+            scored, device: as in `apply`.
+            table: prints what comes before the table of units.
+            details: what `--json` prints besides.
+        """
+        from prunecli.selection.cut import cut
+
+        shown = self.apply(source, rewrite or cut(source, selection), scored, device)
+
+        def tables() -> None:
+            table()
+            shown.show_selected(selection)
+
+        self.show(lambda: shown.selected(selection, seed, **details), tables)
+
     def apply(
         self,
         source: Checkpoint,

@@ -75,7 +75,7 @@ def run(
         console.verbatim(recipe.read_text(encoding="utf-8").rstrip("\n"))
         return
     overrides = dict(parse_override(text) for text in assignments or [])
-    plan = resolve(label, read_recipe(recipe), signatures(), overrides, builtin_variables())
+    plan = resolve(label, read_recipe(recipe), signatures(), overrides, builtin_variables(), console.note)
     steps = plan.steps if html is None else (*plan.steps, page_step(plan.steps, html))
     state = state_file(recipe)
     if plan.left_out is not None:

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from prunecli.commands import console
-from prunecli.commands.groups import flattened
+from prunecli.commands.groups import Helps, Without, flattened
 from prunecli.commands.options import (
     CheckpointArgument,
     DataOption,
-    DtypeOption,
+    SelectionOptions,
     StreamOption,
     TextFilesOption,
 )
-from prunecli.commands.rewriting import How, Shown
+from prunecli.commands.rewriting import How
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
     from prunecli.methods.vocabulary.plan import VocabularyPlan
-    from prunecli.methods.vocabulary.select import VocabularyOptions
-    from prunecli.model.checkpoint import Checkpoint
-    from prunecli.results.rewriting import Selected
-    from prunecli.text.choice import Lines
 
 DEMO_SPLIT = "val"
 """Of the demo's text, where no --split is given: in its train every token occurs."""
@@ -57,21 +53,14 @@ def trim_vocabulary(
             help="Occurrences that a token needs. Above 1, rare words fall into more and smaller tokens than before.",
         ),
     ] = 1,
-    keep: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Further tokens to keep, one a line, as the tokenizer writes them.",
+    selection: Annotated[
+        SelectionOptions,
+        Without({"ratio", "count", "least", "uniform", "seed"}),
+        Helps(
+            keep="Further tokens to keep, one a line, as the tokenizer writes them.",
+            multiple_of="Keep more tokens, up to a multiple of N (8, 64: fast on GPUs).",
         ),
-    ] = None,
-    multiple_of: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Keep more tokens, up to a multiple of N (8, 64: fast on GPUs).",
-        ),
-    ] = 1,
-    dtype: DtypeOption = None,
+    ] = SelectionOptions(),
     stream: StreamOption = False,
     how: How = How(Path("trimmed-vocabulary")),
 ) -> None:
@@ -84,6 +73,7 @@ def trim_vocabulary(
     from prunecli import demo
     from prunecli.methods.vocabulary.select import VocabularyOptions
     from prunecli.text.choice import TextChoice
+    from prunecli.text.lines import read_lines
 
     choice = TextChoice(data=data, split=split, langs=langs, files=tuple(text or ()))
     if data is None and not text:
@@ -93,35 +83,28 @@ def trim_vocabulary(
             )
         choice = replace(choice, split=split or DEMO_SPLIT, demo=demo.DATA)
     with how.open(checkpoint, stream=stream) as opened:
+        from prunecli.methods.vocabulary.plan import plan_vocabulary
+
         how.refuse(opened)
-        options = VocabularyOptions(
-            min_count=min_count,
-            keep=_kept(keep),
-            multiple_of=multiple_of,
-            dtype=dtype,
+        kept = [] if selection.keep is None else filter(None, read_lines(selection.keep))
+        options = selection.of(VocabularyOptions, min_count=min_count, keep=tuple(dict.fromkeys(kept)))
+        plan = plan_vocabulary(opened, choice.lines(how.note), options, how.progress)
+        for name in (name for name, content in plan.files.items() if content is None):
+            how.note(f"{name} is left out: it holds the old vocabulary in a form that cannot be shortened.")
+        read = {"sentences": plan.text.sentences, "sha256": plan.text.sha256, "share_kept": plan.tokens.share}
+        how.prune(
+            opened,
+            plan,
+            None,
+            table=lambda: _show(plan),
+            parts=plan.tokens.parts,
+            text=read,
+            compared=asdict(plan.check),
         )
-        _run(opened, options, choice.lines(how.note), how)
 
 
-def _run(checkpoint: Checkpoint, options: VocabularyOptions, lines: Lines, how: How) -> None:
-    from prunecli.methods.vocabulary.plan import plan_vocabulary
-    from prunecli.selection.cut import cut
-
-    plan = plan_vocabulary(checkpoint, lines, options, how.progress)
-    for name in (name for name, content in plan.files.items() if content is None):
-        how.note(f"{name} is left out: it holds the old vocabulary in a form that cannot be shortened.")
-    shown = how.apply(checkpoint, cut(checkpoint, plan))
-    how.show(lambda: _document(shown, plan), lambda: _show(shown, plan))
-
-
-def _document(shown: Shown, plan: VocabularyPlan) -> Selected:
-    from dataclasses import asdict
-
-    text = {"sentences": plan.text.sentences, "sha256": plan.text.sha256, "share_kept": plan.tokens.share}
-    return shown.selected(plan, None, parts=plan.tokens.parts, text=text, compared=asdict(plan.check))
-
-
-def _show(shown: Shown, plan: VocabularyPlan) -> None:
+def _show(plan: VocabularyPlan) -> None:
+    """Why tokens stay, and whether the text falls into the same tokens."""
     tokens, check = plan.tokens, plan.check
     rows = [[name, f"{count:,}"] for name, count in tokens.parts.items()]
     console.show(console.table("Tokens that stay", ("why", "tokens"), rows))
@@ -132,13 +115,3 @@ def _show(shown: Shown, plan: VocabularyPlan) -> None:
         )
     else:
         console.out(f"All {check.sentences:,} different texts fall into the same tokens as before.")
-    shown.show_selected(plan)
-
-
-def _kept(path: Path | None) -> tuple[str, ...]:
-    """The tokens of --keep."""
-    if path is None:
-        return ()
-    from prunecli.text.lines import read_lines
-
-    return tuple(dict.fromkeys(line for line in read_lines(path) if line))

@@ -38,7 +38,7 @@ def as_run(checkpoint: Checkpoint, dtype: torch.dtype) -> Checkpoint:
             raise UnsupportedModelError(
                 f"{checkpoint.path}: {weight.name} is quantised by {weight.scheme}, which prunecli moves and does not "
                 "read",
-                "Run the model before it was quantised; prune-experts --experts or --metric random need no run.",
+                "Run the model before it was quantised; prune-experts --keep or --metric random need no run.",
             )
     return DequantisedCheckpoint(checkpoint, parse_dtype(str(dtype)))
 

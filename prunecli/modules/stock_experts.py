@@ -112,7 +112,7 @@ def use_own_experts(model: Any) -> str:
     if not expert_modules(model) or not model._can_set_experts_implementation():
         raise UnsupportedModelError(
             f"{type(model).__name__}: transformers does not let its experts be run from outside",
-            "Choose them with prune-experts --experts FILE or --metric random.",
+            "Choose them with prune-experts --keep FILE or --metric random.",
         )
     ExpertsInterface.register(IMPLEMENTATION, run_mixture)
     before: str = model.get_experts_implementation()

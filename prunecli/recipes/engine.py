@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from prunecli.choices import present_name
+from prunecli.progress import Say, unsaid
 from prunecli.recipes.text import (
     RecipeText,
     ReportText,
@@ -125,6 +127,7 @@ def resolve(
     commands: Commands,
     overrides: Mapping[str, Resolved] | None = None,
     builtins: Mapping[str, Resolved] | None = None,
+    say: Say = unsaid,
 ) -> Recipe:
     """Fill in the variables, expand `for-each` and `when`, and check every step against the real command.
 
@@ -133,6 +136,7 @@ def resolve(
         commands: what each command accepts.
         overrides: values of --set, for variables that the recipe has.
         builtins: variables that every recipe has.
+        say: called with a line about each old name of an option.
 
     Raises:
         UsageError: with every fault found: an unknown command, option or variable, a value that the option
@@ -146,6 +150,9 @@ def resolve(
     for number, step_text in enumerate(text.steps, 1):
         if not applies(step_text, variables, number, faults):
             continue
+        given = step_text.arguments.items()
+        arguments = {present_name(step_text.command, f"--{name}", say)[2:]: value for name, value in given}
+        step_text = step_text.model_copy(update={"arguments": arguments})
         for name, values in expand(step_text, variables, number, faults):
             earlier = [output for step in steps for output in step.makes]
             step = _resolve_step(step_text, name, values, commands, earlier, faults, pictures)

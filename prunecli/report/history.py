@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prunecli.analysis.settings import AMOUNTS
+from prunecli.choices import present_name
 from prunecli.model.structure import statistics_files
+from prunecli.progress import unsaid
 from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.report.markup import Html, element, join
 from prunecli.report.trees import Node, lineage
@@ -202,7 +204,7 @@ def _typed(
             if arguments.keys() & {"ratio", "count", "encoder", "decoder"}:
                 facts.append(f"removed {', '.join(layers)}")
             else:
-                words += ["--layers", ",".join(layers)]
+                words += ["--remove", ",".join(layers)]
         elif known is not None or not _OPTION.fullmatch(str(name)) or _DIGEST.fullmatch(str(value)):
             text = f"{value:,}" if isinstance(value, int) else _value(value)
             facts.append(known.format(text) if known is not None else f"{name} {text}")
@@ -221,6 +223,7 @@ def _typed(
 def _option(command: str, name: str, value: Any) -> list[str]:
     """An argument as words of a command line."""
     option = "--hidden-weight" if (command, name) == ("finetune", "hidden") else f"--{name.replace('_', '-')}"
+    option = present_name(command, option, unsaid)
     if name == "text":
         text = value if isinstance(value, Mapping) else {"files": value}
         words = [word for file in _many(text.get("files")) for word in (option, str(file))]
@@ -237,8 +240,8 @@ def _inputs(command: str, step: Mapping[str, Any]) -> list[str]:
     text = _mapping(arguments.get("text"))
     is_ranked = "metric" in arguments if command == "prune-experts" else "method" in arguments
     option = {
-        "prune-experts": "--gates" if is_ranked else "--experts",
-        "prune-heads": "--scores" if is_ranked else "--heads",
+        "prune-experts": "--gates" if is_ranked else "--keep",
+        "prune-heads": "--scores" if is_ranked else "--keep",
     }.get(command)
     files = statistics_files(step) if option is not None else []
     words = [word for file in files for word in (str(option), str(file.get("file")))]

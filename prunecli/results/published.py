@@ -47,7 +47,7 @@ def read_gates(
     """
     payload = read_json(path)
     if not isinstance(payload, dict):
-        raise StatisticsError(f"{path}: no gate statistics.", "A list of expert ids goes with --experts.")
+        raise StatisticsError(f"{path}: no gate statistics.", "A list of expert ids goes with --keep.")
     if "format" in payload:
         return GateStatistics.from_json(payload, path)
     names = NLLB_200_LAYERS if layers is None else tuple(layers)

@@ -156,7 +156,7 @@ def _even(axes: Sequence[Axis], budget: Budget) -> int:
         raise UsageError(
             f"--uniform: at most {most} {axes[0].kind}s may stay in each layer, and at least {least} have to; "
             f"a stock model may keep {choices}.",
-            f"Remove fewer {axes[0].kind}s, lower --min-per-layer, or leave --uniform out.",
+            f"Remove fewer {axes[0].kind}s, lower --min, or leave --uniform out.",
         )
     return max(able)
 

@@ -45,7 +45,7 @@ def marks_of(tokenizer: Any) -> Marks:
     if not sentinels:
         raise UnsupportedModelError(
             "an encoder with a decoder reads text with spans masked, and its tokenizer has no <extra_id_0> to mask by",
-            "Choose experts with prune-experts --metric aimer, --experts FILE or --metric random.",
+            "Choose experts with prune-experts --metric aimer, --keep FILE or --metric random.",
         )
     return Marks(sentinels, tokenizer.eos_token_id)
 

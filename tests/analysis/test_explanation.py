@@ -28,15 +28,15 @@ def thrice(tmp_path: Path) -> Path:
     with open_model(tiny_family(tmp_path / "source", "llama")) as model:
         apply(
             model,
-            cut(model, plan_widths(model, NarrowOptions(ratio=0.2, score="norms"))),
+            cut(model, plan_widths(model, NarrowOptions(ratio=0.2, metric="norms"))),
             tmp_path / "one",
         )
     with open_model(tmp_path / "one") as model:
-        apply(model, cut(model, plan_layers(model, LayerOptions(layers="0"))), tmp_path / "two")
+        apply(model, cut(model, plan_layers(model, LayerOptions(remove="0"))), tmp_path / "two")
     with open_model(tmp_path / "two") as model:
         apply(
             model,
-            cut(model, plan_widths(model, NarrowOptions(ratio=0.5, score="norms"))),
+            cut(model, plan_widths(model, NarrowOptions(ratio=0.5, metric="norms"))),
             tmp_path / "three",
         )
     with open_model(tmp_path / "three") as model:
@@ -100,7 +100,7 @@ def test_units_of_merged_ffns_are_told_of_the_merged_one(thrice: Path) -> None:
 def test_a_layer_is_told_its_number_of_now(thrice: Path) -> None:
     texts = [answer.text for answer in explain(thrice / "two", "layer 2")]
     assert texts == [
-        "Step 2, prune-layers: Decoder layer 2 was kept: named by --layers; it has no value.",
+        "Step 2, prune-layers: Decoder layer 2 was kept: named by --remove; it has no value.",
         "In the result it is decoder layer 1.",
     ]
 
@@ -123,7 +123,7 @@ def test_a_file_of_another_history_is_refused(thrice: Path) -> None:
     # It stands in the way of no further step, which leaves it out.
     said: list[str] = []
     with open_model(thrice / "two") as model:
-        rewrite = cut(model, plan_widths(model, NarrowOptions(ratio=0.5, score="norms")))
+        rewrite = cut(model, plan_widths(model, NarrowOptions(ratio=0.5, metric="norms")))
         apply(model, rewrite, thrice / "next", say=said.append)
     assert "left out" in said[0]
     assert [*Explained.open(thrice / "next").decisions] == [2]

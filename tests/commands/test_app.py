@@ -20,6 +20,7 @@ import pytest
 from typer.models import ArgumentInfo, OptionInfo
 
 from prunecli import __version__
+from prunecli.choices import RENAMED
 from prunecli.commands import app, console
 from prunecli.commands.near_names import MEANINGS
 from prunecli.commands.signatures import signatures, value_names
@@ -133,7 +134,7 @@ def test_no_arguments_show_the_help() -> None:
         "compare-models . nowhere -o there",
         "evaluate . nowhere -o there",
         "finetune . --teacher nowhere -o there",
-        "prune-heads nowhere --heads gone -o there",
+        "prune-heads nowhere --keep gone -o there",
         "report nowhere -o there",
         "score-heads nowhere -o there",
         "trim-vocabulary nowhere",
@@ -169,7 +170,7 @@ def test_debug_shows_the_traceback_of_a_failure() -> None:
         ("vocabs", "'trim-vocabulary'?"),
         ("inspct", "'inspect'?"),
         ("prune-experts --sparsity 0.5", "--ratio?"),
-        ("prune-ffn --metrics x", "--score?"),
+        ("prune-ffn --metrics x", "--metric?"),
         ("score-heads --metrics x", "--metric?"),
         ("inspect --model demo", "the argument CHECKPOINT (prunecli inspect CHECKPOINT)?"),
         ("inspect --verbose", "--debug?"),
@@ -185,6 +186,20 @@ def test_near_names(
     assert ended.status == 2
     assert ("Did you mean" in ended.err) == (suggestion is not None)
     assert suggestion is None or f"Did you mean {suggestion}" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("command", "old", "new"),
+    [(command, *names) for command in RENAMED for names in RENAMED[command].items()],
+)
+def test_old_names_of_options(command: str, old: str, new: str, tmp_path: Path) -> None:
+    parameters = signatures()[command]
+    assert old[2:] not in parameters
+    value = "" if parameters[new[2:]].kind == "flag" else "=8"
+    line = f"{old} is called {new} now.\n"
+    assert rounds.run(f"{command} nowhere {old}{value}", tmp_path).err.startswith(line)
+    for other in (f"{new}{value} -- {old}", f"--output={old}"):
+        assert line not in rounds.run(f"{command} nowhere {other}", tmp_path).err
 
 
 def test_meanings_are_of_names_that_exist() -> None:

@@ -75,11 +75,11 @@ def test_a_dry_run_explains_and_writes_nothing(
 
 
 def test_the_layers_that_were_named_have_no_table(folder: Path) -> None:
-    made = call(prune_layers, "bart", "--layers", "encoder:0", "--explain")
+    made = call(prune_layers, "bart", "--remove", "encoder:0", "--explain")
     assert made.status == 0, made.err
-    assert "named by --layers; no values." in made.out
+    assert "named by --remove; no values." in made.out
     assert ask("pruned-layers", "encoder layer 0").out == (
-        "Encoder layer 0 was dropped: named by --layers; it has no value.\n"
+        "Encoder layer 0 was dropped: named by --remove; it has no value.\n"
     )
 
 
@@ -94,7 +94,7 @@ def test_the_layers_that_were_named_have_no_table(folder: Path) -> None:
     ],
 )
 def test_refusals_are_two_lines(arguments: tuple[str, ...], said: str, folder: Path) -> None:
-    assert call(prune_layers, "bart", "--layers", "encoder:0").status == 0
+    assert call(prune_layers, "bart", "--remove", "encoder:0").status == 0
     result = ask(*arguments)
     assert result.status in (1, 2)
     assert said in result.err

@@ -159,7 +159,7 @@ def test_other_families_from_scratch(folder, family):
         (share_ffn, ("--config", "OneWide")),
         (share_ffn, ("--config", "SharedEncNoDec")),
         (share_attention, ("--encoder", "share", "--decoder", "drop")),
-        (prune_ffn, ("--ratio", 0.25, "--score", "norms")),
+        (prune_ffn, ("--ratio", 0.25, "--metric", "norms")),
         (prune_heads, ("--metric", "random", "--ratio", 0.4)),
         (factorize_embeddings, ("--map-dim", 8, "--expand-dim", 16, "--depth", 1)),
     ],

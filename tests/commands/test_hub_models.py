@@ -50,7 +50,7 @@ COMMANDS = {
     "share-ffn": (share_ffn, ("--config", "SharedEnc", "--dense-only", "-o", "out")),
     "share-attention": (share_attention, ("--config", "SharedEnc", "-o", "out")),
     "prune-layers": (prune_layers, ("--metric", "last", "--count", "1", "-o", "out")),
-    "prune-ffn": (prune_ffn, ("--score", "norms", "--ratio", "0.5", "--dense-only", "-o", "out")),
+    "prune-ffn": (prune_ffn, ("--metric", "norms", "--ratio", "0.5", "--dense-only", "-o", "out")),
     "trim-vocabulary": (trim_vocabulary, (*TEXT, "-o", "out")),
     "factorize-embeddings": (factorize_embeddings, ("--map-dim", "8", "--epochs", "1", "-o", "out")),
     "evaluate": (evaluate, (*TEXT, *CPU, "--beam", "1", "--max-new-tokens", "2", "--bootstrap", "0")),

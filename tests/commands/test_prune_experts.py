@@ -86,7 +86,7 @@ def test_choices_are_those_of_the_library() -> None:
         ("--source", "eng_Latn"),
         ("--target", "fra_Latn"),
         ("--metric", "random"),
-        ("--experts", "ids.json"),
+        ("--keep", "ids.json"),
         ("--quiet",),
     ],
 )
@@ -161,10 +161,10 @@ def test_dry_run_writes_nothing_and_shows_what_would_stay(model: Path, folder: P
 
 
 def test_a_printed_selection_can_be_applied_again(model: Path, folder: Path) -> None:
-    options = ("--ratio", 0.7, "--strategy", "global-threshold", "--min-per-layer", 2)
+    options = ("--ratio", 0.7, "--strategy", "global-threshold", "--min", 2)
     printed = run(model, *options, "--dry-run", "--json")
     (folder / "choice.json").write_text(printed.out)
-    assert run(model, "--experts", "choice.json", "-o", "again").status == 0
+    assert run(model, "--keep", "choice.json", "-o", "again").status == 0
     assert run(model, *options, "-o", "direct").status == 0
     assert kept(folder / "again") == kept(folder / "direct")
 
@@ -269,7 +269,7 @@ def test_history_says_how_many_experts_were_kept(model: Path, folder: Path) -> N
     made = {
         "quota": ("--ratio", 0.8),  # 12 of 64 at most: 3 in each layer
         "balance": ("--ratio", 0.7, "--balance", "3:1"),  # 19 at most: 6 and 2 in each layer
-        "ids": ("--experts", "ids.json"),
+        "ids": ("--keep", "ids.json"),
         "each": ("--experts-per-layer", "9,3"),
         "fit": ("--fit", "1GiB"),
     }
@@ -313,7 +313,7 @@ def test_experts_per_layer(model: Path, folder: Path) -> None:
 
 
 def test_counts_are_rounded_down(model: Path, folder: Path) -> None:
-    assert run(model, "--ratio", 0.5, "--round-to", 3, "-o", "out").status == 0
+    assert run(model, "--ratio", 0.5, "--multiple-of", 3, "-o", "out").status == 0
     assert {len(ids) for ids in kept(folder / "out").values()} == {6}  # of 16, half of them are 8
     with open_model(folder / "out") as checkpoint:
         assert checkpoint.structure.history[-1]["arguments"]["round_to"] == 3
@@ -331,7 +331,7 @@ def test_published_statistics_and_ids_are_read_as_they_are(model: Path, folder: 
     (folder / "ids.json").write_text(
         json.dumps({"eng_Latn": list(range(64)), "fra_Latn": list(range(0, 64, 2))})
     )
-    assert run(model, "--experts", "ids.json", *languages, "-o", "b").status == 0
+    assert run(model, "--keep", "ids.json", *languages, "-o", "b").status == 0
     assert [len(ids) for ids in kept(folder / "b").values()] == [16, 16, 8, 8]
 
 
@@ -339,7 +339,7 @@ def test_thresholds_on_published_statistics_are_those_of_the_released_code(model
     layers = [[21, *[1] * 15], [6] * 16, [90, 90, 30, *[1] * 13], [*range(16)]]
     entry = {name: [x / sum(row) for row in layers for x in row] for name in ("top1", "conf1")}
     (folder / "stats.json").write_text(json.dumps({"eng_Latn-fra_Latn": entry}))
-    options = ("--metric", "top1", "--strategy", "global-threshold", "--ratio", 0.5, "--min-per-layer", 3)
+    options = ("--metric", "top1", "--strategy", "global-threshold", "--ratio", 0.5, "--min", 3)
     result = run(model, "--gates", "stats.json", *options)
     assert result.status == 0, result.err
     counts, theta = released_statistics.threshold_counts(layers, 32, 3)
@@ -395,20 +395,20 @@ REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
     "odd balance": (("--balance", "three"), "not ENCODER:DECODER", 2),
     "small memory": (("--fit", "1KiB"), "No ratio fits", 2),
     "load without memory": (("--fit-beam", "1"), "--fit-beam goes with --fit", 2),
-    "low minimum": (("--min-per-layer", 1), "router picks 2", 2),
+    "low minimum": (("--min", 1), "router picks 2", 2),
     "metric of outputs": (("--metric", "reap"), "lack what the metric 'reap' needs", 1),
     "texts": (("--for", "code"), "--for names texts of language models", 2),
     "rounded threshold": (
-        ("--round-to", 4, "--strategy", "global-threshold"),
-        "--round-to 4 rounds the number of each layer",
+        ("--multiple-of", 4, "--strategy", "global-threshold"),
+        "--multiple-of 4 rounds the number of each layer",
         2,
     ),
-    "rounded too far": (("--round-to", 32), "no multiple of 32", 2),
+    "rounded too far": (("--multiple-of", 32), "no multiple of 32", 2),
     "empty name": (("--source", "a,,b"), "empty name", 2),
-    "gates and ids": (("--gates", "gates.json", "--experts", "gates.json"), "exclude", 2),
+    "gates and ids": (("--gates", "gates.json", "--keep", "gates.json"), "exclude", 2),
     "choice of ids": (
-        ("--experts", "gates.json", "--ratio", 0.5, "--metric", "top1", "--round-to", 4),
-        "does not go with --ratio, --fit, --experts-per-layer or --metric or --round-to",
+        ("--keep", "gates.json", "--ratio", 0.5, "--metric", "top1", "--multiple-of", 4),
+        "does not go with --ratio, --fit, --experts-per-layer or --metric or --multiple-of",
         2,
     ),
     "languages of no statistics": (
@@ -416,7 +416,7 @@ REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
         "choose statistics; --metric random reads none",
         2,
     ),
-    "statistics as ids": (("--experts", "gates.json"), "go with --gates", 1),
+    "statistics as ids": (("--keep", "gates.json"), "go with --gates", 1),
     "no statistics": (("--gates", "none.json"), "prunecli collect-gates", 1),
 }
 

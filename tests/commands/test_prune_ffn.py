@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from prunecli.commands.prune_ffn import prune_ffn
-from prunecli.methods.ffn.names import UnitScore
+from prunecli.methods.ffn.names import UnitMetric
 from prunecli.model.checkpoint import open_model
 from tests.commands import calls
 from tests.commands.calls import call, refused
@@ -47,22 +47,22 @@ def test_without_options_the_defaults_are_said(models: dict[str, Path]) -> None:
 
 
 def test_weights_alone_are_warned_of(models: dict[str, Path]) -> None:
-    result = done(models["m2m_100"], "--width", 16, "--score", "norms")
+    result = done(models["m2m_100"], "--width", 16, "--metric", "norms")
     assert "Warning: norms looks at no text." in result.err
     assert "Loss on" not in result.out
     with open_model("pruned-ffn") as opened:
         assert {layer.width for layer in opened.layout.ffns} == {16}
 
 
-@pytest.mark.parametrize("score", get_args(UnitScore))
+@pytest.mark.parametrize("score", get_args(UnitMetric))
 @pytest.mark.parametrize("per_layer", [False, True])
 def test_json_of_a_dry_run(score: str, per_layer: bool, models: dict[str, Path]) -> None:
     if per_layer and score == "random":
         return
     text = ("--text", "text.txt") if score.startswith("activation") else ()
-    more = (*text, *(("--per-layer",) if per_layer else ()))
+    more = (*text, *(("--uneven",) if per_layer else ()))
     shown = json.loads(
-        done(models["llama"], "--score", score, "--ratio", "50%", *more, "--dry-run", "--json").out
+        done(models["llama"], "--metric", score, "--ratio", "50%", *more, "--dry-run", "--json").out
     )
     assert [*shown["held"].values()] == [48] * 3
     assert sum(map(len, shown["kept"].values())) == 72
@@ -72,19 +72,19 @@ def test_json_of_a_dry_run(score: str, per_layer: bool, models: dict[str, Path])
 
 
 def test_widths_are_rounded(models: dict[str, Path]) -> None:
-    done(models["llama"], "--ratio", 0.3, "--round-to", 8, "--score", "random", "--seed", 3)
+    done(models["llama"], "--ratio", 0.3, "--multiple-of", 8, "--metric", "random", "--seed", 3)
     with open_model("pruned-ffn") as opened:
         assert opened.config["intermediate_size"] == 32
 
 
 def test_what_keeps_all_units_says_so(models: dict[str, Path]) -> None:
-    shown = done(models["llama"], "--ratio", 0, "--score", "random", "--dry-run").out
+    shown = done(models["llama"], "--ratio", 0, "--metric", "random", "--dry-run").out
     assert shown.split("all model.layers.*.mlp")[1].split()[:3] == ["144", "144", "0.0%"]
 
 
 def test_dense_ffns_between_experts(models: dict[str, Path]) -> None:
-    refused(run(models["nllb-moe"], "--score", "norms"), "4 of the 8 FFNs are mixtures of experts", 1)
-    done(models["nllb-moe"], "--score", "norms", "--dense-only", "--side", "encoder")
+    refused(run(models["nllb-moe"], "--metric", "norms"), "4 of the 8 FFNs are mixtures of experts", 1)
+    done(models["nllb-moe"], "--metric", "norms", "--dense-only", "--side", "encoder")
     with open_model("pruned-ffn") as opened:
         assert {layer.width for layer in opened.layout.ffns if layer.side == "encoder"} == {24, 32}
 
@@ -92,9 +92,9 @@ def test_dense_ffns_between_experts(models: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--width", 64, "--score", "norms"), "an FFN has 48 hidden units"),
-        ((), "--score activation-norm needs text"),
-        (("--score", "norms", "--text", "text.txt"), "--score norms looks at no text"),
+        (("--width", 64, "--metric", "norms"), "an FFN has 48 hidden units"),
+        ((), "--metric activation-norm needs text"),
+        (("--metric", "norms", "--text", "text.txt"), "--metric norms looks at no text"),
         (("--data", "."), "--data goes with models that translate"),
     ],
 )

@@ -123,16 +123,16 @@ def test_only_the_attentions_named_lose_heads(
 
 
 def test_layers_keep_their_minimum_or_end_with_no_head(model: Path, folder: Path) -> None:
-    assert run(model, "--count", 21, "--min-per-layer", 1, "-o", "one").status == 0
+    assert run(model, "--count", 21, "--min", 1, "-o", "one").status == 0
     assert [len(ids) for ids in kept(folder / "one").values()] == [1] * 7
     assert run(model, "--count", 28, "-o", "none").status == 0
     assert count(folder / "none") == 0
 
 
 def test_a_printed_selection_can_be_applied_again(model: Path, folder: Path) -> None:
-    options = ("--ratio", 0.7, "--min-per-layer", 1)
+    options = ("--ratio", 0.7, "--min", 1)
     (folder / "choice.json").write_text(run(model, *options, "--dry-run", "--json").out)
-    result = run(model, "--heads", "choice.json", "-o", "again")
+    result = run(model, "--keep", "choice.json", "-o", "again")
     assert result.status == 0, result.err
     assert "Heads by choice.json." in result.err
     assert run(model, *options, "-o", "direct").status == 0
@@ -229,13 +229,13 @@ REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
     "two amounts": (("--ratio", 0.5, "--count", 3), "Give one of --ratio and --count", 2),
     "too many": (("--count", 29), "at most 28 can", 2),
     "too many of a kind": (("--count", 9, "--attention", "cross"), "at most 8 can", 2),
-    "below the minimum": (("--ratio", 0.9, "--min-per-layer", 1), "at most 21 can", 2),
+    "below the minimum": (("--ratio", 0.9, "--min", 1), "at most 21 can", 2),
     "odd kind": (("--attention", "self"), "no such kind", 2),
     "empty kind": (("--attention", "encoder,"), "no such kind", 2),
     "odd metric": (("--metric", "entropy"), "entropy", 2),
-    "ids and scores": (("--heads", "heads.json", "--scores", "heads.json"), "excludes --scores", 2),
-    "ratio of ids": (("--heads", "heads.json", "--ratio", 0.5), "names what stays", 2),
-    "scores as ids": (("--heads", "heads.json"), "statistics go with --gates or --scores", 1),
+    "ids and scores": (("--keep", "heads.json", "--scores", "heads.json"), "excludes --scores", 2),
+    "ratio of ids": (("--keep", "heads.json", "--ratio", 0.5), "names what stays", 2),
+    "scores as ids": (("--keep", "heads.json"), "statistics go with --gates or --scores", 1),
     "no scores": (("--scores", "none.json"), "prunecli score-heads", 1),
     "one of two is missing": (("--scores", "heads.json", "--scores", "none.json"), "none.json", 1),
 }
@@ -316,6 +316,6 @@ def test_uniform_is_refused_where_no_config_can_say_it(model: Path, folder: Path
 def test_uniform_and_given_heads_exclude_each_other(model: Path, folder: Path) -> None:
     (folder / "kept.json").write_text("{}")
     for options in (("--uniform",), ("--normalize", "none")):
-        result = run(model, "--heads", "kept.json", *options)
+        result = run(model, "--keep", "kept.json", *options)
         assert result.status == 2
         assert "it goes with none of" in result.err

@@ -48,7 +48,7 @@ def kept(directory: str | Path = "pruned-layers") -> dict[str, tuple[int, ...]]:
 
 
 def test_named_layers_go(models: dict[str, Path]) -> None:
-    result = done(models["m2m_100"], "--layers", "encoder:1,decoder:0")
+    result = done(models["m2m_100"], "--remove", "encoder:1,decoder:0")
     assert "Written: pruned-layers (stock layout)" in result.out
     assert kept() == {"encoder": (0, 2), "decoder": (1,)}
     with open_model(models["m2m_100"]) as full, open_model("pruned-layers") as pruned:
@@ -63,8 +63,16 @@ def test_named_layers_go(models: dict[str, Path]) -> None:
     assert "| `encoder` | 2 | 3 | 33.3% | 0 2 |" in Path("pruned-layers/README.md").read_text()
 
 
+def test_a_saved_selection_names_the_layers_that_stay(models: dict[str, Path]) -> None:
+    shown = done(models["m2m_100"], "--remove", "encoder:1,decoder:0", "--dry-run", "--json").out
+    Path("choice.json").write_text(shown)
+    done(models["m2m_100"], "--keep", "choice.json")
+    assert {f"{side}.layers": list(ids) for side, ids in kept().items()} == json.loads(shown)["kept"]
+    refused(run(models["gpt2"], "--keep", "choice.json", "-o", "other"), "a selection for another model", 1)
+
+
 def test_inspect_says_which_layers_are_left(models: dict[str, Path]) -> None:
-    done(models["gpt2"], "--layers", "1")
+    done(models["gpt2"], "--remove", "1")
     assert "Layers of the decoder: 0, 2 of the original 3" in call(inspect, "pruned-layers").out
     payload = json.loads(call(inspect, "pruned-layers", "--json").out)
     assert payload["stacks"] == [{"side": "decoder", "layers": [0, 2], "original_layers": 3}]
@@ -72,7 +80,7 @@ def test_inspect_says_which_layers_are_left(models: dict[str, Path]) -> None:
 
 def test_inspect_counts_the_layers_of_each_stack(models: dict[str, Path]) -> None:
     assert "Layers of" not in call(inspect, models["m2m_100"]).out
-    done(models["m2m_100"], "--layers", "encoder:1")
+    done(models["m2m_100"], "--remove", "encoder:1")
     payload = json.loads(call(inspect, "pruned-layers", "--json", "--table", "t.csv").out)
     assert [(one["side"], one["layers"], one["original_layers"]) for one in payload["stacks"]] == [
         ("encoder", [0, 2], 3),
@@ -135,15 +143,15 @@ def test_without_an_amount_the_default_is_said(models: dict[str, Path]) -> None:
         ("gpt2", ("--count", 1), "--metric cosine needs text", 2),
         ("gpt2", ("--count", 3, "--metric", "last"), "at most 2 can", 2),
         ("gpt2", ("--ratio", 0.5, "--count", 1), "--ratio does not go with --count", 2),
-        ("gpt2", ("--layers", 1, "--metric", "last"), "nothing is ranked", 2),
+        ("gpt2", ("--remove", 1, "--metric", "last"), "nothing is ranked", 2),
         ("gpt2", ("--encoder", 1, "--metric", "last"), "The model has no encoder", 2),
-        ("gpt2", ("--layers", 1, "--text", "text.txt"), "nothing here looks at text", 2),
+        ("gpt2", ("--remove", 1, "--text", "text.txt"), "nothing here looks at text", 2),
         ("gpt2", ("--contiguous", "--metric", "cka"), "a run of layers has no cka", 2),
-        ("gpt2", ("--layers", "0-2"), "No layer of the decoder would stay", 2),
+        ("gpt2", ("--remove", "0-2"), "No layer of the decoder would stay", 2),
         ("gpt2", ("--data", "."), "--data goes with models that translate", 2),
         ("m2m_100", ("--text", "text.txt"), "--text goes with models that have one side", 2),
         ("m2m_100", (), "--metric cosine needs text", 2),
-        ("m2m_100", ("--layers", "1"), "of which stack", 2),
+        ("m2m_100", ("--remove", "1"), "of which stack", 2),
         ("m2m_100", ("--contiguous", "--count", 1, "--data", DATA), "how many layers of each stack", 2),
         ("m2m_100", ("--side", "encoder", "--encoder", 1), "--side does not go with", 2),
     ],

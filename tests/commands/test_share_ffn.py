@@ -204,7 +204,7 @@ def test_activations_are_those_of_the_merged_ffn(models: dict[str, Path], folder
     text = ("--width", 20, "--text", "text")
     done(models["gpt2"], *text, "--keep-units", "activations", "-o", "at-once")
     done(models["gpt2"], "-o", "merged")
-    narrowed = call(prune_ffn, "merged", *text, "--score", "activation", "-o", "narrowed")
+    narrowed = call(prune_ffn, "merged", *text, "--metric", "activation", "-o", "narrowed")
     assert narrowed.status == 0, narrowed.err
     with open_model("at-once") as one, open_model("narrowed") as other:
         assert list(one.tensors) == list(other.tensors)

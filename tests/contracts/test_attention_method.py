@@ -216,7 +216,7 @@ class TestComposition(AttentionSharing):
         side = next(iter(self.one_kind()))
 
         def shorter(opened: Checkpoint) -> Rewrite:
-            return cut(opened, plan_layers(opened, LayerOptions(layers=f"{side}:0")))
+            return cut(opened, plan_layers(opened, LayerOptions(remove=f"{side}:0")))
 
         def share(opened: Checkpoint) -> Rewrite:
             return made_of(opened, AttentionOptions(**self.one_kind()))

@@ -79,11 +79,11 @@ def ffns(source: Checkpoint, side: str, treatment: str) -> Rewrite:
 
 
 def widths(source: Checkpoint) -> Rewrite:
-    return cut(source, plan_widths(source, NarrowOptions(ratio=0.3, score="norms", dense_only=True)))
+    return cut(source, plan_widths(source, NarrowOptions(ratio=0.3, metric="norms", dense_only=True)))
 
 
 def without_layer(source: Checkpoint, layer: str) -> Rewrite:
-    return cut(source, plan_layers(source, LayerOptions(layers=layer)))
+    return cut(source, plan_layers(source, LayerOptions(remove=layer)))
 
 
 def attention(source: Checkpoint, side: str) -> Rewrite:

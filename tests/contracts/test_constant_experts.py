@@ -125,7 +125,7 @@ def test_the_full_model_with_means(model_type: str, folder: Path) -> None:
 
     kept = {layer.name: [[0, 5], [1, 2, 4, 6, 7], [3, 4, 5]][number] for number, layer in enumerate(layers)}
     (folder / "ids.json").write_text(json.dumps({"kept": kept}))
-    result = prune(source, "--experts", "ids.json", "--constant-experts", "--for", "prose,code", "-o", "out")
+    result = prune(source, "--keep", "ids.json", "--constant-experts", "--for", "prose,code", "-o", "out")
     assert result.status == 0, result.err
     step = json.loads((folder / "out" / "config.json").read_text())["prunecli"]["history"][-1]
     assert step["arguments"] == {"constant_experts": True, "for": ["prose", "code"]}
@@ -161,7 +161,7 @@ def test_as_vllm_reads_it(folder: Path) -> None:
         0.5,
         "--strategy",
         "global-threshold",
-        "--min-per-layer",
+        "--min",
         2,
         "--constant-experts",
         "-o",

@@ -92,7 +92,7 @@ def measured(source: Checkpoint) -> Callable[[object], Measured]:
 def by_experts(strategy: str) -> Callable[[Checkpoint], Rewrite]:
     def decide(source: Checkpoint) -> Rewrite:
         least = None if strategy == "per-layer" else 2
-        options = ExpertOptions(gates(source), amount=Amount(0.4), minimum=least, strategy=strategy)  # type: ignore[arg-type]
+        options = ExpertOptions(gates(source), amount=Amount(0.4), least=least, strategy=strategy)  # type: ignore[arg-type]
         return cut(source, plan_experts(source, options))
 
     return decide
@@ -114,12 +114,12 @@ CHOICES: Mapping[str, tuple[str, str, Callable[[Checkpoint], Rewrite]]] = {
     "experts-per-layer": ("qwen3_moe", "expert", by_experts("per-layer")),
     "experts-of-groups": ("deepseek_v3", "expert", by_experts("per-layer")),
     "experts-threshold": ("mixtral", "expert", by_experts("global-threshold")),
-    "heads": ("bart", "head", by_heads(HeadOptions(ratio=0.5, minimum=1))),
+    "heads": ("bart", "head", by_heads(HeadOptions(ratio=0.5, least=1))),
     "heads-of-a-kind": ("bart", "head", by_heads(HeadOptions(count=2, kinds=("cross",), normalize="none"))),
     "layers": ("bart", "layer", by_layers(LayerOptions(count=2))),
     "layers-of-a-run": ("llama", "layer", by_layers(LayerOptions(count=2, contiguous=True))),
-    "widths": ("llama", "unit", by_widths(NarrowOptions(ratio=0.3, score="norms"))),
-    "widths-together": ("llama", "unit", by_widths(NarrowOptions(ratio=0.3, score="norms", per_layer=True))),
+    "widths": ("llama", "unit", by_widths(NarrowOptions(ratio=0.3, metric="norms"))),
+    "widths-together": ("llama", "unit", by_widths(NarrowOptions(ratio=0.3, metric="norms", uniform=False))),
     "shared": (
         "llama",
         "unit",
@@ -212,7 +212,7 @@ def test_later_steps_carry_it_along(tmp_path: Path) -> None:
         options = ExpertOptions(metric="random", amount=Amount(0.5))
         apply(source, cut(source, plan_experts(source, options)), tmp_path / "once")
     with open_model(tmp_path / "once") as once:
-        plan = plan_layers(once, LayerOptions(layers="encoder:0,decoder:0"))
+        plan = plan_layers(once, LayerOptions(remove="encoder:0,decoder:0"))
         apply(once, cut(once, plan), tmp_path / "twice")
     with open_model(tmp_path / "twice") as twice:
         told = read_decisions(twice.path, twice.structure.history)
@@ -226,7 +226,7 @@ def test_later_steps_carry_it_along(tmp_path: Path) -> None:
     assert "was kept: drawn at random (seed 0)" in texts[0]
     assert texts[-1] == "In the result it is expert 1 of encoder layer 0."
     gone = explained.answers(parse_question(["encoder layer 0"]))[0].text
-    assert "Encoder layer 0 was dropped: named by --layers" in gone
+    assert "Encoder layer 0 was dropped: named by --remove" in gone
 
 
 def hostile(one: DecisionRecord, **changes: object) -> dict[str, object]:

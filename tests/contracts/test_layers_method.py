@@ -102,7 +102,7 @@ class LayerPruning(Method):
 
     def reduce(self, source: Checkpoint) -> Rewrite:
         layers = "encoder:0,decoder:0" if len(self.stacks) > 1 else "0"
-        return made_of(source, LayerOptions(layers=layers, dtype=self.cast))
+        return made_of(source, LayerOptions(remove=layers, dtype=self.cast))
 
     def impossible(self, source: Checkpoint) -> Rewrite:
         return made_of(source, LayerOptions(count=99, metric="random"))
@@ -148,7 +148,7 @@ class TestEveryLayout(LayerPruning, WrittenFiles):
         side = "encoder:" if len(self.stacks) > 1 else ""
 
         def removing(layers: str) -> Any:
-            return lambda opened: made_of(opened, LayerOptions(layers=f"{side}{layers}"))
+            return lambda opened: made_of(opened, LayerOptions(remove=f"{side}{layers}"))
 
         written(source, removing("0"), tmp_path / "first")
         written(tmp_path / "first", removing("1"), tmp_path / "second")
@@ -196,21 +196,21 @@ def test_alternating_windows_stay_with_their_layers(tmp_path: Path, changes: dic
     """By a list or by Gemma 2's rule."""
     with open_model(tiny_family(tmp_path / "source", "gemma2", **changes)) as opened:
         sliding, full = "sliding_attention", "full_attention"
-        assert made_of(opened, LayerOptions(layers="0")).config["layer_types"] == [full, sliding]
-        assert made_of(opened, LayerOptions(layers="1")).config["layer_types"] == [sliding] * 2
+        assert made_of(opened, LayerOptions(remove="0")).config["layer_types"] == [full, sliding]
+        assert made_of(opened, LayerOptions(remove="1")).config["layer_types"] == [sliding] * 2
 
 
 def test_windows_from_a_layer_on_stay_with_their_layers(tmp_path: Path) -> None:
     with open_model(tiny_family(tmp_path / "source", "qwen2", **CHANGES["qwen2"])) as opened:
-        assert made_of(opened, LayerOptions(layers="0")).config["max_window_layers"] == 0
-        assert made_of(opened, LayerOptions(layers="1")).config["max_window_layers"] == 1
+        assert made_of(opened, LayerOptions(remove="0")).config["max_window_layers"] == 0
+        assert made_of(opened, LayerOptions(remove="1")).config["max_window_layers"] == 1
 
 
 def test_a_layer_that_knows_its_number_keeps_it(tmp_path: Path) -> None:
     source = tiny_family(tmp_path / "source", "gpt2", scale_attn_by_inverse_layer_idx=True)
     with open_model(source) as opened:
         with pytest.raises(UnsupportedModelError, match="depends on its number"):
-            made_of(opened, LayerOptions(layers="0"))
+            made_of(opened, LayerOptions(remove="0"))
         apply(opened, made_of(opened, LayerOptions(count=1, metric="last")), tmp_path / "out")
     model = load(source)
     with without(model, ["transformer.h.2"]):
@@ -223,7 +223,7 @@ def test_a_layer_that_knows_its_number_keeps_it(tmp_path: Path) -> None:
 def test_one_layer_of_each_stack_stays(tmp_path: Path, layers: str) -> None:
     source = tiny_family(tmp_path / "source", "bart")
     with open_model(source) as opened, pytest.raises(UsageError, match="would stay"):
-        made_of(opened, LayerOptions(layers=layers))
+        made_of(opened, LayerOptions(remove=layers))
 
 
 def test_scores_of_the_original_follow_their_layers(tmp_path: Path) -> None:
@@ -235,13 +235,13 @@ def test_scores_of_the_original_follow_their_layers(tmp_path: Path) -> None:
         heads = dict.fromkeys(names, (0, 1, 2, 3))
         scores = HeadScores("gradient", opened.fingerprint, "gpt2", "lm", 1, heads, values)
     options = HeadOptions(scores=scores, count=2, normalize="none")
-    once = written(source, lambda at: made_of(at, LayerOptions(layers="0")), tmp_path / "once")
+    once = written(source, lambda at: made_of(at, LayerOptions(remove="0")), tmp_path / "once")
     with open_model(once) as opened:
         assert plan_heads(opened, options).kept == {
             f"{names[0]}.heads": (2, 3),
             f"{names[1]}.heads": (0, 1, 2, 3),
         }
-    twice = written(once, lambda at: made_of(at, LayerOptions(layers="0")), tmp_path / "twice")
+    twice = written(once, lambda at: made_of(at, LayerOptions(remove="0")), tmp_path / "twice")
     with open_model(twice) as opened:
         assert plan_heads(opened, options).kept == {f"{names[0]}.heads": (2, 3)}
         assert numbered_heads(scores, opened).values[names[0]].tolist() == [21, 22, 23, 24]
@@ -257,7 +257,7 @@ def test_gates_of_the_original_follow_their_layers(tmp_path: Path) -> None:
         gates = GateStatistics(
             opened.fingerprint, "nllb-moe", "forced", names, 8, 2, {"eng_Latn-fra_Latn": sums}
         )
-    out = written(source, lambda at: made_of(at, LayerOptions(layers="encoder:1")), tmp_path / "out")
+    out = written(source, lambda at: made_of(at, LayerOptions(remove="encoder:1")), tmp_path / "out")
     with open_model(out) as opened:
         found = numbered_gates(gates, opened)
         assert found.layers == tuple(layer.name for layer in opened.mixtures)

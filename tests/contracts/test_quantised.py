@@ -181,7 +181,7 @@ def test_layers_go_and_tokens_go(scheme: str, tmp_path: Path) -> None:
     config = json.loads((pair[0] / "config.json").read_text())
     (pair[0] / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
     for path in pair:
-        shallow = call(prune_layers, path, "--layers", "decoder:1", "--output", f"{path}-shallow")
+        shallow = call(prune_layers, path, "--remove", "decoder:1", "--output", f"{path}-shallow")
         assert shallow.status == 0, shallow.err
     assert_stands_for(tmp_path / "stored-shallow", tmp_path / "plain-shallow")
     assert settings_of(tmp_path / "stored-shallow")["modules_to_not_convert"] == [
@@ -200,7 +200,7 @@ def test_layers_of_a_mixture_go(tmp_path: Path) -> None:
         tmp_path, "qwen3_moe", "packed", is_projection, moe_intermediate_size=32, intermediate_size=48
     )
     for path in pair:
-        result = call(prune_layers, path, "--layers", "decoder:0", "--output", f"{path}-shallow")
+        result = call(prune_layers, path, "--remove", "decoder:0", "--output", f"{path}-shallow")
         assert result.status == 0, result.err
     assert_stands_for(tmp_path / "stored-shallow", tmp_path / "plain-shallow")
 
@@ -210,7 +210,7 @@ def test_a_pattern_that_holds_a_layers_number_is_refused(tmp_path: Path) -> None
     config = json.loads((stored / "config.json").read_text())
     config["quantization_config"]["ignore"] = ["re:.*layers\\.([12])\\..*gate"]
     (stored / "config.json").write_text(json.dumps(config))
-    result = call(prune_layers, stored, "--layers", "decoder:1", "--output", tmp_path / "out")
+    result = call(prune_layers, stored, "--remove", "decoder:1", "--output", tmp_path / "out")
     assert result.status == 1
     assert "the quantisation settings name layers by number" in result.err
     assert not (tmp_path / "out").exists()
@@ -221,8 +221,8 @@ def test_a_pattern_that_holds_a_layers_number_is_refused(tmp_path: Path) -> None
     ("command", "arguments"),
     [
         (prune_heads, ["--metric", "random", "--ratio", "0.25", "--uniform"]),
-        (prune_ffn, ["--score", "random", "--ratio", "0.5"]),
-        (prune_ffn, ["--score", "activation-norm", "--ratio", "0.5", "--text"]),
+        (prune_ffn, ["--metric", "random", "--ratio", "0.5"]),
+        (prune_ffn, ["--metric", "activation-norm", "--ratio", "0.5", "--text"]),
         (share_ffn, ["--decoder", "share"]),
     ],
 )
@@ -241,7 +241,7 @@ def test_what_would_compute_with_them_is_refused(
 def test_a_cast_is_refused(tmp_path: Path) -> None:
     stored, _ = dense(tmp_path, "awq")
     result = call(
-        prune_layers, stored, "--layers", "decoder:1", "--dtype", "float16", "--output", tmp_path / "out"
+        prune_layers, stored, "--remove", "decoder:1", "--dtype", "float16", "--output", tmp_path / "out"
     )
     assert result.status == 2
     assert "--dtype float16: the weights are quantised (awq)" in result.err
@@ -253,8 +253,8 @@ def test_weights_of_an_unknown_kind_are_copied_and_no_more(tmp_path: Path) -> No
     (path / "config.json").write_text(
         json.dumps({**config, "quantization_config": {"quant_method": "other"}})
     )
-    assert call(prune_layers, path, "--layers", "decoder:1", "--output", tmp_path / "shallow").status == 0
-    result = call(prune_ffn, path, "--score", "random", "--ratio", "0.5", "--output", tmp_path / "out")
+    assert call(prune_layers, path, "--remove", "decoder:1", "--output", tmp_path / "shallow").status == 0
+    result = call(prune_ffn, path, "--metric", "random", "--ratio", "0.5", "--output", tmp_path / "out")
     assert result.status == 1
     assert "quantised (other), in a way that prunecli does not know" in result.err
 

@@ -139,7 +139,7 @@ def test_with_fewer_heads(source: Path, model_type: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe"])
 def test_with_narrower_dense_layers(source: Path, model_type: str, tmp_path: Path) -> None:
-    options = NarrowOptions(ratio=0.5, score="random", dense_only=True)
+    options = NarrowOptions(ratio=0.5, metric="random", dense_only=True)
 
     def narrow(checkpoint: Checkpoint) -> Rewrite:
         plan = plan_widths(checkpoint, options)

@@ -65,13 +65,13 @@ class WidthPruning(Method):
         return self.path
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, NarrowOptions(ratio=0.0, score="norms", dense_only=True))
+        return made_of(source, NarrowOptions(ratio=0.0, metric="norms", dense_only=True))
 
     def reduce(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, NarrowOptions(ratio=0.4, score="norms", per_layer=True, dense_only=True))
+        return made_of(source, NarrowOptions(ratio=0.4, metric="norms", uniform=False, dense_only=True))
 
     def impossible(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, NarrowOptions(width=10_000, score="norms", dense_only=True))
+        return made_of(source, NarrowOptions(width=10_000, metric="norms", dense_only=True))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         ffns = ffns_of(self.path, self.case)
@@ -102,7 +102,7 @@ class TestEveryLayout(WidthPruning, WrittenFiles):
         import torch
         import transformers
 
-        options = NarrowOptions(ratio=0.3, score="norms", round_to=4, dense_only=True)
+        options = NarrowOptions(ratio=0.3, metric="norms", multiple_of=4, dense_only=True)
         out = written(source, lambda opened: made_of(opened, options), tmp_path / "out")
         original = self.original(source)
         for name, ffn in ffns_of(source, case).items():
@@ -123,7 +123,7 @@ class TestEveryLayout(WidthPruning, WrittenFiles):
 
     def test_pruning_twice_equals_pruning_once(self, source: Path, tmp_path: Path) -> None:
         def pruned(width: int) -> Any:
-            return lambda opened: made_of(opened, NarrowOptions(width=width, score="norms", dense_only=True))
+            return lambda opened: made_of(opened, NarrowOptions(width=width, metric="norms", dense_only=True))
 
         written(source, pruned(20), tmp_path / "first")
         written(tmp_path / "first", pruned(12), tmp_path / "second")
@@ -139,7 +139,7 @@ def test_units_go_by_their_activations(tmp_path: Path, score: str) -> None:
     ffns, generator = ffns_of(source, "phi3"), np.random.default_rng(0)
     active = {name: generator.random(len(ffn.units)) for name, ffn in ffns.items()}
     with open_model(source) as opened:
-        plan = plan_widths(opened, NarrowOptions(width=10, score=score), lambda: UnitActivations(active, {}))
+        plan = plan_widths(opened, NarrowOptions(width=10, metric=score), lambda: UnitActivations(active, {}))
     for name, ffn in ffns.items():
         norms = [1.0 if score == "activation" else float(np.linalg.norm(unit.output)) for unit in ffn.units]
         assert set(plan.kept[f"{name}.units"]) == best(list(active[name] * norms), 10)
@@ -153,7 +153,7 @@ def test_a_shared_ffn_counts_once(tmp_path: Path) -> None:
     )
     out = written(
         shared,
-        lambda at: made_of(at, NarrowOptions(ratio=0.5, score="norms", per_layer=True)),
+        lambda at: made_of(at, NarrowOptions(ratio=0.5, metric="norms", uniform=False)),
         tmp_path / "out",
     )
     with open_model(out) as opened:
@@ -165,9 +165,9 @@ def test_a_shared_ffn_counts_once(tmp_path: Path) -> None:
 def test_one_side_alone(tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", "bart")
     with open_model(source) as opened:
-        made = made_of(opened, NarrowOptions(ratio=0.5, score="norms", side="decoder"))
+        made = made_of(opened, NarrowOptions(ratio=0.5, metric="norms", side="decoder"))
         assert (made.config["encoder_ffn_dim"], made.config["decoder_ffn_dim"]) == (48, 24)
-        assert made_of(opened, NarrowOptions(side="encoder", score="random")).config["encoder_ffn_dim"] == 36
+        assert made_of(opened, NarrowOptions(side="encoder", metric="random")).config["encoder_ffn_dim"] == 36
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,10 @@ def test_one_side_alone(tmp_path: Path) -> None:
     [
         ({"ratio": 1.0}, UsageError, "outside"),
         ({"ratio": 0.5, "width": 3}, UsageError, "Give one of"),
-        ({"width": 100, "score": "norms"}, UsageError, "an FFN has 48 hidden units"),
-        ({"width": 3, "per_layer": True}, UsageError, "widths differ then"),
-        ({"score": "random", "per_layer": True}, UsageError, "say nothing of layers"),
-        ({}, UsageError, "--score activation-norm needs text"),
+        ({"width": 100, "metric": "norms"}, UsageError, "an FFN has 48 hidden units"),
+        ({"width": 3, "uniform": False}, UsageError, "widths differ then"),
+        ({"metric": "random", "uniform": False}, UsageError, "say nothing of layers"),
+        ({}, UsageError, "--metric activation-norm needs text"),
         ({"side": "encoder"}, UsageError, "the model has no encoder"),
     ],
 )
@@ -190,5 +190,5 @@ def test_refusals(tmp_path: Path, options: dict[str, Any], error: type[Exception
 def test_mixtures_are_refused(tmp_path: Path) -> None:
     with open_model(tiny(tmp_path / "source", "nllb-moe")) as opened:
         with pytest.raises(UnsupportedModelError, match="4 of the 8 FFNs are mixtures"):
-            made_of(opened, NarrowOptions(score="norms"))
-        assert made_of(opened, NarrowOptions(score="norms", dense_only=True))
+            made_of(opened, NarrowOptions(metric="norms"))
+        assert made_of(opened, NarrowOptions(metric="norms", dense_only=True))

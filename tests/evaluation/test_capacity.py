@@ -98,7 +98,7 @@ def test_of_quantised_ones_as_stored_and_decoded(scheme: str, tmp_path: Path) ->
     assert fit(source, need, "--fit-length", 4)["whole"][1]["fits"]
 
 
-@pytest.mark.parametrize(("options", "step"), [((), 1), (("--round-to", 4), 4)])
+@pytest.mark.parametrize(("options", "step"), [((), 1), (("--multiple-of", 4), 4)])
 def test_the_ratio_that_is_named_fits_and_keeps_the_most(
     options: tuple[object, ...], step: int, tmp_path: Path
 ) -> None:
@@ -110,7 +110,7 @@ def test_the_ratio_that_is_named_fits_and_keeps_the_most(
     assert found["keep"] == half["keep"]
     assert half["keep"] % (3 * step) == 0
     shown = call(inspect, source, "--fit", half["needed_bytes"] + 100, *load)
-    more = f"--round-to {step} " if step > 1 else ""
+    more = f"--multiple-of {step} " if step > 1 else ""
     assert f"Next: prunecli prune-experts {source} {more}--ratio {found['ratio']:g}" in shown.out.replace(
         "\n", ""
     )
@@ -129,7 +129,7 @@ def test_the_least_that_a_router_with_groups_needs_stays(tmp_path: Path) -> None
 def test_the_balance_of_translation_is_none_of_language_models(tmp_path: Path) -> None:
     source = write(tmp_path / "source", "mixtral")
     refused(call(inspect, source, "--fit", "1GiB", "--balance", "3:1"), "this is a language model", 2)
-    refused(call(inspect, source, "--round-to", "4"), "--round-to goes with --fit", 2)
+    refused(call(inspect, source, "--multiple-of", "4"), "--multiple-of goes with --fit", 2)
 
 
 def test_what_cannot_be_counted_is_said(tmp_path: Path) -> None:

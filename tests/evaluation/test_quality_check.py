@@ -81,8 +81,8 @@ def test_text_that_gave_no_scores_comes_first(models: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("command", "case", "arguments"),
     [
-        (prune_ffn, "bert", ("--score", "random")),
-        (prune_layers, "bert", ("--layers", 1)),
+        (prune_ffn, "bert", ("--metric", "random")),
+        (prune_layers, "bert", ("--remove", 1)),
         (prune_heads, "llama", ("--metric", "random")),
         (share_ffn, "m2m_100", ()),
         (share_attention, "m2m_100", ()),
@@ -101,7 +101,7 @@ def test_every_command_checks_on_request(
 
 
 def test_a_ruined_result_is_warned_of() -> None:
-    result = done(prune_layers, "--layers", "decoder:1-3", "--quiet", "--check", demo.DATA)
+    result = done(prune_layers, "--remove", "decoder:1-3", "--quiet", "--check", demo.DATA)
     assert "Warning: the result is ruined." in result.err
     assert "prunecli finetune pruned-layers --teacher" in result.err
 
@@ -115,7 +115,7 @@ def test_a_ruined_result_is_warned_of() -> None:
 )
 def test_outputs_are_compared_with_the_original(head: str, line: str, folder: Path) -> None:
     model = tiny_family(folder / "model", "bert", architectures=[head])
-    assert line in done(prune_layers, model, "--layers", "0,1", "--check", "text.txt").out
+    assert line in done(prune_layers, model, "--remove", "0,1", "--check", "text.txt").out
 
 
 @pytest.mark.parametrize(

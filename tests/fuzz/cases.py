@@ -155,8 +155,8 @@ def _of_documents() -> list[Case]:
         (
             ("moe", "experts.json", "kept-heads.json"),
             (
-                "prune-experts moe --experts experts.json -o out",
-                "prune-heads moe --heads kept-heads.json -o out",
+                "prune-experts moe --keep experts.json -o out",
+                "prune-heads moe --keep kept-heads.json -o out",
             ),
         ),
         (

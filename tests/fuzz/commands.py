@@ -16,11 +16,11 @@ REWRITES = (
     "factorize-embeddings {m} --map-dim 4 --expand-dim 12 --max-groups 2 --epochs 0 -o out",
     "trim-vocabulary {m} --text text.txt -o out",
     "trim-vocabulary {m} --text text.txt --keep keep.txt --multiple-of 8 -o out",
-    "prune-layers {m} --layers 1 -o out",
-    "prune-layers {m} --layers encoder:1 -o out",
+    "prune-layers {m} --remove 1 -o out",
+    "prune-layers {m} --remove encoder:1 -o out",
     "prune-layers {m} --metric last --count 1 -o out",
-    "prune-ffn {m} --score norms --ratio 0.5 --dense-only -o out",
-    "prune-ffn {m} --score norms --per-layer --ratio 0.3 --dtype float16 -o out",
+    "prune-ffn {m} --metric norms --ratio 0.5 --dense-only -o out",
+    "prune-ffn {m} --metric norms --uneven --ratio 0.3 --dtype float16 -o out",
     "share-attention {m} --encoder share -o out",
     "share-attention {m} --decoder share --cross share --init first -o out",
 )
@@ -43,7 +43,7 @@ SEQ2SEQ = (
     f"finetune {{m}} {TEXT} --steps 1 --eval-every 1 --lora 2 --teacher {{m}} -o out",
     f"finetune --from-scratch {{m}} {TEXT} --steps 1 --eval-every 1 -o out",
     f"prune-layers {{m}} {ONE} --metric cosine --count 1 -o out",
-    f"prune-ffn {{m}} {ONE} --score activation --dense-only --ratio 0.5 -o out",
+    f"prune-ffn {{m}} {ONE} --metric activation --dense-only --ratio 0.5 -o out",
     f"bench-latency {{m}} --data data --pairs eng_Latn-fra_Latn {TIMED} -o out.json",
 )
 LM = (
@@ -54,7 +54,7 @@ LM = (
     f"score-heads {{m}} {PLAIN} --memory 4GiB -o out.json",
     f"compare-models {{m}} {PLAIN} -o out.json",
     f"prune-layers {{m}} {PLAIN} --metric perplexity --count 1 -o out",
-    f"prune-ffn {{m}} {PLAIN} --score activation-norm --ratio 0.5 -o out",
+    f"prune-ffn {{m}} {PLAIN} --metric activation-norm --ratio 0.5 -o out",
     f"evaluate {{m}} --task embedding {PLAIN} -o out.json",
     f"bench-latency {{m}} --text text.txt {TIMED} -o out.json",
     f"finetune {{m}} {PLAIN} --valid-text text.txt --steps 1 --eval-every 1 -o out",
@@ -74,7 +74,7 @@ EMBEDDING = (
     f"finetune sentence {PLAIN} --valid-text text.txt --steps 1 --eval-every 1 -o out",
     "prune-heads sentence --metric random --ratio 0.5 -o out",
     "trim-vocabulary sentence --text text.txt -o out",
-    "prune-layers sentence --layers 1 -o out",
+    "prune-layers sentence --remove 1 -o out",
     "factorize-embeddings sentence --map-dim 4 --expand-dim 12 --max-groups 2 --epochs 0 -o out",
 )
 CUTS = (
@@ -84,7 +84,7 @@ CUTS = (
     "prune-experts {m} --metric aimer --ratio 0.5 -o out",
     "prune-experts {m} --gates mixture-gates.json --ratio 0.5 -o out",
     "prune-experts {m} --metric random --fit 60KiB --active 1 --mtp drop -o out",
-    "prune-layers {m} --layers 1 -o out",
+    "prune-layers {m} --remove 1 -o out",
     "trim-vocabulary {m} --text text.txt -o out",
 )
 MIXTURE = (
@@ -115,6 +115,6 @@ STREAMED = (
     f"inspect {SERVED}",
     f"prune-experts {SERVED} --metric random --ratio 0.5 -o out",
     STREAM,
-    f"prune-layers {SERVED} --layers 1 --stream -o out",
+    f"prune-layers {SERVED} --remove 1 --stream -o out",
     f"trim-vocabulary {SERVED}@main --text text.txt --stream -o out",
 )

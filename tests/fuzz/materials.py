@@ -70,7 +70,7 @@ PREPARATION = (
     "factorize-embeddings reduced-3 --map-dim 4 --expand-dim 12 --max-groups 2 --epochs 1 -o reduced",
     "share-ffn m2m_100 --config SharedEncNoDec -o shared",
     "factorize-embeddings gpt2 --map-dim 4 --expand-dim 12 --max-groups 2 --epochs 1 -o defined",
-    "prune-ffn m2m_100 --score norms --per-layer --ratio 0.5 -o widths",
+    "prune-ffn m2m_100 --metric norms --uneven --ratio 0.5 -o widths",
     "share-attention m2m_100 --encoder share --decoder share -o attention",
     "prune-heads moe --scores heads.json --ratio 0.5 -o cut-heads",
     f"prune-layers m2m_100 {ONE} --metric cosine --count 1 -o cut-layers",

@@ -267,7 +267,7 @@ def test_sizes_of_another_kind_in_fit(tmp_path: Path) -> None:
 def test_sizes_of_another_model_in_prune_ffn(tmp_path: Path) -> None:
     config = tiny_family(tmp_path / "model", "gpt2") / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "n_inner": 2}))
-    ran = run("prune-ffn model --score norms --ratio 0.5 -o out", tmp_path)
+    ran = run("prune-ffn model --metric norms --ratio 0.5 -o out", tmp_path)
     assert ran.status == 1, ran.trace
 
 

@@ -43,8 +43,8 @@ WRITERS = (
     Writer(
         ("gpt2",), "factorize-embeddings gpt2 --map-dim 4 --expand-dim 12 --max-groups 2 --epochs 3 -o out"
     ),
-    Writer(("m2m_100",), "prune-layers m2m_100 --layers encoder:1 -o out"),
-    Writer(("m2m_100",), "prune-ffn m2m_100 --score norms --ratio 0.5 -o out"),
+    Writer(("m2m_100",), "prune-layers m2m_100 --remove encoder:1 -o out"),
+    Writer(("m2m_100",), "prune-ffn m2m_100 --metric norms --ratio 0.5 -o out"),
     Writer(("m2m_100",), "share-attention m2m_100 --encoder share -o out"),
     Writer(
         ("quantised-gptq",), "prune-experts quantised-gptq --metric aimer --ratio 0.5 -o out", of="quantised"

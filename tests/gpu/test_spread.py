@@ -44,7 +44,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "evaluate lm": (evaluate, ("mixtral", "--task", "lm", "--text", "lines")),
     "compare-models": (compare_models, ("m2m_100", *PAIR, "--measure", "cka")),
     "prune-layers": (prune_layers, ("llama", "--text", "lines", "--metric", "cka", "--decoder", "1")),
-    "prune-ffn": (prune_ffn, ("llama", "--width", "64", "--score", "activation", "--text", "lines")),
+    "prune-ffn": (prune_ffn, ("llama", "--width", "64", "--metric", "activation", "--text", "lines")),
 }
 REWRITING = ("prune-layers", "prune-ffn")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import PruneError, UsageError
-from prunecli.recipes.engine import lies_in, resolve
+from prunecli.recipes.engine import Parameter, lies_in, resolve
 from prunecli.recipes.text import parse_override, read_recipe
 from tests.recipes.example import COMMANDS, KEEPING, RECIPE, resolved
 
@@ -155,6 +155,15 @@ def test_plain_values_reach_the_command_as_they_are_written(tmp_path_factory, va
         "arguments: {balance: '${v}', output: o}}]\n"
     )
     assert resolve(path, read_recipe(path), COMMANDS).steps[0].arguments[1] == value
+
+
+def test_old_names_of_options(tmp_path):
+    path, lines = tmp_path / "old.yaml", []
+    path.write_text("steps: [{name: s, command: prune-ffn, arguments: {round-to: 8, output: o}}]\n")
+    commands = {"prune-ffn": {name: Parameter(name) for name in ("multiple-of", "output")}}
+    step = resolve(path, read_recipe(path), commands, say=lines.append).steps[0]
+    assert step.arguments == ("--multiple-of", "8", "--output", "o")
+    assert lines == ["--round-to is called --multiple-of now."]
 
 
 def test_all_faults_are_reported_at_once(workplace):

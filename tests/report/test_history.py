@@ -47,7 +47,7 @@ DIGEST = "0123456789abcdef" * 4
         (
             "prune-layers",
             {"removed": {"encoder": [1], "decoder": [3, 5]}},
-            "prune-layers --layers encoder:1,decoder:3,decoder:5",
+            "prune-layers --remove encoder:1,decoder:3,decoder:5",
         ),
         (
             "prune-layers",
@@ -59,7 +59,7 @@ DIGEST = "0123456789abcdef" * 4
             {"text": {"files": ["a b", "c"], "sha256": DIGEST}},
             "prune-ffn --text 'a b' --text c",
         ),
-        ("prune-layers", {"removed": {"encoder": 1}, "text": 7}, "prune-layers --layers encoder:1 --text 7"),
+        ("prune-layers", {"removed": {"encoder": 1}, "text": 7}, "prune-layers --remove encoder:1 --text 7"),
         ("finetune", {"teacher": {"path": "big", "fingerprint": "sha256:1"}}, "finetune --teacher big"),
         ("odd", {"sum": f"sha256:{DIGEST}"}, "odd  # sum sha256:01234567…"),
         ("odd", {"a b": "x\ny"}, "odd  # a b x y"),

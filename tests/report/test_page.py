@@ -156,8 +156,8 @@ def test_an_original_elsewhere_has_its_point_in_every_chart(tmp_path, tmp_path_f
 
 def test_models_without_layers_or_tokens_are_reduced(tmp_path):
     base = tiny_nllb_moe(tmp_path / "base")
-    call(prune_layers, base, "--layers", "encoder:1", "-o", tmp_path / "shallow")
-    call(prune_layers, base, "--layers", "decoder:1", "-o", tmp_path / "other")
+    call(prune_layers, base, "--remove", "encoder:1", "-o", tmp_path / "shallow")
+    call(prune_layers, base, "--remove", "decoder:1", "-o", tmp_path / "other")
     call(prune_experts, base, "--metric", "random", "--ratio", 0.25, "-o", tmp_path / "a fourth")
     call(prune_experts, base, "--metric", "random", "--ratio", 0.5, "-o", tmp_path / "half")
     names = ["base", "shallow", "other", "a fourth", "half"]
@@ -234,7 +234,7 @@ def test_steps_can_be_typed_again(tmp_path, monkeypatch):
     arguments = ("--metric", "random", "--ratio", 0.5, "--seed", 3)
     call(prune_experts, "base", *arguments, "-o", "few experts")
     call(prune_heads, "few experts", "--scores", "it's scored.json", "--count", 3, "-o", "heads")
-    call(prune_layers, "heads", "--layers", "encoder:1,decoder:0", "-o", "small")
+    call(prune_layers, "heads", "--remove", "encoder:1,decoder:0", "-o", "small")
     data = collect(tmp_path)
     made = {entry.name: entry for entry in data.checkpoints}
     lines = command_lines(made["small"], data.checkpoints)
@@ -395,7 +395,7 @@ def test_real_reductions_have_strips_and_head_maps(tmp_path):
     write_json(chosen, [0, 2, 3, 5, 8, 9, 12, 13, 16, 17, 18, 20, 24, 25, 26, 31])
     with open_model(base) as opened:
         write_json(tmp_path / "heads.json", scored(opened))
-    call(prune_experts, base, "--experts", chosen, "-o", tmp_path / "fewer")
+    call(prune_experts, base, "--keep", chosen, "-o", tmp_path / "fewer")
     call(
         prune_heads,
         tmp_path / "fewer",

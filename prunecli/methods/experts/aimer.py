@@ -48,7 +48,7 @@ def aimer_bytes(checkpoint: Checkpoint, options: ExpertOptions) -> int:
     Raises:
         StatisticsError: as `aimer_values`.
     """
-    if options.experts is not None or options.metric == RANDOM:
+    if options.keep is not None or options.metric == RANDOM:
         return 0
     pruned = [
         layer

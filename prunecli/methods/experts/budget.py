@@ -172,7 +172,7 @@ def layer_counts(
             raise UsageError(
                 f"{layer.name} holds {len(layer.experts)} experts: no multiple of {step} lies between the "
                 f"{minimum - step + 1} or more that are needed and those.",
-                "Give a smaller --round-to, or none.",
+                "Give a smaller --multiple-of, or none.",
             )
     lowest = {name: min(minimum, width) for name, width in widths.items()}
     held = sum(len(layer.experts) for layer in layers)
@@ -238,11 +238,7 @@ def check_feasible(keep: int, lowest: int, held: int, layers: int, minimum: int)
             f"{keep} of {held} experts would stay: fewer than {minimum} in each of {layers} sparse layers "
             f"({lowest} in all).",
             f"Remove at most {floor((1 - Fraction(lowest, held)) * 1000) / 10:g}% (--ratio)"
-            + (
-                ", or lower --min-per-layer."
-                if minimum > 2
-                else "; the router picks that many for each token."
-            ),
+            + (", or lower --min." if minimum > 2 else "; the router picks that many for each token."),
         )
 
 

@@ -47,19 +47,19 @@ class ExpertOptions(Choices):
 
     Attributes:
         gates: statistics, or one file of them or several, merged; not looked at for the metrics `random` and `aimer`.
-        experts: a file of expert ids, instead of statistics and amount.
+        keep: a file of expert ids, instead of statistics and amount.
         amount: how many experts go.
         metric: a name of METRICS, `aimer` or `random`; None: `importance`, or `reap` of language models.
         strategy: the algorithm of 4.3.
         balance: encoder experts per decoder expert; None: by the experts of a layer (`default_balance`).
-        minimum: experts to keep in each layer; None: the router's top-k, or 4 under a threshold.
+        least: experts to keep in each layer; None: the router's top-k, or 4 under a threshold.
         granularity: None: by language where a source or target is given, else global.
         sources: languages to translate from.
         targets: languages to translate into.
         texts: of language models, whose statistics count; none: all.
         min_tokens: of language models, how many an expert must have seen to be judged by; of those that saw fewer a
             warning tells.
-        round_to: experts that a layer keeps are a multiple of it.
+        multiple_of: experts that a layer keeps are a multiple of it.
         mtp: what becomes of layers that predict further tokens: their experts are pruned too, or the layers dropped.
         active: experts that the router picks for a token from now on; None: as many as before.
         constant: whether experts that go leave their mean output behind; see `rewrite_constant`.
@@ -69,18 +69,18 @@ class ExpertOptions(Choices):
     """
 
     gates: GateStatistics | Path | str | Sequence[Path | str] = "gates.json"
-    experts: Path | str | None = None
+    keep: Path | str | None = None
     amount: Amount = field(default_factory=Amount)
     metric: MetricName | None = None
     strategy: Strategy = "per-layer"
     balance: Fraction | None = None
-    minimum: int | None = None
+    least: int | None = None
     granularity: Granularity | None = None
     sources: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
     min_tokens: int = MIN_TOKENS
-    round_to: int = 1
+    multiple_of: int = 1
     mtp: Predicting = "prune"
     active: int | None = None
     constant: bool = False
@@ -110,9 +110,10 @@ def check_kind(options: ExpertOptions, is_text: bool) -> None:
     Raises:
         UsageError: with what this kind takes instead.
     """
-    if options.round_to > 1 and options.strategy != "per-layer":
+    if options.multiple_of > 1 and options.strategy != "per-layer":
         raise UsageError(
-            f"--round-to {options.round_to} rounds the number of each layer; --strategy {options.strategy} gives none.",
+            f"--multiple-of {options.multiple_of} rounds the number of each layer; --strategy {options.strategy} gives "
+            "none.",
             "Use --strategy per-layer.",
         )
     chosen = options.texts or options.sources or options.targets or options.granularity
@@ -140,8 +141,8 @@ def check_kind(options: ExpertOptions, is_text: bool) -> None:
             "--strategy side-threshold is of encoders and decoders; this is a language model.",
             "Use --strategy global-threshold.",
         )
-    if options.texts and options.experts is not None and not options.constant:
-        raise UsageError("--for chooses statistics; --experts takes none.", "Leave one of them out.")
+    if options.texts and options.keep is not None and not options.constant:
+        raise UsageError("--for chooses statistics; --keep takes none.", "Leave one of them out.")
     counts = options.amount.per_layer
     if counts is not None and len(set(counts.values())) > 1:
         raise UsageError(

@@ -84,8 +84,8 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
     check_kind(options, is_text)
     layers, dropped = layers_of(checkpoint, options)
     originals = [layer.original_experts for layer in layers]
-    if options.experts is not None:
-        return _from_ids(checkpoint, Path(options.experts), options, layers, originals, dropped)
+    if options.keep is not None:
+        return _from_ids(checkpoint, Path(options.keep), options, layers, originals, dropped)
     request, fit = counted_request(checkpoint, options, layers)
     measured = _measured(checkpoint, options, layers, is_text, progress)
     if is_text and options.strategy != "per-layer" and any(layer.is_predicting for layer in layers):
@@ -144,13 +144,13 @@ def _from_ids(
         "--metric": options.metric,
         "--strategy": options.strategy != "per-layer",
         "--balance": options.balance,
-        "--min-per-layer": options.minimum,
-        "--round-to": options.round_to > 1,
+        "--min": options.least,
+        "--multiple-of": options.multiple_of > 1,
         "--granularity": options.granularity,
     }
     if odd := [name for name, is_given in chosen.items() if is_given]:
         raise UsageError(
-            f"--experts names the experts to keep; it does not go with {' or '.join(odd)}.",
+            f"--keep names the experts to keep; it does not go with {' or '.join(odd)}.",
             "Leave one of them out, or select from statistics with --gates.",
         )
     kept = {**read_experts(path, layers, originals, options.sources, options.targets), **dropped}
@@ -257,7 +257,7 @@ def _arguments(
         "strategy": options.strategy,
         "balance": balance,
         "min_per_layer": request.minimum,
-        "round_to": options.round_to if options.round_to > 1 else None,
+        "round_to": options.multiple_of if options.multiple_of > 1 else None,
         "mtp": options.mtp if options.mtp == "drop" else None,
         "active": options.active,
         "constant_experts": options.constant or None,

@@ -63,17 +63,17 @@ def request_of(checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[
         least_experts(layer.top_k, layer.groups.count, layer.groups.chosen, layer.groups.least)
         for layer in layers
     )
-    minimum = options.minimum
+    minimum = options.least
     if minimum is None:
         minimum = least if options.strategy == "per-layer" else max(least, MIN_PER_LAYER)
     if minimum < least:
-        raise UsageError(f"--min-per-layer {minimum}: the router picks {least} experts for each token.")
+        raise UsageError(f"--min {minimum}: the router picks {least} experts for each token.")
     balance = options.balance or (
         Fraction(1)
         if of_language_model(checkpoint)
         else default_balance(layer.original_experts for layer in layers)
     )
-    step = lcm(groups, options.round_to)
+    step = lcm(groups, options.multiple_of)
     return Request(None, None, options.strategy, balance, minimum, step=step, groups=groups)
 
 

@@ -131,7 +131,7 @@ def _requested_counts(layers: Sequence[Layer], request: Request) -> dict[str, in
         if count % request.step:
             raise UsageError(
                 f"--experts-per-layer asks for {count}: it must be a multiple of {request.step}.",
-                "The groups of the router and --round-to ask for that.",
+                "The groups of the router and --multiple-of ask for that.",
             )
         widths = [len(layer.experts) for layer in layers if layer.side == side]
         if widths and not request.minimum <= count <= max(widths):

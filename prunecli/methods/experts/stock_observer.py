@@ -71,7 +71,7 @@ class StockObserver:
                 raise UnsupportedModelError(
                     f"{type(model).__name__} runs {len(held)} layers of experts that can be observed, "
                     f"its checkpoint holds {len(self._layers)}",
-                    "Choose experts with prune-experts --experts FILE or --metric random.",
+                    "Choose experts with prune-experts --keep FILE or --metric random.",
                 )
             for index, module in enumerate(modules.values()):
                 module.observer = partial(self._observe, index)

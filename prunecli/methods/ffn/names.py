@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import Literal
 
-UnitScore = Literal["activation", "activation-norm", "norms", "random"]
+UnitMetric = Literal["activation", "activation-norm", "norms", "random"]
 """What a hidden unit is worth."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from prunecli.architectures.records import Side
 from prunecli.choices import Choices
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.ffn.names import UnitScore
+from prunecli.methods.ffn.names import UnitMetric
 from prunecli.methods.ffn.score import UnitActivations, unit_norms
 from prunecli.methods.sharing.arrange import Group
-from prunecli.model.axes import Axis
 from prunecli.model.decision import Decision, Origin
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.find_axes import axes_of
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 COMMAND = "prune-ffn"
 DEFAULT_RATIO = 0.25
 
-MEASURED: tuple[UnitScore, ...] = ("activation", "activation-norm")
+MEASURED: tuple[UnitMetric, ...] = ("activation", "activation-norm")
 """Those that look at text."""
 
 NORMS_WARNING = (
@@ -49,22 +48,22 @@ class NarrowOptions(Choices):
         ratio: fraction of the hidden units that go; with neither it nor `width`: DEFAULT_RATIO.
         width: hidden units that every FFN keeps, instead.
         side: the only side whose FFNs get narrower; None: both.
-        per_layer: whether the units of all FFNs are ranked together, so that widths differ; else each FFN loses the
-            same part of its own.
-        score: what a unit is worth.
-        round_to: widths become multiples of it.
+        uniform: whether each FFN loses the same fraction of its units; if False, the units of all FFNs are ranked
+            together, so that widths differ.
+        metric: what a unit is worth.
+        multiple_of: widths become multiples of it.
         dense_only: whether mixtures of experts are left as they are; else they are refused.
         dtype: type of the result; None: as stored.
-        seed: of the score `random`.
+        seed: of the metric `random`.
         text: what activations are measured on, for the history.
     """
 
     ratio: float | None = None
     width: int | None = None
     side: Side | None = None
-    per_layer: bool = False
-    score: UnitScore = "activation-norm"
-    round_to: int = 1
+    uniform: bool = True
+    metric: UnitMetric = "activation-norm"
+    multiple_of: int = 1
     dense_only: bool = False
     dtype: str | None = None
     seed: int = 0
@@ -100,26 +99,49 @@ def plan_widths(
     axes = [axis for axis in axes_of(checkpoint, "unit") if axis.name.removesuffix(".units") in own]
     values = {f"{owner}.units": of_units for owner, of_units in scores.items()}
     relative = {name: of_units / (np.linalg.norm(of_units) or 1) for name, of_units in values.items()}
-    budget = _budget(axes, options)
-    kept = select(axes, relative if options.per_layer else values, budget)
-    is_random = options.score == "random"
+    how, rule = "of each FFN", "the same part of each FFN stays, the highest of it"
+    if not options.uniform:
+        how = "of all FFNs together"
+        rule = "the highest of each FFN stay, as many as there are of it among the best of all FFNs"
+    ratio = DEFAULT_RATIO if options.ratio is None and options.width is None else options.ratio
+    budget = Budget(ratio, together=not options.uniform, least=1, multiple=options.multiple_of)
+    if options.width is not None:
+        wide = min(len(axis.ids) for axis in axes)
+        if options.width > wide:
+            raise UsageError(
+                f"--width {options.width}: an FFN has {wide} hidden units.",
+                "To widen: prunecli share-ffn --width.",
+            )
+        budget = Budget(keep=dict.fromkeys(values, options.width))
+    kept = select(axes, values if options.uniform else relative, budget)
+    reasons = [f"Hidden units {how} by {options.metric}, the lowest go."]
+    if options.ratio is None and options.width is None:
+        reasons.insert(0, f"No --ratio given: removing {DEFAULT_RATIO:.0%} of the hidden units.")
+    is_random = options.metric == "random"
     decision = Decision(
         "unit",
         tuple(
             replace(place, tokens=tokens.get(place.name))
             for place in places_of(axes, kept, None if is_random else values)
         ),
-        None if is_random else options.score,
-        f"drawn at random (seed {options.seed})" if is_random else _rule(options),
+        None if is_random else options.metric,
+        f"drawn at random (seed {options.seed})" if is_random else rule,
         origin=Origin.of_text(options.text),
     )
-    return Selection(
-        kept,
-        options.dtype,
-        history_step(COMMAND, checkpoint, given(_arguments(options))),
-        _reasons(options),
-        decision,
-    )
+    arguments = {
+        "ratio": ratio,
+        "width": options.width,
+        "side": options.side,
+        "per_layer": not options.uniform or None,
+        "score": options.metric,
+        "round_to": None if options.multiple_of == 1 else options.multiple_of,
+        "text": None if options.text is None else dict(options.text),
+        "dense_only": options.dense_only or None,
+        "seed": options.seed if is_random else None,
+        "dtype": options.dtype,
+    }
+    step = history_step(COMMAND, checkpoint, given(arguments))
+    return Selection(kept, options.dtype, step, tuple(reasons), decision)
 
 
 def refuse_contradictions(options: NarrowOptions) -> None:
@@ -132,13 +154,13 @@ def refuse_contradictions(options: NarrowOptions) -> None:
         raise UsageError("Give one of --ratio and --width.", "Each says how many hidden units go.")
     if options.ratio is not None:
         exact_share(options.ratio, "hidden units", DEFAULT_RATIO)
-    if options.width is not None and (options.width < 1 or options.per_layer):
-        what = "--per-layer: widths differ then." if options.per_layer else "an FFN of no width is none."
+    if options.width is not None and (options.width < 1 or not options.uniform):
+        what = "an FFN of no width is none." if options.uniform else "--uneven: widths differ then."
         raise UsageError(
             f"--width {options.width}: {what}", "Give --ratio, or to remove FFNs: prunecli share-ffn."
         )
-    if options.per_layer and options.score == "random":
-        raise UsageError("--per-layer: random scores say nothing of layers.", "Leave --per-layer out.")
+    if not options.uniform and options.metric == "random":
+        raise UsageError("--uneven: random scores say nothing of layers.", "Leave --uneven out.")
 
 
 def _chosen(layers: Sequence[FfnLayer], options: NarrowOptions) -> set[str]:
@@ -186,62 +208,19 @@ def _scores(
     activations: Activations | None,
 ) -> tuple[dict[str, np.ndarray], Mapping[str, int]]:
     """Owner -> `[width]`: what each hidden unit is worth; owner -> tokens that it was measured on."""
-    if options.score == "random":
+    if options.metric == "random":
         generator = np.random.default_rng(options.seed)
         return {owner: generator.random(group.width) for owner, group in groups.items()}, {}
     checkpoint.check()  # weights of other shapes than config.json says would be added up
-    if options.score == "norms":
+    if options.metric == "norms":
         return {owner: unit_norms(checkpoint, layers, group) for owner, group in groups.items()}, {}
     if activations is None:
-        raise UsageError(f"--score {options.score} needs text.", "Give --data or --text.")
+        raise UsageError(f"--metric {options.metric} needs text.", "Give --data or --text.")
     measured = activations()
     found = {owner: np.asarray(measured.magnitudes[owner], np.float64) for owner in groups}
-    if options.score == "activation":
+    if options.metric == "activation":
         return found, measured.tokens
     norms = {
         owner: unit_norms(checkpoint, layers, group, output_only=True) for owner, group in groups.items()
     }
     return {owner: values * norms[owner] for owner, values in found.items()}, measured.tokens
-
-
-def _budget(axes: Sequence[Axis], options: NarrowOptions) -> Budget:
-    """How many hidden units stay."""
-    if options.width is None:
-        ratio = DEFAULT_RATIO if options.ratio is None else options.ratio
-        return Budget(ratio, together=options.per_layer, least=1, multiple=options.round_to)
-    wide = min(len(axis.ids) for axis in axes)
-    if options.width > wide:
-        raise UsageError(
-            f"--width {options.width}: an FFN has {wide} hidden units.",
-            "To widen: prunecli share-ffn --width.",
-        )
-    return Budget(keep=dict.fromkeys((axis.name for axis in axes), options.width))
-
-
-def _arguments(options: NarrowOptions) -> dict[str, Any]:
-    return {
-        "ratio": options.ratio if options.width is not None or options.ratio is not None else DEFAULT_RATIO,
-        "width": options.width,
-        "side": options.side,
-        "per_layer": options.per_layer or None,
-        "score": options.score,
-        "round_to": None if options.round_to == 1 else options.round_to,
-        "text": None if options.text is None else dict(options.text),
-        "dense_only": options.dense_only or None,
-        "seed": options.seed if options.score == "random" else None,
-        "dtype": options.dtype,
-    }
-
-
-def _rule(options: NarrowOptions) -> str:
-    """How many units stay, and which."""
-    if options.per_layer:
-        return "the highest of each FFN stay, as many as there are of it among the best of all FFNs"
-    return "the same part of each FFN stays, the highest of it"
-
-
-def _reasons(options: NarrowOptions) -> tuple[str, ...]:
-    default = options.ratio is None and options.width is None
-    lines = [f"No --ratio given: removing {DEFAULT_RATIO:.0%} of the hidden units."] if default else []
-    how = "of all FFNs together" if options.per_layer else "of each FFN"
-    return (*lines, f"Hidden units {how} by {options.score}, the lowest go.")

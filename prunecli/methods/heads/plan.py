@@ -46,11 +46,11 @@ class HeadOptions(Choices):
 
     Attributes:
         scores: scores, or one file of them or several, merged; not looked at for the metric `random`.
-        heads: a saved selection, instead of scores, metric and amount.
+        keep: a saved selection, instead of scores, metric and amount.
         ratio: fraction of the heads of these kinds to remove; with neither it nor `count`: DEFAULT_RATIO.
         count: heads to remove.
         kinds: the kinds of attention that may lose heads.
-        minimum: heads that each of their layers keeps at least.
+        least: heads that each of their layers keeps at least.
         uniform: whether every layer keeps the same number of heads, one that a stock model can have.
         normalize: None: DEFAULT_NORMALIZE.
         metric: `importance`, or `random`.
@@ -59,11 +59,11 @@ class HeadOptions(Choices):
     """
 
     scores: HeadScores | Path | str | Sequence[Path | str] = "heads.json"
-    heads: Path | str | None = None
+    keep: Path | str | None = None
     ratio: float | None = None
     count: int | None = None
     kinds: tuple[AttentionKind, ...] = KINDS
-    minimum: int = 0
+    least: int = 0
     uniform: bool = False
     normalize: Normalize | None = None
     metric: HeadMetric = "importance"
@@ -87,8 +87,8 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
     if options.ratio is not None and options.count is not None:
         raise UsageError("Give one of --ratio and --count.", "Each says how many heads go.")
     layers = checkpoint.layout.own_attentions
-    if options.heads is not None:
-        return _from_selection(checkpoint, Path(options.heads), options)
+    if options.keep is not None:
+        return _from_selection(checkpoint, Path(options.keep), options)
     importance, scores = _importance(checkpoint, options, layers)
     default: Normalize = "none" if scores is None else DEFAULT_NORMALIZE[scores.method]
     ratio = DEFAULT_RATIO if options.ratio is None and options.count is None else options.ratio
@@ -111,7 +111,7 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
             raise UsageError(
                 f"--attention {kind}: the model has no such attention.", f"It has {', '.join(present)}."
             )
-    budget = Budget(ratio, options.count, together=True, least=options.minimum, even=uniform)
+    budget = Budget(ratio, options.count, together=True, least=options.least, even=uniform)
     worth = normalized(importance) if normalize == "per-layer" else importance
     values = {
         axis.name: np.array([worth[axis.name.removesuffix(".heads")][head] for head in axis.ids])
@@ -123,7 +123,7 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
         "count": options.count,
         "removed": _removed(axes, kept),
         "attention": None if options.kinds == KINDS else list(options.kinds),
-        "min_per_layer": options.minimum or None,
+        "min_per_layer": options.least or None,
         "uniform": options.uniform or None,
         "metric": options.metric,
         "method": None if scores is None else scores.method,
@@ -157,7 +157,7 @@ def _decision(
         tuple(replace(place, tokens=scores.tokens.get(place.name)) for place in places),
         f"importance by {scores.method}{by}",
         "as many stay in every attention" if options.uniform else "the lowest of all attentions go",
-        f"every attention keeps {options.minimum} at least" if options.minimum else "",
+        f"every attention keeps {options.least} at least" if options.least else "",
         origin=origin.read_from(step),
     )
 
@@ -176,10 +176,10 @@ def _uniformly(axes: Sequence[Axis], kept: Kept, budget: Budget, kinds: Sequence
 
 
 def _from_selection(checkpoint: Checkpoint, path: Path, options: HeadOptions) -> Selection:
-    others = (options.ratio is not None, options.count is not None, options.kinds != KINDS, options.minimum)
+    others = (options.ratio is not None, options.count is not None, options.kinds != KINDS, options.least)
     if any(others) or options.uniform or options.normalize is not None:
         raise UsageError(
-            "--heads names what stays; it goes with none of --ratio, --count, --attention, --min-per-layer, --uniform, "
+            "--keep names what stays; it goes with none of --ratio, --count, --attention, --min, --uniform, "
             "--normalize.",
             "Leave them out, or select by --scores.",
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.find_axes import axes_of
 from prunecli.model.history import given, history_step
 from prunecli.results.arrays import LARGEST
+from prunecli.selection.saved import read_kept
 from prunecli.selection.select import Budget, places_of, select
 from prunecli.selection.selection import Selection
 
@@ -73,8 +75,8 @@ class LayerOptions(Choices):
         ratio: fraction of the layers of `side` that go; with neither it nor another amount: DEFAULT_RATIO.
         count: layers of `side` that go.
         encoder, decoder: layers of each side that go, instead of these two.
-        layers: those that go, by number: `3,7` or `encoder:3,decoder:7`.
-        keep: those that stay, written the same way; a side that it does not name keeps all.
+        remove: those that go, by number: `3,7` or `encoder:3,decoder:7`.
+        keep: those that stay, written the same way; a side that it does not name keeps all. Or a saved selection.
         side: the only side that may lose layers; None: all are ranked together.
         metric: by which layers are ranked; None: `cosine`; `plan_layers_on_text` takes `embedding` of an encoder
             without a head.
@@ -88,7 +90,7 @@ class LayerOptions(Choices):
     count: int | None = None
     encoder: int | None = None
     decoder: int | None = None
-    layers: str | None = None
+    remove: str | None = None
     keep: str | None = None
     side: Side | None = None
     metric: LayerMetric | None = None
@@ -100,7 +102,7 @@ class LayerOptions(Choices):
     @property
     def is_named(self) -> bool:
         """Whether the layers are named, so that nothing is ranked."""
-        return self.layers is not None or self.keep is not None
+        return self.remove is not None or self.keep is not None
 
     @property
     def needs_text(self) -> bool:
@@ -130,7 +132,7 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, measure: Measure 
     counts: dict[tuple[Side, ...], int] = {(side,): 0 for side in depths}
     measured = Measured({})
     if options.is_named:
-        gone = _named(options, depths)
+        gone = _named(checkpoint, options, depths)
         reasons: tuple[str, ...] = ()
     else:
         counts = _counts(options, depths)
@@ -149,7 +151,20 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, measure: Measure 
             "Only the last layers can go: --metric last.",
         )
     removed = {side: list(numbers) for side, numbers in gone.items() if numbers}
-    step = history_step(PRUNE_LAYERS, checkpoint, given(_arguments(options, removed)))
+    arguments = {
+        "removed": removed or None,
+        "ratio": options.ratio,
+        "count": options.count,
+        "encoder": options.encoder,
+        "decoder": options.decoder,
+        "side": options.side,
+        "metric": None if options.is_named else options.metric or "cosine",
+        "contiguous": options.contiguous or None,
+        "text": None if options.text is None else dict(options.text),
+        "seed": options.seed if options.metric == "random" else None,
+        "dtype": options.dtype,
+    }
+    step = history_step(PRUNE_LAYERS, checkpoint, given(arguments))
     decision = _decision(options, axes, kept, measured, counts)
     by_axis = {
         f"{side}.layers": tuple(checkpoint.structure.original_layer(side, number) for number in own)
@@ -179,7 +194,7 @@ def _decision(
         return found
 
     if metric is None or metric not in MEASURED:
-        named = "--layers" if options.layers is not None else "--keep"
+        named = "--remove" if options.remove is not None else "--keep"
         ways = {None: f"named by {named}", "random": f"drawn at random (seed {options.seed})"}
         how = ways.get(metric, "by its place: the last layers of a stack go")
         return Decision("layer", ranked(None), how=how)
@@ -207,7 +222,7 @@ def refuse_contradictions(options: LayerOptions) -> None:
     """
     by_side = (options.encoder, options.decoder)
     amounts = {
-        "--layers": options.layers is not None,
+        "--remove": options.remove is not None,
         "--keep": options.keep is not None,
         "--ratio": options.ratio is not None,
         "--count": options.count is not None,
@@ -231,10 +246,18 @@ def refuse_contradictions(options: LayerOptions) -> None:
         )
 
 
-def _named(options: LayerOptions, depths: Mapping[Side, int]) -> dict[Side, tuple[int, ...]]:
-    if options.layers is not None:
-        return parse_layers("--layers", options.layers, depths)
-    kept = parse_layers("--keep", str(options.keep), depths)
+def _named(
+    checkpoint: Checkpoint, options: LayerOptions, depths: Mapping[Side, int]
+) -> dict[Side, tuple[int, ...]]:
+    if options.remove is not None:
+        return parse_layers("--remove", options.remove, depths)
+    keep = str(options.keep)
+    if not keep[:1].isdigit() and Path(keep).is_file():
+        axes = axes_of(checkpoint, "layer")
+        saved = read_kept(Path(keep), axes)
+        kept = {cast("Side", axis.side): tuple(map(axis.ids.index, saved[axis.name])) for axis in axes}
+    else:
+        kept = parse_layers("--keep", keep, depths)
     return {
         side: tuple(number for number in range(depths[side]) if number not in numbers)
         for side, numbers in kept.items()
@@ -254,7 +277,14 @@ def _ranked(
             "--contiguous: how many layers of each stack?", "Give --encoder N and --decoder M, or --side."
         )
     depths = {side: len(axis.ids) for side, axis in axes.items()}
-    measured = _measured(metric, options, depths, measure)
+    if metric == "random":
+        measured = Measured(random_scores(depths, options.seed))
+    elif metric == "last":
+        measured = Measured(last_scores(depths))
+    elif measure is None:
+        raise UsageError(f"--metric {metric} needs text.", "Give --data or --text, or --metric last.")
+    else:
+        measured = measure(metric)
     scores = measured.scores
     gone: dict[Side, tuple[int, ...]] = {}
     for sides, count in counts.items():
@@ -294,32 +324,3 @@ def _counts(options: LayerOptions, depths: Mapping[Side, int]) -> dict[tuple[Sid
         return {sides: options.count}
     ratio = DEFAULT_RATIO if options.ratio is None else options.ratio
     return {sides: removed_count(ratio, sum(depths[side] for side in sides))}
-
-
-def _measured(
-    metric: LayerMetric, options: LayerOptions, depths: Mapping[Side, int], measure: Measure | None
-) -> Measured:
-    if metric == "random":
-        return Measured(random_scores(depths, options.seed))
-    if metric == "last":
-        return Measured(last_scores(depths))
-    if measure is None:
-        raise UsageError(f"--metric {metric} needs text.", "Give --data or --text, or --metric last.")
-    return measure(metric)
-
-
-def _arguments(options: LayerOptions, removed: Mapping[Side, Sequence[int]]) -> dict[str, Any]:
-    named = options.is_named
-    return {
-        "removed": dict(removed) or None,
-        "ratio": options.ratio,
-        "count": options.count,
-        "encoder": options.encoder,
-        "decoder": options.decoder,
-        "side": options.side,
-        "metric": None if named else options.metric or "cosine",
-        "contiguous": options.contiguous or None,
-        "text": None if options.text is None else dict(options.text),
-        "seed": options.seed if options.metric == "random" else None,
-        "dtype": options.dtype,
-    }

@@ -72,7 +72,7 @@ def test_lists_by_language_say_who_names_an_expert(model: Path, tmp_path: Path) 
         json.dumps({"eng": [0, 1, 9], "deu": [0, 2, 8], "fra": [17, 25, 16, 24]})
     )
     with open_model(model) as opened:
-        options = ExpertOptions(experts=tmp_path / "ids.json", sources=("eng", "deu"), targets=("fra",))
+        options = ExpertOptions(keep=tmp_path / "ids.json", sources=("eng", "deu"), targets=("fra",))
         plan = plan_experts(opened, options)
     assert plan.decision is not None
     first = plan.decision.places[0]

@@ -20,7 +20,7 @@ from prunecli.methods.experts.options import Amount, ExpertOptions, check_kind
         ({"granularity": "global"}, "--granularity"),
         ({"balance": Fraction(3)}, "--balance"),
         ({"strategy": "side-threshold"}, "encoders and decoders"),
-        ({"texts": ("code",), "experts": Path("ids.json")}, "--experts takes none"),
+        ({"texts": ("code",), "keep": Path("ids.json")}, "--keep takes none"),
         ({"amount": Amount(per_layer={"encoder": 36, "decoder": 12})}, "--experts-per-layer E,D"),
     ],
 )
@@ -35,7 +35,7 @@ def test_what_a_language_model_does_not_take(options: dict[str, Any], message: s
         {},
         {"texts": ("code",)},
         {"amount": Amount(per_layer={"encoder": 12, "decoder": 12})},
-        {"round_to": 8},
+        {"multiple_of": 8},
         {"strategy": "global-threshold"},
     ],
 )

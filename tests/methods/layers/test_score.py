@@ -127,7 +127,7 @@ def test_the_loss_without_a_layer_is_that_of_the_model_without_it(tmp_path: Path
     for side, own in found.items():
         for number in (0, depths[side] - 1):
             out = tmp_path / f"{side}-{number}"
-            options = LayerOptions(layers=f"{side}:{number}")
+            options = LayerOptions(remove=f"{side}:{number}")
             written(source, lambda at, options=options: made_of(at, options), out)
             assert own[number] == pytest.approx(loss_of(load(out), batches) - whole, abs=1e-5)
 
@@ -153,7 +153,7 @@ def test_the_vector_without_a_layer_is_that_of_the_model_without_it(tmp_path: Pa
     whole = vectors_of(model)
     for number, score in enumerate(own):
         out = tmp_path / f"without-{number}"
-        options = LayerOptions(layers=str(number))
+        options = LayerOptions(remove=str(number))
         written(source, lambda at, options=options: made_of(at, options), out)
         expected = reference.block_influence(vectors_of(load(out)), whole)
         assert score == pytest.approx(expected, abs=1e-6)

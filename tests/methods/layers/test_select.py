@@ -46,11 +46,11 @@ def test_a_run_is_the_one_whose_ends_are_nearest() -> None:
     ],
 )
 def test_numbers_of_layers_are_read(text: str, expected: dict) -> None:
-    assert parse_layers("--layers", text, DEPTHS) == expected
+    assert parse_layers("--remove", text, DEPTHS) == expected
 
 
 def test_a_side_need_not_be_named_where_there_is_one() -> None:
-    assert parse_layers("--layers", "3,1", {"decoder": 4}) == {"decoder": (1, 3)}
+    assert parse_layers("--remove", "3,1", {"decoder": 4}) == {"decoder": (1, 3)}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_side_need_not_be_named_where_there_is_one() -> None:
 )
 def test_other_texts_are_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        parse_layers("--layers", text, DEPTHS)
+        parse_layers("--remove", text, DEPTHS)
 
 
 def test_a_ratio_is_rounded_up_as_a_decimal() -> None:
