@@ -77,6 +77,11 @@ class Axis:
     parts: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
 
+    @property
+    def module(self) -> str:
+        """Name of the module whose parts the units are: "model.encoder.layers.3.self_attn"."""
+        return self.name.rpartition(".")[0]
+
 
 def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
     """The axes of one kind, in the order of the model.
