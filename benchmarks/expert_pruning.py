@@ -25,8 +25,9 @@ from prunecli.methods.experts.budget import Request, keep_count, parse_balance
 from prunecli.methods.experts.granularity import aggregate
 from prunecli.methods.experts.metrics import metric_values, random_values
 from prunecli.methods.experts.select import select_experts
+from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import open_model
-from prunecli.model.sparse_layer import SparseLayer
+from prunecli.model.find_axes import axes_of
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.results.gates import GateStatistics
 from prunecli.results.published import read_gates
@@ -38,7 +39,7 @@ def main() -> None:
     options = parse()
     torch.set_num_threads(options.threads)
     with open_model(options.model) as checkpoint:
-        layers = checkpoint.require_mixtures()
+        axes = axes_of(checkpoint, "expert")
     gates = read_gates(options.gates)
     text = read_parallel(options.data, options.split).first(options.sentences)
     pairs = [(a, b) for a in text.languages for b in text.languages if a != b]
@@ -47,7 +48,7 @@ def main() -> None:
     for name, ratio, granularity, balance in settings(options):
         start, scores = time.monotonic(), []
         for pair in pairs:
-            kept = select(layers, gates, pair, ratio, granularity, balance, options)
+            kept = select(axes, gates, pair, ratio, granularity, balance, options)
             mask(sparse_ffns(model), kept)
             made = translate(
                 model,
@@ -73,7 +74,7 @@ def main() -> None:
             ),
             flush=True,
         )
-    overlap(layers, gates, text, options)
+    overlap(axes, gates, text, options)
     if options.output:
         options.output.write_text(json.dumps(rows, indent=1) + "\n")
 
@@ -112,7 +113,7 @@ def settings(options: Any) -> Iterator[tuple[str, float, str, Fraction]]:
 
 
 def select(
-    layers: Sequence[SparseLayer],
+    axes: Sequence[Axis],
     gates: GateStatistics,
     pair: tuple[str, str],
     ratio: float,
@@ -120,32 +121,32 @@ def select(
     balance: Fraction,
     options: Any,
 ) -> Mapping[str, tuple[int, ...]]:
-    """Layer's name -> ids that it keeps for `pair`."""
+    """Name of the axis -> ids that stay for `pair`."""
     if granularity == "random":
-        values = random_values({layer.name: layer.original_experts for layer in layers}, options.seed)
+        values = random_values(axes, options.seed)
     else:
         languages = ((), ()) if granularity == "global" else ((pair[0],), (pair[1],))
         values = metric_values(options.metric, aggregate(gates, granularity, *languages), gates)
-    keep = keep_count(ratio, sum(len(layer.experts) for layer in layers))
-    return select_experts(layers, values, Request(keep=keep, balance=balance, strategy=options.strategy)).kept
+    keep = keep_count(ratio, sum(len(axis.ids) for axis in axes))
+    return select_experts(axes, values, Request(keep=keep, balance=balance, strategy=options.strategy))[0]
 
 
 def mask(modules: Mapping[str, Any], kept: Mapping[str, tuple[int, ...]]) -> None:
     """Let the routers choose among the kept experts only."""
     for name, module in modules.items():
         keep = torch.zeros(module.num_experts, dtype=torch.bool)
-        keep[list(kept[name])] = True
+        keep[list(kept[f"{name}.experts"])] = True
         module.expert_mask = keep
 
 
-def overlap(layers: Sequence[SparseLayer], gates: GateStatistics, text: ParallelText, options: Any) -> None:
+def overlap(axes: Sequence[Axis], gates: GateStatistics, text: ParallelText, options: Any) -> None:
     """Print which experts each language keeps at the highest ratio, balanced, as source and as target."""
     ratio = max(options.ratios)
     for language in text.languages:
         other = next(name for name in text.languages if name != language)
         for side, pair in (("encoder", (language, other)), ("decoder", (other, language))):
-            kept = select(layers, gates, pair, ratio, "language", Fraction(1), options)
-            named = {layer.layer: kept[layer.name] for layer in layers if layer.side == side}
+            kept = select(axes, gates, pair, ratio, "language", Fraction(1), options)
+            named = {axis.layer: kept[axis.name] for axis in axes if axis.side == side}
             print(
                 f"{language} {side}: "
                 + "; ".join(f"layer {i}: {' '.join(map(str, ids))}" for i, ids in named.items())

@@ -32,7 +32,7 @@ from prunecli.methods.experts.budget import (
 from prunecli.methods.experts.granularity import aggregate
 from prunecli.methods.experts.metrics import metric_named, metric_values
 from prunecli.methods.experts.names import Strategy
-from prunecli.methods.experts.select import StatedLayer, select_experts
+from prunecli.methods.experts.select import select_experts
 from prunecli.results.document import Model
 from prunecli.results.gates import ANY, GateStatistics, side_of, split_pair
 from prunecli.results.header import header
@@ -44,6 +44,7 @@ from prunecli.results.languages import (
     Similarities,
     Tree,
 )
+from prunecli.selection.select import Kept
 from prunecli.text.groups import groups_of, read_groups
 
 MOST_PAIRS = 1000
@@ -117,10 +118,6 @@ def language_options(
     )
 
 
-Kept = Mapping[str, tuple[int, ...]]
-"""Layer's name -> ids of the experts that one pair keeps."""
-
-
 def compare_by_language(
     statistics: GateStatistics, options: LanguageOptions, files: Sequence[str] = ()
 ) -> Languages:
@@ -184,10 +181,9 @@ def _select(
     strategy: Strategy,
     metric: str,
 ) -> list[Kept]:
-    layers = [
-        StatedLayer(name, side_of(name), tuple(range(statistics.num_experts))) for name in statistics.layers
-    ]
-    keep = keep_count(options.ratio, len(layers) * statistics.num_experts)
+    """The experts that each pair keeps."""
+    axes = statistics.axes
+    keep = keep_count(options.ratio, len(axes) * statistics.num_experts)
     request = Request(
         keep=keep,
         strategy=strategy,
@@ -196,7 +192,7 @@ def _select(
         released=statistics.mode == "published",
     )
     return [
-        select_experts(layers, metric_values(metric, statistics.entries[pair], statistics), request).kept
+        select_experts(axes, metric_values(metric, statistics.entries[pair], statistics), request)[0]
         for pair in pairs
     ]
 
@@ -208,8 +204,10 @@ def similarity_matrices(
     selections = _select(statistics, options, pairs, options.strategy, options.metric)
     matrices = {}
     for side in ("encoder", "decoder"):
-        layers = [layer for layer in statistics.layers if side_of(layer) == side]
-        chosen = [{(layer, expert) for layer in layers for expert in kept[layer]} for kept in selections]
+        chosen = [
+            {(name, expert) for name, ids in kept.items() if side_of(name) == side for expert in ids}
+            for kept in selections
+        ]
         matrices[side] = jaccard_matrix(chosen)
     return matrices
 
@@ -235,7 +233,7 @@ def _dendrogram(statistics: GateStatistics, options: LanguageOptions, side: str)
             continue
         sums = aggregate(statistics, "language", *(((name,), ()) if side == "encoder" else ((), (name,))))
         values = metric_values(options.metric, sums, statistics)
-        vectors[name] = feature_vector([values[layer] for layer in values if side_of(layer) == side])
+        vectors[name] = feature_vector([own for name, own in values.items() if side_of(name) == side])
     if not any(len(vector) for vector in vectors.values()):
         return None
     return cluster(vectors, options.linkage)
@@ -257,7 +255,7 @@ def _experts_per_layer(
 ) -> ExpertsPerLayer:
     metric = options.layer_metric or options.metric
     selections = _select(statistics, options, pairs, "global-threshold", metric)
-    counts = np.array([[len(kept[layer]) for layer in statistics.layers] for kept in selections])
+    counts = np.array([[len(ids) for ids in kept.values()] for kept in selections])
     groups = options.groups
     by_group: dict[str, Any] = (
         {"by_group": _by_group(statistics.layers, groups, pairs, counts)} if groups else {}

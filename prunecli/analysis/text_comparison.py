@@ -16,9 +16,9 @@ from prunecli.errors import StatisticsError
 from prunecli.methods.experts.budget import Request, keep_count
 from prunecli.methods.experts.granularity import aggregate_texts
 from prunecli.methods.experts.metrics import default_metric, metric_values
-from prunecli.methods.experts.select import StatedLayer, select_experts
+from prunecli.methods.experts.select import select_experts
 from prunecli.results.document import Model
-from prunecli.results.gates import GateStatistics, side_of
+from prunecli.results.gates import GateStatistics
 from prunecli.results.header import header
 from prunecli.results.texts import TextLayer, Texts, TextTree
 from prunecli.text.groups import groups_of
@@ -57,22 +57,18 @@ def compare_by_text(statistics: GateStatistics, options: TextOptions, files: Seq
     metric = options.metric or default_metric(statistics)
     families = groups_of(set(texts), options.families, "--families") if options.families else {}
     values = {text: metric_values(metric, aggregate_texts(statistics, (text,)), statistics) for text in texts}
-    layers = [
-        StatedLayer(name, side_of(name), tuple(range(statistics.num_experts))) for name in statistics.layers
-    ]
+    axes = statistics.axes
     minimum = statistics.top_k if options.minimum is None else options.minimum
-    request = Request(keep_count(options.ratio, len(layers) * statistics.num_experts), minimum=minimum)
+    request = Request(keep_count(options.ratio, len(axes) * statistics.num_experts), minimum=minimum)
     kept = {}
     for text in texts:
         try:
-            kept[text] = select_experts(layers, values[text], request).kept
+            kept[text], _ = select_experts(axes, values[text], request)
         except StatisticsError as error:
             raise StatisticsError(
                 f"{text}: {error.message}", "Collect more of this text, or leave it out."
             ) from error
-    chosen = [
-        {(layer.name, expert) for layer in layers for expert in kept[text][layer.name]} for text in texts
-    ]
+    chosen = [{(name, expert) for name, ids in kept[text].items() for expert in ids} for text in texts]
     tree = cluster({text: feature_vector([*values[text].values()]) for text in texts}, options.linkage)
     model = Model(fingerprint=statistics.fingerprint, model_type=statistics.model_type)
     given: dict[str, Any] = {"families": families} if families else {}
@@ -93,7 +89,7 @@ def compare_by_text(statistics: GateStatistics, options: TextOptions, files: Seq
             clusters=tree.root.to_json(),
             matrix=tree.linkage.tolist(),
         ),
-        layers=[_layer(layer.name, {text: kept[text][layer.name] for text in texts}) for layer in layers],
+        layers=[_layer(axis.module, {text: kept[text][axis.name] for text in texts}) for axis in axes],
     )
 
 

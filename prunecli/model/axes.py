@@ -78,3 +78,8 @@ class Axis:
     members: str = ""
     parts: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> str:
+        """Name of the module whose parts the units are: "model.encoder.layers.3.self_attn"."""
+        return self.name.rpartition(".")[0]

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, reason_of
+from prunecli.model.axes import Axis
 from prunecli.results.arrays import checked_array
 from prunecli.results.gate_sums import COUNTS, SUMS, TEXT_SUMS, GateSums, Mode, combine, shape_of
 from prunecli.results.header import joined, split_of
@@ -70,6 +71,12 @@ class GateStatistics(Tabled):
     def names(self) -> tuple[str, ...]:
         """The sums that an entry of such a file holds."""
         return TEXT_SUMS if self.mode == "text" else SUMS
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The experts of each layer of the original model."""
+        ids = tuple(range(self.num_experts))
+        return tuple(Axis(f"{name}.experts", "expert", ids, len(ids), side_of(name)) for name in self.layers)
 
     @classmethod
     def from_json(cls, payload: Any, path: Path) -> GateStatistics:
@@ -178,9 +185,9 @@ class GateStatistics(Tabled):
         return combine([self.entries[pair] for pair in pairs], self.mode)
 
 
-def side_of(layer: str) -> Side:
-    """The side of a layer by its name; a name that tells none is a decoder's."""
-    return "encoder" if "encoder" in layer.split(".") else "decoder"
+def side_of(name: str) -> Side:
+    """The side of a layer or its axis, read from the name; "decoder" if the name contains neither side."""
+    return "encoder" if "encoder" in name.split(".") else "decoder"
 
 
 def split_pair(pair: str) -> tuple[str, str]:

@@ -29,7 +29,7 @@ def read_kept(path: Path, axes: Sequence[Axis], content: Any = None) -> dict[str
             f'{path}: holds no ids under "kept".',
             "Give what a pruning command printed with --json; statistics go with --gates or --scores.",
         )
-    short = {axis.name.rpartition(".")[0]: axis.name for axis in axes}
+    short = {axis.module: axis.name for axis in axes}
     saved = {short.get(name, name): ids for name, ids in saved.items()}
     names = [axis.name for axis in axes]
     if stray := sorted(set(saved).symmetric_difference(names)):

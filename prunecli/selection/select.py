@@ -162,7 +162,13 @@ def _even(axes: Sequence[Axis], budget: Budget) -> int:
 
 
 def places_of(
-    axes: Sequence[Axis], kept: Kept, values: Values | None = None, *, cut: str = "", groups: int = 1
+    axes: Sequence[Axis],
+    kept: Kept,
+    values: Values | None = None,
+    *,
+    cut: str = "",
+    groups: int = 1,
+    alone: Mapping[str, Kept] | None = None,
 ) -> tuple[Ranked, ...]:
     """The units that were up for a choice, axis by axis or group by group, with what they were compared by.
 
@@ -172,10 +178,11 @@ def places_of(
         values: None: they were compared by nothing.
         cut: what all axes are compared under; "": each is compared alone.
         groups: of each axis.
+        alone: language or text -> the units that would stay for it alone, of the axes where it counts.
     """
     places = []
     for axis in axes:
-        name = "" if axis.layer is None else axis.name.rpartition(".")[0]
+        name = "" if axis.layer is None else axis.module
         size = len(axis.ids) // groups
         for group in range(groups):
             own = slice(group * size, (group + 1) * size)
@@ -187,6 +194,11 @@ def places_of(
                     None if values is None else np.asarray(values[axis.name])[own],
                     kind=axis.attention,
                     cut=f"{name}, group {group}" if groups > 1 else cut,
+                    alone={
+                        text: np.isin(sorted(axis.ids[own]), of_text[axis.name])
+                        for text, of_text in (alone or {}).items()
+                        if axis.name in of_text
+                    },
                 )
             )
     return tuple(places)

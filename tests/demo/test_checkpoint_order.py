@@ -17,6 +17,7 @@ from prunecli.methods.experts.granularity import aggregate
 from prunecli.methods.experts.metrics import metric_values, random_values
 from prunecli.methods.experts.select import select_experts
 from prunecli.model.checkpoint import open_model
+from prunecli.model.find_axes import axes_of
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.text.choice import TextChoice
 from prunecli.text.parallel import read_parallel
@@ -33,11 +34,11 @@ def scores() -> Mapping[str, float]:
     with open_model(CHECKPOINT) as opened:
         choice = TextChoice(data=DATA, langs=",".join(LANGUAGES), max_sentences=60)
         gates = collect_gates(opened, choice, device="cpu").statistics
-        layers = opened.require_mixtures()
-    request = Request(keep=keep_count(0.8, sum(len(layer.experts) for layer in layers)), balance=Fraction(1))
+        axes = axes_of(opened, "expert")
+    request = Request(keep=keep_count(0.8, sum(len(axis.ids) for axis in axes)), balance=Fraction(1))
     values = {
         "global": metric_values("importance", aggregate(gates, "global"), gates),
-        "random": random_values({layer.name: len(layer.experts) for layer in layers}, seed=0),
+        "random": random_values(axes, seed=0),
     }
     text = read_parallel(DATA, "test", LANGUAGES).first(12)
     found: dict[str, float] = {}
@@ -50,7 +51,7 @@ def scores() -> Mapping[str, float]:
                 keep = torch.ones(module.num_experts, dtype=torch.bool)
                 if way != "full":
                     keep[:] = False
-                    keep[list(select_experts(layers, values[way], request).kept[name])] = True
+                    keep[list(select_experts(axes, values[way], request)[0][f"{name}.experts"])] = True
                 module.expert_mask = keep
             options = DecodingOptions(beam=1, max_new_tokens=50)
             outputs = translate(model, tokenizer, text.sentences[pair[0]], pair, options)

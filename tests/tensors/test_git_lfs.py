@@ -32,7 +32,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:203314cc96001a
     ("name", "read", "error"),
     [
         ("stats-202.json", read_gates, StatisticsError),
-        ("experts.json", lambda path: read_experts(path, (), ()), StatisticsError),
+        ("experts.json", lambda path: read_experts(path, ()), StatisticsError),
         ("heads.json", read_scores, StatisticsError),
         ("kept.json", lambda path: read_kept(path, ()), StatisticsError),
         ("text", lambda path: read_plain([path]), DataError),

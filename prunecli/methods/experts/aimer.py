@@ -86,7 +86,7 @@ def aimer_values(
     threads: int | None = None,
     progress: Progress = silent,
 ) -> dict[str, NDArray[np.float64]]:
-    """Layer's name -> `[original experts]`, 1 / AIMER of each expert that it holds, so that the lowest goes first.
+    """Name of the axis -> `[original experts]`, 1 / AIMER of each expert that it holds, so that the lowest goes first.
 
     AIMER(e) = (sum |w| / N) / sqrt(sum w² / N) over the N weights of an expert's projections, biases left out; experts
     with the highest are pruned. It is 1 where all weights are of one size, sqrt(2 / pi) of normal ones, and less the
@@ -105,8 +105,8 @@ def aimer_values(
     reader, layers = plain(checkpoint, layers)
     if threads is None:
         threads = THREADS if reader.is_remote else min(THREADS, os.cpu_count() or 1)
-    found = {layer.name: np.zeros(layer.original_experts) for layer in layers}
-    places = [(layer.name, expert) for layer in layers for expert in layer.experts]
+    found = {f"{layer.name}.experts": np.zeros(layer.original_experts) for layer in layers}
+    places = [(f"{layer.name}.experts", expert) for layer in layers for expert in layer.experts]
     work = [parts for layer in layers for parts in _work(reader, layer)]
     for parts in work:
         for part in parts:

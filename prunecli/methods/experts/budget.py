@@ -1,46 +1,35 @@
-"""How many experts each layer or side keeps (2212.09811, 4.3): whole numbers, nothing of their values.
+"""How many experts each layer or side keeps (2212.09811, 4.3): whole numbers, independent of the experts' values.
 
-Never more stay than asked for, never fewer than a layer's minimum, never more than a layer holds.
+At most as many as requested are kept, at least a layer's minimum, and at most as many as the layer holds.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import ceil, floor
-from typing import Protocol, TypeVar, get_args
+from math import ceil, floor, lcm
+from typing import TYPE_CHECKING, get_args
 
-from prunecli.architectures.records import Side
 from prunecli.errors import UsageError
 from prunecli.methods.experts.names import Strategy
+from prunecli.methods.experts.options import ExpertOptions, of_language_model
+from prunecli.model.axes import Axis
+from prunecli.model.sparse_layer import Groups, SparseLayer
+from prunecli.selection.select import Kept
 from prunecli.tensors.quantities import exact_share
 
-K = TypeVar("K")
+if TYPE_CHECKING:
+    from prunecli.model.checkpoint import Checkpoint
+
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 UNBALANCED = Fraction(3)
 UNBALANCED_FROM = 128
-"""The paper's 3:1 is the default from so many experts a layer on: those of the only model that it was found best for.
+"""Experts per layer from which the paper's 3:1 is the default: as many as the only model that it was found best for.
 With 32 and 64 a layer, 1:1 is as good or better at every ratio (docs/performance.md)."""
 MIN_PER_LAYER = 4
-"""What the paper keeps at least in each layer under a threshold."""
-
-
-class Layer(Protocol):
-    """What experts are chosen from: a `SparseLayer`, or what statistics alone say of one."""
-
-    @property
-    def name(self) -> str:
-        """Of its FFN."""
-
-    @property
-    def side(self) -> Side:
-        """Of which stack."""
-
-    @property
-    def experts(self) -> tuple[int, ...]:
-        """Original ids of the experts that it holds."""
+"""Experts that the paper keeps at least in each layer under a threshold."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +37,8 @@ class Request:
     """How many experts to keep, and by which algorithm.
 
     Attributes:
-        keep: at most this many in the whole model; None where `per_layer` says it.
-        per_layer: experts per layer of each side, instead of `keep`.
+        keep: at most this many in the whole model; None if `per_layer` is given.
+        per_layer: side -> experts to keep in each of its layers, instead of `keep`.
         strategy: the algorithm of 4.3.
         balance: encoder experts per decoder expert, layer by layer (3 is the paper's 3:1); `default_balance`.
         minimum: at least this many in each layer.
@@ -60,13 +49,38 @@ class Request:
     """
 
     keep: int | None = None
-    per_layer: Mapping[Side, int] | None = None
+    per_layer: Mapping[str, int] | None = None
     strategy: Strategy = "per-layer"
     balance: Fraction = Fraction(1)
     minimum: int = 2
     released: bool = False
     step: int = 1
     groups: int = 1
+
+
+def request_of(checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[SparseLayer]) -> Request:
+    """The request that the options make, without the number of experts to keep.
+
+    Args:
+        layers: those that experts are chosen in, with the experts per token of the result.
+
+    Raises:
+        UsageError: a minimum that leaves the router too few.
+    """
+    least = max(least_experts(layer.top_k, layer.groups) for layer in layers)
+    minimum = options.least
+    if minimum is None:
+        minimum = least if options.strategy == "per-layer" else max(least, MIN_PER_LAYER)
+    if minimum < least:
+        raise UsageError(f"--min {minimum}: the router picks {least} experts for each token.")
+    balance = options.balance or (
+        Fraction(1)
+        if of_language_model(checkpoint)
+        else default_balance(layer.original_experts for layer in layers)
+    )
+    groups = layers[0].groups.count
+    step = lcm(groups, options.multiple_of)
+    return Request(None, None, options.strategy, balance, minimum, step=step, groups=groups)
 
 
 def keep_count(ratio: float, held: int) -> int:
@@ -103,34 +117,24 @@ def balance_text(balance: Fraction) -> str:
 
 
 def default_balance(originals: Iterable[int]) -> Fraction:
-    """Encoder experts per decoder expert for layers that had so many experts originally."""
+    """Encoder experts per decoder expert for layers that had these numbers of experts originally."""
     return UNBALANCED if max(originals, default=0) >= UNBALANCED_FROM else Fraction(1)
 
 
-def starved(layers: Sequence[Layer], originals: Sequence[int], kept: Mapping[str, int]) -> str | None:
-    """What to say before the decoder's layers lose more of their experts than the encoder's, where that costs quality.
+def starved(axes: Sequence[Axis], kept: Kept) -> str | None:
+    """The warning if decoder layers lose a larger part of their experts than encoder layers, which costs quality.
 
-    Args:
-        layers: the checkpoint's sparse layers.
-        originals: how many experts each of them had originally.
-        kept: layer's name -> experts that stay.
-
-    Returns:
-        None for layers that lose alike, of one side, or with as many experts as the paper's model.
+    If the layers lose alike, are of one side, or have as many experts as the paper's model, there is none.
     """
-    held: dict[Side, int] = {}
-    left: dict[Side, int] = {}
-    count: dict[Side, int] = {}
-    for layer in layers:
-        held[layer.side] = held.get(layer.side, 0) + len(layer.experts)
-        left[layer.side] = left.get(layer.side, 0) + kept[layer.name]
-        count[layer.side] = count.get(layer.side, 0) + 1
-    if len(held) < 2 or default_balance(originals) == UNBALANCED:
+    sides = [axes_in(side, axes) for side in ("encoder", "decoder")]
+    if not all(sides) or default_balance(axis.original for axis in axes) == UNBALANCED:
         return None
-    if left["decoder"] * held["encoder"] >= left["encoder"] * held["decoder"]:
+    held = [sum(len(axis.ids) for axis in own) for own in sides]
+    left = [sum(len(kept[axis.name]) for axis in own) for own in sides]
+    if left[1] * held[0] >= left[0] * held[1]:
         return None
     encoder, decoder = (
-        f"{left[side] / count[side]:.3g} of {held[side] / count[side]:.3g}" for side in ("encoder", "decoder")
+        f"{left[n] / len(own):.3g} of {held[n] / len(own):.3g}" for n, own in enumerate(sides)
     )
     return (
         f"Decoder layers keep {decoder} experts, encoder layers {encoder}: with fewer than {UNBALANCED_FROM} a "
@@ -138,126 +142,130 @@ def starved(layers: Sequence[Layer], originals: Sequence[int], kept: Mapping[str
     )
 
 
-def least_experts(top_k: int, groups: int = 1, picked: int = 1, at_least: int = 1) -> int:
+def least_experts(top_k: int, groups: Groups) -> int:
     """Experts that a layer needs so that its router can still pick `top_k` for each token, and as many in each group.
 
-    A router with groups picks the best `picked` of them first, then experts of those alone: picked x (experts of a
+    A router with groups picks the best `chosen` of them first, then experts of those alone: chosen x (experts of a
     group) must not be less than `top_k`.
-
-    Args:
-        top_k: experts that it picks for each token.
-        groups: of equal size that the layer's experts are in (DeepSeek's `n_group`).
-        picked: groups that it picks for each token (`topk_group`).
-        at_least: experts of a group that its score is made of (2 in DeepSeek-V3, 1 in V2).
     """
-    return groups * max(at_least, ceil(top_k / picked))
+    return groups.count * max(groups.least, ceil(top_k / groups.chosen))
 
 
-def layer_counts(
-    layers: Sequence[Layer], keep: int, balance: Fraction, minimum: int, step: int = 1
-) -> dict[str, int]:
-    """Experts per layer under fixed per layer: layer's name -> count, at most `keep` in all, multiples of `step`.
+def axes_in(part: str, axes: Sequence[Axis]) -> list[Axis]:
+    """The axes of a side, or of `"model"` all."""
+    return [axis for axis in axes if part in ("model", axis.side)]
 
-    The decoder count d is the largest whole number that fits, the encoder keeps floor(balance x d). A side
-    that would exceed its layers, or fall below `minimum`, stops there and the other side gets the rest. A
-    model with one side has no balance to keep.
+
+def counts_by_part(axes: Sequence[Axis], request: Request) -> dict[str, int]:
+    """Number of experts that stay in each part of the model: each axis (per-layer), each side, or `"model"`.
+
+    With a balance, the number d of decoder experts is the largest that fits. Encoder layers keep floor(balance x d);
+    an encoder's whole side floor(balance x L_enc / L_dec x d), L counting layers. A part that would exceed its layers,
+    or fall below the minimum, stops there and the other side gets the rest. A model with one side has no balance to
+    keep. Numbers of single layers are multiples of `Request.step`.
 
     Raises:
-        UsageError: `keep` leaves less than `minimum` per layer, or a layer holds too few for `step`.
+        UsageError: the request leaves too few experts, or asks for more than there are; or a layer holds too few for
+            `Request.step`.
     """
-    widths = {layer.name: len(layer.experts) // step * step for layer in layers}
-    minimum = ceil(minimum / step) * step
-    for layer in layers if step > 1 else ():
-        if widths[layer.name] < minimum:
-            raise UsageError(
-                f"{layer.name} holds {len(layer.experts)} experts: no multiple of {step} lies between the "
-                f"{minimum - step + 1} or more that are needed and those.",
-                "Give a smaller --multiple-of, or none.",
-            )
-    lowest = {name: min(minimum, width) for name, width in widths.items()}
-    held = sum(len(layer.experts) for layer in layers)
-    check_feasible(keep, sum(lowest.values()), held, len(layers), minimum)
-    scales = _scales(layers, balance)
-    return _filled(keep, widths, lowest, {layer.name: scales[layer.side] for layer in layers}, step)
+    if request.per_layer is not None:
+        return _stated(axes, request, request.per_layer)
+    keep, step = request.keep or 0, request.step
+    _check_feasible(axes, request, keep)
+    if request.strategy == "global-threshold":
+        return {"model": keep}
+    if request.strategy == "per-layer":
+        parts = {axis.name: [axis] for axis in axes}
+    else:
+        parts = {axis.side: axes_in(axis.side, axes) for axis in axes}
+    layers = {own[0].side: len(own) for own in parts.values()}
+    scale = {  # experts of the part for each expert of a decoder's part
+        name: Fraction(len(own), layers.get("decoder", len(own)))
+        * (request.balance if own[0].side == "encoder" and len(layers) == 2 else 1)
+        for name, own in parts.items()
+    }
+    bounds = {
+        name: (fewest(own, request), sum(len(axis.ids) // step * step for axis in own))
+        for name, own in parts.items()
+    }
 
-
-def side_counts(layers: Sequence[Layer], keep: int, balance: Fraction, minimum: int) -> dict[Side, int]:
-    """Experts per side under enc/dec threshold, by the same rule as `layer_counts` for whole sides.
-
-    For d decoder experts it keeps floor(balance x L_enc / L_dec x d) encoder experts, L counting layers.
-
-    Raises:
-        UsageError: `keep` leaves less than `minimum` per layer.
-    """
-    sides = list(dict.fromkeys(layer.side for layer in layers))
-    own = {side: [layer for layer in layers if layer.side == side] for side in sides}
-    widths = {side: sum(len(layer.experts) for layer in own[side]) for side in sides}
-    lowest = {side: sum(min(minimum, len(layer.experts)) for layer in own[side]) for side in sides}
-    check_feasible(keep, sum(lowest.values()), sum(widths.values()), len(layers), minimum)
-    scale = _scales(layers, balance)
-    if len(sides) == 2:
-        scale["encoder"] *= Fraction(len(own["encoder"]), len(own["decoder"]))
-    return _filled(keep, widths, lowest, scale)
-
-
-def _scales(layers: Sequence[Layer], balance: Fraction) -> dict[Side, Fraction]:
-    sides = {layer.side for layer in layers}
-    return {side: balance if side == "encoder" and len(sides) == 2 else Fraction(1) for side in sides}
-
-
-def _filled(
-    keep: int, widths: Mapping[K, int], lowest: Mapping[K, int], scale: Mapping[K, Fraction], step: int = 1
-) -> dict[K, int]:
-    """Experts of layers or sides for the most decoder experts with which at most `keep` stay in all.
-
-    Args:
-        widths, lowest: of each, at most and at least; `keep` is no less than the sum of `lowest`.
-        scale: of each, experts per decoder expert.
-        step: counts are multiples of this, where `lowest` and `widths` are.
-    """
-
-    def counts(decoder: int) -> dict[K, int]:
+    def counts(decoder: int) -> dict[str, int]:
         return {
-            key: min(width, max(lowest[key], floor(scale[key] * decoder) // step * step))
-            for key, width in widths.items()
+            name: min(most, max(least, floor(scale[name] * decoder) // step * step))
+            for name, (least, most) in bounds.items()
         }
 
-    full = floor(max(widths.values()) / min(*scale.values(), Fraction(1))) + 1
+    full = floor(max(most for _, most in bounds.values()) / min(*scale.values(), Fraction(1))) + 1
     fitting = bisect_right(range(full + 1), keep, key=lambda decoder: sum(counts(decoder).values()))
     return counts(fitting - 1)
 
 
-def check_feasible(keep: int, lowest: int, held: int, layers: int, minimum: int) -> None:
-    """Refuse to keep `keep` of `held` experts where `layers` layers need `minimum` each, `lowest` in all.
-
-    Raises:
-        UsageError: with the arithmetic.
-    """
+def _check_feasible(axes: Sequence[Axis], request: Request, keep: int) -> None:
+    """Refuse to keep only `keep` experts if the layers need more, with the arithmetic."""
+    step, held, lowest = request.step, sum(len(axis.ids) for axis in axes), fewest(axes, request)
+    minimum = ceil(request.minimum / step) * step
+    for axis in axes if request.strategy == "per-layer" and step > 1 else ():
+        if len(axis.ids) < minimum:
+            raise UsageError(
+                f"{axis.module} holds {len(axis.ids)} experts: no multiple of {step} lies between the "
+                f"{minimum - step + 1} or more that are needed and those.",
+                "Give a smaller --multiple-of, or none.",
+            )
     if keep < lowest:
         raise UsageError(
-            f"{keep} of {held} experts would stay: fewer than {minimum} in each of {layers} sparse layers "
+            f"{keep} of {held} experts would stay: fewer than {minimum} in each of {len(axes)} sparse layers "
             f"({lowest} in all).",
             f"Remove at most {floor((1 - Fraction(lowest, held)) * 1000) / 10:g}% (--ratio)"
             + (", or lower --min." if minimum > 2 else "; the router picks that many for each token."),
         )
 
 
-def kept_counts(layers: Sequence[Layer], request: Request, keep: int) -> dict[str, int]:
-    """Experts per layer when at most `keep` stay in all; under a threshold, spread evenly over the layers.
+def _stated(axes: Sequence[Axis], request: Request, per_layer: Mapping[str, int]) -> dict[str, int]:
+    """The numbers of `--experts-per-layer`, of each axis or added up by side."""
+    if request.strategy == "global-threshold":
+        raise UsageError(
+            "--strategy global-threshold takes one count for the whole model, not --experts-per-layer.",
+            "Give --ratio or --fit, or --strategy side-threshold.",
+        )
+    for side, count in per_layer.items():
+        if count % request.step:
+            raise UsageError(
+                f"--experts-per-layer asks for {count}: it must be a multiple of {request.step}.",
+                "The groups of the router and --multiple-of ask for that.",
+            )
+        widths = [len(axis.ids) for axis in axes if axis.side == side]
+        if widths and not request.minimum <= count <= max(widths):
+            raise UsageError(
+                f"--experts-per-layer asks for {count} in each {side} layer: it must be "
+                f"{request.minimum} to {max(widths)}.",
+                "Fewer than the router picks cannot run; more than the layer holds do not exist.",
+            )
+    counts: dict[str, int] = {}
+    for axis in axes:
+        part = axis.name if request.strategy == "per-layer" else axis.side
+        counts[part] = counts.get(part, 0) + min(per_layer[axis.side], len(axis.ids))
+    return counts
+
+
+def fewest(axes: Sequence[Axis], request: Request) -> int:
+    """The fewest experts that may stay in these layers: the minimum of each, or all, in multiples of the step."""
+    least, step = ceil(request.minimum / request.step), request.step
+    return sum(min(least, len(axis.ids) // step) * step for axis in axes)
+
+
+def kept_counts(axes: Sequence[Axis], request: Request, keep: int) -> dict[str, int]:
+    """Experts per axis if at most `keep` stay in all; under a threshold, spread evenly over the layers.
 
     Raises:
         UsageError: `keep` leaves less than the minimum per layer.
     """
+    parts = counts_by_part(axes, replace(request, keep=keep))
     if request.strategy == "per-layer":
-        return layer_counts(layers, keep, request.balance, request.minimum, request.step)
-    groups: list[tuple[list[Layer], int]] = [(list(layers), keep)]
-    if request.strategy == "side-threshold":
-        counts = side_counts(layers, keep, request.balance, request.minimum)
-        groups = [([x for x in layers if x.side == side], count) for side, count in counts.items()]
-    found: dict[str, int] = {}
-    for members, count in groups:
-        left = count
-        for place, layer in enumerate(sorted(members, key=lambda x: len(x.experts))):
-            found[layer.name] = min(len(layer.experts), left // (len(members) - place))
-            left -= found[layer.name]
-    return {layer.name: found[layer.name] for layer in layers}
+        return parts
+    counts: dict[str, int] = {}
+    for part, left in parts.items():
+        own = sorted(axes_in(part, axes), key=lambda axis: len(axis.ids))
+        for place, axis in enumerate(own):
+            counts[axis.name] = min(len(axis.ids), left // (len(own) - place))
+            left -= counts[axis.name]
+    return counts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,11 +11,13 @@ from prunecli.errors import StatisticsError
 from prunecli.methods.experts.granularity import aggregate, aggregate_texts
 from prunecli.methods.experts.metrics import Values, default_metric, metric_values
 from prunecli.methods.experts.names import Granularity
+from prunecli.model.axes import Axis
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.results.gate_matching import check_matches, numbered
 from prunecli.results.gate_sums import GateSums, Mode
 from prunecli.results.gates import GateStatistics, merge, side_of
 from prunecli.results.published import read_gates
+from prunecli.selection.select import Kept
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -34,7 +36,7 @@ class Measured:
     """The values that experts are chosen by.
 
     Attributes:
-        values: layer's name -> `[experts]`, the metric of every original expert.
+        values: name of the axis -> `[original experts]`, their metric; after `held`, `[experts]` of the checkpoint.
         metric: what they are.
         mode: how the statistics were collected; None: there are none.
         granularity: that languages were summed by; None: of texts, or without statistics.
@@ -45,6 +47,7 @@ class Measured:
         tokens: layer's name -> that were routed, where they were counted.
         alone: language or text of several that were asked for -> the values that it alone gives, of the layers that it
             counts in.
+        unseen: names of layers that predict further tokens: no text enters them, so that their values are AIMER's.
         mixed: see `GateStatistics`.
     """
 
@@ -58,7 +61,17 @@ class Measured:
     split: str | None = None
     tokens: Mapping[str, int] = field(default_factory=dict)
     alone: Mapping[str, Mapping[str, Values]] = field(default_factory=dict)
+    unseen: frozenset[str] = frozenset()
     mixed: bool = False
+
+    def held(self, axes: Sequence[Axis]) -> Measured:
+        """The values of the experts that the checkpoint holds, in the order of `Axis.ids`."""
+
+        def of(values: Mapping[str, Values]) -> dict[str, Values]:
+            return {axis.name: values[axis.name][list(axis.ids)] for axis in axes if axis.name in values}
+
+        alone = {name: of(values) for name, values in self.alone.items()}
+        return replace(self, values=of(self.values), alone=alone)
 
 
 def measure_languages(
@@ -130,7 +143,7 @@ def measure_texts(
     statistics: GateStatistics,
     metric: str | None,
     texts: Sequence[str],
-    layers: Sequence[SparseLayer],
+    axes: Sequence[Axis],
     min_tokens: int,
 ) -> Measured:
     """By texts of language models; `metric` None: the default one.
@@ -143,10 +156,10 @@ def measure_texts(
     sums = aggregate_texts(statistics, texts)
     routed = dict(zip(statistics.layers, sums.routed, strict=True))
     few = {
-        layer.name: experts
-        for layer in layers
-        if layer.name in routed
-        and (experts := tuple(expert for expert in layer.experts if routed[layer.name][expert] < min_tokens))
+        axis.module: experts
+        for axis in axes
+        if axis.module in routed
+        and (experts := tuple(expert for expert in axis.ids if routed[axis.module][expert] < min_tokens))
     }
     names = sorted(set(texts or statistics.entries))
     alone = {name: metric_values(metric, aggregate_texts(statistics, (name,)), statistics) for name in names}
@@ -163,19 +176,17 @@ def measure_texts(
     )
 
 
-def scarcity_warning(
-    few: Mapping[str, Sequence[int]], kept: Mapping[str, Sequence[int]], held: int, min_tokens: int
-) -> str | None:
+def scarcity_warning(few: Mapping[str, Sequence[int]], kept: Kept, held: int, min_tokens: int) -> str | None:
     """What to say before experts go that the text hardly reached: nothing is known of them, not that they are useless.
 
     Args:
         few: layer's name -> experts that fewer than `min_tokens` were routed to.
-        kept: layer's name -> experts that stay.
+        kept: name of the axis -> experts that stay.
         held: experts of the model.
     """
     if not few:
         return None
-    lost = sum(expert not in kept[name] for name, experts in few.items() for expert in experts)
+    lost = sum(expert not in kept[f"{name}.experts"] for name, experts in few.items() for expert in experts)
     named = [f"{name} {len(experts)}" for name, experts in few.items()]
     more = f", {len(named) - LAYERS_SHOWN} more layers" if len(named) > LAYERS_SHOWN else ""
     return (

@@ -7,21 +7,22 @@ Memory = weights in the target type + what decoding holds at a stated batch, bea
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import UsageError
-from prunecli.methods.experts.budget import Request, keep_count, kept_counts
+from prunecli.methods.experts.budget import Request, fewest, keep_count, kept_counts
+from prunecli.model.axes import Axis
 from prunecli.model.cost import Load, decoding_bytes, expert_bytes, tensor_bytes, usual_load
+from prunecli.model.find_axes import axes_of
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.quantities import bytes_text
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.model.sparse_layer import SparseLayer
 
 MARGIN = Fraction(1, 10)
 """Part of the memory that is left free."""
@@ -35,7 +36,6 @@ class MemoryFit:
         ratio: fraction of the held experts to remove; `--ratio` with it keeps as many experts.
         keep: experts that stay, of `held`.
         held: experts that the checkpoint holds.
-        counts: layer's name -> experts that stay; under a threshold, an average.
         dense: everything but experts and routers.
         experts: the kept experts and their routers.
         cache: attention cache.
@@ -49,7 +49,6 @@ class MemoryFit:
     ratio: float
     keep: int
     held: int
-    counts: Mapping[str, int]
     dense: int
     experts: int
     cache: int
@@ -116,13 +115,12 @@ def nearest_ratio(
     Raises:
         UnsupportedModelError: the family is not declared, or the model has no experts.
     """
-    split = _split(checkpoint, budget_bytes, load, request, dtype)
-    room = budget_bytes - split.none.margin - split.none.total
-    step = request.step if request.strategy == "per-layer" else 1
-    least = ceil(request.minimum / step) * step
-    low = sum(min(least, len(layer.experts) // step * step) for layer in split.layers)
-    fitting = bisect_right(range(split.none.held + 1), room, lo=low + 1, key=lambda most: split.cost(most)[0])
-    return split.keeping(fitting - 1)
+    keeping = _keeping(checkpoint, budget_bytes, load, request, dtype)
+    axes = axes_of(checkpoint, "expert")
+    counts, room = range(_held(axes) + 1), budget_bytes - margin_bytes(budget_bytes)
+    return keeping(
+        bisect_right(counts, room, lo=fewest(axes, request) + 1, key=lambda most: keeping(most).total) - 1
+    )
 
 
 def at_ratios(
@@ -139,56 +137,42 @@ def at_ratios(
     Raises:
         UnsupportedModelError: as there.
     """
-    split = _split(checkpoint, budget_bytes, load, request, dtype)
+    keeping = _keeping(checkpoint, budget_bytes, load, request, dtype)
+    held = _held(axes_of(checkpoint, "expert"))
     for ratio in ratios:
         try:
-            yield replace(split.keeping(keep_count(ratio, split.none.held)), ratio=ratio)
+            yield replace(keeping(keep_count(ratio, held)), ratio=ratio)
         except UsageError:
             return
 
 
-@dataclass(frozen=True)
-class _Split:
-    """A model's bytes by what becomes of them.
-
-    Attributes:
-        each: layer's name -> bytes of an expert.
-        none: what the model without experts takes.
-    """
-
-    layers: tuple[SparseLayer, ...]
-    each: Mapping[str, int]
-    request: Request
-    none: MemoryFit
-
-    def cost(self, keep: int) -> tuple[int, dict[str, int]]:
-        """Bytes of at most `keep` experts, and how many stay in each layer."""
-        counts = kept_counts(self.layers, self.request, keep)
-        if self.request.strategy == "global-threshold":
-            return keep * max(self.each.values()), counts
-        return sum(self.each[name] * count for name, count in counts.items()), counts
-
-    def keeping(self, most: int) -> MemoryFit:
-        experts, counts = self.cost(most)
-        keep, held = sum(counts.values()), self.none.held
-        places = 10 ** max(4, len(str(held)))  # fine enough that `keep_count` gives the same count back
-        ratio = floor((1 - Fraction(keep, held)) * places) / places
-        return replace(self.none, ratio=ratio, keep=keep, counts=counts, experts=experts)
+def _held(axes: Iterable[Axis]) -> int:
+    return sum(len(axis.ids) for axis in axes)
 
 
-def _split(
+def _keeping(
     checkpoint: Checkpoint, budget_bytes: int, load: Load, request: Request, dtype: str | None
-) -> _Split:
+) -> Callable[[int], MemoryFit]:
+    """From the number of experts that stay at most to what the model takes."""
     target = None if dtype is None else parse_dtype(dtype)
-    layers = checkpoint.require_mixtures()
+    layers, axes = checkpoint.require_mixtures(), axes_of(checkpoint, "expert")
     sizes = tensor_bytes(checkpoint, target)
-    each = {layer.name: expert_bytes(sizes, layer) for layer in layers}
-    held = sum(len(layer.experts) for layer in layers)
-    dense = sum(sizes.values()) - sum(each[layer.name] * len(layer.experts) for layer in layers)
-    bytes_of_decoding = decoding_bytes(checkpoint, load, target)
-    margin = margin_bytes(budget_bytes)
-    none = MemoryFit(1.0, 0, held, {}, dense, 0, *bytes_of_decoding, margin, budget_bytes, load, target)
-    return _Split(layers, each, request, none)
+    each = {axis.name: expert_bytes(sizes, layer) for axis, layer in zip(axes, layers, strict=True)}
+    held = _held(axes)
+    dense = sum(sizes.values()) - sum(each[axis.name] * len(axis.ids) for axis in axes)
+    rest = *decoding_bytes(checkpoint, load, target), margin_bytes(budget_bytes), budget_bytes, load, target
+    places = 10 ** max(4, len(str(held)))  # fine enough that `keep_count` gives the same count back
+
+    def keeping(most: int) -> MemoryFit:
+        counts = kept_counts(axes, request, most)
+        keep = sum(counts.values())
+        ratio = floor((1 - Fraction(keep, held)) * places) / places
+        experts = sum(each[name] * count for name, count in counts.items())
+        if request.strategy == "global-threshold":
+            experts = most * max(each.values())
+        return MemoryFit(ratio, keep, held, dense, experts, *rest)
+
+    return keeping
 
 
 def margin_bytes(budget_bytes: int) -> int:

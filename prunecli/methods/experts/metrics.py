@@ -10,13 +10,14 @@ an expert that no token is routed to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.errors import StatisticsError, UsageError
+from prunecli.model.axes import Axis
 from prunecli.results.gate_sums import GateSums, ratio
 from prunecli.results.gates import GateStatistics
 
@@ -149,12 +150,12 @@ def default_metric(statistics: GateStatistics) -> str:
 
 
 def metric_values(name: str, sums: GateSums, statistics: GateStatistics) -> dict[str, Values]:
-    """Layer's name -> `[experts]`, the metric of every original expert, not yet normalised.
+    """Name of the axis -> `[experts]`, the metric of every original expert, not yet normalised.
 
     Args:
         name: one of METRICS.
         sums: what to compute it from, of the layers of `statistics`.
-        statistics: gives the layers' names and which sums they hold.
+        statistics: gives the names of the axes and which sums they hold.
 
     Raises:
         UsageError: no such metric.
@@ -169,10 +170,10 @@ def metric_values(name: str, sums: GateSums, statistics: GateStatistics) -> dict
             f"The statistics lack what the metric {name!r} needs ({', '.join(missing)}).",
             f"Choose --metric {' or '.join(usable)}." if usable else "Collect the gates with prunecli.",
         )
-    return dict(zip(statistics.layers, metric(sums), strict=True))
+    return {axis.name: values for axis, values in zip(statistics.axes, metric(sums), strict=True)}
 
 
-def random_values(layers: Mapping[str, int], seed: int) -> dict[str, Values]:
-    """Layer's name -> `[experts]` uniform in (0, 1], the baseline; `layers` counts original experts."""
+def random_values(axes: Sequence[Axis], seed: int) -> dict[str, Values]:
+    """Name of each axis -> `[original experts]` uniform in (0, 1], the baseline."""
     generator = np.random.default_rng(seed)
-    return {name: 1.0 - generator.random(experts) for name, experts in layers.items()}
+    return {axis.name: 1.0 - generator.random(axis.original) for axis in axes}

@@ -17,7 +17,6 @@ from prunecli.methods.experts.names import Granularity, MetricName, Predicting, 
 from prunecli.results.gates import GateStatistics
 
 if TYPE_CHECKING:
-    from prunecli.architectures.records import Side
     from prunecli.model.checkpoint import Checkpoint
 
 DEFAULT_RATIO = 0.8
@@ -33,12 +32,12 @@ class Amount:
     Attributes:
         ratio: fraction of the experts that the checkpoint holds to remove.
         fit: bytes of memory that the result must fit in.
-        per_layer: experts to keep in each layer of a side.
+        per_layer: side -> experts to keep in each of its layers.
     """
 
     ratio: float | None = None
     fit: int | None = None
-    per_layer: Mapping[Side, int] | None = None
+    per_layer: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True)

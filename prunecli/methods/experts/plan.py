@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prunecli.errors import UsageError
+import numpy as np
+
+from prunecli.errors import PruneError, UsageError
 from prunecli.methods.experts.aimer import aimer_values
-from prunecli.methods.experts.budget import Request, balance_text, starved
-from prunecli.methods.experts.decision import Chosen, by_file, by_values
+from prunecli.methods.experts.budget import Request, balance_text, keep_count, request_of, starved
 from prunecli.methods.experts.measured import (
+    MOST_ALONE,
     Measured,
     given,
     measure_languages,
@@ -19,7 +23,7 @@ from prunecli.methods.experts.measured import (
     read_all,
     scarcity_warning,
 )
-from prunecli.methods.experts.memory_fit import MemoryFit
+from prunecli.methods.experts.memory_fit import MemoryFit, smallest_ratio
 from prunecli.methods.experts.metrics import AIMER, RANDOM, WITHOUT_STATISTICS, random_values
 from prunecli.methods.experts.options import (
     Amount,
@@ -28,9 +32,11 @@ from prunecli.methods.experts.options import (
     default_ratio,
     of_language_model,
 )
-from prunecli.methods.experts.request import counted_request, layers_of
 from prunecli.methods.experts.select import select_experts
 from prunecli.methods.experts.selection import read_experts
+from prunecli.model.axes import Axis
+from prunecli.model.decision import Decision, Origin
+from prunecli.model.find_axes import axes_of
 from prunecli.model.history import given as only_given
 from prunecli.model.history import history_step
 from prunecli.model.mixtures import predicting_tensors
@@ -39,6 +45,7 @@ from prunecli.model.structure import STATISTICS_OF
 from prunecli.progress import Progress, silent
 from prunecli.results.gate_matching import other_form
 from prunecli.results.gates import GateStatistics
+from prunecli.selection.select import Kept, best, places_of
 from prunecli.selection.selection import Selection
 from prunecli.text.plain import MIXED
 
@@ -82,52 +89,145 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
     checkpoint.refuse_constants()
     is_text = of_language_model(checkpoint)
     check_kind(options, is_text)
-    layers, dropped = layers_of(checkpoint, options)
-    originals = [layer.original_experts for layer in layers]
+    layers = _layers(checkpoint, options)
+    chosen_in = {layer.name for layer in layers}
+    every = axes_of(checkpoint, "expert")
+    axes = [axis for axis in every if axis.module in chosen_in]
+    dropped: dict[str, tuple[int, ...]] = {axis.name: () for axis in every if axis not in axes}
     if options.keep is not None:
-        return _from_ids(checkpoint, Path(options.keep), options, layers, originals, dropped)
-    request, fit = counted_request(checkpoint, options, layers)
-    measured = _measured(checkpoint, options, layers, is_text, progress)
+        return _from_ids(checkpoint, Path(options.keep), options, axes, dropped)
+    request, fit = _request(checkpoint, options, layers)
+    measured = _measured(checkpoint, options, layers, axes, progress).held(axes)
     if is_text and options.strategy != "per-layer" and any(layer.is_predicting for layer in layers):
         raise UsageError(
             f"--strategy {options.strategy}: layers that predict further tokens have no statistics to share a "
             "threshold with the others.",
             "Drop them with --mtp drop, or use --strategy per-layer.",
         )
-    chosen = select_experts(layers, measured.values, replace(request, released=measured.mode == "published"))
-    kept = {**chosen.kept, **dropped}
+    request = replace(request, released=measured.mode == "published")
+    chosen, thresholds = select_experts(axes, measured.values, request)
+    kept = {**chosen, **dropped}
     is_balanced = request.per_layer is None and request.strategy != "global-threshold"
-    balance = (
-        balance_text(request.balance) if is_balanced and len({layer.side for layer in layers}) > 1 else None
-    )
-    reasons = _reasons(
-        options, measured, balance, chosen.thresholds, any(layer.is_predicting for layer in layers)
-    )
+    balance = balance_text(request.balance) if is_balanced and len({axis.side for axis in axes}) > 1 else None
+    reasons = _reasons(options, measured, balance, thresholds)
     arguments = _arguments(checkpoint, options, request, measured, balance, fit)
     files = _files_of_means(options) if options.metric in WITHOUT_STATISTICS else options.files
-    warning = scarcity_warning(
-        measured.few, kept, sum(layer.num_experts for layer in layers), options.min_tokens
-    )
-    if (
-        warning is None and options.strategy != "global-threshold"
-    ):  # there the statistics say how many each keeps
-        warning = starved(layers, originals, {name: len(ids) for name, ids in kept.items()})
-    step = _step(checkpoint, arguments, files, layers, kept)
+    held = sum(len(axis.ids) for axis in axes)
+    warning = scarcity_warning(measured.few, kept, held, options.min_tokens)
+    # Under a global threshold the statistics say how many experts each layer keeps.
+    if warning is None and options.strategy != "global-threshold":
+        warning = starved(axes, kept)
+    step = _step(checkpoint, arguments, files, axes, kept)
     if measured.of is not None:
         step[STATISTICS_OF] = measured.of
         reasons = (*reasons, OF_ANOTHER_FORM.format(path=checkpoint.path, fingerprint=measured.of))
-    decision = by_values(Chosen(layers, kept, step), measured, request, chosen, options)
+    if measured.metric == RANDOM:
+        decision = Decision("expert", places_of(axes, kept), how=f"drawn at random (seed {options.seed})")
+    else:
+        decision = _decision(axes, kept, measured, request, thresholds, step)
     return ExpertPlan(
-        _by_axis(kept),
+        kept,
         options.dtype,
         step,
         reasons,
         decision,
         *_besides(checkpoint, options),
-        thresholds=chosen.thresholds,
+        thresholds=thresholds,
         fit=fit,
         warning=warning,
         few=measured.few,
+    )
+
+
+def _layers(checkpoint: Checkpoint, options: ExpertOptions) -> tuple[SparseLayer, ...]:
+    """The layers that experts are chosen in, with the experts per token of the result.
+
+    Raises:
+        UsageError: the model has no layers that `--mtp drop` removes, or `--active` is more than now.
+    """
+    layers = checkpoint.require_mixtures()
+    if options.mtp == "drop":
+        layers = tuple(layer for layer in layers if not layer.is_predicting)
+        if not predicting_tensors(checkpoint, checkpoint.resolved.sizes):
+            raise UsageError(
+                f"{checkpoint.path} has no layers that predict further tokens.", "Leave --mtp drop out."
+            )
+    if options.active is None:
+        return layers
+    mixture, top_k = checkpoint.resolved.family.mixture, layers[0].top_k
+    if mixture is None or isinstance(mixture.top_k, int):
+        raise UsageError(
+            f"--active {options.active}: a router of type {checkpoint.model_type} always picks {top_k}.",
+            "Leave --active out.",
+        )
+    if not 1 <= options.active <= top_k:
+        raise UsageError(
+            f"--active {options.active}: the router picks {top_k} experts for each token.",
+            f"Give a number from 1 to {top_k}.",
+        )
+    return tuple(replace(layer, top_k=options.active) for layer in layers)
+
+
+def _request(
+    checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[SparseLayer]
+) -> tuple[Request, MemoryFit | None]:
+    """The request with the number of experts to keep; if a memory is given, with the arithmetic.
+
+    Raises:
+        UsageError: as `request_of`; several amounts, or an impossible one.
+    """
+    amount = options.amount
+    if sum(given is not None for given in (amount.ratio, amount.fit, amount.per_layer)) > 1:
+        raise UsageError(
+            "Give one of --ratio, --fit, --experts-per-layer.", "Each says how many experts stay."
+        )
+    request = replace(request_of(checkpoint, options, layers), per_layer=amount.per_layer)
+    if amount.per_layer is not None:
+        return request, None
+    if amount.fit is not None:
+        fit = smallest_ratio(checkpoint, amount.fit, dtype=options.dtype, request=request, **options.load)
+        return replace(request, keep=fit.keep), fit
+    ratio = default_ratio(checkpoint) if amount.ratio is None else amount.ratio
+    return replace(request, keep=keep_count(ratio, sum(len(layer.experts) for layer in layers))), None
+
+
+def _decision(
+    axes: Sequence[Axis],
+    kept: Kept,
+    measured: Measured,
+    request: Request,
+    thresholds: Mapping[str, float],
+    step: Mapping[str, Any],
+) -> Decision:
+    """The decision of a selection by a metric."""
+    alone = {
+        name: {
+            axis.name: best(axis, own, len(kept[axis.name]), request.groups)
+            for axis in axes
+            # Without a token, a language or text has no experts of its own.
+            if (own := values.get(axis.name)) is not None and 0 < own.sum() < np.inf
+        }
+        for name, values in measured.alone.items()
+    }
+    places = places_of(axes, kept, measured.values, groups=request.groups, alone=alone)
+    is_threshold = request.strategy != "per-layer"
+    is_eq5 = is_threshold and request.groups == 1 and not request.released
+    return Decision(
+        "expert",
+        tuple(
+            # The published ratios do not say how many tokens they were measured on.
+            replace(
+                place,
+                metric=AIMER if place.name in measured.unseen else "",
+                tokens=measured.tokens.get(place.name),
+            )
+            for place in places
+        ),
+        measured.metric,
+        f"{request.strategy}: the highest of each {'group of a layer' if request.groups > 1 else 'layer'} stay",
+        f"every layer keeps {request.minimum} at least" if is_threshold else "",
+        thresholds=thresholds if is_eq5 else {},
+        origin=Origin(texts=measured.texts, split=measured.split).read_from(step),
     )
 
 
@@ -135,8 +235,7 @@ def _from_ids(
     checkpoint: Checkpoint,
     path: Path,
     options: ExpertOptions,
-    layers: Sequence[SparseLayer],
-    originals: Sequence[int],
+    axes: Sequence[Axis],
     dropped: Mapping[str, tuple[int, ...]],
 ) -> ExpertPlan:
     chosen = {
@@ -153,7 +252,7 @@ def _from_ids(
             f"--keep names the experts to keep; it does not go with {' or '.join(odd)}.",
             "Leave one of them out, or select from statistics with --gates.",
         )
-    kept = {**read_experts(path, layers, originals, options.sources, options.targets), **dropped}
+    kept = {**read_experts(path, axes, options.sources, options.targets), **dropped}
     arguments = {
         "source": list(options.sources),
         "target": list(options.targets),
@@ -163,14 +262,20 @@ def _from_ids(
         "for": list(options.texts),
         "dtype": options.dtype,
     }
-    step = _step(checkpoint, arguments, (path, *_files_of_means(options)), layers, kept)
+    step = _step(checkpoint, arguments, (path, *_files_of_means(options)), axes, kept)
+    pairs = [pair for pair in product(options.sources, options.targets) if pair[0] != pair[1]]
+    alone: dict[str, Kept] = {}
+    for source, target in pairs if 1 < len(pairs) <= MOST_ALONE else ():
+        with suppress(PruneError):  # the file may have no experts for a single pair
+            alone[f"{source}-{target}"] = read_experts(path, axes, (source,), (target,))
+    decision = Decision(
+        "expert",
+        places_of(axes, kept, alone=alone),
+        how=f"named in {path.name}",
+        origin=Origin(texts=tuple(map("-".join, pairs))).read_from(step),
+    )
     reasons = (f"Experts by {path}{_languages(options)}.",)
-    decision = by_file(Chosen(layers, kept, step), path, originals, options.sources, options.targets)
-    return ExpertPlan(_by_axis(kept), options.dtype, step, reasons, decision, *_besides(checkpoint, options))
-
-
-def _by_axis(kept: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
-    return {f"{name}.experts": ids for name, ids in kept.items()}
+    return ExpertPlan(kept, options.dtype, step, reasons, decision, *_besides(checkpoint, options))
 
 
 def _besides(checkpoint: Checkpoint, options: ExpertOptions) -> tuple[Sequence[str], dict[str, int]]:
@@ -197,13 +302,10 @@ def _step(
     checkpoint: Checkpoint,
     arguments: Mapping[str, Any],
     files: Sequence[Path],
-    layers: Sequence[SparseLayer],
-    kept: Mapping[str, Sequence[int]],
+    axes: Sequence[Axis],
+    kept: Kept,
 ) -> dict[str, Any]:
-    counts = {
-        "before": sum(layer.num_experts for layer in layers),
-        "after": sum(map(len, kept.values())),
-    }
+    counts = {"before": sum(len(axis.ids) for axis in axes), "after": sum(map(len, kept.values()))}
     return history_step(COMMAND, checkpoint, only_given(arguments), files, experts=counts)
 
 
@@ -211,13 +313,12 @@ def _measured(
     checkpoint: Checkpoint,
     options: ExpertOptions,
     layers: Sequence[SparseLayer],
-    is_text: bool,
+    axes: Sequence[Axis],
     progress: Progress,
 ) -> Measured:
     """The metric of every original expert, and where it comes from."""
     if options.metric == RANDOM:
-        held = {layer.name: layer.original_experts for layer in layers}
-        return Measured(random_values(held, options.seed), RANDOM)
+        return Measured(random_values(axes, options.seed), RANDOM)
     if options.metric == AIMER:
         return Measured(aimer_values(checkpoint, layers, progress=progress), AIMER)
     gates = options.gates
@@ -226,14 +327,15 @@ def _measured(
         if isinstance(gates, GateStatistics)
         else read_all(checkpoint, options.files, layers)
     )
-    if is_text:
-        measured = measure_texts(statistics, options.metric, options.texts, layers, options.min_tokens)
+    if of_language_model(checkpoint):
+        measured = measure_texts(statistics, options.metric, options.texts, axes, options.min_tokens)
         unseen = [layer for layer in layers if layer.is_predicting]  # no forward pass runs them
         values = {**measured.values, **aimer_values(checkpoint, unseen, progress=progress)}
-        return replace(measured, values=values, of=other_form(statistics, checkpoint))
-    measured = measure_languages(
-        statistics, options.metric, options.granularity, options.sources, options.targets
-    )
+        measured = replace(measured, values=values, unseen=frozenset(layer.name for layer in unseen))
+    else:
+        measured = measure_languages(
+            statistics, options.metric, options.granularity, options.sources, options.targets
+        )
     return replace(measured, of=other_form(statistics, checkpoint))
 
 
@@ -275,7 +377,6 @@ def _reasons(
     measured: Measured,
     balance: str | None,
     thresholds: Mapping[str, float],
-    is_predicting: bool,
 ) -> tuple[str, ...]:
     said = "" if balance is None else f", balance {balance}{'' if options.balance else ' (default)'}"
     where = f", from {', '.join(map(str, options.files))}" if options.files else ""
@@ -287,7 +388,7 @@ def _reasons(
         implied = "" if options.metric else " (default)"
         texts = f" for {', '.join(options.texts)}" if options.texts else ""
         unseen = (
-            "; aimer for layers that predict further tokens, which no text enters" if is_predicting else ""
+            "; aimer for layers that predict further tokens, which no text enters" if measured.unseen else ""
         )
         chosen = f"Metric {measured.metric}{implied}{texts}{where}{unseen}."
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from prunecli.errors import StatisticsError
 from prunecli.methods.experts.measured import measure_texts, scarcity_warning
 from prunecli.results.gate_sums import TEXT_SUMS, GateSums
 from prunecli.results.gates import GateStatistics
-from tests.methods.experts.layer import Layer
 from tests.reference import routed_outputs
 
 NAMES = ("model.layers.0.mlp", "model.layers.1.mlp")
@@ -42,27 +42,27 @@ def statistics() -> GateStatistics:
     return GateStatistics("sha256:0", "qwen3_moe", "text", NAMES, EXPERTS, 2, entries)
 
 
-LAYERS = [Layer(name, "decoder", tuple(range(EXPERTS))) for name in NAMES]
+AXES = statistics().axes
 
 
 @pytest.mark.parametrize("texts", [(), ("code",), ("web", "code"), ("note", "note")])
 @pytest.mark.parametrize("metric", ["reap", "frequency", "importance"])
 def test_values_are_those_of_the_tokens_of_the_texts(texts: tuple[str, ...], metric: str) -> None:
-    measured = measure_texts(statistics(), metric, texts, LAYERS, 10)
+    measured = measure_texts(statistics(), metric, texts, AXES, 10)
     assert (measured.metric, measured.mode, measured.granularity) == (metric, "text", None)
     for row, name in enumerate(NAMES):
         tokens = [token for text in set(texts or TEXTS) for token in TEXTS[text][row]]
         wanted = routed_outputs.metric(metric, tokens, EXPERTS)
-        np.testing.assert_allclose(measured.values[name], wanted, rtol=1e-12)
+        np.testing.assert_allclose(measured.values[f"{name}.experts"], wanted, rtol=1e-12)
 
 
 def test_experts_that_saw_little_are_found_among_those_that_are_held() -> None:
-    layers = [Layer(NAMES[0], "decoder", (0, 1, 2, 4)), Layer(NAMES[1], "decoder", (0, 1, 2, 3))]
-    measured = measure_texts(statistics(), None, ("code",), layers, 10)
+    axes = [replace(axis, ids=ids) for axis, ids in zip(AXES, ((0, 1, 2, 4), (0, 1, 2, 3)), strict=True)]
+    measured = measure_texts(statistics(), None, ("code",), axes, 10)
     assert measured.few == {NAMES[0]: (4,)}  # 3 and 5 saw nothing either, but are gone
-    assert measure_texts(statistics(), None, ("code",), layers, 0).few == {}
+    assert measure_texts(statistics(), None, ("code",), axes, 0).few == {}
     for least in (1, 5, 20, 1000):
-        few = measure_texts(statistics(), None, ("note",), LAYERS, least).few
+        few = measure_texts(statistics(), None, ("note",), AXES, least).few
         for row, name in enumerate(NAMES):
             seen = [len(routed_outputs.visits(TEXTS["note"][row], expert)) for expert in range(EXPERTS)]
             assert few.get(name, ()) == tuple(e for e in range(EXPERTS) if seen[e] < least)
@@ -70,20 +70,20 @@ def test_experts_that_saw_little_are_found_among_those_that_are_held() -> None:
 
 def test_an_unknown_text_is_refused_with_near_names() -> None:
     with pytest.raises(StatisticsError, match="no text 'cod'") as refused:
-        measure_texts(statistics(), None, ("cod",), LAYERS, 10)
+        measure_texts(statistics(), None, ("cod",), AXES, 10)
     assert refused.value.remedy == "Did you mean code?"
 
 
 def test_the_warning_counts_by_layer_and_says_how_many_go() -> None:
     few = {NAMES[0]: (3, 4, 5), NAMES[1]: (0,)}
-    kept = {NAMES[0]: (0, 1, 4), NAMES[1]: (1, 2, 3)}
+    kept = {f"{NAMES[0]}.experts": (0, 1, 4), f"{NAMES[1]}.experts": (1, 2, 3)}
     said = scarcity_warning(few, kept, 12, 10)
     assert said is not None
     assert said.startswith("4 of 12 experts saw fewer than 10 tokens of this text")
     assert "3 of these go (model.layers.0.mlp 3, model.layers.1.mlp 1)." in said
     assert scarcity_warning({}, kept, 12, 10) is None
     many = {f"model.layers.{n}.mlp": (0,) for n in range(8)}
-    said = scarcity_warning(many, dict.fromkeys(many, (0,)), 96, 10)
+    said = scarcity_warning(many, {f"{name}.experts": (0,) for name in many}, 96, 10)
     assert said is not None
     assert "0 of these go" in said
     assert "model.layers.5.mlp 1, 2 more layers)" in said

@@ -18,6 +18,7 @@ from prunecli.methods.experts.metrics import (
     metric_values,
     random_values,
 )
+from prunecli.model.axes import Axis
 from prunecli.results.gate_sums import SUMS, TEXT_SUMS, GateSums
 from prunecli.results.gates import GateStatistics
 from tests.reference import expert_metrics, routed_outputs
@@ -117,17 +118,21 @@ def test_a_layer_without_tokens_gives_zeros() -> None:
         assert (metric(GateSums.zeros(2, 3, TEXT_SUMS)) == 0).all()
 
 
-def test_values_are_named_by_layer() -> None:
+def test_values_are_named_by_axis() -> None:
     sums = sums_of(routed(0, 9, 3), routed(1, 9, 3))
     values = metric_values("top1", sums, statistics_of(sums))
-    assert list(values) == ["model.encoder.layers.0.ffn", "model.encoder.layers.1.ffn"]
-    assert_allclose(sum(values["model.encoder.layers.1.ffn"]), 1.0)
+    assert list(values) == [
+        "model.encoder.layers.0.ffn.experts",
+        "model.encoder.layers.1.ffn.experts",
+    ]
+    assert_allclose(sum(values["model.encoder.layers.1.ffn.experts"]), 1.0)
 
 
 def test_random_values_repeat_with_the_seed() -> None:
-    layers = {"a": 5, "b": 7}
-    first, again, other = (random_values(layers, seed) for seed in (1, 1, 2))
-    assert all((first[name] == again[name]).all() and (first[name] != other[name]).any() for name in layers)
+    axes = [Axis("a", "expert", (0, 2), 5), Axis("b", "expert", (1,), 7)]
+    first, again, other = (random_values(axes, seed) for seed in (1, 1, 2))
+    assert all((first[name] == again[name]).all() and (first[name] != other[name]).any() for name in "ab")
+    assert [len(values) for values in first.values()] == [5, 7]
     assert all((values > 0).all() for values in first.values())
 
 
@@ -161,4 +166,4 @@ def test_the_default_metric_goes_by_the_kind_of_statistics() -> None:
     assert default_metric(statistics) == "importance"
     texts = replace(statistics, mode="text")
     assert default_metric(texts) == "reap"
-    assert set(metric_values("reap", sums, texts)) == {"model.encoder.layers.0.ffn"}
+    assert set(metric_values("reap", sums, texts)) == {"model.encoder.layers.0.ffn.experts"}

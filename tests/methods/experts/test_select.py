@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -13,30 +15,46 @@ from hypothesis import strategies as st
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.budget import (
     Request,
+    counts_by_part,
     default_balance,
     keep_count,
     kept_counts,
-    layer_counts,
     least_experts,
     parse_balance,
-    side_counts,
     starved,
 )
-from prunecli.methods.experts.select import select_experts
-from prunecli.methods.experts.thresholds import ranked, released_threshold, threshold
-from tests.methods.experts.layer import Layer
+from prunecli.methods.experts.select import released_threshold, select_experts, shares, threshold
+from prunecli.model.axes import Axis
+from prunecli.model.sparse_layer import Groups
 from tests.reference import expert_selection, released_statistics
 
 
-def model(encoder: int, decoder: int, width: int) -> list[Layer]:
+def experts(name: str, side: str, ids: Iterable[int]) -> Axis:
+    held = tuple(ids)
+    return Axis(name, "expert", held, len(held), side)
+
+
+def model(encoder: int, decoder: int, width: int) -> list[Axis]:
     return [
-        Layer(f"model.encoder.layers.{n}.ffn", "encoder", tuple(range(width))) for n in range(encoder)
-    ] + [Layer(f"model.decoder.layers.{n}.ffn", "decoder", tuple(range(width))) for n in range(decoder)]
+        experts(f"model.{side}.layers.{n}.ffn.experts", side, range(width))
+        for side, layers in (("encoder", encoder), ("decoder", decoder))
+        for n in range(layers)
+    ]
 
 
-def random_metric(layers: list[Layer], seed: int = 0) -> dict[str, np.ndarray]:
+def random_metric(axes: list[Axis], seed: int = 0) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(seed)
-    return {layer.name: generator.random(1 + max(layer.experts)) + 1e-3 for layer in layers}
+    return {axis.name: generator.random(len(axis.ids)) + 1e-3 for axis in axes}
+
+
+def layer_counts(
+    axes: list[Axis], keep: int, balance: Fraction, minimum: int, step: int = 1
+) -> dict[str, int]:
+    return counts_by_part(axes, Request(keep, balance=balance, minimum=minimum, step=step))
+
+
+def side_counts(axes: list[Axis], keep: int, balance: Fraction, minimum: int) -> dict[str, int]:
+    return counts_by_part(axes, Request(keep, None, "side-threshold", balance, minimum))
 
 
 NLLB = model(6, 6, 128)
@@ -117,12 +135,12 @@ def test_counts_of_uneven_layers_stay_within_them(
     widths: list[int], data: st.DataObject, balance: Fraction
 ) -> None:
     layers = [
-        Layer(f"l{n}", "encoder" if n < len(widths) / 2 else "decoder", tuple(range(width)))
+        experts(f"l{n}", "encoder" if n < len(widths) / 2 else "decoder", range(width))
         for n, width in enumerate(widths)
     ]
     keep = data.draw(st.integers(2 * len(widths), sum(widths)))
     counts = layer_counts(layers, keep, balance, 2)
-    assert all(2 <= counts[layer.name] <= len(layer.experts) for layer in layers)
+    assert all(2 <= counts[layer.name] <= len(layer.ids) for layer in layers)
     assert sum(counts.values()) <= keep
     sides = side_counts(layers, keep, balance, 2)
     assert sum(sides.values()) <= keep
@@ -130,7 +148,7 @@ def test_counts_of_uneven_layers_stay_within_them(
         assert sum(counts.values()) == sum(sides.values()) == keep
     for strategy in ("per-layer", "global-threshold", "side-threshold"):
         spread = kept_counts(layers, Request(strategy=strategy, balance=balance), keep)
-        assert all(1 <= spread[layer.name] <= len(layer.experts) for layer in layers)
+        assert all(1 <= spread[layer.name] <= len(layer.ids) for layer in layers)
         assert sum(spread.values()) <= keep
 
 
@@ -139,26 +157,25 @@ def test_the_default_balance_is_the_papers_where_layers_have_as_many_experts(
     width: int, balance: int
 ) -> None:
     layers = model(2, 2, width)
-    originals = [width] * 4
-    assert default_balance(originals) == balance
-    uneven = {layer.name: 6 if layer.side == "encoder" else 2 for layer in layers}
-    said = starved(layers, originals, uneven)
+    assert default_balance([width] * 4) == balance
+    uneven = {layer.name: range(6 if layer.side == "encoder" else 2) for layer in layers}
+    said = starved(layers, uneven)
     assert (said is None) == (balance == 3)
     assert said is None or said.startswith(
         f"Decoder layers keep 2 of {width} experts, encoder layers 6 of {width}"
     )
-    assert starved(layers, originals, dict.fromkeys(uneven, 4)) is None
-    assert starved(layers[:2], originals[:2], uneven) is None
+    assert starved(layers, dict.fromkeys(uneven, range(4))) is None
+    assert starved(layers[:2], uneven) is None
 
 
 def test_a_decoder_that_lost_more_before_is_not_warned_of_again() -> None:
-    layers = [Layer("e", "encoder", tuple(range(18))), Layer("d", "decoder", tuple(range(6)))]
-    assert starved(layers, [64, 64], {"e": 10, "d": 6}) is None
-    assert starved(layers, [64, 64], {"e": 18, "d": 4}) is not None
+    layers = [experts("e", "encoder", range(18)), experts("d", "decoder", range(6))]
+    assert starved(layers, {"e": range(10), "d": range(6)}) is None
+    assert starved(layers, {"e": range(18), "d": range(4)}) is not None
 
 
-def language_model(layers: int, width: int) -> list[Layer]:
-    return [Layer(f"model.layers.{n}.mlp", "decoder", tuple(range(width))) for n in range(layers)]
+def language_model(layers: int, width: int) -> list[Axis]:
+    return [experts(f"model.layers.{n}.mlp.experts", "decoder", range(width)) for n in range(layers)]
 
 
 @given(st.integers(1, 6), st.integers(2, 24), st.integers(1, 8), st.integers(1, 6), st.integers(0, 999))
@@ -192,40 +209,19 @@ def test_the_fewest_experts_that_a_router_with_groups_can_pick_from(
     top_k: int, groups: int, data: st.DataObject, at_least: int
 ) -> None:
     picked = data.draw(st.integers(1, groups))
-    found = least_experts(top_k, groups, picked, at_least)
+    found = least_experts(top_k, Groups(groups, picked, at_least))
     wanted = next(n for n in range(1, 99) if can_route(n, top_k, picked, at_least))
     assert found == wanted * groups
 
 
-@given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 10**6), st.data())
-def test_as_many_stay_in_each_group(groups: int, size: int, seed: int, data: st.DataObject) -> None:
-    held = sorted(
-        data.draw(st.permutations(range(groups * size + 3)))[: groups * size]
-    )  # of a pruned checkpoint
-    layer = Layer("model.layers.0.mlp", "decoder", tuple(held))
-    values = random_metric([layer], seed)
-    count = groups * data.draw(st.integers(1, size))
-    request = Request(per_layer={"decoder": count}, minimum=1, step=groups, groups=groups)
-    kept = select_experts([layer], values, request).kept[layer.name]
-    wanted: list[int] = []
-    for group in range(groups):
-        own = held[group * size : (group + 1) * size]
-        best = expert_selection.sorted_experts([values[layer.name][e] for e in own])[: count // groups]
-        wanted += sorted(own[place] for place in best)
-    assert list(kept) == wanted
-
-
-def test_groups_that_do_not_divide_are_refused() -> None:
+def test_experts_per_layer_are_multiples_of_the_step() -> None:
     layers = language_model(1, 10)
-    values = random_metric(layers)
-    with pytest.raises(UsageError, match="4 groups divide not both the 10 experts"):
-        select_experts(layers, values, Request(per_layer={"decoder": 8}, step=4, groups=4))
     with pytest.raises(UsageError, match="asks for 6: it must be a multiple of 4"):
-        select_experts(layers, values, Request(per_layer={"decoder": 6}, step=4))
+        select_experts(layers, random_metric(layers), Request(per_layer={"decoder": 6}, step=4))
 
 
 def test_a_model_of_one_side_has_no_balance() -> None:
-    layers = [Layer(f"l{n}", "encoder", tuple(range(8))) for n in range(2)]
+    layers = [experts(f"l{n}", "encoder", range(8)) for n in range(2)]
     assert list(layer_counts(layers, 11, Fraction(3), 2).values()) == [5, 5]
     assert side_counts(layers, 11, Fraction(3), 2) == {"encoder": 11}
 
@@ -246,10 +242,11 @@ whole_values = st.lists(
 def test_threshold_solves_equation_5_with_the_exact_count(
     values: list[list[int]], data: st.DataObject, minimum: int
 ) -> None:
-    layers = [Layer(f"l{n}", "encoder", tuple(range(5))) for n in range(len(values))]
+    layers = [experts(f"l{n}", "encoder", range(5)) for n in range(len(values))]
     count = data.draw(st.integers(minimum * len(values), 5 * len(values)))
     metric = {layer.name: np.array(row, float) for layer, row in zip(layers, values, strict=True)}
-    kept, _ = threshold(layers, metric, count, minimum)
+    request = Request(count, strategy="global-threshold", minimum=minimum)
+    kept, _ = select_experts(layers, metric, request)
     assert sum(map(len, kept.values())) == count
     below, above = expert_selection.global_threshold(values, count, minimum)
     for layer, row, least, most in zip(layers, values, below, above, strict=True):
@@ -258,16 +255,19 @@ def test_threshold_solves_equation_5_with_the_exact_count(
         assert set(kept[layer.name]) == set(expert_selection.sorted_experts(row)[:n])
 
 
+def phi_of(axes: list[Axis], values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {axis.name: shares(axis, values[axis.name]) for axis in axes}
+
+
 def test_threshold_by_hand() -> None:
     # Shares: A 0.6 0.2 0.1 0.1, B 0.25 each. Mass before: A 0 .6 .8 .9, B 0 .25 .5 .75.
-    layers = [Layer("A", "encoder", (0, 1, 2, 3)), Layer("B", "decoder", (0, 1, 2, 3))]
+    layers = [experts("A", "encoder", (0, 1, 2, 3)), experts("B", "decoder", (0, 1, 2, 3))]
     values = {"A": np.array([1.0, 6, 2, 1]), "B": np.ones(4)}
-    kept, theta = threshold(layers, values, 5, 1)
-    assert (kept, theta) == ({"A": (1, 2), "B": (0, 1, 2)}, 0.75)
-    kept, theta = threshold(layers, values, 8, 1)
-    assert (kept, theta) == ({"A": (0, 1, 2, 3), "B": (0, 1, 2, 3)}, 1.0)
-    kept, _ = threshold(layers, values, 4, 2)
-    assert kept == {"A": (1, 2), "B": (0, 1)}
+    request = Request(5, strategy="global-threshold", minimum=1)
+    assert select_experts(layers, values, request) == ({"A": (1, 2), "B": (0, 1, 2)}, {"model": 0.75})
+    phi = phi_of(layers, values)
+    assert threshold(layers, phi, 8, 1) == ({"A": 4, "B": 4}, 1.0)
+    assert threshold(layers, phi, 4, 2)[0] == {"A": 2, "B": 2}
 
 
 @given(
@@ -279,29 +279,28 @@ def test_the_released_threshold_is_that_of_a_slow_restatement(
 ) -> None:
     # Sums of 256 make shares and their sums exact in floating point.
     values = [[*row, 256 - sum(row)] if sum(row) <= 256 else [*row[:-1], 0, 256] for row in values]
-    layers = [Layer(f"l{n}", "encoder", tuple(range(6))) for n in range(len(values))]
+    layers = [experts(f"l{n}", "encoder", range(6)) for n in range(len(values))]
     minimum = data.draw(st.integers(1, 6))
     count = data.draw(st.integers(minimum * len(values), 6 * len(values)))
     values = [row if sum(row) == 256 else [256, 0, 0, 0, 0, 0] for row in values]
     metric = {layer.name: np.array(row, float) for layer, row in zip(layers, values, strict=True)}
-    kept, theta = released_threshold(layers, metric, count, minimum)
+    found, theta = released_threshold(layers, phi_of(layers, metric), count, minimum)
     counts, wanted = released_statistics.threshold_counts(values, count, minimum)
-    assert [len(kept[layer.name]) for layer in layers] == counts
+    assert list(found.values()) == counts
     assert (sum(counts), theta) == (count, float(wanted))
-    for layer, row in zip(layers, values, strict=True):
-        assert set(kept[layer.name]) == set(expert_selection.sorted_experts(row)[: len(kept[layer.name])])
 
 
 def test_the_released_threshold_differs_from_equation_5_where_mass_lies_on_few_experts() -> None:
     # Layer A has 95 % of its mass on 4 of 128 experts; layer B spreads it evenly. 150 stay, at least 4 each.
-    layers = [Layer("A", "encoder", tuple(range(128))), Layer("B", "decoder", tuple(range(128)))]
+    layers = [experts("A", "encoder", range(128)), experts("B", "decoder", range(128))]
     values = {"A": np.array([23.75] * 4 + [5 / 124] * 124), "B": np.ones(128)}
-    by_equation, _ = threshold(layers, values, 150, 4)
-    as_released, theta = released_threshold(layers, values, 150, 4)
+    phi = phi_of(layers, values)
+    by_equation, _ = threshold(layers, phi, 150, 4)
+    as_released, theta = released_threshold(layers, phi, 150, 4)
     # Mass before the 27th of A: 0.95 + 22 x 0.05 / 124 = 0.9589, before the 123rd of B: 0.9531; before the next ones
     # 0.9593 and 0.9609. Released: all of A's others have 0.05 together; (22 - 4) / 128 = 0.1406 < 0.141 of B.
-    assert {name: len(ids) for name, ids in by_equation.items()} == {"A": 27, "B": 123}
-    assert {name: len(ids) for name, ids in as_released.items()} == {"A": 128, "B": 22}
+    assert by_equation == {"A": 27, "B": 123}
+    assert as_released == {"A": 128, "B": 22}
     assert theta == 0.141
 
 
@@ -314,7 +313,7 @@ def test_the_global_threshold_keeps_as_many_of_each_group(
     groups: int, metric: list[list[int]], more: int
 ) -> None:
     """Eq. 5 of one expert for each rank, as important as those of the rank are together."""
-    layers = [Layer(f"model.layers.{n}.mlp", "decoder", tuple(range(12))) for n in range(len(metric))]
+    layers = [experts(f"model.layers.{n}.mlp.experts", "decoder", range(12)) for n in range(len(metric))]
     values = {
         layer.name: np.asarray(layer_metric) for layer, layer_metric in zip(layers, metric, strict=True)
     }
@@ -330,8 +329,8 @@ def test_the_global_threshold_keeps_as_many_of_each_group(
         for own in metric
     ]
     keep = min(len(metric) + more, len(metric) * width)  # of the ranks, one at least in each layer
-    request = Request(keep=keep * groups, strategy="global-threshold", minimum=1, groups=groups)
-    kept = select_experts(layers, values, request).kept
+    request = Request(keep=keep * groups, strategy="global-threshold", minimum=1, step=groups, groups=groups)
+    kept, _ = select_experts(layers, values, request)
     counts = [len(kept[layer.name]) // groups for layer in layers]
     below, above = expert_selection.global_threshold(together, keep, 1)
     assert sum(counts) == keep
@@ -347,61 +346,58 @@ def test_the_global_threshold_keeps_as_many_of_each_group(
 
 @pytest.mark.parametrize("strategy", ["global-threshold", "side-threshold"])
 def test_the_released_threshold_is_asked_for(strategy: str) -> None:
-    layers = [Layer("e", "encoder", tuple(range(8))), Layer("d", "decoder", tuple(range(8)))]
+    layers = [experts("e", "encoder", range(8)), experts("d", "decoder", range(8))]
     values = {"e": np.array([24.0, 24, 10, 2, 1, 1, 1, 1]), "d": np.ones(8)}
     request = Request(keep=10, strategy=strategy, balance=Fraction(1), minimum=2, released=True)
-    selection = select_experts(layers, values, request)
-    assert selection.count == 10
-    wanted = (
-        released_threshold(layers, values, 10, 2)[0]
-        if strategy == "global-threshold"
-        else {layer.name: released_threshold([layer], values, 5, 2)[0][layer.name] for layer in layers}
-    )
-    assert selection.kept == wanted
+    kept, _ = select_experts(layers, values, request)
+    parts, count = ([layers], 10) if strategy == "global-threshold" else ([[layer] for layer in layers], 5)
+    phi = phi_of(layers, values)
+    wanted = {name: n for own in parts for name, n in released_threshold(own, phi, count, 2)[0].items()}
+    assert {name: len(ids) for name, ids in kept.items()} == wanted
+    assert sum(wanted.values()) == 10
 
 
 def test_ties_are_broken_the_same_way_for_every_count() -> None:
     layers = model(3, 3, 6)
     values = {layer.name: np.ones(6) for layer in layers}
-    chosen = [
-        {(name, e) for name, ids in threshold(layers, values, count, 1)[0].items() for e in ids}
-        for count in range(6, 37)
-    ]
+    request = Request(strategy="global-threshold", minimum=1)
+    selections = [select_experts(layers, values, replace(request, keep=count))[0] for count in range(6, 37)]
+    chosen = [{(name, e) for name, ids in kept.items() for e in ids} for kept in selections]
     assert [len(kept) for kept in chosen] == list(range(6, 37))
     assert all(small < large for small, large in pairwise(chosen))
 
 
 def test_shares_are_normalised_over_the_held_experts() -> None:
-    order, shares = ranked(Layer("A", "encoder", (1, 3, 4)), np.array([9.0, 1, 9, 3, 0]))
-    assert order == [3, 1, 4]
-    assert shares.tolist() == [0.75, 0.25, 0.0]
+    axis = experts("A", "encoder", (1, 3, 4))
+    assert shares(axis, np.array([1.0, 3, 0])).tolist() == [0.25, 0.75, 0.0]
 
 
 @pytest.mark.parametrize("strategy", ["per-layer", "global-threshold", "side-threshold"])
 def test_selections_of_a_pruned_model_name_original_ids(strategy: str) -> None:
-    layers = [Layer("e", "encoder", (1, 4, 5, 9, 11, 12)), Layer("d", "decoder", (0, 2, 3, 6, 8, 10))]
+    layers = [experts("e", "encoder", (1, 4, 5, 9, 11, 12)), experts("d", "decoder", (0, 2, 3, 6, 8, 10))]
     values = random_metric(layers)
-    selection = select_experts(layers, values, Request(keep=8, strategy=strategy, balance=Fraction(1)))
-    assert selection.count <= 8
+    request = Request(keep=8, strategy=strategy, balance=Fraction(1))
+    selection, _ = select_experts(layers, values, request)
+    assert sum(map(len, selection.values())) <= 8
     for layer in layers:
-        kept = selection.kept[layer.name]
-        assert set(kept) < set(layer.experts)
+        kept = selection[layer.name]
+        assert set(kept) < set(layer.ids)
         assert list(kept) == sorted(kept)
-        least = min(values[layer.name][list(kept)])
-        assert all(values[layer.name][e] <= least for e in set(layer.experts) - set(kept))
+        value_of = dict(zip(layer.ids, values[layer.name], strict=True))
+        least = min(value_of[e] for e in kept)
+        assert all(value_of[e] <= least for e in set(layer.ids) - set(kept))
 
 
 def test_experts_per_layer() -> None:
     values = random_metric(NLLB)
-    fixed = select_experts(NLLB, values, Request(per_layer={"encoder": 36, "decoder": 12}))
-    assert [len(ids) for ids in fixed.kept.values()] == [36] * 6 + [12] * 6
-    assert fixed.kept == select_experts(NLLB, values, Request(keep=307, balance=Fraction(3))).kept
-    sides = select_experts(
-        NLLB, values, Request(per_layer={"encoder": 36, "decoder": 12}, strategy="side-threshold")
-    )
-    assert sum(len(sides.kept[layer.name]) for layer in NLLB[:6]) == 216
-    assert sum(len(sides.kept[layer.name]) for layer in NLLB[6:]) == 72
-    assert set(sides.thresholds) == {"encoder", "decoder"}
+    request = Request(per_layer={"encoder": 36, "decoder": 12})
+    fixed = select_experts(NLLB, values, request)
+    assert [len(ids) for ids in fixed[0].values()] == [36] * 6 + [12] * 6
+    assert fixed == select_experts(NLLB, values, Request(keep=307, balance=Fraction(3)))
+    kept, thresholds = select_experts(NLLB, values, replace(request, strategy="side-threshold"))
+    assert sum(len(kept[layer.name]) for layer in NLLB[:6]) == 216
+    assert sum(len(kept[layer.name]) for layer in NLLB[6:]) == 72
+    assert set(thresholds) == {"encoder", "decoder"}
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,19 @@ import pytest
 
 from prunecli.errors import PruneError, StatisticsError, UsageError
 from prunecli.methods.experts.selection import read_experts
-from tests.methods.experts.layer import Layer
+from prunecli.model.axes import Axis
 
 NAMES = ("model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn")
-LAYERS = [Layer(NAMES[0], "encoder", tuple(range(4))), Layer(NAMES[1], "decoder", tuple(range(4)))]
+
+
+def axes_with(encoder: Sequence[int], decoder: Sequence[int]) -> list[Axis]:
+    return [
+        Axis(f"{name}.experts", "expert", tuple(ids), 4, side)
+        for name, side, ids in zip(NAMES, ("encoder", "decoder"), (encoder, decoder), strict=True)
+    ]
+
+
+AXES = axes_with(range(4), range(4))
 
 
 def save(path: Path, content: Any) -> Path:
@@ -51,18 +60,18 @@ def test_expert_ids(
     decoder: Sequence[int],
     tmp_path: Path,
 ) -> None:
-    kept = read_experts(save(tmp_path / "experts.json", content), LAYERS, (4, 4), sources, targets)
-    assert kept == {NAMES[0]: encoder, NAMES[1]: decoder}
+    kept = read_experts(save(tmp_path / "experts.json", content), AXES, sources, targets)
+    assert kept == {AXES[0].name: encoder, AXES[1].name: decoder}
 
 
 def test_ids_count_the_original_experts_of_a_pruned_model(tmp_path: Path) -> None:
-    layers = [Layer(NAMES[0], "encoder", (1, 3)), Layer(NAMES[1], "decoder", (0, 2))]
+    axes = axes_with((1, 3), (0, 2))
     path = save(tmp_path / "experts.json", [1, 3, 4, 6])
-    assert read_experts(path, layers, (4, 4)) == {NAMES[0]: (1, 3), NAMES[1]: (0, 2)}
+    assert read_experts(path, axes) == {AXES[0].name: (1, 3), AXES[1].name: (0, 2)}
     with pytest.raises(
         StatisticsError, match=r"keeps expert 0 of model.encoder.layers.1.ffn, .* no longer holds"
     ):
-        read_experts(save(path, [0, 1, 4, 6]), layers, (4, 4))
+        read_experts(save(path, [0, 1, 4, 6]), axes)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +85,7 @@ def test_ids_count_the_original_experts_of_a_pruned_model(tmp_path: Path) -> Non
 )
 def test_a_selection_that_does_not_fit_is_refused(kept: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(StatisticsError, match=message):
-        read_experts(save(tmp_path / "experts.json", {"kept": kept}), LAYERS, (4, 4))
+        read_experts(save(tmp_path / "experts.json", {"kept": kept}), AXES)
 
 
 LANGUAGES = {"eng_Latn": [0, 1, 4, 5], "fra_Latn": [0, 1, 4, 5]}
@@ -107,4 +116,4 @@ def test_expert_files_that_do_not_fit_are_refused(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(kind, match=message):
-        read_experts(save(tmp_path / "experts.json", content), LAYERS, (4, 4), sources, targets)
+        read_experts(save(tmp_path / "experts.json", content), AXES, sources, targets)

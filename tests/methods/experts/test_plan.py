@@ -1,4 +1,4 @@
-"""What would stay for one language or text alone: what a plan for it alone keeps."""
+"""The decision of a plan for several languages says what a plan for one of them alone keeps."""
 
 from __future__ import annotations
 
