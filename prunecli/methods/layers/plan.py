@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from prunecli.methods.layers.select import (
     nearest_run,
     parse_layers,
     random_scores,
-    removed_count,
 )
 from prunecli.model.axes import Axis
 from prunecli.model.decision import Decision, Origin, Ranked
@@ -30,7 +29,7 @@ from prunecli.model.find_axes import axes_of
 from prunecli.model.history import given, history_step
 from prunecli.results.arrays import LARGEST
 from prunecli.selection.saved import read_kept
-from prunecli.selection.select import Budget, places_of, select
+from prunecli.selection.select import Budget, Kept, places_of, select
 from prunecli.selection.selection import Selection
 
 if TYPE_CHECKING:
@@ -122,95 +121,93 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, measure: Measure 
         UnsupportedModelError: the family is not declared, or its layers cannot change their numbers.
         UsageError: options that contradict each other, or that leave a stack without layers.
     """
-    sizes = checkpoint.layout.sizes
-    depths = {stack.side: sizes.depth(stack) for stack in sizes.family.stacks}
-    axes = {
-        cast("Side", axis.side): replace(axis, ids=tuple(range(len(axis.ids))))
-        for axis in axes_of(checkpoint, "layer")
-    }
     refuse_contradictions(options)
-    counts: dict[tuple[Side, ...], int] = {(side,): 0 for side in depths}
+    # By the numbers that the checkpoint counts.
+    axes = {axis.side: replace(axis, ids=(*range(len(axis.ids)),)) for axis in axes_of(checkpoint, "layer")}
+    kept = {axis.name: axis.ids for axis in axes.values()}
+    metric = None if options.is_named else options.metric or "cosine"
+    groups = [([axis], Budget()) for axis in axes.values()]
     measured = Measured({})
-    if options.is_named:
-        gone = _named(checkpoint, options, depths)
-        reasons: tuple[str, ...] = ()
+    if metric is None:
+        kept |= _named(checkpoint, options, axes)
     else:
-        counts = _counts(options, depths)
-        gone, measured, reasons = _ranked(options, axes, counts, measure)
-    kept = {
-        side: tuple(number for number in range(depth) if number not in gone.get(side, ()))
-        for side, depth in depths.items()
-    }
-    for side, numbers in kept.items():
-        if not numbers:
-            raise UsageError(f"No layer of the {side} would stay.", "Keep one of each stack at least.")
+        groups = _groups(options, axes)
+        measured = _measured(metric, options, axes, measure)
+        for own, budget in groups:
+            values = {axis.name: np.asarray(measured.scores[axis.side]) for axis in own}
+            kept |= select(own, values, budget)  # refuses too many
+            if options.contiguous and measured.distances is not None:
+                (axis,) = own
+                gone = nearest_run(measured.distances[axis.side], budget.removed(own))
+                kept[axis.name] = tuple(number for number in axis.ids if number not in gone)
+    for axis in axes.values():
+        if not kept[axis.name]:
+            raise UsageError(f"No layer of the {axis.side} would stay.", "Keep one of each stack at least.")
+    sizes = checkpoint.layout.sizes
     key = sizes.family.numbered
-    if key is not None and sizes.value(key) and any(list(own) != [*range(len(own))] for own in kept.values()):
+    if key is not None and sizes.value(key) and any(own != (*range(len(own)),) for own in kept.values()):
         raise UnsupportedModelError(
             f'{checkpoint.path}: config.json has "{key}": what a layer computes depends on its number.',
             "Only the last layers can go: --metric last.",
         )
-    removed = {side: list(numbers) for side, numbers in gone.items() if numbers}
+    removed = {side: sorted(set(axis.ids).difference(kept[axis.name])) for side, axis in axes.items()}
     arguments = {
-        "removed": removed or None,
+        "removed": {side: numbers for side, numbers in removed.items() if numbers} or None,
         "ratio": options.ratio,
         "count": options.count,
         "encoder": options.encoder,
         "decoder": options.decoder,
         "side": options.side,
-        "metric": None if options.is_named else options.metric or "cosine",
+        "metric": metric,
         "contiguous": options.contiguous or None,
         "text": None if options.text is None else dict(options.text),
         "seed": options.seed if options.metric == "random" else None,
         "dtype": options.dtype,
     }
-    step = history_step(PRUNE_LAYERS, checkpoint, given(arguments))
-    decision = _decision(options, axes, kept, measured, counts)
-    by_axis = {
-        f"{side}.layers": tuple(checkpoint.structure.original_layer(side, number) for number in own)
-        for side, own in kept.items()
-    }
-    return Selection(by_axis, options.dtype, step, reasons, decision)
+    original = checkpoint.structure.original_layer
+    return Selection(
+        {
+            axis.name: tuple(original(side, number) for number in kept[axis.name])
+            for side, axis in axes.items()
+        },
+        options.dtype,
+        history_step(PRUNE_LAYERS, checkpoint, given(arguments)),
+        () if metric is None else _reasons(metric, options),
+        _decision(metric, options, groups, kept, measured),
+    )
 
 
 def _decision(
+    metric: LayerMetric | None,
     options: LayerOptions,
-    axes: Mapping[Side, Axis],
-    kept: Mapping[Side, Sequence[int]],
+    groups: Sequence[tuple[Sequence[Axis], Budget]],
+    kept: Kept,
     measured: Measured,
-    counts: Mapping[tuple[Side, ...], int],
 ) -> Decision:
-    metric = None if options.is_named else options.metric or "cosine"
-
-    def ranked(values: Scores | None) -> tuple[Ranked, ...]:
-        """The layers of each stack, by what they were compared with those of other stacks; None: by nothing."""
-        found: tuple[Ranked, ...] = ()
-        for sides in counts:
-            own = [axes[side] for side in sides]
-            # A loss may be infinite.
-            worth = {axes[side].name: np.minimum(values[side], LARGEST) for side in sides if values}
-            by_axis = {axes[side].name: kept[side] for side in sides}
-            found += places_of(own, by_axis, worth or None, cut=" and ".join(sides))
-        return found
-
-    if metric is None or metric not in MEASURED:
+    values: Scores = measured.scores if metric in MEASURED else {}
+    name, how = f"{metric} score", "the lowest go"
+    if options.contiguous and measured.distances is not None:
+        values = {
+            own[0].side: best_runs(measured.distances[own[0].side], max(budget.removed(own), 1))
+            for own, budget in groups
+        }
+        name, how = "angle of its best run", "the run of layers side by side whose angle is least goes"
+    if not values:
         named = "--remove" if options.remove is not None else "--keep"
         ways = {None: f"named by {named}", "random": f"drawn at random (seed {options.seed})"}
         how = ways.get(metric, "by its place: the last layers of a stack go")
-        return Decision("layer", ranked(None), how=how)
-    values, name, how = measured.scores, f"{metric} score", "the lowest go"
-    if options.contiguous and measured.distances is not None:
-        values = {
-            side: best_runs(measured.distances[side], max(count, 1)) for (side,), count in counts.items()
-        }
-        name, how = "angle of its best run", "the run of layers side by side whose angle is least goes"
+    places: list[Ranked] = []
+    for own, _ in groups:
+        # A loss may be infinite.
+        worth = {axis.name: np.minimum(values[axis.side], LARGEST) for axis in own if values}
+        places += places_of(own, kept, worth or None, cut=" and ".join(axis.side for axis in own))
     return Decision(
         "layer",
-        tuple(replace(place, tokens=measured.tokens.get(place.side)) for place in ranked(values)),
-        name,
+        tuple(replace(place, tokens=measured.tokens.get(place.side)) for place in places),
+        name if values else None,
         how,
-        "one layer of each stack stays",
-        origin=Origin.of_text(options.text),
+        "one layer of each stack stays" if values else "",
+        origin=Origin.of_text(options.text) if values else Origin(),
     )
 
 
@@ -247,80 +244,62 @@ def refuse_contradictions(options: LayerOptions) -> None:
 
 
 def _named(
-    checkpoint: Checkpoint, options: LayerOptions, depths: Mapping[Side, int]
-) -> dict[Side, tuple[int, ...]]:
+    checkpoint: Checkpoint, options: LayerOptions, axes: Mapping[str, Axis]
+) -> dict[str, tuple[int, ...]]:
+    """Name of each stack's axis -> numbers of its layers that stay, of the stacks that --remove or --keep names."""
+    depths = {side: len(axis.ids) for side, axis in axes.items()}
     if options.remove is not None:
-        return parse_layers("--remove", options.remove, depths)
+        gone = parse_layers("--remove", options.remove, depths)
+        return {
+            axes[side].name: tuple(number for number in axes[side].ids if number not in numbers)
+            for side, numbers in gone.items()
+        }
     keep = str(options.keep)
     if not keep[:1].isdigit() and Path(keep).is_file():
-        axes = axes_of(checkpoint, "layer")
-        saved = read_kept(Path(keep), axes)
-        kept = {cast("Side", axis.side): tuple(map(axis.ids.index, saved[axis.name])) for axis in axes}
-    else:
-        kept = parse_layers("--keep", keep, depths)
-    return {
-        side: tuple(number for number in range(depths[side]) if number not in numbers)
-        for side, numbers in kept.items()
-    }
+        stored = axes_of(checkpoint, "layer")
+        saved = read_kept(Path(keep), stored)
+        return {axis.name: tuple(map(axis.ids.index, saved[axis.name])) for axis in stored}
+    return {axes[side].name: numbers for side, numbers in parse_layers("--keep", keep, depths).items()}
 
 
-def _ranked(
-    options: LayerOptions,
-    axes: Mapping[Side, Axis],
-    counts: Mapping[tuple[Side, ...], int],
-    measure: Measure | None,
-) -> tuple[dict[Side, tuple[int, ...]], Measured, tuple[str, ...]]:
-    """Layers that go, what was measured of all, and lines that say how."""
-    metric = options.metric or "cosine"
-    if options.contiguous and any(len(sides) > 1 for sides in counts):
+def _groups(options: LayerOptions, axes: Mapping[str, Axis]) -> list[tuple[list[Axis], Budget]]:
+    """Stacks whose layers are ranked together, and how many of these go."""
+    by_side = {"encoder": options.encoder, "decoder": options.decoder}
+    counts = {side: count for side, count in by_side.items() if count is not None}
+    for side in (*counts, *([options.side] if options.side else [])):
+        if side not in axes:
+            raise UsageError(f"The model has no {side}.", f"It has {', '.join(axes)} layers only.")
+    if counts:
+        return [([axes[side]], Budget(count=count, together=True, least=1)) for side, count in counts.items()]
+    own = [axis for side, axis in axes.items() if options.side in (None, side)]
+    if options.contiguous and len(own) > 1:
         raise UsageError(
             "--contiguous: how many layers of each stack?", "Give --encoder N and --decoder M, or --side."
         )
+    ratio = DEFAULT_RATIO if options.ratio is None else options.ratio
+    return [(own, Budget(ratio, options.count, together=True, least=1))]
+
+
+def _measured(
+    metric: LayerMetric, options: LayerOptions, axes: Mapping[str, Axis], measure: Measure | None
+) -> Measured:
     depths = {side: len(axis.ids) for side, axis in axes.items()}
     if metric == "random":
-        measured = Measured(random_scores(depths, options.seed))
-    elif metric == "last":
-        measured = Measured(last_scores(depths))
-    elif measure is None:
+        return Measured(random_scores(depths, options.seed))
+    if metric == "last":
+        return Measured(last_scores(depths))
+    if measure is None:
         raise UsageError(f"--metric {metric} needs text.", "Give --data or --text, or --metric last.")
-    else:
-        measured = measure(metric)
-    scores = measured.scores
-    gone: dict[Side, tuple[int, ...]] = {}
-    for sides, count in counts.items():
-        values = {axes[side].name: np.asarray(scores[side]) for side in sides}
-        budget = Budget(count=count, together=True, least=1)
-        chosen = select([axes[side] for side in sides], values, budget)  # refuses too many
-        for side in sides:
-            stay = chosen[axes[side].name]
-            gone[side] = tuple(number for number in axes[side].ids if number not in stay)
-            if options.contiguous:
-                assert measured.distances is not None
-                gone[side] = nearest_run(measured.distances[side], count)
+    return measure(metric)
+
+
+def _reasons(metric: LayerMetric, options: LayerOptions) -> tuple[str, ...]:
+    """Lines that say how the layers are chosen."""
     how = "one after another, " if options.contiguous else ""
-    lines = [f"Layers by {metric}{' (default)' if options.metric is None else ''}, {how}the lowest go."]
+    line = f"Layers by {metric}{' (default)' if options.metric is None else ''}, {how}the lowest go."
     if metric == "random":
-        lines = [f"Layers drawn at random (seed {options.seed})."]
-    if (
-        options.ratio is None
-        and options.count is None
-        and options.encoder is None
-        and options.decoder is None
-    ):
-        lines.insert(0, f"No --ratio given: removing {DEFAULT_RATIO:.0%} of the layers.")
-    return gone, measured, tuple(lines)
-
-
-def _counts(options: LayerOptions, depths: Mapping[Side, int]) -> dict[tuple[Side, ...], int]:
-    """Sides whose layers are ranked together -> how many of these go."""
-    by_side: dict[Side, int | None] = {"encoder": options.encoder, "decoder": options.decoder}
-    for side in (*(name for name, number in by_side.items() if number is not None), options.side):
-        if side is not None and side not in depths:
-            raise UsageError(f"The model has no {side}.", f"It has {', '.join(depths)} layers only.")
-    if any(number is not None for number in by_side.values()):
-        return {(side,): number for side, number in by_side.items() if number is not None}
-    sides = tuple(depths) if options.side is None else (options.side,)
-    if options.count is not None:
-        return {sides: options.count}
-    ratio = DEFAULT_RATIO if options.ratio is None else options.ratio
-    return {sides: removed_count(ratio, sum(depths[side] for side in sides))}
+        line = f"Layers drawn at random (seed {options.seed})."
+    amounts = (options.ratio, options.count, options.encoder, options.decoder)
+    if any(amount is not None for amount in amounts):
+        return (line,)
+    return (f"No --ratio given: removing {DEFAULT_RATIO:.0%} of the layers.", line)

@@ -93,7 +93,7 @@ def state_scores(
 
 def losses_without(
     runner: Runner, layout: ModelLayout, batches: Sequence[Batch], progress: Progress = silent
-) -> dict[Side, tuple[float, ...]]:
+) -> dict[str, tuple[float, ...]]:
     """ln(perplexity without a layer / perplexity), each layer passed by in turn: the mean loss of the counted tokens.
 
     Args:
@@ -129,7 +129,7 @@ def moves_without(
     batches: Sequence[Batch],
     pooling: Pooling,
     progress: Progress = silent,
-) -> dict[Side, tuple[float, ...]]:
+) -> dict[str, tuple[float, ...]]:
     """Mean over the texts of 1 - cos(vector without a layer, vector), each layer passed by in turn.
 
     Args:
@@ -175,9 +175,9 @@ def _passes(
 
 def _without_each(
     model: Any, layout: ModelLayout, measure: Callable[[], float]
-) -> dict[Side, tuple[float, ...]]:
+) -> dict[str, tuple[float, ...]]:
     """What is measured while a layer is passed by, of each in turn; infinity for what is not finite."""
-    found: dict[Side, list[float]] = {}
+    found: dict[str, list[float]] = {}
     for layer in layout.layers:
         with passed_by(model.get_submodule(module_name(model, layer.name))):
             value = measure()
@@ -211,9 +211,9 @@ class StateObserver:
 
     def __init__(self, layout: ModelLayout, metric: LayerMetric) -> None:
         self._layout, self._kind = layout, _Alignments if metric == "cka" else _Angles
-        self._sums: dict[Side, _Alignments | _Angles] = {}
-        self._real: dict[Side, Tensor] = {}
-        self._states: dict[Side, list[Tensor]] = {stack.side: [] for stack in layout.family.stacks}
+        self._sums: dict[str, _Alignments | _Angles] = {}
+        self._real: dict[str, Tensor] = {}
+        self._states: dict[str, list[Tensor]] = {stack.side: [] for stack in layout.family.stacks}
 
     def begin(self, batch: Batch, device: torch.device) -> None:
         """What runs next; a pass that broke off leaves nothing to it."""

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from math import ceil
-from typing import get_args
 
 import numpy as np
 
-from prunecli.architectures.records import Side
 from prunecli.errors import UsageError
-from prunecli.tensors.quantities import exact_share
 
-Scores = Mapping[Side, Sequence[float]]
+Scores = Mapping[str, Sequence[float]]
 """Side -> one score a layer: what is lost without it; the lowest go first."""
 
-Distances = Mapping[Side, np.ndarray]
+Distances = Mapping[str, np.ndarray]
 """Side -> `[depth + 1, depth + 1]`: how far the hidden states before layer i are from those before layer j."""
-
-
-def removed_count(ratio: float, held: int) -> int:
-    """Layers to remove: ceil(ratio x held), never less than asked.
-
-    Raises:
-        UsageError: the ratio is outside [0, 1).
-    """
-    return ceil(exact_share(ratio, "layers", 0.25) * held)
 
 
 def nearest_run(distances: np.ndarray, count: int) -> tuple[int, ...]:
@@ -52,20 +39,20 @@ def best_runs(distances: np.ndarray, count: int) -> tuple[float, ...]:
     return tuple(min(runs[max(0, number - count + 1) : number + 1]) for number in range(len(distances) - 1))
 
 
-def random_scores(depths: Mapping[Side, int], seed: int) -> dict[Side, tuple[float, ...]]:
+def random_scores(depths: Mapping[str, int], seed: int) -> dict[str, tuple[float, ...]]:
     """Uniform in [0, 1), the baseline."""
     generator = np.random.default_rng(seed)
     return {side: tuple(generator.random(depth).tolist()) for side, depth in depths.items()}
 
 
-def last_scores(depths: Mapping[Side, int]) -> dict[Side, tuple[float, ...]]:
+def last_scores(depths: Mapping[str, int]) -> dict[str, tuple[float, ...]]:
     """How much of its stack follows a layer: the last go first, the same share of each stack."""
     return {
         side: tuple((depth - number) / depth for number in range(depth)) for side, depth in depths.items()
     }
 
 
-def parse_layers(option: str, text: str, depths: Mapping[Side, int]) -> dict[Side, tuple[int, ...]]:
+def parse_layers(option: str, text: str, depths: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """`3,7-9`, or `encoder:3,7,decoder:1`: numbers of layers by side, ascending.
 
     Args:
@@ -76,15 +63,15 @@ def parse_layers(option: str, text: str, depths: Mapping[Side, int]) -> dict[Sid
     Raises:
         UsageError: it is not of this form, or names what the model has not.
     """
-    found: dict[Side, set[int]] = {}
-    side: Side | None = next(iter(depths)) if len(depths) == 1 else None
+    found: dict[str, set[int]] = {}
+    side: str | None = next(iter(depths)) if len(depths) == 1 else None
     for part in text.split(","):
         match = re.fullmatch(r"\s*(?:(encoder|decoder)\s*:\s*)?(\d+)(?:\s*-\s*(\d+))?\s*", part)
         if match is None:
             raise UsageError(
                 f"{option} {part.strip()!r}: no number of a layer.", "Write 3,7-9 or encoder:3,decoder:1."
             )
-        side = next((name for name in get_args(Side) if name == match[1]), side)
+        side = match[1] or side
         if side is None:
             raise UsageError(
                 f"{option} {text}: of which stack?",

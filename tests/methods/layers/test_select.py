@@ -11,7 +11,6 @@ from prunecli.methods.layers.select import (
     nearest_run,
     parse_layers,
     random_scores,
-    removed_count,
 )
 from prunecli.model.axes import Axis
 from prunecli.selection.select import Budget, select
@@ -66,9 +65,3 @@ def test_a_side_need_not_be_named_where_there_is_one() -> None:
 def test_other_texts_are_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse_layers("--remove", text, DEPTHS)
-
-
-def test_a_ratio_is_rounded_up_as_a_decimal() -> None:
-    assert [removed_count(ratio, 10) for ratio in (0.0, 0.25, 0.7)] == [0, 3, 7]
-    with pytest.raises(UsageError, match="outside"):
-        removed_count(1.0, 10)
