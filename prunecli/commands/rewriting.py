@@ -274,7 +274,11 @@ class Shown:
             for name, (held, kept) in counts.items()
         ]
         console.show(
-            console.table(f"{kind}s".capitalize(), (HOLDERS[kind], "before", "kept", "removed"), rows)
+            console.table(
+                "Hidden units" if kind == "unit" else f"{kind}s".capitalize(),
+                (HOLDERS[kind], "before", "kept", "removed"),
+                rows,
+            )
         )
         for name, axis in axes.items() if kind == "layer" else ():
             gone = [number for number in axis.ids if number not in selection.kept[name]]
