@@ -1,4 +1,4 @@
-"""Scores of attention heads (1905.10650, 3 and 4.1): read, merge, write, and match with a checkpoint.
+"""Scores of attention heads (1905.10650, 3 and 4.1): read, merge, write.
 
 Ids are always those of the original model. An array `[heads]` stands for the heads that an attention held when it
 was scored, in the order of `HeadScores.heads`.
@@ -6,7 +6,7 @@ was scored, in the order of `HeadScores.heads`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from prunecli.errors import StatisticsError, reason_of
 from prunecli.results.arrays import MOST, checked_array
-from prunecli.results.header import asked, split_of
+from prunecli.results.header import asked, joined, split_of
 from prunecli.results.tabled import Row, Tabled, Tables
 from prunecli.tensors.json_files import read_json
 
@@ -342,3 +342,52 @@ def _arrays(
 
 def _number(value: Any, where: str) -> float:
     return float(checked_array([value], (1,), where, signed=True, remedy=AGAIN)[0])
+
+
+_ALIKE = {
+    "fingerprint": "the models that they are of",
+    "model_type": "their model types",
+    "task": "their tasks",
+    "heads": "the heads that were scored",
+    "per": "their importances (per example or per token)",
+}
+"""What scores must have in common to be added up, and how a message calls it."""
+
+
+def merge(parts: Sequence[HeadScores], names: Sequence[str] | None = None) -> HeadScores:
+    """One score from several of one model: sums and examples are added, so nothing is lost.
+
+    Args:
+        parts: at least one; several only of the gradient method.
+        names: how messages call them; default: scores 1, 2, ...
+
+    Raises:
+        StatisticsError: of different models, heads or tasks, or not sums.
+    """
+    names = [f"scores {number}" for number in range(1, len(parts) + 1)] if names is None else names
+    first = parts[0]
+    for name, part in zip(names, parts, strict=True):
+        if len(parts) > 1 and part.method != "gradient":
+            raise StatisticsError(
+                f"{name}: scores of the method {part.method} are no sums, and cannot be merged.",
+                "Give one file, or several of --method gradient.",
+            )
+        for attribute, what in _ALIKE.items():
+            if getattr(first, attribute) != getattr(part, attribute):
+                raise StatisticsError(
+                    f"{names[0]} and {name} cannot be merged: {what} differ.",
+                    "Merge only scores of one model, one task and one --importance.",
+                )
+    kinds = {part.whole_files for part in parts}
+    return replace(
+        first,
+        whole_files=first.whole_files if len(kinds) == 1 else None,
+        mixed={True, False} <= kinds,
+        examples=sum(part.examples for part in parts),
+        values={
+            name: sum((part.values[name] for part in parts[1:]), first.values[name]) for name in first.heads
+        },
+        tokens={name: sum(part.tokens[name] for part in parts) for name in first.tokens},
+        texts=tuple(dict.fromkeys(text for part in parts for text in part.texts)),
+        split=joined(part.split for part in parts),
+    )

@@ -23,11 +23,10 @@ from prunecli.methods.sharing.rewrite import rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
-from prunecli.results.gate_matching import numbered as numbered_gates
 from prunecli.results.gate_sums import GateSums
 from prunecli.results.gates import GateStatistics
-from prunecli.results.head_matching import numbered as numbered_heads
 from prunecli.results.heads import HeadScores
+from prunecli.results.matching import match_gates, match_scores
 from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
     CachedGeneration,
@@ -244,7 +243,12 @@ def test_scores_of_the_original_follow_their_layers(tmp_path: Path) -> None:
     twice = written(once, lambda at: made_of(at, LayerOptions(remove="0")), tmp_path / "twice")
     with open_model(twice) as opened:
         assert plan_heads(opened, options).kept == {f"{names[0]}.heads": (2, 3)}
-        assert numbered_heads(scores, opened).values[names[0]].tolist() == [21, 22, 23, 24]
+        assert match_scores(scores, opened, opened.layout.attentions).values[names[0]].tolist() == [
+            21,
+            22,
+            23,
+            24,
+        ]
 
 
 def test_gates_of_the_original_follow_their_layers(tmp_path: Path) -> None:
@@ -259,7 +263,7 @@ def test_gates_of_the_original_follow_their_layers(tmp_path: Path) -> None:
         )
     out = written(source, lambda at: made_of(at, LayerOptions(remove="encoder:1")), tmp_path / "out")
     with open_model(out) as opened:
-        found = numbered_gates(gates, opened)
+        found = match_gates(gates, opened)
         assert found.layers == tuple(layer.name for layer in opened.mixtures)
         assert found.layers == ("model.encoder.layers.2.ffn", *names[2:])
         assert found.entries["eng_Latn-fra_Latn"].tokens.tolist() == [1, 2, 3]

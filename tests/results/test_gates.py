@@ -15,9 +15,9 @@ import pytest
 from prunecli.errors import PruneError, StatisticsError, UsageError
 from prunecli.methods.experts.granularity import aggregate
 from prunecli.model.checkpoint import open_model
-from prunecli.results.gate_matching import check_matches
 from prunecli.results.gate_sums import COUNTS, SUMS, TEXT_SUMS, GateSums
 from prunecli.results.gates import GateStatistics, merge, side_of
+from prunecli.results.matching import match_gates
 from prunecli.results.published import read_gates
 from prunecli.tensors.documents import write_json
 from tests.results.tables import setting
@@ -278,14 +278,14 @@ def test_statistics_of_a_language_model_are_no_translation_models(tmp_path: Path
         open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint,
         pytest.raises(StatisticsError, match=r"of the family qwen3_moe; .* is of nllb-moe"),
     ):
-        check_matches(text_statistics(["code"]), checkpoint)
+        match_gates(text_statistics(["code"]), checkpoint)
 
 
 def test_statistics_match_the_model_that_was_run(tmp_path: Path) -> None:
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         given = statistics(["a-b"], checkpoint.fingerprint)
-        check_matches(given, checkpoint)
-        check_matches(replace(given, fingerprint=None), checkpoint)  # published files name no model
+        match_gates(given, checkpoint)
+        match_gates(replace(given, fingerprint=None), checkpoint)  # published files name no model
         for changed, message in (
             (replace(given, fingerprint="sha256:1"), "another model"),
             (replace(given, top_k=8), "picks 8 experts for each token; .* picks 2"),
@@ -293,4 +293,4 @@ def test_statistics_match_the_model_that_was_run(tmp_path: Path) -> None:
             (replace(given, layers=LAYERS[:3]), "3 sparse layers .* has 4"),
         ):
             with pytest.raises(StatisticsError, match=message):
-                check_matches(changed, checkpoint)
+                match_gates(changed, checkpoint)

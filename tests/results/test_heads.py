@@ -14,8 +14,8 @@ import pytest
 from prunecli.errors import StatisticsError
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
-from prunecli.results.head_matching import check_matches, merge
-from prunecli.results.heads import HeadScores, Method, ReportedHeads, read_scores
+from prunecli.results.heads import HeadScores, Method, ReportedHeads, merge, read_scores
+from prunecli.results.matching import match_scores
 from prunecli.selection.cut import cut
 from prunecli.tensors.documents import write_json
 from tests.results.tables import setting
@@ -265,7 +265,7 @@ def scored(path: Path) -> HeadScores:
 
 def check(made: HeadScores, path: Path) -> None:
     with open_model(path) as checkpoint:
-        check_matches(made, checkpoint, checkpoint.layout.attentions)
+        match_scores(made, checkpoint, checkpoint.layout.attentions)
 
 
 def pruned(source: Path, output: Path, head: int) -> Path:

@@ -7,15 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prunecli.errors import StatisticsError
 from prunecli.methods.experts.granularity import aggregate, aggregate_texts
 from prunecli.methods.experts.metrics import Values, default_metric, metric_values
 from prunecli.methods.experts.names import Granularity
 from prunecli.model.axes import Axis
 from prunecli.model.sparse_layer import SparseLayer
-from prunecli.results.gate_matching import check_matches, numbered
 from prunecli.results.gate_sums import GateSums, Mode
 from prunecli.results.gates import GateStatistics, merge, side_of
+from prunecli.results.matching import match_gates, read_matching
 from prunecli.results.published import read_gates
 from prunecli.selection.select import Kept
 
@@ -206,24 +205,10 @@ def read_all(
     """
     layers = checkpoint.require_mixtures() if layers is None else layers
     names, experts = [layer.name for layer in layers], max(layer.original_experts for layer in layers)
-    parts = []
-    for path in paths:
-        if not path.exists():
-            raise StatisticsError(f"{path}: no such file", "Collect it first: prunecli collect-gates.")
-        statistics = read_gates(path, names, experts)
-        try:
-            parts.append(given(checkpoint, statistics))
-        except StatisticsError as error:
-            raise StatisticsError(f"{path}: {error.message}", error.remedy) from error
+    parts = read_matching(
+        paths,
+        lambda path: read_gates(path, names, experts),
+        lambda statistics: match_gates(statistics, checkpoint),
+        "Collect it first: prunecli collect-gates.",
+    )
     return merge(parts, [str(path) for path in paths])
-
-
-def given(checkpoint: Checkpoint, statistics: GateStatistics) -> GateStatistics:
-    """Statistics that are at hand, of this checkpoint or of one that it was made from.
-
-    Raises:
-        StatisticsError: of another model.
-    """
-    statistics = numbered(statistics, checkpoint)
-    check_matches(statistics, checkpoint)
-    return statistics

@@ -17,7 +17,6 @@ from prunecli.methods.experts.budget import Request, balance_text, keep_count, r
 from prunecli.methods.experts.measured import (
     MOST_ALONE,
     Measured,
-    given,
     measure_languages,
     measure_texts,
     read_all,
@@ -43,8 +42,8 @@ from prunecli.model.mixtures import predicting_tensors
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import STATISTICS_OF
 from prunecli.progress import Progress, silent
-from prunecli.results.gate_matching import other_form
 from prunecli.results.gates import GateStatistics
+from prunecli.results.matching import match_gates, other_form
 from prunecli.selection.select import Kept, best, places_of
 from prunecli.selection.selection import Selection
 from prunecli.text.plain import MIXED
@@ -323,7 +322,7 @@ def _measured(
         return Measured(aimer_values(checkpoint, layers, progress=progress), AIMER)
     gates = options.gates
     statistics = (
-        given(checkpoint, gates)
+        match_gates(gates, checkpoint)
         if isinstance(gates, GateStatistics)
         else read_all(checkpoint, options.files, layers)
     )

@@ -19,8 +19,8 @@ from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.find_axes import axes_of
 from prunecli.model.history import given, history_step
 from prunecli.model.stock import uniform_heads
-from prunecli.results.head_matching import check_matches, merge, numbered
-from prunecli.results.heads import HeadScores, Method, read_scores
+from prunecli.results.heads import HeadScores, Method, merge, read_scores
+from prunecli.results.matching import match_scores, read_matching
 from prunecli.selection.saved import read_kept
 from prunecli.selection.select import Budget, Kept, places_of, select
 from prunecli.selection.selection import Selection
@@ -219,8 +219,7 @@ def _importance(
             for layer in layers
         }, None
     if isinstance(options.scores, HeadScores):
-        scores = numbered(options.scores, checkpoint)
-        check_matches(scores, checkpoint, layers)
+        scores = match_scores(options.scores, checkpoint, layers)
         return scores.importance(), scores
     scores = read_all(checkpoint, options.files, layers)
     try:
@@ -238,15 +237,12 @@ def read_all(
         StatisticsError: damaged files, of another model, or that do not go together.
     """
     layers = checkpoint.layout.own_attentions if layers is None else layers
-    parts = []
-    for path in paths:
-        if not path.exists():
-            raise StatisticsError(f"{path}: no such file", "Score the heads first: prunecli score-heads.")
-        parts.append(numbered(read_scores(path), checkpoint))
-        try:
-            check_matches(parts[-1], checkpoint, layers)
-        except StatisticsError as error:
-            raise StatisticsError(f"{path}: {error.message}", error.remedy) from error
+    parts = read_matching(
+        paths,
+        read_scores,
+        lambda scores: match_scores(scores, checkpoint, layers),
+        "Score the heads first: prunecli score-heads.",
+    )
     return merge(parts, [str(path) for path in paths])
 
 

@@ -1,0 +1,176 @@
+"""Match statistics with a checkpoint: read several files, rename layers, refuse statistics of another model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from prunecli.errors import StatisticsError
+from prunecli.model.depth import renaming_since
+from prunecli.model.quantisation import method_of
+from prunecli.results.gates import GateStatistics
+from prunecli.results.heads import HeadScores
+
+if TYPE_CHECKING:
+    from prunecli.model.attention import AttentionLayer
+    from prunecli.model.checkpoint import Checkpoint
+
+COLLECT = "Collect the gates of this checkpoint."
+SCORE = "Score the heads of this checkpoint: prunecli score-heads."
+
+Statistics = TypeVar("Statistics", HeadScores, GateStatistics)
+
+
+def read_matching(
+    paths: Sequence[Path],
+    read: Callable[[Path], Statistics],
+    match: Callable[[Statistics], Statistics],
+    remedy: str,
+) -> list[Statistics]:
+    """Read each file and match its statistics with a checkpoint.
+
+    Args:
+        paths: the files.
+        read: returns the statistics in one file.
+        match: `match_scores` or `match_gates`, with the checkpoint bound.
+        remedy: what to do if a file does not exist.
+
+    Raises:
+        StatisticsError: a file is missing, damaged or of another model; the message names the file.
+    """
+    parts = []
+    for path in paths:
+        if not path.exists():
+            raise StatisticsError(f"{path}: no such file", remedy)
+        statistics = read(path)
+        try:
+            parts.append(match(statistics))
+        except StatisticsError as error:
+            raise StatisticsError(f"{path}: {error.message}", error.remedy) from error
+    return parts
+
+
+def match_scores(scores: HeadScores, checkpoint: Checkpoint, layers: Sequence[AttentionLayer]) -> HeadScores:
+    """The scores of the attentions that `checkpoint` still has, under their present names.
+
+    Scores of the model that a pruned checkpoint was made from match too: ids are the original ones, and scores of
+    removed heads are ignored.
+
+    Args:
+        scores: read from a file or just collected.
+        checkpoint: the checkpoint to prune.
+        layers: its attentions that must have scores.
+
+    Raises:
+        StatisticsError: another fingerprint, or heads of the checkpoint that were not scored.
+    """
+    rename = renaming_since(checkpoint.require_architecture(), checkpoint.structure, scores.fingerprint)
+    if rename is not None:
+
+        def own(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {new: value for name, value in values.items() if (new := rename(name)) is not None}
+
+        scores = replace(
+            scores,
+            heads=own(scores.heads),
+            values=own(scores.values),
+            tokens=own(scores.tokens),
+            p_values=own(scores.p_values),
+            also=(),
+            reported=None,
+        )
+    if scores.fingerprint not in _fingerprints(checkpoint):
+        raise StatisticsError(
+            f"The scores are of another model than {checkpoint.path}, or of another pruning of it.",
+            SCORE,
+        )
+    for layer in layers:
+        lacking = [head for head in layer.heads if head not in scores.heads.get(layer.name, ())]
+        if lacking:
+            raise StatisticsError(
+                f"The scores lack head {lacking[0]} of {layer.name}, which {checkpoint.path} holds.",
+                SCORE,
+            )
+    return scores
+
+
+def match_gates(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStatistics:
+    """The statistics of the sparse layers that `checkpoint` still has, under their present names.
+
+    Statistics of the model that a pruned checkpoint was made from match too: ids are the original ones. For a
+    quantised checkpoint, statistics of the model before quantisation or of another quantised copy match if the
+    routers are equal.
+
+    Raises:
+        StatisticsError: another family, fingerprint or top-k, other sparse layers, another number of experts.
+    """
+    rename = renaming_since(checkpoint.resolved.family, checkpoint.structure, statistics.fingerprint)
+    if rename is not None:
+        names = [rename(name) for name in statistics.layers]
+        kept = [index for index, name in enumerate(names) if name is not None]
+        statistics = replace(
+            statistics,
+            layers=tuple(name for name in names if name is not None),
+            entries={pair: sums.of_layers(kept) for pair, sums in statistics.entries.items()},
+        )
+    layers = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
+    family = checkpoint.resolved.family
+    if statistics.model_type not in (None, family.model_type):
+        raise StatisticsError(
+            f"The statistics are of a model of the family {statistics.model_type}; "
+            f"{checkpoint.path} is of {family.model_type}.",
+            COLLECT,
+        )
+    original = {layer.original_experts for layer in layers}
+    if original and original != {statistics.num_experts}:
+        raise StatisticsError(
+            f"The statistics are of a model with {statistics.num_experts} experts per layer; "
+            f"{checkpoint.path} has {', '.join(map(str, sorted(original)))}.",
+            COLLECT,
+        )
+    if statistics.layers != tuple(layer.name for layer in layers):
+        raise StatisticsError(
+            f"The statistics are of {len(statistics.layers)} sparse layers ({_ends(statistics.layers)}); "
+            f"{checkpoint.path} has {len(layers)} ({_ends([layer.name for layer in layers])}).",
+            COLLECT,
+        )
+    top_k = max(layer.top_k for layer in layers)
+    if statistics.top_k != top_k:
+        raise StatisticsError(
+            f"The statistics are of a router that picks {statistics.top_k} experts for each token; "
+            f"that of {checkpoint.path} picks {top_k}.",
+            COLLECT,
+        )
+    if other_form(statistics, checkpoint) is None:
+        return statistics
+    reason = "its weights are others"
+    if checkpoint.quantised or method_of(checkpoint.config):
+        if statistics.routers == checkpoint.router_fingerprint:
+            return statistics
+        reason = (
+            "its routers have other values, so that it was not quantised from that, or its routers were changed with it"
+            if statistics.routers
+            else "its weights are others. It is quantised, and the file does not say which routers the model had that "
+            "was run, as those of this version do"
+        )
+    raise StatisticsError(
+        f"The statistics are of another model than {checkpoint.path}: {reason}.",
+        COLLECT,
+    )
+
+
+def other_form(statistics: GateStatistics, checkpoint: Checkpoint) -> str | None:
+    """The fingerprint of the model that was run, where that is neither `checkpoint` nor what it was made from."""
+    known = _fingerprints(checkpoint) | set(checkpoint.structure.statistics_of())
+    return None if statistics.fingerprint in known else statistics.fingerprint
+
+
+def _fingerprints(checkpoint: Checkpoint) -> set[str | None]:
+    """Fingerprints of `checkpoint` and of the checkpoints that it was made from."""
+    return {checkpoint.fingerprint, *checkpoint.structure.fingerprints()}
+
+
+def _ends(names: Sequence[str]) -> str:
+    return "none" if not names else names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
