@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 from prunecli.commands import console
 
 if TYPE_CHECKING:
-    from prunecli.analysis.decisions import PlaceRow
     from prunecli.model.decision import Decision
 
 EITHER_SIDE = 4
 """Components on each side of a cut that --explain shows; all of a place of no more than twice that."""
-COLUMNS = ("place", "before", "kept", "cut-off", "lowest kept", "highest dropped", "gap / spread")
 
 
 def show_decision(decision: Decision | None) -> None:
@@ -27,34 +25,13 @@ def show_decision(decision: Decision | None) -> None:
 
 def show_cuts(decision: Decision) -> None:
     """What was chosen by what, and a row for each place."""
-    from prunecli.analysis.decisions import place_rows, summary
+    from prunecli.analysis.decisions import CUT_COLUMNS, place_rows, summary
 
     for line in summary(decision):
         console.out(console.plain(line))
     if decision.metric is not None:
-        rows = [_cells(row) for row in place_rows(decision)]
-        console.show(console.table("Where each place was cut", COLUMNS, rows))
-
-
-def _cells(row: PlaceRow) -> list[str]:
-    from prunecli.analysis.decisions import number_text
-
-    def known(value: float | None) -> str:
-        return "-" if value is None else number_text(value)
-
-    def named(one: tuple[int, float] | None) -> str:
-        return "-" if one is None else f"{one[0]}: {number_text(one[1])}"
-
-    sure = "-" if row.sure is None else f"{row.sure:.3f}"
-    return [
-        row.place,
-        f"{row.count:,}",
-        f"{row.kept:,}",
-        known(row.cutoff),
-        named(row.lowest_kept),
-        named(row.highest_dropped),
-        sure,
-    ]
+        rows = [[cell(row) or "-" for cell in CUT_COLUMNS.values()] for row in place_rows(decision)]
+        console.show(console.table("Where each place was cut", tuple(CUT_COLUMNS), rows))
 
 
 def show_components(decision: Decision) -> None:
