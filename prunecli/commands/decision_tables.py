@@ -43,12 +43,12 @@ def show_components(decision: Decision) -> None:
         if place.values is None:
             continue
         ranks, margins = decision.ranks[index], decision.margins(index)
-        count = len(place.ids)
-        chosen = [*range(count)]
-        if count > 2 * EITHER_SIDE:
+        assert ranks is not None  # where values are compared, every place has them
+        chosen = [*range(len(place.ids))]
+        if len(chosen) > 2 * EITHER_SIDE:
             kept, dropped = nearest(decision, index, EITHER_SIDE)
             chosen, is_cut = [*kept, *dropped], True
-        for at in sorted(chosen, key=lambda at: 0 if ranks is None else ranks[at]):
+        for at in sorted(chosen, key=ranks.__getitem__):
             name = str(place.ids[at])
             if place.labels is not None:
                 name = f"{name} {place.labels[at].replace(chr(10), chr(92) + 'n')}"
@@ -57,7 +57,7 @@ def show_components(decision: Decision) -> None:
                     place_name(decision, place),
                     name,
                     number_text(float(place.values[at])),
-                    "-" if ranks is None else f"{ranks[at]:,}",
+                    f"{ranks[at]:,}",
                     "-" if margins is None else number_text(float(margins[at])),
                     "kept" if place.kept[at] else "dropped",
                 ]

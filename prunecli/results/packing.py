@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from prunecli.results.document import Record
+from prunecli.results.document import Number, Record
 from prunecli.tensors.json_files import parsed
 
 MOST_COMPONENTS = 1 << 25
@@ -21,7 +21,6 @@ LARGEST_BYTES = 128 << 20
 """Of a file, and of what is unpacked at once."""
 Type = Literal["float16", "int32", "uint8", "bits"]
 DTYPES: Mapping[Type, str] = {"float16": "<f2", "int32": "<i4", "uint8": "|u1", "bits": "|u1"}
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Packed(Record):
@@ -33,7 +32,7 @@ class Packed(Record):
 
     dtype: Type
     count: Annotated[int, Field(ge=0, le=MOST_COMPONENTS)]
-    scale: Finite = 1.0
+    scale: Number = 1.0
     data: str
 
     @classmethod
