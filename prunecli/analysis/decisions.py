@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +43,18 @@ class PlaceRow:
     lowest_kept: tuple[int, float] | None
     highest_dropped: tuple[int, float] | None
     sure: float | None
+
+
+CUT_COLUMNS: Mapping[str, Callable[[PlaceRow], str | None]] = {
+    "place": lambda row: row.place,
+    "before": lambda row: f"{row.count:,}",
+    "kept": lambda row: f"{row.kept:,}",
+    "cut-off": lambda row: None if row.cutoff is None else number_text(row.cutoff),
+    "lowest kept": lambda row: _numbered(row.lowest_kept),
+    "highest dropped": lambda row: _numbered(row.highest_dropped),
+    "gap / spread": lambda row: None if row.sure is None else f"{row.sure:.3f}",
+}
+"""Column of the table of cuts -> text of a cell; None: there is nothing to show."""
 
 
 def place_rows(decision: Decision) -> list[PlaceRow]:
@@ -127,12 +139,12 @@ def sentence(decision: Decision, index: int, at: int, subject: str) -> str:
     verb = "was kept" if place.kept[at] else "was dropped"
     if place.values is None:
         said = f"{subject} {verb}: {decision.how}; it has no value"
-        return f"{said}{_origin_words(decision.origin, None, '; ')}.{_alone(place, at)}"
+        return f"{said}{origin_text(decision.origin, None, '; ')}.{_alone(place, at)}"
     value = float(place.values[at])
     if not np.isfinite(value):
         return f"{subject} {verb}; nothing is known of its {decision.metric}."
     if decision.part == "token":
-        return f"{subject} {verb}: {_token_words(decision, place, at)}{measured_on(decision, place)}."
+        return f"{subject} {verb}: {_token_words(decision, place, at)}{_measured_on(decision, place)}."
     rank = decision.ranks[index]
     assert rank is not None
     metric = f"score by {decision.metric}" if decision.part == "unit" else place.metric or decision.metric
@@ -153,7 +165,7 @@ def sentence(decision: Decision, index: int, at: int, subject: str) -> str:
             own = f"the {cut.kept:,} kept have at least {number_text(cut.cutoff)}"
             told = f"{verb}: {ranked}, {apart}; {at_least if _spared(decision, index, cut.cutoff) else own}"
     more = f"{_equal(decision, index, value)}{_mass(decision, place, at)}{_alone(place, at)}"
-    return f"{subject} {told}{measured_on(decision, place)}.{more}"
+    return f"{subject} {told}{_measured_on(decision, place)}.{more}"
 
 
 def _equal(decision: Decision, index: int, value: float) -> str:
@@ -214,19 +226,15 @@ def _alone(place: Ranked, at: int) -> str:
     return f" Alone, {', '.join(stays)} would keep it; {', '.join(goes)} would not."
 
 
-def measured_on(decision: Decision, place: Ranked) -> str:
+def _measured_on(decision: Decision, place: Ranked) -> str:
     """`; measured on 4,096 tokens of eng_Latn-fra_Latn, split dev, in gates.json (sha256 1a2b3c4d5e6f…)`."""
     if place.metric:  # another one than elsewhere: of the weights
         return "; of the weights alone"
-    return _origin_words(decision.origin, place.tokens, "; measured on ") or "; of the weights alone"
+    return origin_text(decision.origin, place.tokens, "; measured on ") or "; of the weights alone"
 
 
-def origin_text(origin: Origin, tokens: int | None = None) -> str:
-    """What values were measured on; empty: on no text."""
-    return _origin_words(origin, tokens, "")
-
-
-def _origin_words(origin: Origin, tokens: int | None, before: str) -> str:
+def origin_text(origin: Origin, tokens: int | None = None, before: str = "") -> str:
+    """The text that values were measured on, after `before`; empty if there is none."""
     tokens = origin.tokens if tokens is None else tokens
     counts = [
         f"{count:,} {what}" for count, what in ((tokens, "tokens"), (origin.sentences, "sentences")) if count
@@ -244,6 +252,11 @@ def _origin_words(origin: Origin, tokens: int | None, before: str) -> str:
 def number_text(value: float) -> str:
     """A value with so many digits as tell it apart."""
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e9 else f"{value:.4g}"
+
+
+def _numbered(unit: tuple[int, float] | None) -> str | None:
+    """An id and its value, such as "7: 0.5"."""
+    return None if unit is None else f"{unit[0]}: {number_text(unit[1])}"
 
 
 def summary(decision: Decision) -> Sequence[str]:

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 from prunecli.commands import console
 
 if TYPE_CHECKING:
-    from prunecli.analysis.decisions import PlaceRow
     from prunecli.model.decision import Decision
 
 EITHER_SIDE = 4
 """Components on each side of a cut that --explain shows; all of a place of no more than twice that."""
-COLUMNS = ("place", "before", "kept", "cut-off", "lowest kept", "highest dropped", "gap / spread")
 
 
 def show_decision(decision: Decision | None) -> None:
@@ -27,34 +25,13 @@ def show_decision(decision: Decision | None) -> None:
 
 def show_cuts(decision: Decision) -> None:
     """What was chosen by what, and a row for each place."""
-    from prunecli.analysis.decisions import place_rows, summary
+    from prunecli.analysis.decisions import CUT_COLUMNS, place_rows, summary
 
     for line in summary(decision):
         console.out(console.plain(line))
     if decision.metric is not None:
-        rows = [_cells(row) for row in place_rows(decision)]
-        console.show(console.table("Where each place was cut", COLUMNS, rows))
-
-
-def _cells(row: PlaceRow) -> list[str]:
-    from prunecli.analysis.decisions import number_text
-
-    def known(value: float | None) -> str:
-        return "-" if value is None else number_text(value)
-
-    def named(one: tuple[int, float] | None) -> str:
-        return "-" if one is None else f"{one[0]}: {number_text(one[1])}"
-
-    sure = "-" if row.sure is None else f"{row.sure:.3f}"
-    return [
-        row.place,
-        f"{row.count:,}",
-        f"{row.kept:,}",
-        known(row.cutoff),
-        named(row.lowest_kept),
-        named(row.highest_dropped),
-        sure,
-    ]
+        rows = [[cell(row) or "-" for cell in CUT_COLUMNS.values()] for row in place_rows(decision)]
+        console.show(console.table("Where each place was cut", tuple(CUT_COLUMNS), rows))
 
 
 def show_components(decision: Decision) -> None:
@@ -66,12 +43,12 @@ def show_components(decision: Decision) -> None:
         if place.values is None:
             continue
         ranks, margins = decision.ranks[index], decision.margins(index)
-        count = len(place.ids)
-        chosen = [*range(count)]
-        if count > 2 * EITHER_SIDE:
+        assert ranks is not None  # where values are compared, every place has them
+        chosen = [*range(len(place.ids))]
+        if len(chosen) > 2 * EITHER_SIDE:
             kept, dropped = nearest(decision, index, EITHER_SIDE)
             chosen, is_cut = [*kept, *dropped], True
-        for at in sorted(chosen, key=lambda at: 0 if ranks is None else ranks[at]):
+        for at in sorted(chosen, key=ranks.__getitem__):
             name = str(place.ids[at])
             if place.labels is not None:
                 name = f"{name} {place.labels[at].replace(chr(10), chr(92) + 'n')}"
@@ -80,7 +57,7 @@ def show_components(decision: Decision) -> None:
                     place_name(decision, place),
                     name,
                     number_text(float(place.values[at])),
-                    "-" if ranks is None else f"{ranks[at]:,}",
+                    f"{ranks[at]:,}",
                     "-" if margins is None else number_text(float(margins[at])),
                     "kept" if place.kept[at] else "dropped",
                 ]

@@ -9,20 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
 
 from prunecli.model.axes import Kind
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Count = Annotated[int, Field(ge=0, le=10**18)]
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What values were measured on; all empty: on no text.
+    """The text that values were measured on. If all fields are empty, they were measured on no text.
+
+    Result files store it as it is and pydantic checks it when it is read: the annotations are the schema.
 
     Attributes:
         files: of statistics: name and SHA-256.
@@ -36,8 +40,8 @@ class Origin:
     files: tuple[tuple[str, str], ...] = ()
     texts: tuple[str, ...] = ()
     split: str | None = None
-    sentences: int | None = None
-    tokens: int | None = None
+    sentences: Count | None = None
+    tokens: Count | None = None
     sha256: str | None = None
 
     @classmethod
@@ -63,10 +67,10 @@ class Ranked:
         name: of the place: "model.encoder.layers.3.ffn"; of layers and tokens "".
         side: of the stack; "" of tokens.
         layer: its number, as `ids` count; None: of layers and tokens.
-        kind: of an attention: encoder, decoder or cross; else "".
         ids: `[n]`, ascending: of experts and heads those of the original model, of others those of the step's source
             (in a file those of the original model too).
         kept: `[n]`, which stay.
+        kind: of an attention: encoder, decoder or cross; else "".
         values: `[n]`, by what they were ranked; None: by nothing. NaN: nothing is known of one.
         cut: what is compared with each other has one name; "": the place alone.
         tokens: that the values were measured on here, where it is known.
@@ -80,9 +84,9 @@ class Ranked:
     name: str
     side: str
     layer: int | None
-    kind: str
     ids: NDArray[np.int64]
     kept: Bools
+    kind: str = ""
     values: Floats | None = None
     cut: str = ""
     tokens: int | None = None
@@ -113,14 +117,8 @@ class Ranked:
         numbers = np.asarray(ids, np.int64)
         order = np.argsort(numbers, kind="stable")
         found = None if values is None else np.asarray(values, np.float64)[order]
-        more = {"kind": "", **more}
-        return cls(
-            *place,
-            ids=numbers[order],
-            kept=np.isin(numbers[order], np.asarray(kept, np.int64)),
-            values=found,
-            **more,
-        )
+        marked = np.isin(numbers[order], np.asarray(kept, np.int64))
+        return cls(*place, ids=numbers[order], kept=marked, values=found, **more)
 
     @property
     def num_kept(self) -> int:
@@ -142,14 +140,12 @@ class Cut:
         cutoff: the least value that stays by its value, or the value that was asked for; None: there is none, as
             nothing goes, or nothing stays by its value.
         highest_dropped: the largest value that goes; None: nothing goes.
-        spread: standard deviation of the values.
     """
 
     count: int
     kept: int
     cutoff: float | None
     highest_dropped: float | None
-    spread: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +176,7 @@ class Decision:
     @cached_property
     def cuts(self) -> tuple[Cut, ...]:
         """The cut of each place."""
-        found = {key: self._cut([self.places[index] for index in own]) for key, own in self._together.items()}
+        found = {key: self._cut(own) for key, own in self._together.items()}
         return tuple(found[key] for key in self._keys)
 
     @cached_property
@@ -188,17 +184,12 @@ class Decision:
         """Of each place `[n]`: 1 of the highest of its cut. Of equal values what stays comes first, then the order."""
         found: list[NDArray[np.int64] | None] = [None] * len(self.places)
         for own in self._together.values():
-            values = [self.places[index].values for index in own]
-            known = [array for array in values if array is not None]
-            if len(known) < len(own) or not known:
-                continue
-            kept = np.concatenate([self.places[index].kept for index in own])
-            order = np.lexsort((~kept, -np.concatenate(known)))
-            ranks = np.empty(len(order), np.int64)
-            ranks[order] = np.arange(1, len(order) + 1)
-            ends = np.cumsum([len(array) for array in known])
-            for index, part in zip(own, np.split(ranks, ends[:-1]), strict=True):
-                found[index] = part
+            kept, values = self._joined(own)
+            if values is not None:
+                ranks = np.argsort(np.lexsort((~kept, -values))) + 1
+                ends = np.cumsum([len(self.places[index].ids) for index in own])
+                for index, part in zip(own, np.split(ranks, ends[:-1]), strict=True):
+                    found[index] = part
         return tuple(found)
 
     def margins(self, index: int) -> Floats | None:
@@ -221,17 +212,21 @@ class Decision:
             together.setdefault(key, []).append(index)
         return together
 
-    def _cut(self, places: Sequence[Ranked]) -> Cut:
-        kept = np.concatenate([place.kept for place in places])
+    def _joined(self, own: Sequence[int]) -> tuple[Bools, Floats | None]:
+        """Marks and values of several places, one after another; no values if a place has none."""
+        places = [self.places[index] for index in own]
         known = [place.values for place in places if place.values is not None]
-        if len(known) < len(places):
-            return Cut(len(kept), int(kept.sum()), None, None, 0.0)
-        values = np.concatenate(known)
-        dropped = values[~kept & np.isfinite(values)]
-        highest = float(dropped.max()) if len(dropped) else None
-        cutoff = self.bound
-        if cutoff is None and highest is not None:
-            staying = values[kept & (values >= highest)]
-            cutoff = float(staying.min()) if len(staying) else None
-        finite = values[np.isfinite(values)]
-        return Cut(len(kept), int(kept.sum()), cutoff, highest, float(finite.std()) if len(finite) else 0.0)
+        values = np.concatenate(known) if len(known) == len(places) else None
+        return np.concatenate([place.kept for place in places]), values
+
+    def _cut(self, own: Sequence[int]) -> Cut:
+        kept, values = self._joined(own)
+        cutoff = highest = None
+        if values is not None:
+            dropped = values[~kept & np.isfinite(values)]
+            highest = float(dropped.max()) if len(dropped) else None
+            cutoff = self.bound
+            if cutoff is None and highest is not None:
+                staying = values[kept & (values >= highest)]
+                cutoff = float(staying.min()) if len(staying) else None
+        return Cut(len(kept), int(kept.sum()), cutoff, highest)

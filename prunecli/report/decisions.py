@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from prunecli.analysis.decisions import number_text, place_name, place_rows, summary
+from prunecli.analysis.decisions import CUT_COLUMNS, number_text, place_name, place_rows, summary
 from prunecli.model.decision import Decision
 from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.report.grids import heat_map, scale_key, scale_of
-from prunecli.report.markup import Html, element, join, maybe, table
+from prunecli.report.markup import Html, element, join, table
 
 MAPPED = ("expert", "head", "layer")
 """Parts of which there are few enough for a map."""
@@ -40,23 +40,7 @@ def _decision(entry: CheckpointEntry, step: int, decision: Decision) -> Iterator
     yield element("p", " ".join(summary(decision)))
     if decision.part in MAPPED:
         yield _map(decision)
-    yield table(
-        "Where each place was cut",
-        place_rows(decision),
-        {
-            "place": lambda row: row.place,
-            "before": lambda row: f"{row.count:,}",
-            "kept": lambda row: f"{row.kept:,}",
-            "cut-off": lambda row: maybe(number_text, row.cutoff),
-            "lowest kept": lambda row: maybe(_named, row.lowest_kept),
-            "highest dropped": lambda row: maybe(_named, row.highest_dropped),
-            "gap / spread": lambda row: maybe("{:.3f}".format, row.sure),
-        },
-    )
-
-
-def _named(one: tuple[int, float]) -> str:
-    return f"{one[0]}: {number_text(one[1])}"
+    yield table("Where each place was cut", place_rows(decision), CUT_COLUMNS)
 
 
 def _map(decision: Decision) -> Html:

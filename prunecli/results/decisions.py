@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, field_serializer
 
 from prunecli import __version__
 from prunecli.errors import CheckpointError, DataError, reason_of
@@ -38,6 +38,11 @@ SHARE_FFN = "share-ffn"
 LONGEST_LIST = 65_536
 """Components of a decision; the values of more are packed, rounded to float16 where they are no whole numbers."""
 REMEDY = "Copy the file again from the result that prunecli wrote, or remove it: the model does without."
+
+AS_THEY_ARE = ("name", "side", "layer", "kind", "cut", "tokens", "metric")
+"""Fields of a `Ranked` that are written as they are."""
+STATED = tuple(field.name for field in fields(Decision) if field.name != "places")
+"""Fields of a `Decision` that are written as they are."""
 
 Ids = list[Annotated[int, Field(ge=0, le=1 << 40)]]
 
@@ -79,26 +84,21 @@ class PlaceRecord(Record):
         values = None if self.values is None else _array(self.values).astype(np.float64)
         reason = None if self.reason is None else _array(self.reason).astype(np.uint8)
         labels = None if self.labels is None else self.labels.texts()
+        where = self.name or self.side
         lengths = {len(part) for part in (ids, values, reason, labels) if part is not None}
         if lengths != {self.count} or (len(ids) > 1 and (np.diff(ids) <= 0).any()):
-            raise ValueError(f"{self.name or self.side}: lists of other than {self.count} components")
+            raise ValueError(f"{where}: lists of other than {self.count} components")
         if reason is not None and int(reason.max(initial=0)) > len(self.reasons):
-            raise ValueError(f"{self.name or self.side}: a reason without its words")
+            raise ValueError(f"{where}: a reason without its words")
         return Ranked(
-            self.name,
-            self.side,
-            self.layer,
-            self.kind,
-            ids,
-            self._marked(self.kept, ids),
-            values,
-            self.cut,
-            self.tokens,
-            self.metric,
-            {name: self._marked(own, ids) for name, own in self.alone.items()},
-            tuple(self.reasons),
-            reason,
-            labels,
+            **{name: getattr(self, name) for name in AS_THEY_ARE},
+            ids=ids,
+            kept=self._marked(self.kept, ids),
+            values=values,
+            alone={name: self._marked(own, ids) for name, own in self.alone.items()},
+            reasons=tuple(self.reasons),
+            reason=reason,
+            labels=labels,
         )
 
     def _marked(self, own: Ids | Packed, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -110,17 +110,6 @@ class PlaceRecord(Record):
         if len(set(own)) != len(own) or not np.isin(array, ids).all():
             raise ValueError(f"{self.name or self.side}: ids that were not there")
         return np.isin(ids, array)
-
-
-class OriginRecord(Record):
-    """See `Origin`."""
-
-    files: list[tuple[str, str]] = Field(default_factory=list)
-    texts: list[str] = Field(default_factory=list)
-    split: str | None = None
-    sentences: Count | None = None
-    tokens: Count | None = None
-    sha256: str | None = None
 
 
 class DecisionRecord(Record):
@@ -139,7 +128,7 @@ class DecisionRecord(Record):
     least: str = ""
     bound: Number | None = None
     thresholds: dict[str, Number] = Field(default_factory=dict)
-    origin: OriginRecord = Field(default_factory=OriginRecord)
+    origin: Origin = Origin()
     places: list[PlaceRecord]
 
     def decision(self) -> Decision:
@@ -148,63 +137,54 @@ class DecisionRecord(Record):
         Raises:
             ValueError: what goes together does not.
         """
-        found = self.origin
-        origin = Origin(
-            tuple(found.files), tuple(found.texts), found.split, found.sentences, found.tokens, found.sha256
-        )
         places = tuple(place.ranked() for place in self.places)
-        made = Decision(
-            self.part, places, self.metric, self.how, self.least, self.bound, dict(self.thresholds), origin
-        )
-        for index, place in enumerate(places):
-            if place.values is not None and made.ranks[index] is None:
+        made = Decision(places=places, **{name: getattr(self, name) for name in STATED})
+        for place, ranks in zip(places, made.ranks, strict=True):
+            if place.values is not None and ranks is None:
                 raise ValueError(f"{place.name or place.side}: compared with what has no values")
         return made
 
+    @field_serializer("origin")
+    def _origin(self, origin: Origin) -> dict[str, Any]:
+        return _said(asdict(origin))
 
-def record(
-    decision: Decision, *, step: int | None = None, command: str = "", full: bool = False
-) -> DecisionRecord:
-    """What is written of a decision; `full`: with ranks and margins, as it is printed."""
+
+def record(decision: Decision, *, full: bool = False, **of_step: Any) -> DecisionRecord:
+    """The record of a decision.
+
+    Args:
+        decision: to be written or printed.
+        full: with ranks and margins, as it is printed.
+        of_step: `step` and `command`, in the file of a history.
+    """
     is_long = sum(len(place.ids) for place in decision.places) > LONGEST_LIST
-    places = [_place(decision, index, is_long=is_long, full=full) for index in range(len(decision.places))]
-    fields: dict[str, Any] = {
-        **{name: getattr(decision, name) for name in ("metric", "how", "least", "bound", "thresholds")},
-        "origin": OriginRecord(**_said(asdict(decision.origin))),
-    }
-    head: dict[str, Any] = {} if step is None else {"step": step, "command": command}
-    return DecisionRecord(**head, part=decision.part, **_said(fields), places=places)
-
-
-def _place(decision: Decision, index: int, *, is_long: bool, full: bool) -> PlaceRecord:
-    place, cut = decision.places[index], decision.cuts[index]
-    is_range = np.array_equal(place.ids, np.arange(len(place.ids)))
     is_told = full and not is_long
 
     def numbers(values: NDArray[Any] | None) -> Any:
-        if values is None:
-            return None
-        return Packed.of(values) if is_long else _listed(values)
+        return Packed.of(values) if is_long and values is not None else _listed(values)
 
-    def marked(values: NDArray[np.bool_]) -> Any:
-        return Packed.of(values) if is_long else place.ids[values].tolist()
+    def written(index: int, place: Ranked) -> PlaceRecord:
+        def marked(values: NDArray[np.bool_]) -> Any:
+            return Packed.of(values) if is_long else place.ids[values].tolist()
 
-    fields: dict[str, Any] = {
-        **{
-            name: getattr(place, name)
-            for name in ("name", "side", "layer", "kind", "cut", "tokens", "metric")
-        },
-        "cutoff": cut.cutoff,
-        "ids": None if is_range else numbers(place.ids),
-        "values": numbers(place.values),
-        "ranks": numbers(decision.ranks[index]) if is_told else None,
-        "margins": numbers(decision.margins(index)) if is_told else None,
-        "alone": {name: marked(own) for name, own in place.alone.items()},
-        "reasons": list(place.reasons),
-        "reason": numbers(place.reason),
-        "labels": None if place.labels is None else PackedText.of(place.labels),
-    }
-    return PlaceRecord(**_said(fields), count=len(place.ids), kept=marked(place.kept))
+        count = len(place.ids)
+        found = {
+            **{name: getattr(place, name) for name in AS_THEY_ARE},
+            "cutoff": decision.cuts[index].cutoff,
+            "ids": None if np.array_equal(place.ids, np.arange(count)) else numbers(place.ids),
+            "values": numbers(place.values),
+            "ranks": numbers(decision.ranks[index]) if is_told else None,
+            "margins": numbers(decision.margins(index)) if is_told else None,
+            "alone": {name: marked(own) for name, own in place.alone.items()},
+            "reasons": list(place.reasons),
+            "reason": numbers(place.reason),
+            "labels": None if place.labels is None else PackedText.of(place.labels),
+        }
+        return PlaceRecord(**_said(found), count=count, kept=marked(place.kept))
+
+    stated = _said({name: getattr(decision, name) for name in STATED})
+    places = [written(index, place) for index, place in enumerate(decision.places)]
+    return DecisionRecord(**of_step, **stated, places=places)
 
 
 class Decisions(Document):
@@ -235,25 +215,26 @@ class Decisions(Document):
 def decision_rows(one: DecisionRecord) -> list[Row]:
     """A row for each component: where, its value and rank, the cut-off, its margin, whether it stays."""
     decision = one.decision()
-    head = {} if one.step is None else {"step": one.step}
     rows: list[Row] = []
     for index, place in enumerate(decision.places):
-        columns: dict[str, Sequence[Any]] = {one.part: place.ids.tolist()}
-        if place.labels is not None:
-            columns["text"] = place.labels
-        for name, values in (
-            ("value", place.values),
-            ("rank", decision.ranks[index]),
-            ("margin", decision.margins(index)),
-        ):
-            if values is not None:
-                columns[name] = _listed(values)
-        columns["kept"] = place.kept.tolist()
-        where = {"place": place.name, "side": place.side, "layer": place.layer}
-        cutoff = {"cutoff": decision.cuts[index].cutoff}
+        columns: dict[str, Sequence[Any] | None] = {
+            one.part: place.ids.tolist(),
+            "text": place.labels,
+            "value": _listed(place.values),
+            "rank": _listed(decision.ranks[index]),
+            "margin": _listed(decision.margins(index)),
+            "kept": place.kept.tolist(),
+        }
+        there = {name: values for name, values in columns.items() if values is not None}
+        where = {
+            **_said({"step": one.step}),
+            "place": place.name,
+            "side": place.side,
+            "layer": place.layer,
+            "cutoff": decision.cuts[index].cutoff,
+        }
         rows += [
-            {**head, **where, **cutoff, **dict(zip(columns, values, strict=True))}
-            for values in zip(*columns.values(), strict=True)
+            {**where, **dict(zip(there, values, strict=True))} for values in zip(*there.values(), strict=True)
         ]
     return rows
 
@@ -336,10 +317,12 @@ def _number_before(history: Sequence[Mapping[str, Any]], side: str, number: int)
     return number
 
 
-def document(decisions: Mapping[int, Decision], history: Sequence[Mapping[str, Any]]) -> Decisions:
-    """What is printed of the decisions of a history: with ranks and margins."""
+def document(
+    decisions: Mapping[int, Decision], history: Sequence[Mapping[str, Any]], *, full: bool = True
+) -> Decisions:
+    """The decisions of a history as a file; `full`: with ranks and margins, as it is printed."""
     records = [
-        record(decision, step=step, command=str(history[step].get("command", "")), full=True)
+        record(decision, step=step, command=str(history[step].get("command", "")), full=full)
         for step, decision in sorted(decisions.items())
     ]
     return Decisions(format=Decisions.FORMAT, prunecli=__version__, decisions=records)
@@ -360,21 +343,15 @@ def with_decision(source: Checkpoint, rewrite: Rewrite, say: Say = unsaid) -> Re
         found = {}
     decision = in_original_ids(rewrite.decision, found, history, source.structure.original_layer)
     found[len(history) - 1] = decision
-    records = [
-        record(one, step=step, command=str(history[step].get("command", ""))) for step, one in found.items()
-    ]
-    made = Decisions(format=Decisions.FORMAT, prunecli=__version__, decisions=records)
+    made = document(found, history, full=False)
     content = json.dumps(made.to_json(), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return replace(rewrite, decision=decision, files={**rewrite.files, FILE: f"{content}\n".encode()})
 
 
-T = TypeVar("T")
-
-
-def _said(fields: Mapping[str, T]) -> dict[str, T]:
-    """Those that say something."""
+def _said(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop empty fields."""
     return {
-        name: value for name, value in fields.items() if value is not None and value not in ("", [], (), {})
+        name: value for name, value in values.items() if value is not None and value not in ("", [], (), {})
     }
 
 
@@ -384,8 +361,8 @@ def _array(values: Ids | list[float | None] | Packed) -> NDArray[Any]:
     return np.array([np.nan if value is None else value for value in values])
 
 
-def _listed(values: NDArray[Any]) -> list[Any]:
-    found: list[Any] = values.tolist()
-    if values.dtype.kind == "f":
-        return [value if np.isfinite(value) else None for value in found]
-    return found
+def _listed(values: NDArray[Any] | None) -> list[Any] | None:
+    """The numbers as JSON holds them: None for NaN and infinity."""
+    if values is None or values.dtype.kind != "f":
+        return None if values is None else values.tolist()
+    return [value if np.isfinite(value) else None for value in values.tolist()]

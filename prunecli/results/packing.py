@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from prunecli.results.document import Record
+from prunecli.results.document import Number, Record
 from prunecli.tensors.json_files import parsed
 
 MOST_COMPONENTS = 1 << 25
 """In a file; no model has more, and those of a hostile file would fill the memory."""
 LARGEST_BYTES = 128 << 20
 """Of a file, and of what is unpacked at once."""
-DTYPES: Mapping[str, str] = {"float16": "<f2", "int32": "<i4", "uint8": "|u1", "bits": "|u1"}
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+Type = Literal["float16", "int32", "uint8", "bits"]
+DTYPES: Mapping[Type, str] = {"float16": "<f2", "int32": "<i4", "uint8": "|u1", "bits": "|u1"}
 
 
 class Packed(Record):
@@ -30,24 +30,28 @@ class Packed(Record):
         scale: what they are to be multiplied by.
     """
 
-    dtype: Literal["float16", "int32", "uint8", "bits"]
+    dtype: Type
     count: Annotated[int, Field(ge=0, le=MOST_COMPONENTS)]
-    scale: Finite = 1.0
+    scale: Number = 1.0
     data: str
 
     @classmethod
     def of(cls, values: NDArray[Any]) -> Packed:
         """Of booleans, of whole numbers, or of others, which are rounded."""
+        more, numbers = {}, values
+        dtype: Type = "int32"
         if values.dtype == np.bool_:
-            return cls(dtype="bits", count=len(values), data=_deflated(np.packbits(values).tobytes()))
-        if values.dtype == np.uint8:
-            return cls(dtype="uint8", count=len(values), data=_deflated(values.tobytes()))
-        largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
-        if np.isfinite(values).all() and (values == np.rint(values)).all() and largest < 1 << 31:
-            return cls(dtype="int32", count=len(values), data=_deflated(values.astype("<i4").tobytes()))
-        scale = largest or 1.0
-        rounded = (np.where(np.isfinite(values), values, np.nan) / scale).astype("<f2")
-        return cls(dtype="float16", count=len(values), scale=scale, data=_deflated(rounded.tobytes()))
+            dtype, numbers = "bits", np.packbits(values)
+        elif values.dtype == np.uint8:
+            dtype = "uint8"
+        else:
+            is_finite = np.isfinite(values)
+            largest = float(np.abs(values[is_finite]).max(initial=0.0))
+            if not is_finite.all() or (values != np.rint(values)).any() or largest >= 1 << 31:
+                more = {"scale": largest or 1.0}
+                dtype, numbers = "float16", np.where(is_finite, values, np.nan) / more["scale"]
+        data = _deflated(numbers.astype(DTYPES[dtype]).tobytes())
+        return cls(dtype=dtype, count=len(values), data=data, **more)
 
     def array(self) -> NDArray[Any]:
         """The numbers.
