@@ -55,8 +55,8 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.methods.sharing.plan import plan_attention as plan_attention
     from prunecli.methods.sharing.plan import plan_ffn as plan_ffn
     from prunecli.methods.sharing.rewrite import rewrite_shared as rewrite_shared
+    from prunecli.methods.vocabulary.plan import VocabularyOptions as VocabularyOptions
     from prunecli.methods.vocabulary.plan import plan_vocabulary as plan_vocabulary
-    from prunecli.methods.vocabulary.select import VocabularyOptions as VocabularyOptions
     from prunecli.model.checkpoint import Checkpoint as Checkpoint
     from prunecli.model.checkpoint import open_model as open_model
     from prunecli.model.rewrite import Rewrite as Rewrite
@@ -102,8 +102,7 @@ _MODULES = {
     "methods.sharing.options": ("AttentionOptions", "FfnOptions"),
     "methods.sharing.plan": ("plan_attention", "plan_ffn"),
     "methods.sharing.rewrite": ("rewrite_shared",),
-    "methods.vocabulary.plan": ("plan_vocabulary",),
-    "methods.vocabulary.select": ("VocabularyOptions",),
+    "methods.vocabulary.plan": ("VocabularyOptions", "plan_vocabulary"),
     "model.checkpoint": ("Checkpoint", "open_model"),
     "model.rewrite": ("Rewrite",),
     "model.streamed": ("stream_model",),

@@ -71,7 +71,7 @@ def trim_vocabulary(
     as chat messages; this is checked before anything is written. Other text falls into smaller tokens.
     """
     from prunecli import demo
-    from prunecli.methods.vocabulary.select import VocabularyOptions
+    from prunecli.methods.vocabulary.plan import VocabularyOptions, plan_vocabulary
     from prunecli.text.choice import TextChoice
     from prunecli.text.lines import read_lines
 
@@ -83,21 +83,19 @@ def trim_vocabulary(
             )
         choice = replace(choice, split=split or DEMO_SPLIT, demo=demo.DATA)
     with how.open(checkpoint, stream=stream) as opened:
-        from prunecli.methods.vocabulary.plan import plan_vocabulary
-
         how.refuse(opened)
         kept = [] if selection.keep is None else filter(None, read_lines(selection.keep))
         options = selection.of(VocabularyOptions, min_count=min_count, keep=tuple(dict.fromkeys(kept)))
         plan = plan_vocabulary(opened, choice.lines(how.note), options, how.progress)
         for name in (name for name, content in plan.files.items() if content is None):
             how.note(f"{name} is left out: it holds the old vocabulary in a form that cannot be shortened.")
-        read = {"sentences": plan.text.sentences, "sha256": plan.text.sha256, "share_kept": plan.tokens.share}
+        read = {"sentences": plan.text.sentences, "sha256": plan.text.sha256, "share_kept": plan.share}
         how.prune(
             opened,
             plan,
             None,
             table=lambda: _show(plan),
-            parts=plan.tokens.parts,
+            parts=plan.parts,
             text=read,
             compared=asdict(plan.check),
         )
@@ -105,12 +103,12 @@ def trim_vocabulary(
 
 def _show(plan: VocabularyPlan) -> None:
     """Why tokens stay, and whether the text falls into the same tokens."""
-    tokens, check = plan.tokens, plan.check
-    rows = [[name, f"{count:,}"] for name, count in tokens.parts.items()]
+    check = plan.check
+    rows = [[name, f"{count:,}"] for name, count in plan.parts.items()]
     console.show(console.table("Tokens that stay", ("why", "tokens"), rows))
     if check.changed:
         console.out(
-            f"{tokens.share:.2%} of the running tokens stay; {check.changed:,} of {check.sentences:,} different "
+            f"{plan.share:.2%} of the running tokens stay; {check.changed:,} of {check.sentences:,} different "
             f"texts fall into other tokens ({check.running_before:,} -> {check.running_after:,} in all)."
         )
     else:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from prunecli.architectures import FAMILIES
-from prunecli.methods.vocabulary.plan import plan_vocabulary
-from prunecli.methods.vocabulary.select import VocabularyOptions
+from prunecli.methods.vocabulary.plan import VocabularyOptions, plan_vocabulary
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply

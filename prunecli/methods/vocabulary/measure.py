@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any
 
+from prunecli.methods.vocabulary.tokenizer import is_fast
 from prunecli.progress import Progress, silent
 from prunecli.text.choice import Lines
 from prunecli.text.tokens import tokenized
@@ -77,8 +78,8 @@ class Text:
         Tokens depend on what stands around a line: line ends and blank lines in a document, roles in a chat.
         """
         counted = Counter(lines.texts)
-        names = () if lines.plain is None else tuple(path.name for path in lines.plain.files)
-        documents = () if lines.plain is None else [text for text in lines.plain.texts if "\n" in text]
+        files, texts = ((), ()) if lines.plain is None else (lines.plain.files, lines.plain.texts)
+        documents = [text for text in texts if "\n" in text]
         template, frames = chat_texts(tokenizer)
         messages = {*counted, *documents, *(line for document in documents for line in document.split("\n"))}
         ends = {end for text in messages for end in (_ends(text), _ends(text.strip()))}
@@ -87,7 +88,7 @@ class Text:
             tuple(counted.values()),
             lines.splits,
             lines.languages,
-            names,
+            tuple(path.name for path in files),
             tuple(piece for document in documents for piece in _pieces(document)),
             tuple(sorted(f"{before}{text}{after}" for before, after in frames for text in ends)),
             template,
@@ -143,16 +144,6 @@ class TokenCounts:
     counts: Mapping[str, int]
     template: Set[str] = frozenset()
 
-    @property
-    def total(self) -> int:
-        """Running tokens."""
-        return sum(self.counts.values())
-
-    def share(self, kept: Collection[str]) -> float:
-        """The part of the running tokens that are in `kept`; 1 of no text."""
-        held = sum(count for token, count in self.counts.items() if token in kept)
-        return held / self.total if self.total else 1.0
-
 
 def count_tokens(tokenizer: Any, text: Text, progress: Progress = silent) -> TokenCounts:
     """Tokenise `text`, as source and, if target text has a model of its own (Marian), as target.
@@ -173,30 +164,31 @@ def count_tokens(tokenizer: Any, text: Text, progress: Progress = silent) -> Tok
 def _counted(tokenizer: Any, view: Mapping[str, int], advance: Callable[[int], None]) -> Counter[str]:
     counts: Counter[Any] = Counter()
     for part in batches(tuple(view)):
-        for tokens, text in zip(
-            _tokens(tokenizer, part), part * (2 if is_two_sided(tokenizer) else 1), strict=True
-        ):
-            for token in tokens:
-                counts[token] += view[text]
+        for is_target in sides(tokenizer):
+            for text, tokens in zip(part, _tokens(tokenizer, part, is_target), strict=True):
+                for token in tokens:
+                    counts[token] += view[text]
         advance(len(part))
-    if getattr(tokenizer, "is_fast", False):
+    if is_fast(tokenizer):
         return Counter({str(tokenizer.convert_ids_to_tokens(key)): n for key, n in counts.items()})
     return counts
 
 
-def is_two_sided(tokenizer: Any) -> bool:
-    """Whether source and target text are cut by models of their own."""
-    return hasattr(tokenizer, "spm_target")
+def sides(tokenizer: Any) -> tuple[bool, ...]:
+    """The values of `is_target` to tokenise text with: both, if source and target have models of their own (Marian)."""
+    return (False, True) if hasattr(tokenizer, "spm_target") else (False,)
 
 
 @contextmanager
-def as_target(tokenizer: Any) -> Iterator[None]:
-    """Text is target text inside of the block."""
-    tokenizer._switch_to_target_mode()
+def as_side(tokenizer: Any, is_target: bool) -> Iterator[None]:
+    """Text is source or target text inside of the block."""
+    if is_target:
+        tokenizer._switch_to_target_mode()
     try:
         yield
     finally:
-        tokenizer._switch_to_input_mode()
+        if is_target:
+            tokenizer._switch_to_input_mode()
 
 
 def batches(texts: Sequence[str]) -> Iterator[list[str]]:
@@ -213,18 +205,13 @@ def batches(texts: Sequence[str]) -> Iterator[list[str]]:
         yield part
 
 
-def _tokens(tokenizer: Any, texts: list[str]) -> list[list[Any]]:
-    """Tokens of each text: ids of a fast tokenizer, strings of a slow one (its pieces may be more than its vocabulary);
-    those of a two-sided one as source, then those as target.
-    """
-    if getattr(tokenizer, "is_fast", False):
+def _tokens(tokenizer: Any, texts: list[str], is_target: bool) -> list[list[Any]]:
+    """Tokens of each text: ids of a fast tokenizer; strings of a slow one (pieces outside of its vocabulary too)."""
+    if is_fast(tokenizer):
         options = {"add_special_tokens": False, "truncation": False, "verbose": False}
         return list(tokenized(tokenizer, texts, **options)["input_ids"])
-    rows = [tokenizer.tokenize(text) for text in texts]
-    if is_two_sided(tokenizer):
-        with as_target(tokenizer):
-            rows += [tokenizer.tokenize(text) for text in texts]
-    return rows
+    with as_side(tokenizer, is_target):
+        return [tokenizer.tokenize(text) for text in texts]
 
 
 def chat_texts(tokenizer: Any) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:

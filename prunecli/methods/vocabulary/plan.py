@@ -2,65 +2,79 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
-from itertools import product
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from prunecli.errors import CheckpointError
-from prunecli.methods.vocabulary.files import SENTENCEPIECE, holds_vocabulary, tokenizer_files
-from prunecli.methods.vocabulary.ids import Renumbering, named_ids, renumbered, with_defaults
-from prunecli.methods.vocabulary.measure import Text, as_target, batches, count_tokens, is_two_sided
-from prunecli.methods.vocabulary.select import TokenChoice, VocabularyOptions, select_tokens
-from prunecli.methods.vocabulary.vocabulary import read_vocabulary, token_ids
+import numpy as np
+
+from prunecli.choices import Choices
+from prunecli.errors import CheckpointError, DataError, UsageError
+from prunecli.methods.vocabulary.check import Check, check_same, differs, load_trimmed
+from prunecli.methods.vocabulary.measure import Text, TokenCounts, count_tokens
+from prunecli.methods.vocabulary.renumber import (
+    GENERATION,
+    SENTENCEPIECE,
+    VOCABULARIES,
+    Renumbering,
+    named_ids,
+    renumbered,
+    tokenizer_files,
+)
+from prunecli.methods.vocabulary.tokenizer import Vocabulary, is_fast, read_vocabulary
+from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.find_axes import axes_of, vocabulary_size
+from prunecli.model.history import given, history_step
 from prunecli.progress import Progress, silent
 from prunecli.selection.selection import Selection
 from prunecli.tensors.json_files import parsed
 from prunecli.text.choice import Lines
-from prunecli.text.tokens import load_tokenizer, tokenized
+from prunecli.text.tokens import load_tokenizer
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
-GENERATION = "generation_config.json"
-_REMEDY = "Nothing was written; please report it with the name of the model."
+COMMAND = "trim-vocabulary"
+IN_TEXT = "in the text"
+"""Why a token stays: often enough."""
+NO_TOKEN = "no token"
+"""Why an id stays that the tokenizer has no token for: a config names it."""
 
 
 @dataclass(frozen=True)
-class Check:
-    """What came out.
+class VocabularyOptions(Choices):
+    """What `trim-vocabulary` is asked.
 
     Attributes:
-        sentences: number of texts that were compared: lines, documents, messages to a chat model, each once.
-        changed: number of these texts that hold removed tokens, and so fall into others.
-        running_before: tokens of all these texts, special ones included.
-        running_after: with the trimmed tokenizer.
+        min_count: occurrences that a token needs; with 1 the text falls into the same tokens as before.
+        keep: further tokens, as the tokenizer writes them.
+        multiple_of: the number of tokens is made a multiple of it, by keeping more; 1: no more than needed.
+        dtype: type of the result; None: as stored.
     """
 
-    sentences: int
-    changed: int
-    running_before: int
-    running_after: int
+    min_count: int = 1
+    keep: tuple[str, ...] = ()
+    multiple_of: int = 1
+    dtype: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyPlan(Selection):
-    """Which tokens stay, and the tokenizer without the others.
+    """Which tokens stay and why, and the tokenizer without the others.
 
     Attributes:
-        tokens: which tokens stay, and why.
+        renumbering: the new id of each token is its place among those that stay.
+        parts: why -> how many tokens stay for it, each counted once, under the first reason.
+        share: of the running tokens that the vocabulary has, those that stay.
         text: what they were counted in.
         check: how the text falls into tokens before and after.
     """
 
-    tokens: TokenChoice
+    renumbering: Renumbering
+    parts: Mapping[str, int]
+    share: float
     text: Text
-    check: Check
+    check: Check = field(default_factory=Check)
 
 
 def plan_vocabulary(
@@ -81,13 +95,13 @@ def plan_vocabulary(
         CheckpointError: damaged files, or a trimmed tokenizer that cuts the text otherwise.
         DataError, UsageError: options that the tokenizer cannot meet.
     """
-    (axis,) = axes_of(
-        checkpoint, "token"
-    )  # a model that cannot be trimmed is refused before anything is counted
+    # A model that cannot be trimmed is refused before anything is counted.
+    (axis,) = axes_of(checkpoint, "token")
     where = str(checkpoint.path)
     carried = checkpoint.side_files.carried
     side = {path.name: path.read_bytes() for path in carried if path.parent == checkpoint.path}
-    if not holds_vocabulary(side):
+    # Without a vocabulary, transformers makes up a tokenizer of nothing.
+    if not any(name in VOCABULARIES or name.endswith(SENTENCEPIECE) for name in side):
         raise CheckpointError(
             f"{where}: holds no tokenizer whose vocabulary could be trimmed",
             "Copy the model's tokenizer files (tokenizer.json, tokenizer_config.json, …) into it.",
@@ -95,34 +109,22 @@ def plan_vocabulary(
     tokenizer = load_tokenizer(checkpoint.path)
     text = Text.of(lines, tokenizer)
     vocabulary = read_vocabulary(tokenizer, where)
-    documents = with_defaults(checkpoint.config, default_ids(checkpoint)), _generation(side)
-    needed = [number for document in documents for number in named_ids(document)]
+    config = {**default_ids(checkpoint), **checkpoint.config}
+    needed = [*named_ids(config), *named_ids(_generation(side))]
     counts = count_tokens(tokenizer, text, progress)
-    tokens = select_tokens(checkpoint, vocabulary, text, counts, options, needed)
-    change = tokens.renumbering
-    files = _files(side, documents[1], change, text, is_fast=bool(getattr(tokenizer, "is_fast", False)))
+    plan = select_tokens(checkpoint, vocabulary, text, counts, options, needed)
+    change = plan.renumbering
+    files = tokenizer_files(side, change)
+    if is_fast(tokenizer):  # nothing reads the SentencePiece models beside it: they are compared here
+        for name, data in files.items():
+            if name.endswith(SENTENCEPIECE) and data is not None and differs(side[name], data, text.all):
+                files[name] = None
     trimmed = {name: data for name, data in {**side, **files}.items() if data is not None}
-    settings = renumbered_settings(checkpoint, change)
-    sizes = dict.fromkeys(axis.keys, len(tokens.kept))
+    settings = {key: value for key, value in renumbered(config, change).items() if value != config[key]}
+    sizes = dict.fromkeys(axis.keys, len(change.new_ids))
     new = load_trimmed(trimmed, {**checkpoint.config, **settings, **sizes}, where)
     check = check_same((tokenizer, new), change.new_ids, text, where, progress)
-    return VocabularyPlan(
-        {"tokens": tokens.kept},
-        options.dtype,
-        tokens.step,
-        decision=tokens.decision,
-        settings=settings,
-        files=files,
-        tokens=tokens,
-        text=text,
-        check=check,
-    )
-
-
-def renumbered_settings(checkpoint: Checkpoint, change: Renumbering) -> dict[str, Any]:
-    """The keys of config.json whose ids change, with the new ones; those that it leaves to its class among them."""
-    full = with_defaults(checkpoint.config, default_ids(checkpoint))
-    return {key: value for key, value in renumbered(full, change).items() if value != full[key]}
+    return replace(plan, settings=settings, files=files, check=check)
 
 
 def default_ids(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -138,27 +140,9 @@ def default_ids(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _files(
-    side: Mapping[str, bytes],
-    generation: Mapping[str, Any],
-    change: Renumbering,
-    text: Text,
-    *,
-    is_fast: bool,
-) -> dict[str, bytes | None]:
-    """The side files that differ. Of a fast tokenizer nothing reads the SentencePiece model: it is compared here."""
-    files = tokenizer_files(side, change)
-    patched = renumbered(generation, change)
-    if patched != generation:
-        files[GENERATION] = (json.dumps(patched, indent=2, ensure_ascii=False) + "\n").encode()
-    return files | dict.fromkeys(models_that_differ(side, files, text.all) if is_fast else ())
-
-
 def _generation(side: Mapping[str, bytes]) -> dict[str, Any]:
-    if GENERATION not in side:
-        return {}
     try:
-        value = parsed(side[GENERATION])
+        value = parsed(side.get(GENERATION, b"{}"))
     except ValueError as error:
         raise CheckpointError(f"{GENERATION}: not JSON ({error})", "Copy the file again.") from error
     if not isinstance(value, dict):
@@ -166,103 +150,137 @@ def _generation(side: Mapping[str, bytes]) -> dict[str, Any]:
     return value
 
 
-def load_trimmed(files: Mapping[str, bytes], config: Mapping[str, Any], where: str) -> Any:
-    """The tokenizer that `files` and config.json give, before they are written anywhere else.
-
-    Raises:
-        CheckpointError: transformers cannot read it.
-    """
-    with tempfile.TemporaryDirectory() as directory:
-        for name, data in files.items():
-            (Path(directory) / name).write_bytes(data)
-        (Path(directory) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        try:
-            return load_tokenizer(directory)
-        except CheckpointError as error:
-            reason = error.message.replace(directory, "it")
-            raise CheckpointError(
-                f"{where}: the trimmed tokenizer cannot be read: {reason}", _REMEDY
-            ) from error
-
-
-def check_same(
-    tokenizers: tuple[Any, Any],
-    new_ids: Mapping[int, int],
+def select_tokens(
+    checkpoint: Checkpoint,
+    vocabulary: Vocabulary,
     text: Text,
-    where: str,
-    progress: Progress = silent,
-) -> Check:
-    """Compare the original tokenizer with the trimmed one, token by token.
-
-    Every token that stays must have its new id, and every text whose tokens all stay must fall into these tokens.
+    counts: TokenCounts,
+    options: VocabularyOptions,
+    needed_ids: Iterable[int] = (),
+) -> VocabularyPlan:
+    """Choose the tokens to keep; their tokenizer is not made yet.
 
     Args:
-        tokenizers: the original and the trimmed one.
-        new_ids: id -> new id.
-        text: what to compare them on.
-        where: what messages begin with.
+        checkpoint: the source.
+        vocabulary: of its tokenizer.
+        text: what was counted, for the history.
+        counts: how often each token occurs in it.
+        options: what is asked.
+        needed_ids: ids that its configs name.
 
     Raises:
-        CheckpointError: they differ.
+        UsageError: a `min_count` or `multiple_of` below 1.
+        DataError: a token of `keep` that the tokenizer lacks.
+        CheckpointError: the tokenizer has tokens that the embeddings lack.
     """
-    original, trimmed = tokenizers
-    expected = {
-        token: new_ids[number] for token, number in token_ids(original, where).items() if number in new_ids
-    }
-    actual = token_ids(trimmed, where)
-    if actual != expected:
-        odd = min(token for token in {*actual, *expected} if actual.get(token) != expected.get(token))
+    size = vocabulary_size(checkpoint)
+    tokens = {number: token for token, number in vocabulary.ids.items()}
+    if options.min_count < 1 or options.multiple_of < 1:
+        raise UsageError("--min-count and --multiple-of are 1 or more.")
+    last = max(tokens, default=0)
+    if last >= size:
         raise CheckpointError(
-            f"{where}: the trimmed tokenizer would give {odd!r} the id {actual.get(odd)}, not {expected.get(odd)}",
-            _REMEDY,
+            f"{checkpoint.path}: its tokenizer gives {tokens[last]!r} the id {last}, its embeddings have {size} rows",
+            "Resize the embeddings to the tokenizer first.",
         )
-    changed, running = 0, [0, 0]
-    sides = (False, True) if is_two_sided(original) else (False,)
-    with progress("comparing tokens", len(text.all) * len(sides), "texts") as advance:
-        for as_targets, part in product(sides, batches(text.all)):
-            rows = [_encode(tokenizer, part, as_targets) for tokenizer in tokenizers]
-            for line, before, after in zip(part, *rows, strict=True):
-                ids = [new_ids.get(number) for number in before]
-                if None in ids:
-                    changed += 1
-                elif ids != after:
-                    shown = line if len(line) <= 60 else f"{line[:60]}…"
-                    raise CheckpointError(
-                        f"{where}: the trimmed tokenizer would cut {shown!r} into other tokens", _REMEDY
-                    )
-                running[0] += len(before)
-                running[1] += len(after)
-            advance(len(part))
-    return Check(len(text.all) * len(sides), changed, *running)
-
-
-def models_that_differ(
-    before: Mapping[str, bytes], after: Mapping[str, bytes | None], texts: Sequence[str]
-) -> tuple[str, ...]:
-    """Names of the shortened SentencePiece models that cut a text otherwise, though all of its pieces stay."""
-    return tuple(
-        name
-        for name, data in after.items()
-        if data is not None and name.endswith(SENTENCEPIECE) and _differs(before[name], data, texts)
+    for token in options.keep:
+        if token not in vocabulary.ids:
+            raise DataError(
+                f"--keep: the tokenizer has no token {token!r}",
+                "Write tokens as the tokenizer does, its mark of a space included: ▁house, Ġhouse.",
+            )
+    by_reason = _kept(
+        vocabulary, counts, options, {tokens[number] for number in needed_ids if number in tokens}
+    )
+    kept: set[str] = set().union(*by_reason.values())
+    rows = {number for number in needed_ids if 0 <= number < size and number not in tokens}
+    by_reason["up to a multiple"] = _filling(kept, vocabulary, options.multiple_of, len(rows))
+    kept |= by_reason["up to a multiple"]
+    ids = {name: {vocabulary.ids[token] for token in part} for name, part in by_reason.items()}
+    ids[NO_TOKEN] = rows
+    kept_ids = tuple(sorted(set().union(*ids.values())))
+    parts = {name: len(part) for name, part in ids.items() if part}
+    arguments = {
+        "split": list(text.splits),
+        "langs": list(text.languages),
+        "text": list(text.files),
+        "min_count": options.min_count,
+        "multiple_of": None if options.multiple_of == 1 else options.multiple_of,
+        "dtype": options.dtype,
+    }
+    note = {
+        "before": size,
+        "after": len(kept_ids),
+        "parts": parts,
+        "sentences": text.sentences,
+        "text_sha256": text.sha256,
+    }
+    reasons = [name for name in ids if name != IN_TEXT]
+    reason = {number: place for place, name in enumerate(reasons, 1) for number in ids[name]}
+    labels = [tokens.get(number, "") for number in range(size)]
+    ranked = Ranked.of(
+        ("", "", None),
+        range(size),
+        kept_ids,
+        [counts.counts.get(label, 0) for label in labels],
+        reasons=tuple(reasons),
+        reason=np.array([reason.get(number, 0) for number in range(size)], np.uint8),
+        labels=tuple(labels),
+    )
+    origin = Origin(
+        texts=(*text.languages, *text.files),
+        split=" and ".join(text.splits) or None,
+        sentences=text.sentences,
+        tokens=sum(counts.counts.values()),
+        sha256=text.sha256,
+    )
+    often = "" if options.min_count == 1 else f" {options.min_count} times or more"
+    how = f"those stay that occur{often}, and what is needed"
+    running = {token: count for token, count in counts.counts.items() if token in vocabulary.ids}
+    stays = sum(count for token, count in running.items() if token in kept)
+    return VocabularyPlan(
+        {"tokens": kept_ids},
+        options.dtype,
+        history_step(COMMAND, checkpoint, given(arguments), vocabulary=note),
+        decision=Decision("token", (ranked,), "count", how, bound=options.min_count, origin=origin),
+        renumbering=Renumbering(
+            {old: new for new, old in enumerate(kept_ids)}, frozenset(vocabulary.ids) - kept, size
+        ),
+        parts=parts,
+        share=stays / sum(running.values()) if running else 1.0,
+        text=text,
     )
 
 
-def _differs(before: bytes, after: bytes, texts: Sequence[str]) -> bool:
-    from sentencepiece import SentencePieceProcessor
+def _kept(
+    vocabulary: Vocabulary, counts: TokenCounts, options: VocabularyOptions, named: set[str]
+) -> dict[str, set[str]]:
+    """Why -> tokens, each under its first reason."""
+    segmentation = vocabulary.segmentation
+    seen = {token for token, count in counts.counts.items() if count >= options.min_count}
+    wanted = {
+        "special and added": vocabulary.special | named,
+        "chat template": counts.template,
+        IN_TEXT: seen,
+        "asked for": set(options.keep),
+        "characters and bytes": segmentation.always,
+        "on the way to them": segmentation.closure({*seen, *counts.template, *options.keep}),
+    }
+    parts: dict[str, set[str]] = {}
+    for name, tokens in wanted.items():
+        parts[name] = (vocabulary.ids.keys() & tokens).difference(*parts.values())
+    return parts
 
-    try:
-        models = [SentencePieceProcessor(model_proto=data) for data in (before, after)]
-    except RuntimeError:
-        return True
-    kept = {models[1].id_to_piece(number) for number in range(models[1].get_piece_size())}
-    for part in batches(texts):
-        rows = [model.encode(part, out_type=str) for model in models]
-        if any(one != other for one, other in zip(*rows, strict=True) if kept.issuperset(one)):
-            return True
-    return False
 
-
-def _encode(tokenizer: Any, lines: list[str], target: bool) -> list[list[int]]:
-    with as_target(tokenizer) if target else nullcontext():
-        rows = tokenized(tokenizer, lines, truncation=False, verbose=False)["input_ids"]
-    return [list(row) for row in rows]
+def _filling(kept: set[str], vocabulary: Vocabulary, multiple: int, rows: int) -> set[str]:
+    """More tokens, those of the lowest ids first, so that they, `kept` and `rows` others are a multiple."""
+    filling: set[str] = set()
+    for token in sorted(vocabulary.ids, key=vocabulary.ids.__getitem__):
+        room = -(len(kept) + len(filling) + rows) % multiple
+        if room == 0:
+            break
+        if token not in kept and token not in filling:
+            needed = vocabulary.segmentation.closure([token]) & vocabulary.ids.keys()
+            if len(added := needed - kept - filling) <= room:
+                filling |= added
+    return filling

@@ -1,6 +1,6 @@
-"""SentencePiece models (`.model`, `.spm`), read and shortened as what they are: one protocol buffer message.
+"""SentencePiece models (`.model`, `.spm`), read and shortened as protocol buffer messages.
 
-Only the pieces are looked at; every other byte stays as it is, so that normalisation stays the same too.
+Only the pieces are interpreted. Every other byte stays the same, and with it the normalisation of text.
 """
 
 from __future__ import annotations
@@ -8,15 +8,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import count
+from typing import Any
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+NORMAL, UNKNOWN = 1, 2
 """Types of pieces."""
 
 UNIGRAM, BPE = 1, 2
 """Types of models."""
 
 _PIECES, _TRAINER, _SELF_TEST = 1, 2, 4
-"""Fields of the message; a self-test says what the whole vocabulary makes of samples."""
+"""Fields of the message. A self-test holds samples and how the whole vocabulary cuts them."""
 
 _MODEL_TYPE = 3
 _TEXT, _SCORE, _TYPE = 1, 2, 3
@@ -33,7 +35,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """What is known of a model file.
+    """The parts of a model file that trimming needs.
 
     Attributes:
         data: the file.
@@ -50,17 +52,18 @@ def read_model(data: bytes) -> SentencePieceModel:
     """Read a model file.
 
     Raises:
-        ValueError: it is none.
+        ValueError, TypeError, AttributeError: the file is not a SentencePiece model.
     """
     pieces: list[Piece] = []
     model_type = UNIGRAM
-    for number, value, _, _ in _fields(data):
+    for number, value, _ in _fields(data):
+        if number in (_PIECES, _TRAINER):
+            held = {key: content for key, content, _ in _fields(value)}
         if number == _PIECES:
-            pieces.append(_piece(_message(value)))
+            (score,) = struct.unpack("<f", held.get(_SCORE, bytes(4)))
+            pieces.append(Piece(held.get(_TEXT, b"").decode("utf-8"), score, held.get(_TYPE, NORMAL)))
         elif number == _TRAINER:
-            found = {key: held for key, held, _, _ in _fields(_message(value))}
-            kind = found.get(_MODEL_TYPE, UNIGRAM)
-            model_type = kind if isinstance(kind, int) else model_type
+            model_type = held.get(_MODEL_TYPE, UNIGRAM)
     if not any(piece.type == UNKNOWN for piece in pieces):
         raise ValueError("no SentencePiece model")
     return SentencePieceModel(data, tuple(pieces), model_type)
@@ -68,40 +71,19 @@ def read_model(data: bytes) -> SentencePieceModel:
 
 def without_pieces(model: SentencePieceModel, dropped: Collection[str]) -> bytes:
     """The file without the normal pieces among `dropped`; the others keep their order and scores."""
-    if not any(piece.type == NORMAL and piece.text in dropped for piece in model.pieces):
+    gone = [piece.type == NORMAL and piece.text in dropped for piece in model.pieces]
+    if not any(gone):
         return model.data
-    kept: list[bytes] = []
-    pieces = iter(model.pieces)
-    for number, _, start, stop in _fields(model.data):
-        if number == _PIECES:
-            piece = next(pieces)
-            if piece.type == NORMAL and piece.text in dropped:
-                continue
-        if number != _SELF_TEST:
-            kept.append(model.data[start:stop])
-    return b"".join(kept)
+    places = count()
+    return b"".join(
+        field
+        for number, _, field in _fields(model.data)
+        if number != _SELF_TEST and not (number == _PIECES and gone[next(places)])
+    )
 
 
-def _piece(data: bytes) -> Piece:
-    text, score, kind = b"", 0.0, NORMAL
-    for number, value, _, _ in _fields(data):
-        if number == _TEXT:
-            text = _message(value)
-        elif number == _SCORE and isinstance(value, bytes):
-            score = struct.unpack("<f", value)[0]
-        elif number == _TYPE and isinstance(value, int):
-            kind = value
-    return Piece(text.decode("utf-8"), score, kind)
-
-
-def _message(value: int | bytes) -> bytes:
-    if not isinstance(value, bytes):
-        raise ValueError("a number where text belongs")
-    return value
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes, int, int]]:
-    """The fields of a message: (number, value, first byte, byte after the last)."""
+def _fields(data: bytes) -> Iterator[tuple[int, Any, bytes]]:
+    """The fields of a message: (number, value, bytes of the whole field). A value is an int or bytes."""
     at = 0
     while at < len(data):
         start = at
@@ -111,15 +93,13 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes, int, int]]:
         if wire == 0:
             value, at = _varint(data, at)
         elif wire in (1, 2, 5):
-            size = {1: 8, 5: 4}.get(wire)
-            if size is None:
-                size, at = _varint(data, at)
+            size, at = _varint(data, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)
             value, at = data[at : at + size], at + size
         else:
             raise ValueError(f"wire type {wire}")
         if at > len(data) or number == 0:
             raise ValueError("cut short")
-        yield number, value, start, at
+        yield number, value, data[start:at]
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,10 @@ from hypothesis import strategies as st
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError
 from prunecli.methods.vocabulary import measure
 from prunecli.methods.vocabulary import plan as plan_module
+from prunecli.methods.vocabulary.check import check_same, differs, load_trimmed
 from prunecli.methods.vocabulary.measure import Text, count_tokens
-from prunecli.methods.vocabulary.plan import (
-    VocabularyPlan,
-    check_same,
-    default_ids,
-    load_trimmed,
-    models_that_differ,
-    plan_vocabulary,
-    renumbered_settings,
-)
-from prunecli.methods.vocabulary.select import VocabularyOptions
-from prunecli.methods.vocabulary.vocabulary import read_vocabulary
+from prunecli.methods.vocabulary.plan import VocabularyOptions, VocabularyPlan, default_ids, plan_vocabulary
+from prunecli.methods.vocabulary.tokenizer import read_vocabulary
 from prunecli.model.checkpoint import open_model
 from prunecli.selection.cut import cut
 from prunecli.text.choice import Lines
@@ -66,9 +57,9 @@ def test_every_token_that_stays_has_a_reason(kind: str, sources: dict[str, Path]
     allowed = {*counts, *vocabulary.special, *vocabulary.segmentation.always}
     allowed |= vocabulary.segmentation.closure(counts)
     tokens = {number: token for token, number in vocabulary.ids.items()}
-    assert {tokens[number] for number in made.tokens.kept} <= allowed
-    assert set(vocabulary.ids) - made.tokens.dropped >= set(counts) & set(vocabulary.ids)
-    assert made.tokens.dropped, "the trimming must matter for this test to mean something"
+    assert {tokens[number] for number in made.kept["tokens"]} <= allowed
+    assert set(vocabulary.ids) - made.renumbering.dropped >= set(counts) & set(vocabulary.ids)
+    assert made.renumbering.dropped, "the trimming must matter for this test to mean something"
     assert made.check.changed == 0
     assert made.check.running_before == made.check.running_after
 
@@ -85,14 +76,14 @@ def test_any_text_falls_into_the_same_tokens(
     made = trimmed(sources[kind], (line,))
     old, new = load_tokenizer(sources[kind]), new_tokenizer(sources[kind], made)
     assert old.tokenize(line) == new.tokenize(line)
-    assert [made.tokens.kept[number] for number in new(line)["input_ids"]] == old(line)["input_ids"]
+    assert [made.kept["tokens"][number] for number in new(line)["input_ids"]] == old(line)["input_ids"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rare_tokens_fall_into_smaller_ones(kind: str, sources: dict[str, Path]) -> None:
     full, fewer = trimmed(sources[kind]), trimmed(sources[kind], min_count=3)
-    assert set(fewer.tokens.kept) < set(full.tokens.kept)
-    assert 0 < fewer.tokens.share < 1
+    assert set(fewer.kept["tokens"]) < set(full.kept["tokens"])
+    assert 0 < fewer.share < 1
     assert fewer.check.changed > 0
     old, new = load_tokenizer(sources[kind]), new_tokenizer(sources[kind], fewer)
     rows = [sum(map(len, tokenizer(list(SEEN))["input_ids"])) for tokenizer in (old, new)]
@@ -107,15 +98,13 @@ def test_rare_tokens_fall_into_smaller_ones(kind: str, sources: dict[str, Path])
 def test_ids_of_the_config_move_with_their_tokens(sources: dict[str, Path]) -> None:
     source = sources["byte_bpe"]
     with open_model(source) as opened:
-        made = plan_vocabulary(opened, Lines(SEEN, (), (), (), None), VocabularyOptions())
         opened.config |= {"pad_token_id": 5, "eos_token_id": -1}
-        config = cut(
-            opened, replace(made, settings=renumbered_settings(opened, made.tokens.renumbering))
-        ).config
-    assert config["vocab_size"] == len(made.tokens.kept)
-    assert made.tokens.kept[config["pad_token_id"]] == 5
+        made = plan_vocabulary(opened, Lines(SEEN, (), (), (), None), VocabularyOptions())
+        config = cut(opened, made).config
+    assert config["vocab_size"] == len(made.kept["tokens"])
+    assert made.kept["tokens"][config["pad_token_id"]] == 5
     assert config["eos_token_id"] == -1
-    assert made.tokens.kept[-1] == load_tokenizer(source).convert_tokens_to_ids(END)
+    assert made.kept["tokens"][-1] == load_tokenizer(source).convert_tokens_to_ids(END)
 
 
 def test_ids_left_to_the_class_are_written_out_where_they_move(
@@ -128,7 +117,7 @@ def test_ids_left_to_the_class_are_written_out_where_they_move(
     with open_model(source) as opened:
         made = plan_vocabulary(opened, Lines(SEEN, (), (), (), None), VocabularyOptions())
         config = cut(opened, made).config
-    assert config["sep_token_id"] == len(made.tokens.kept) - 1
+    assert config["sep_token_id"] == len(made.kept["tokens"]) - 1
     assert "unk_token_id" not in config
 
 
@@ -160,7 +149,7 @@ def test_a_sentencepiece_model_beside_a_tokenizer_json_is_shortened(tmp_path: Pa
     assert new is not None
     kept = json.loads(made.files["tokenizer.json"] or b"")["model"]["vocab"]
     assert [piece.text for piece in read_model(new).pieces] == [text for text, _ in kept]
-    assert len(kept) == len(made.tokens.kept) < len(pieces)
+    assert len(kept) == len(made.kept["tokens"]) < len(pieces)
 
 
 def test_one_that_would_cut_otherwise_is_left_out(tmp_path: Path) -> None:
@@ -173,7 +162,7 @@ def test_one_that_would_cut_otherwise_is_left_out(tmp_path: Path) -> None:
 
 
 def test_models_that_do_not_load_differ() -> None:
-    assert models_that_differ({"a.spm": b"x"}, {"a.spm": b"y", "b.json": b"z"}, SEEN) == ("a.spm",)
+    assert differs(b"x", b"y", SEEN)
 
 
 def breaking(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
@@ -242,7 +231,7 @@ def test_tokenizers_that_differ_are_refused(sources: dict[str, Path]) -> None:
 
 def test_text_cut_otherwise_is_refused(sources: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without what leads to the seen tokens, they are not found again."""
-    from prunecli.methods.vocabulary.segmentation import Segmentation
+    from prunecli.methods.vocabulary.tokenizer import Segmentation
 
     monkeypatch.setattr(Segmentation, "closure", lambda self, tokens: set(tokens))
     with pytest.raises(CheckpointError, match="into other tokens\nNothing was written"):

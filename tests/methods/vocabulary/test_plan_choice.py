@@ -11,9 +11,8 @@ import pytest
 from prunecli.errors import CheckpointError, DataError, UsageError
 from prunecli.methods.vocabulary import measure
 from prunecli.methods.vocabulary.measure import Text, TokenCounts
-from prunecli.methods.vocabulary.segmentation import Segmentation
-from prunecli.methods.vocabulary.select import TokenChoice, VocabularyOptions, select_tokens
-from prunecli.methods.vocabulary.vocabulary import Vocabulary
+from prunecli.methods.vocabulary.plan import VocabularyOptions, VocabularyPlan, select_tokens
+from prunecli.methods.vocabulary.tokenizer import Segmentation, Vocabulary
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
@@ -24,7 +23,7 @@ RANKS = {("a", "b"): 0, ("c", "d"): 1, ("ab", "cd"): 2, ("b", "c"): 3, ("d", "a"
 VOCABULARY = Vocabulary(
     {token: number for number, token in enumerate(TOKENS)},
     frozenset({"<s>", "<mask>"}),
-    Segmentation("BPE", frozenset("abcd"), (lambda left, right: RANKS.get((left, right)),)),
+    Segmentation(frozenset("abcd"), (lambda left, right: RANKS.get((left, right)),)),
 )
 TEXT = Text(("one",), (3,), ("val",), ("eng",))
 COUNTS = TokenCounts({"abcd": 5, "bc": 2, "a": 1, "no token": 4})
@@ -39,12 +38,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]
 
 def decided(
     checkpoint: Checkpoint, counts: TokenCounts = COUNTS, needed: Any = (), **options: Any
-) -> TokenChoice:
+) -> VocabularyPlan:
     return select_tokens(checkpoint, VOCABULARY, TEXT, counts, VocabularyOptions(**options), needed)
 
 
-def tokens(choice: TokenChoice) -> list[str]:
-    return [TOKENS[number] for number in choice.kept]
+def tokens(plan: VocabularyPlan) -> list[str]:
+    return [TOKENS[number] for number in plan.kept["tokens"]]
 
 
 def test_seen_special_and_single_tokens_stay_with_what_makes_them(checkpoint: Checkpoint) -> None:
@@ -56,10 +55,10 @@ def test_seen_special_and_single_tokens_stay_with_what_makes_them(checkpoint: Ch
         "characters and bytes": 3,
         "on the way to them": 2,
     }
-    assert made.dropped == {"da"}
-    assert made.size == VOCAB
+    assert made.renumbering.dropped == {"da"}
+    assert made.renumbering.size == VOCAB
     assert made.share == 1  # "no token" is a piece that the vocabulary lacks
-    assert made.renumbering.new_ids == {old: new for new, old in enumerate(made.kept)}
+    assert made.renumbering.new_ids == {old: new for new, old in enumerate(made.kept["tokens"])}
 
 
 def test_rarer_tokens_go(checkpoint: Checkpoint) -> None:
@@ -83,20 +82,20 @@ def test_tokens_asked_for_stay_with_what_makes_them(checkpoint: Checkpoint) -> N
 def test_ids_that_configs_name_stay(checkpoint: Checkpoint) -> None:
     """Even those of no token: rows beyond the tokenizer's."""
     made = decided(checkpoint, TokenCounts({}), needed=[9, 20, 0, VOCAB, -1])
-    assert made.kept == (0, 1, 2, 3, 4, 9, 10, 20)
+    assert made.kept["tokens"] == (0, 1, 2, 3, 4, 9, 10, 20)
     assert made.parts["no token"] == 1
 
 
 @pytest.mark.parametrize(("multiple", "count"), [(1, 6), (2, 6), (4, 8), (5, 10), (3, 6), (11, 11)])
 def test_up_to_a_multiple(multiple: int, count: int, checkpoint: Checkpoint) -> None:
     made = decided(checkpoint, TokenCounts({}), multiple_of=multiple)
-    assert len(made.kept) == count
+    assert len(made.kept["tokens"]) == count
     kept = set(tokens(made))
     assert VOCABULARY.segmentation.closure(kept) == kept
 
 
 def test_a_multiple_that_the_vocabulary_cannot_reach_keeps_all(checkpoint: Checkpoint) -> None:
-    assert len(decided(checkpoint, multiple_of=64).kept) == len(TOKENS)
+    assert len(decided(checkpoint, multiple_of=64).kept["tokens"]) == len(TOKENS)
 
 
 def test_history(checkpoint: Checkpoint) -> None:

@@ -1,0 +1,216 @@
+"""A checkpoint's tokenizer: its tokens, how it cuts words, and so which tokens the kept ones cannot do without.
+
+A text falls into the same tokens as before if what led to them is still there, and nothing new can win:
+
+- BPE (1508.07909) merges the pair of lowest rank first. Merges are kept whose parts and result are kept; with every
+  token on the way from characters to the seen tokens, each step finds the pair that it found before.
+- Unigram (1804.10959) takes the path of the highest sum of scores. Fewer pieces are fewer paths, among which the best
+  one stays the best. An unknown character costs 10 more than the least likely piece, which is why that one stays.
+- WordPiece and whole words take the longest token, or the word: that one is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from prunecli.errors import UnsupportedModelError
+from prunecli.methods.vocabulary.sentencepiece_model import (
+    BPE,
+    NORMAL,
+    UNIGRAM,
+    SentencePieceModel,
+    read_model,
+)
+from prunecli.tensors.json_files import parsed
+
+_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+Rank = Callable[[str, str], "float | None"]
+"""The rank of the merge of two neighbours, the lowest first; None where they do not merge."""
+
+
+@dataclass(frozen=True)
+class Segmentation:
+    """What a tokenizer's model needs.
+
+    Attributes:
+        always: tokens that stay whatever the text: single characters, bytes, the scores' extremes.
+        ranks: of BPE, one for each model.
+    """
+
+    always: frozenset[str]
+    ranks: tuple[Rank, ...] = ()
+
+    def closure(self, tokens: Iterable[str]) -> set[str]:
+        """`tokens` and every token that is merged on the way to one of them."""
+        reached = set(tokens)
+        for rank in self.ranks:
+            for token in list(reached):
+                reached.update(products(token, rank))
+        return reached
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A tokenizer's tokens.
+
+    Attributes:
+        ids: token -> id.
+        special: special and added tokens, language codes: none of them may go.
+        segmentation: how words are cut.
+    """
+
+    ids: Mapping[str, int]
+    special: frozenset[str]
+    segmentation: Segmentation
+
+
+def read_vocabulary(tokenizer: Any, where: str) -> Vocabulary:
+    """The vocabulary of a tokenizer of transformers.
+
+    Args:
+        tokenizer: one of the `tokenizers` library, or one that runs SentencePiece (Marian, M2M-100).
+        where: what messages begin with.
+
+    Raises:
+        UnsupportedModelError: a tokenizer of another kind.
+    """
+    ids = token_ids(tokenizer, where)
+    special = {str(token) for token in (*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens)}
+    if is_fast(tokenizer):
+        segmentation = of_backend(tokenizer.backend_tokenizer, where)
+    else:
+        special |= {*_codes(tokenizer), *getattr(tokenizer, "supported_language_codes", ())}
+        models = [read_model(path.read_bytes()) for path in _sentencepiece_files(tokenizer)]
+        segmentation = of_sentencepiece(models, ids, where)
+    return Vocabulary(ids, frozenset(special & ids.keys()), segmentation)
+
+
+def token_ids(tokenizer: Any, where: str) -> dict[str, int]:
+    """Token -> id, language codes included.
+
+    Raises:
+        UnsupportedModelError: a tokenizer of another kind than `read_vocabulary` knows.
+    """
+    if is_fast(tokenizer):
+        return {str(token): int(number) for token, number in tokenizer.get_vocab().items()}
+    encoder = getattr(tokenizer, "encoder", None)
+    separate = getattr(tokenizer, "separate_vocabs", False)
+    if not isinstance(encoder, dict) or not _sentencepiece_files(tokenizer) or separate:
+        raise UnsupportedModelError(
+            f"{where}: its tokenizer is a {type(tokenizer).__name__}, which trim-vocabulary does not know",
+            "A tokenizer.json, or the files of a Marian or M2M-100 tokenizer, are supported.",
+        )
+    return {**encoder, **tokenizer.get_added_vocab(), **_codes(tokenizer)}
+
+
+def is_fast(tokenizer: Any) -> bool:
+    """Whether the `tokenizers` library cuts the text."""
+    return bool(getattr(tokenizer, "is_fast", False))
+
+
+def _codes(tokenizer: Any) -> dict[str, int]:
+    """The language codes of M2M-100, which come after its vocab.json."""
+    return dict(getattr(tokenizer, "lang_token_to_id", {}))
+
+
+def _sentencepiece_files(tokenizer: Any) -> list[Path]:
+    """The SentencePiece models that a slow tokenizer runs."""
+    found = getattr(tokenizer, "spm_files", None) or [getattr(tokenizer, "spm_file", None)]
+    return [Path(path) for path in found if path is not None]
+
+
+def products(token: str, rank: Rank) -> list[str]:
+    """What is merged on the way from characters to `token`, in order, itself last; empty where no merges lead there.
+
+    Merges inside of a token do not depend on what stands around it: one across its border would have prevented it.
+    """
+    symbols = list(token)
+    merged: list[str] = []
+    while ranks := [
+        (value, index) for index, pair in enumerate(pairwise(symbols)) if (value := rank(*pair)) is not None
+    ]:
+        _, index = min(ranks)
+        merged.append(symbols[index] + symbols[index + 1])
+        symbols[index : index + 2] = merged[-1:]
+    return merged if len(symbols) == 1 else []
+
+
+def of_backend(backend: Any, where: str) -> Segmentation:
+    """The segmentation of a tokenizer of the `tokenizers` library.
+
+    Raises:
+        UnsupportedModelError: another kind of model, or of BPE.
+    """
+    model = parsed(backend.to_str())["model"]
+    kind = model.get("type")
+    if kind == "BPE":
+        for key in ("continuing_subword_prefix", "end_of_word_suffix"):
+            if model.get(key):
+                raise UnsupportedModelError(
+                    f'{where}: its BPE tokenizer has a "{key}", which trim-vocabulary does not know',
+                    "BPE without one, Unigram and WordPiece are supported.",
+                )
+        ranks = {tuple(merge_parts(merge)): index for index, merge in enumerate(model["merges"])}
+        return Segmentation(_always(model["vocab"]), (lambda left, right: ranks.get((left, right)),))
+    if kind == "Unigram":
+        pieces = [(str(text), float(score)) for text, score in model["vocab"]]
+        if len(dict(pieces)) != len(pieces):
+            raise UnsupportedModelError(f"{where}: its Unigram tokenizer holds a piece twice")
+        return Segmentation(_always(dict(pieces)) | _extremes(pieces))
+    if kind in ("WordPiece", "WordLevel"):
+        return Segmentation(_always(model["vocab"], model.get("continuing_subword_prefix", "")))
+    raise UnsupportedModelError(
+        f'{where}: its tokenizer is of the kind "{kind}", which trim-vocabulary does not know',
+        "BPE, Unigram, WordPiece and WordLevel are supported.",
+    )
+
+
+def of_sentencepiece(
+    models: Sequence[SentencePieceModel], vocabulary: Iterable[str], where: str
+) -> Segmentation:
+    """The segmentation of a tokenizer that runs SentencePiece models, beside a vocabulary of its own.
+
+    Raises:
+        UnsupportedModelError: a model that is neither Unigram nor BPE.
+    """
+    always, ranks = _always(vocabulary), []
+    for model in models:
+        pieces = [(piece.text, piece.score) for piece in model.pieces if piece.type == NORMAL]
+        if model.model_type == BPE:
+            ranks.append(_score_rank(dict(pieces)))
+        elif model.model_type != UNIGRAM:
+            raise UnsupportedModelError(
+                f"{where}: a SentencePiece model of words or characters, which trim-vocabulary does not know",
+                "BPE and Unigram are supported.",
+            )
+        always |= _always(dict(pieces)) | _extremes(pieces)
+    return Segmentation(always, tuple(ranks))
+
+
+def merge_parts(merge: Any) -> list[str]:
+    """The two parts of a merge, written as a list or, in older files, as "left right"."""
+    return merge.split(" ", 1) if isinstance(merge, str) else list(merge)
+
+
+def _score_rank(scores: Mapping[str, float]) -> Rank:
+    """SentencePiece merges the neighbours whose union has the highest score."""
+    return lambda left, right: -scores[left + right] if left + right in scores else None
+
+
+def _always(tokens: Iterable[str], prefix: str = "") -> frozenset[str]:
+    return frozenset(
+        token
+        for token in tokens
+        if 1 in (len(token), len(token.removeprefix(prefix))) or _BYTE.fullmatch(token)
+    )
+
+
+def _extremes(pieces: Sequence[tuple[str, float]]) -> frozenset[str]:
+    return frozenset(end(pieces, key=itemgetter(1))[0] for end in (min, max))
