@@ -259,8 +259,7 @@ class Shown:
         axes = selected_axes(self.result.source, selection)
         kind = next(iter(axes.values())).kind
         counts = {
-            name.rpartition(".")[0] or name: (len(axis.ids), len(selection.kept[name]))
-            for name, axis in axes.items()
+            axis.module or name: (len(axis.ids), len(selection.kept[name])) for name, axis in axes.items()
         }
         forms: dict[str, list[tuple[int, int]]] = {}
         for name, counted in counts.items():
@@ -317,12 +316,9 @@ class Shown:
 
 def selected_axes(source: Checkpoint, selection: Selection) -> dict[str, Axis]:
     """The axes that a selection names, by their names, in the order of the model."""
-    from prunecli.model.find_axes import axes_of
-    from prunecli.selection.cut import kind_of
+    from prunecli.selection.cut import axes_beside
 
-    kinds = dict.fromkeys(map(kind_of, selection.kept))
-    axes = (axis for kind in kinds for axis in axes_of(source, kind))
-    return {axis.name: axis for axis in axes if axis.name in selection.kept}
+    return {name: axis for name, axis in axes_beside(source, selection).items() if name in selection.kept}
 
 
 def _warn_of_large(decision: Decision | None) -> None:

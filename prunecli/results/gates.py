@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, reason_of
-from prunecli.model.axes import Axis
+from prunecli.model.axes import Axis, axis_name
 from prunecli.results.arrays import checked_array
 from prunecli.results.gate_sums import COUNTS, SUMS, TEXT_SUMS, GateSums, Mode, combine, shape_of
 from prunecli.results.header import joined, split_of
@@ -76,7 +76,9 @@ class GateStatistics(Tabled):
     def axes(self) -> tuple[Axis, ...]:
         """The experts of each layer of the original model."""
         ids = tuple(range(self.num_experts))
-        return tuple(Axis(f"{name}.experts", "expert", ids, len(ids), side_of(name)) for name in self.layers)
+        return tuple(
+            Axis(axis_name(name, "expert"), "expert", ids, len(ids), side_of(name)) for name in self.layers
+        )
 
     @classmethod
     def from_json(cls, payload: Any, path: Path) -> GateStatistics:

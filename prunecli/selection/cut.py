@@ -14,10 +14,10 @@ from typing import Any, cast
 
 from prunecli.architectures.records import Side
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.model.axes import Axis, Kind
+from prunecli.model.axes import Axis, Kind, axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import Sizes, with_keys
-from prunecli.model.depth import heirs, keeping_layers, renaming
+from prunecli.model.depth import Rename, heirs, keeping_layers, renaming
 from prunecli.model.find_axes import axes_of
 from prunecli.model.mixtures import experts_per_token
 from prunecli.model.quantisation import renamed_settings
@@ -42,8 +42,7 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
         UnsupportedModelError: the family is not declared, or no stock class holds the result and none but that runs it.
         CheckpointError: config.json or the weights are damaged.
     """
-    kinds = dict.fromkeys(kind_of(name) for name in selection.kept)
-    axes = {axis.name: axis for kind in kinds for axis in axes_of(source, kind)}
+    axes = axes_beside(source, selection)
     places: Places = {}
     for name, ids in selection.kept.items():
         if name not in axes:
@@ -62,14 +61,14 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
             )
         if len(wanted) < len(axis.ids):
             places[name] = tuple(place for place, unit in enumerate(axis.ids) if unit in wanted)
-    if "expert" in kinds:
+    if any(axis.kind == "expert" for axis in axes.values()):
         _check_routing(source, selection, places)
     kept_layers = {
         cast("Side", axes[name].side): own for name, own in places.items() if axes[name].kind == "layer"
     }
     own_names = _member_names(axes, places)
-    moved = _inherited(source, kept_layers) if kept_layers else {}
     rename = renaming(source.resolved.family, kept_layers)
+    moved = _inherited(source, kept_layers, rename) if kept_layers else {}
     carriers = {
         tensor: (carrier, places[name], len(axes[name].ids))
         for name in places
@@ -99,6 +98,12 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
     return replace(rewrite, config=_renamed(source, config, axes, places), files=selection.files)
 
 
+def axes_beside(source: Checkpoint, selection: Selection) -> dict[str, Axis]:
+    """The axes of the kinds that `selection` names, by their names, in the order of the model."""
+    kinds = dict.fromkeys(map(kind_of, selection.kept))
+    return {axis.name: axis for kind in kinds for axis in axes_of(source, kind)}
+
+
 def kind_of(axis: str) -> Kind:
     """The kind of units of an axis, by its name."""
     return cast("Kind", axis.rpartition(".")[2].removesuffix("s"))
@@ -110,7 +115,7 @@ def _check_routing(source: Checkpoint, selection: Selection, places: Places) -> 
     assert family.mixture is not None
     top_k = experts_per_token(Sizes(family, with_keys(source.config, selection.settings)), family.mixture)
     for layer in source.mixtures:
-        own = places.get(f"{layer.name}.experts")
+        own = places.get(axis_name(layer.name, "expert"))
         if own is None or layer.router_tensors[0] in selection.dropped:
             continue
         if len(own) < top_k:
@@ -147,12 +152,12 @@ def _member_names(axes: Mapping[str, Axis], places: Places) -> dict[str, str | N
     return names
 
 
-def _inherited(source: Checkpoint, kept: Mapping[Side, Sequence[int]]) -> dict[str, str]:
+def _inherited(source: Checkpoint, kept: Mapping[Side, Sequence[int]], rename: Rename) -> dict[str, str]:
     """Tensor of a layer that goes, and which others need -> its name in the first of these, by the old numbers.
 
     That is a table of positions of a stack's first layer, and an attention or FFN that other layers run too.
     """
-    layout, rename = source.layout, renaming(source.layout.family, kept)
+    layout = source.layout
     moved: dict[str, str] = {}
     for stack in layout.family.stacks:
         first = stack.layers.format(layer=kept.get(stack.side, (0,))[0])
@@ -183,7 +188,7 @@ def _structure(
             if axes[name].kind in ("head", "expert")
         }
     )
-    units = {name.rpartition(".")[0]: len(own) for name, own in places.items() if axes[name].kind == "unit"}
+    units = {axes[name].module: len(own) for name, own in places.items() if axes[name].kind == "unit"}
     if units:
         stock = {ffn.name: source.layout.sizes.count(ffn.stack.ffn.width) for ffn in source.layout.ffns}
         widths = {name: width for name, width in units.items() if width != stock[name]}
@@ -215,7 +220,7 @@ def _renamed(
             numbered[kind] = re.compile(loose)
     patterns.sort(key=lambda one: one[0])  # names of experts hold the number that their layer had
     modules = [
-        name.removeprefix("model.").removesuffix("experts") for name in places if kind_of(name) == "expert"
+        f"{axes[name].module}.".removeprefix("model.") for name in places if axes[name].kind == "expert"
     ]
 
     def rename(text: str) -> str | None:

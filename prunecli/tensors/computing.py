@@ -19,9 +19,9 @@ from prunecli.tensors.stream import (
     Copy,
     Expression,
     Generated,
+    Moved,
     Noise,
     Output,
-    Selection,
     Slices,
     Sum,
     Zeros,
@@ -212,7 +212,7 @@ def _noise(expression: Noise, start: int, stop: int) -> np.ndarray:
     return drawn.reshape(stop - start, *expression.shape[1:])
 
 
-def _read(expression: Selection, location: Location, start: int, stop: int) -> np.ndarray:
+def _read(expression: Moved, location: Location, start: int, stop: int) -> np.ndarray:
     """Rows `start` to `stop` of the selection of a source tensor, in its own type."""
     shape = location.info.shape
     if isinstance(expression, Copy):

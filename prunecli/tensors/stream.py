@@ -81,10 +81,10 @@ class Generated:
     rows: Callable[[int, int], np.ndarray]
 
 
-Selection = Copy | Slices
+Moved = Copy | Slices
 """Values of one source tensor that go as they are, or cast."""
 
-Expression = Selection | Sum | Concat | Noise | Zeros | Generated
+Expression = Moved | Sum | Concat | Noise | Zeros | Generated
 
 
 def sources(expression: Expression) -> Iterator[str]:

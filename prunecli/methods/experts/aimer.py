@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from prunecli.errors import CheckpointError, StatisticsError
 from prunecli.methods.experts.metrics import AIMER, RANDOM
+from prunecli.model.axes import axis_name
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.progress import Progress, silent
 from prunecli.tensors.dtypes import itemsize, numpy_dtype
@@ -105,8 +106,8 @@ def aimer_values(
     reader, layers = plain(checkpoint, layers)
     if threads is None:
         threads = THREADS if reader.is_remote else min(THREADS, os.cpu_count() or 1)
-    found = {f"{layer.name}.experts": np.zeros(layer.original_experts) for layer in layers}
-    places = [(f"{layer.name}.experts", expert) for layer in layers for expert in layer.experts]
+    found = {axis_name(layer.name, "expert"): np.zeros(layer.original_experts) for layer in layers}
+    places = [(axis_name(layer.name, "expert"), expert) for layer in layers for expert in layer.experts]
     work = [parts for layer in layers for parts in _work(reader, layer)]
     for parts in work:
         for part in parts:

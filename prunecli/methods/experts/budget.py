@@ -16,6 +16,7 @@ from prunecli.errors import UsageError
 from prunecli.methods.experts.names import Strategy
 from prunecli.methods.experts.options import ExpertOptions, of_language_model
 from prunecli.model.axes import Axis
+from prunecli.model.mixtures import predicting_tensors
 from prunecli.model.sparse_layer import Groups, SparseLayer
 from prunecli.selection.select import Kept
 from prunecli.tensors.quantities import exact_share
@@ -58,11 +59,40 @@ class Request:
     groups: int = 1
 
 
+def layers_of(checkpoint: Checkpoint, options: ExpertOptions) -> tuple[SparseLayer, ...]:
+    """The layers that experts are chosen in, with the experts per token of the result.
+
+    Raises:
+        UsageError: the model has no layers that `--mtp drop` removes, or `--active` is more than now.
+    """
+    layers = checkpoint.require_mixtures()
+    if options.mtp == "drop":
+        layers = tuple(layer for layer in layers if not layer.is_predicting)
+        if not predicting_tensors(checkpoint, checkpoint.resolved.sizes):
+            raise UsageError(
+                f"{checkpoint.path} has no layers that predict further tokens.", "Leave --mtp drop out."
+            )
+    if options.active is None:
+        return layers
+    mixture, top_k = checkpoint.resolved.family.mixture, layers[0].top_k
+    if mixture is None or isinstance(mixture.top_k, int):
+        raise UsageError(
+            f"--active {options.active}: a router of type {checkpoint.model_type} always picks {top_k}.",
+            "Leave --active out.",
+        )
+    if not 1 <= options.active <= top_k:
+        raise UsageError(
+            f"--active {options.active}: the router picks {top_k} experts for each token.",
+            f"Give a number from 1 to {top_k}.",
+        )
+    return tuple(replace(layer, top_k=options.active) for layer in layers)
+
+
 def request_of(checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[SparseLayer]) -> Request:
     """The request that the options make, without the number of experts to keep.
 
     Args:
-        layers: those that experts are chosen in, with the experts per token of the result.
+        layers: see `layers_of`.
 
     Raises:
         UsageError: a minimum that leaves the router too few.

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from prunecli.errors import StatisticsError, UnsupportedModelError, UsageError
 from prunecli.methods.experts.granularity import aggregate_texts
 from prunecli.methods.experts.measured import read_all
+from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import with_keys
 from prunecli.model.quantisation import method_of
@@ -88,7 +89,7 @@ def rewrite_constant(checkpoint: Checkpoint, plan: Selection, means: Means) -> R
                 f"{checkpoint.path}: {fault}, so that constants cannot stand for experts",
                 "Leave --constant-experts out.",
             )
-        kept = set(plan.kept[f"{layer.name}.experts"])
+        kept = set(plan.kept[axis_name(layer.name, "expert")])
         if not kept & set(layer.experts):
             raise UsageError(f"{layer.name} would keep no expert.", "Keep more experts.")
         places = tuple(place for place, expert in enumerate(layer.experts) if expert not in kept)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from prunecli.methods.experts.granularity import aggregate, aggregate_texts
 from prunecli.methods.experts.metrics import Values, default_metric, metric_values
 from prunecli.methods.experts.names import Granularity
-from prunecli.model.axes import Axis
+from prunecli.model.axes import Axis, axis_name
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.results.gate_sums import GateSums, Mode
 from prunecli.results.gates import GateStatistics, merge, side_of
@@ -185,7 +185,9 @@ def scarcity_warning(few: Mapping[str, Sequence[int]], kept: Kept, held: int, mi
     """
     if not few:
         return None
-    lost = sum(expert not in kept[f"{name}.experts"] for name, experts in few.items() for expert in experts)
+    lost = sum(
+        expert not in kept[axis_name(name, "expert")] for name, experts in few.items() for expert in experts
+    )
     named = [f"{name} {len(experts)}" for name, experts in few.items()]
     more = f", {len(named) - LAYERS_SHOWN} more layers" if len(named) > LAYERS_SHOWN else ""
     return (

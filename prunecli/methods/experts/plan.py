@@ -13,7 +13,7 @@ import numpy as np
 
 from prunecli.errors import PruneError, UsageError
 from prunecli.methods.experts.aimer import aimer_values
-from prunecli.methods.experts.budget import Request, balance_text, keep_count, request_of, starved
+from prunecli.methods.experts.budget import Request, balance_text, keep_count, layers_of, request_of, starved
 from prunecli.methods.experts.measured import (
     MOST_ALONE,
     Measured,
@@ -88,7 +88,7 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
     checkpoint.refuse_constants()
     is_text = of_language_model(checkpoint)
     check_kind(options, is_text)
-    layers = _layers(checkpoint, options)
+    layers = layers_of(checkpoint, options)
     chosen_in = {layer.name for layer in layers}
     every = axes_of(checkpoint, "expert")
     axes = [axis for axis in every if axis.module in chosen_in]
@@ -136,35 +136,6 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
         warning=warning,
         few=measured.few,
     )
-
-
-def _layers(checkpoint: Checkpoint, options: ExpertOptions) -> tuple[SparseLayer, ...]:
-    """The layers that experts are chosen in, with the experts per token of the result.
-
-    Raises:
-        UsageError: the model has no layers that `--mtp drop` removes, or `--active` is more than now.
-    """
-    layers = checkpoint.require_mixtures()
-    if options.mtp == "drop":
-        layers = tuple(layer for layer in layers if not layer.is_predicting)
-        if not predicting_tensors(checkpoint, checkpoint.resolved.sizes):
-            raise UsageError(
-                f"{checkpoint.path} has no layers that predict further tokens.", "Leave --mtp drop out."
-            )
-    if options.active is None:
-        return layers
-    mixture, top_k = checkpoint.resolved.family.mixture, layers[0].top_k
-    if mixture is None or isinstance(mixture.top_k, int):
-        raise UsageError(
-            f"--active {options.active}: a router of type {checkpoint.model_type} always picks {top_k}.",
-            "Leave --active out.",
-        )
-    if not 1 <= options.active <= top_k:
-        raise UsageError(
-            f"--active {options.active}: the router picks {top_k} experts for each token.",
-            f"Give a number from 1 to {top_k}.",
-        )
-    return tuple(replace(layer, top_k=options.active) for layer in layers)
 
 
 def _request(

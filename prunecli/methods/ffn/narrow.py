@@ -96,8 +96,8 @@ def plan_widths(
     refuse_contradictions(options)
     _refuse_quantised(checkpoint, map(by_name.__getitem__, own))
     scores, tokens = _scores(checkpoint, by_name, own, options, activations)
-    axes = [axis for axis in axes_of(checkpoint, "unit") if axis.name.removesuffix(".units") in own]
-    values = {f"{owner}.units": of_units for owner, of_units in scores.items()}
+    axes = [axis for axis in axes_of(checkpoint, "unit") if axis.module in own]
+    values = {axis.name: scores[axis.module] for axis in axes}
     relative = {name: of_units / (np.linalg.norm(of_units) or 1) for name, of_units in values.items()}
     how, rule = "of each FFN", "the same part of each FFN stays, the highest of it"
     if not options.uniform:

@@ -113,10 +113,7 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
             )
     budget = Budget(ratio, options.count, together=True, least=options.least, even=uniform)
     worth = normalized(importance) if normalize == "per-layer" else importance
-    values = {
-        axis.name: np.array([worth[axis.name.removesuffix(".heads")][head] for head in axis.ids])
-        for axis in chosen
-    }
+    values = {axis.name: np.array([worth[axis.module][head] for head in axis.ids]) for axis in chosen}
     kept = {axis.name: axis.ids for axis in axes} | select(chosen, values, budget)
     arguments = {
         "ratio": ratio,

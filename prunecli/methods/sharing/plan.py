@@ -10,7 +10,7 @@ from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.ffn.score import UnitActivations, unit_norms
 from prunecli.methods.sharing.arrange import Layer, SharePlan, arrange, kind_of
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions, chosen_configuration
-from prunecli.model.axes import Axis
+from prunecli.model.axes import Axis, axis_name
 from prunecli.model.decision import Decision, Origin
 from prunecli.model.history import given, history_step
 from prunecli.selection.select import Budget, places_of, select
@@ -68,22 +68,15 @@ def plan_ffn(
     else:
         whole = (replace(group, width=max(group.width, group.init_width)) for group in plan.groups)
         measured = activations(replace(plan, groups=tuple(whole)))
-    axes = [
-        Axis(
-            f"{owner}.units",
-            "unit",
-            tuple(range(group.init_width)),
-            group.init_width,
-            layers[owner].side,
-            layers[owner].layer,
-        )
-        for owner, group in narrowed.items()
-    ]
-    scores = {f"{owner}.units": measured.magnitudes[owner] for owner in narrowed}
-    kept = select(
-        axes, scores, Budget(keep={f"{owner}.units": group.width for owner, group in narrowed.items()})
-    )
-    units = {owner: kept[f"{owner}.units"] for owner in narrowed}
+    axes = []
+    for owner, group in narrowed.items():
+        ids = tuple(range(group.init_width))
+        layer = layers[owner]
+        axes.append(Axis(axis_name(owner, "unit"), "unit", ids, group.init_width, layer.side, layer.layer))
+    scores = {axis.name: measured.magnitudes[axis.module] for axis in axes}
+    widths = {axis.name: narrowed[axis.module].width for axis in axes}
+    kept = select(axes, scores, Budget(keep=widths))
+    units = {axis.module: kept[axis.name] for axis in axes}
     decision = Decision(
         "unit",
         tuple(
