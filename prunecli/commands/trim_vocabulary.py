@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,9 +20,6 @@ from prunecli.commands.options import (
 )
 from prunecli.commands.rewriting import How
 from prunecli.errors import UsageError
-
-if TYPE_CHECKING:
-    from prunecli.methods.vocabulary.plan import VocabularyPlan
 
 DEMO_SPLIT = "val"
 """Of the demo's text, where no --split is given: in its train every token occurs."""
@@ -89,27 +87,19 @@ def trim_vocabulary(
         plan = plan_vocabulary(opened, choice.lines(how.note), options, how.progress)
         for name in (name for name, content in plan.files.items() if content is None):
             how.note(f"{name} is left out: it holds the old vocabulary in a form that cannot be shortened.")
-        read = {"sentences": plan.text.sentences, "sha256": plan.text.sha256, "share_kept": plan.share}
-        how.prune(
-            opened,
-            plan,
-            None,
-            table=lambda: _show(plan),
-            parts=plan.parts,
-            text=read,
-            compared=asdict(plan.check),
-        )
+        how.prune(opened, plan, None, table=lambda: _show(plan.details), **plan.details)
 
 
-def _show(plan: VocabularyPlan) -> None:
+def _show(details: Mapping[str, Any]) -> None:
     """Why tokens stay, and whether the text falls into the same tokens."""
-    check = plan.check
-    rows = [[name, f"{count:,}"] for name, count in plan.parts.items()]
+    rows = [[name, f"{count:,}"] for name, count in details["parts"].items()]
     console.show(console.table("Tokens that stay", ("why", "tokens"), rows))
-    if check.changed:
+    found = details["compared"]
+    if found["changed"]:
         console.out(
-            f"{plan.share:.2%} of the running tokens stay; {check.changed:,} of {check.sentences:,} different "
-            f"texts fall into other tokens ({check.running_before:,} -> {check.running_after:,} in all)."
+            f"{details['text']['share_kept']:.2%} of the running tokens stay; {found['changed']:,} of "
+            f"{found['sentences']:,} different texts fall into other tokens "
+            f"({found['running_before']:,} -> {found['running_after']:,} in all)."
         )
     else:
-        console.out(f"All {check.sentences:,} different texts fall into the same tokens as before.")
+        console.out(f"All {found['sentences']:,} different texts fall into the same tokens as before.")

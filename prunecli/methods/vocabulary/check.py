@@ -5,35 +5,17 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from prunecli.errors import CheckpointError
-from prunecli.methods.vocabulary.measure import Text, as_side, batches, sides
+from prunecli.methods.vocabulary.measure import batches, sides
 from prunecli.methods.vocabulary.tokenizer import token_ids
 from prunecli.progress import Progress, silent
 from prunecli.text.tokens import load_tokenizer, tokenized
 
 _REMEDY = "Nothing was written; please report it with the name of the model."
-
-
-@dataclass(frozen=True)
-class Check:
-    """What came out.
-
-    Attributes:
-        sentences: number of texts that were compared: lines, documents, messages to a chat model, each once.
-        changed: number of these texts that hold removed tokens, and so fall into others.
-        running_before: tokens of all these texts, special ones included.
-        running_after: with the trimmed tokenizer.
-    """
-
-    sentences: int = 0
-    changed: int = 0
-    running_before: int = 0
-    running_after: int = 0
 
 
 def load_trimmed(files: Mapping[str, bytes], config: Mapping[str, Any], where: str) -> Any:
@@ -43,9 +25,8 @@ def load_trimmed(files: Mapping[str, bytes], config: Mapping[str, Any], where: s
         CheckpointError: transformers cannot read it.
     """
     with tempfile.TemporaryDirectory() as directory:
-        for name, data in files.items():
+        for name, data in {**files, "config.json": json.dumps(config).encode()}.items():
             (Path(directory) / name).write_bytes(data)
-        (Path(directory) / "config.json").write_text(json.dumps(config), encoding="utf-8")
         try:
             return load_tokenizer(directory)
         except CheckpointError as error:
@@ -58,10 +39,10 @@ def load_trimmed(files: Mapping[str, bytes], config: Mapping[str, Any], where: s
 def check_same(
     tokenizers: tuple[Any, Any],
     new_ids: Mapping[int, int],
-    text: Text,
+    texts: Sequence[str],
     where: str,
     progress: Progress = silent,
-) -> Check:
+) -> dict[str, int]:
     """Compare the original tokenizer with the trimmed one, token by token.
 
     Every token that stays must have its new id, and every text whose tokens all stay must fall into these tokens.
@@ -69,8 +50,13 @@ def check_same(
     Args:
         tokenizers: the original and the trimmed one.
         new_ids: id -> new id.
-        text: what to compare them on.
+        texts: what to compare them on: lines, documents, messages to a chat model, each once.
         where: what messages begin with.
+
+    Returns:
+        `sentences`: number of texts that were compared; `changed`: number of these that hold removed tokens, and so
+        fall into others; `running_before`, `running_after`: tokens of all texts by each tokenizer, special ones
+        included.
 
     Raises:
         CheckpointError: they differ.
@@ -83,31 +69,25 @@ def check_same(
             f"{where}: the trimmed tokenizer would give {odd!r} the id {trimmed.get(odd)}, not {expected.get(odd)}",
             _REMEDY,
         )
-    changed, running = 0, [0, 0]
     targets = sides(tokenizers[0])
-    count = len(text.all) * len(targets)
-    with progress("comparing tokens", count, "texts") as advance:
-        for is_target, part in product(targets, batches(text.all)):
-            rows = [_encode(tokenizer, part, is_target) for tokenizer in tokenizers]
+    found = {"sentences": len(texts) * len(targets), "changed": 0, "running_before": 0, "running_after": 0}
+    with progress("comparing tokens", found["sentences"], "texts") as advance:
+        for is_target, part in product(targets, batches(texts)):
+            options = {"text_target" if is_target else "text": part, "truncation": False, "verbose": False}
+            rows = [tokenized(tokenizer, **options)["input_ids"] for tokenizer in tokenizers]
             for line, before, after in zip(part, *rows, strict=True):
                 ids = [new_ids.get(number) for number in before]
                 if None in ids:
-                    changed += 1
-                elif ids != after:
+                    found["changed"] += 1
+                elif ids != list(after):
                     shown = line if len(line) <= 60 else f"{line[:60]}…"
                     raise CheckpointError(
                         f"{where}: the trimmed tokenizer would cut {shown!r} into other tokens", _REMEDY
                     )
-                running[0] += len(before)
-                running[1] += len(after)
+                found["running_before"] += len(before)
+                found["running_after"] += len(after)
             advance(len(part))
-    return Check(count, changed, *running)
-
-
-def _encode(tokenizer: Any, lines: list[str], is_target: bool) -> list[list[int]]:
-    with as_side(tokenizer, is_target):
-        rows = tokenized(tokenizer, lines, truncation=False, verbose=False)["input_ids"]
-    return [list(row) for row in rows]
+    return found
 
 
 def differs(before: bytes, after: bytes, texts: Sequence[str]) -> bool:

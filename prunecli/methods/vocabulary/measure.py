@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import accumulate, groupby, pairwise, product
 from typing import Any
 
 from prunecli.methods.vocabulary.tokenizer import is_fast
@@ -38,7 +36,7 @@ _TOOL = {
 }
 
 BATCH = 4_000_000
-"""Characters that are tokenised at once, if the longest text has no more."""
+"""Characters that are tokenised at once, about; a longer text is tokenised alone."""
 PIECE = 1_000_000
 """Characters after which a long document is cut, to bound the memory of its tokens."""
 OVERLAP = 16
@@ -52,21 +50,13 @@ class Text:
     """The text that the vocabulary has to serve.
 
     Attributes:
-        lines: each once, none blank.
-        repeats: how often each occurs.
-        splits: those of a directory that they are from.
-        languages: of these splits.
-        files: names of the others.
+        lines: line -> occurrences; none is blank.
         documents: the files of more than one line, in pieces.
         messages: the beginnings and ends of lines and documents, inside of what the chat template writes around them.
         template: what the chat template writes.
     """
 
-    lines: tuple[str, ...]
-    repeats: tuple[int, ...]
-    splits: tuple[str, ...] = ()
-    languages: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
+    lines: Mapping[str, int]
     documents: tuple[str, ...] = ()
     messages: tuple[str, ...] = ()
     template: tuple[str, ...] = ()
@@ -77,18 +67,12 @@ class Text:
 
         Tokens depend on what stands around a line: line ends and blank lines in a document, roles in a chat.
         """
-        counted = Counter(lines.texts)
-        files, texts = ((), ()) if lines.plain is None else (lines.plain.files, lines.plain.texts)
-        documents = [text for text in texts if "\n" in text]
+        documents = [] if lines.plain is None else [text for text in lines.plain.texts if "\n" in text]
         template, frames = chat_texts(tokenizer)
-        messages = {*counted, *documents, *(line for document in documents for line in document.split("\n"))}
+        messages = {*lines.texts, *documents, *(line for text in documents for line in text.split("\n"))}
         ends = {end for text in messages for end in (_ends(text), _ends(text.strip()))}
         return cls(
-            tuple(counted),
-            tuple(counted.values()),
-            lines.splits,
-            lines.languages,
-            tuple(path.name for path in files),
+            Counter(lines.texts),
             tuple(piece for document in documents for piece in _pieces(document)),
             tuple(sorted(f"{before}{text}{after}" for before, after in frames for text in ends)),
             template,
@@ -98,19 +82,6 @@ class Text:
     def all(self) -> tuple[str, ...]:
         """Every text that has to fall into the same tokens as before."""
         return (*self.lines, *self.documents, *self.messages, *self.template)
-
-    @property
-    def sentences(self) -> int:
-        """All lines, repeated ones too."""
-        return sum(self.repeats)
-
-    @property
-    def sha256(self) -> str:
-        """A hash of the lines."""
-        digest = hashlib.sha256()
-        for line, count in zip(self.lines, self.repeats, strict=True):
-            digest.update(f"{count} {line}\n".encode())
-        return digest.hexdigest()
 
 
 def _pieces(document: str) -> Iterator[str]:
@@ -132,42 +103,34 @@ def _ends(text: str) -> str:
     return text[:first] + text[last:] if -1 < first < last else text
 
 
-@dataclass(frozen=True)
-class TokenCounts:
-    """How often each token occurs in a text.
+def count_tokens(
+    tokenizer: Any, text: Text, progress: Progress = silent
+) -> tuple[Mapping[str, int], Set[str]]:
+    """Count tokens; special tokens around the sentences are left out.
 
-    Attributes:
-        counts: token -> occurrences; special tokens around the sentences are left out.
-        template: tokens that the chat template writes.
-    """
+    Text is tokenised as source and, if target text has a model of its own (Marian), as target.
 
-    counts: Mapping[str, int]
-    template: Set[str] = frozenset()
-
-
-def count_tokens(tokenizer: Any, text: Text, progress: Progress = silent) -> TokenCounts:
-    """Tokenise `text`, as source and, if target text has a model of its own (Marian), as target.
-
-    A token counts as often as it occurs in the lines, in the documents or in the messages, where it occurs most.
+    Returns:
+        Token -> occurrences, in the lines, the documents or the messages, where there are most; and the tokens that
+        the chat template writes.
     """
     with progress("counting tokens", len(text.all), "texts") as advance:
-        lines = _counted(tokenizer, dict(zip(text.lines, text.repeats, strict=True)), advance)
-        documents, messages, template = (
+        lines, documents, messages, template = (
             _counted(tokenizer, Counter(texts), advance)
-            for texts in (text.documents, text.messages, text.template)
+            for texts in (text.lines, text.documents, text.messages, text.template)
         )
     for token in template:
         del messages[token]
-    return TokenCounts(lines | documents | messages, template.keys())
+    return lines | documents | messages, template.keys()
 
 
-def _counted(tokenizer: Any, view: Mapping[str, int], advance: Callable[[int], None]) -> Counter[str]:
+def _counted(tokenizer: Any, texts: Mapping[str, int], advance: Callable[[int], None]) -> Counter[str]:
     counts: Counter[Any] = Counter()
-    for part in batches(tuple(view)):
+    for part in batches(texts):
         for is_target in sides(tokenizer):
             for text, tokens in zip(part, _tokens(tokenizer, part, is_target), strict=True):
                 for token in tokens:
-                    counts[token] += view[text]
+                    counts[token] += texts[text]
         advance(len(part))
     if is_fast(tokenizer):
         return Counter({str(tokenizer.convert_ids_to_tokens(key)): n for key, n in counts.items()})
@@ -176,33 +139,15 @@ def _counted(tokenizer: Any, view: Mapping[str, int], advance: Callable[[int], N
 
 def sides(tokenizer: Any) -> tuple[bool, ...]:
     """The values of `is_target` to tokenise text with: both, if source and target have models of their own (Marian)."""
-    return (False, True) if hasattr(tokenizer, "spm_target") else (False,)
+    return (True, False) if hasattr(tokenizer, "spm_target") else (False,)
 
 
-@contextmanager
-def as_side(tokenizer: Any, is_target: bool) -> Iterator[None]:
-    """Text is source or target text inside of the block."""
-    if is_target:
-        tokenizer._switch_to_target_mode()
-    try:
-        yield
-    finally:
-        if is_target:
-            tokenizer._switch_to_input_mode()
-
-
-def batches(texts: Sequence[str]) -> Iterator[list[str]]:
-    """The texts in order, many short ones or few long ones at a time."""
-    part: list[str] = []
-    length = 0
-    for text in texts:
-        if part and length + len(text) > BATCH:
-            yield part
-            part, length = [], 0
-        part.append(text)
-        length += len(text)
-    if part:
-        yield part
+def batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the texts in order, many short ones or few long ones at a time."""
+    texts = list(texts)
+    ends = accumulate(map(len, texts))
+    for _, run in groupby(zip(ends, texts, strict=True), key=lambda pair: pair[0] // BATCH):
+        yield [text for _, text in run]
 
 
 def _tokens(tokenizer: Any, texts: list[str], is_target: bool) -> list[list[Any]]:
@@ -210,8 +155,8 @@ def _tokens(tokenizer: Any, texts: list[str], is_target: bool) -> list[list[Any]
     if is_fast(tokenizer):
         options = {"add_special_tokens": False, "truncation": False, "verbose": False}
         return list(tokenized(tokenizer, texts, **options)["input_ids"])
-    with as_side(tokenizer, is_target):
-        return [tokenizer.tokenize(text) for text in texts]
+    (tokenizer._switch_to_target_mode if is_target else tokenizer._switch_to_input_mode)()
+    return [tokenizer.tokenize(text) for text in texts]
 
 
 def chat_texts(tokenizer: Any) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:

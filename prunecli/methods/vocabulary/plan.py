@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from prunecli.choices import Choices
 from prunecli.errors import CheckpointError, DataError, UsageError
-from prunecli.methods.vocabulary.check import Check, check_same, differs, load_trimmed
-from prunecli.methods.vocabulary.measure import Text, TokenCounts, count_tokens
+from prunecli.methods.vocabulary.check import check_same, differs, load_trimmed
+from prunecli.methods.vocabulary.measure import Text, count_tokens
 from prunecli.methods.vocabulary.renumber import (
     GENERATION,
     SENTENCEPIECE,
@@ -27,18 +30,15 @@ from prunecli.model.find_axes import axes_of, vocabulary_size
 from prunecli.model.history import given, history_step
 from prunecli.progress import Progress, silent
 from prunecli.selection.selection import Selection
-from prunecli.tensors.json_files import parsed
+from prunecli.tensors.json_files import read_object
 from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
-COMMAND = "trim-vocabulary"
 IN_TEXT = "in the text"
 """Why a token stays: often enough."""
-NO_TOKEN = "no token"
-"""Why an id stays that the tokenizer has no token for: a config names it."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,12 @@ class VocabularyPlan(Selection):
     """Which tokens stay and why, and the tokenizer without the others.
 
     Attributes:
-        renumbering: the new id of each token is its place among those that stay.
-        parts: why -> how many tokens stay for it, each counted once, under the first reason.
-        share: of the running tokens that the vocabulary has, those that stay.
-        text: what they were counted in.
-        check: how the text falls into tokens before and after.
+        details: what `--json` prints: `parts`, why -> how many tokens stay for it, each counted once, under the first
+            reason; `text`, what tokens were counted in, and the share of its tokens that stay; `compared`, how the text
+            falls into tokens before and after, see `check_same`.
     """
 
-    renumbering: Renumbering
-    parts: Mapping[str, int]
-    share: float
-    text: Text
-    check: Check = field(default_factory=Check)
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 def plan_vocabulary(
@@ -110,10 +104,11 @@ def plan_vocabulary(
     text = Text.of(lines, tokenizer)
     vocabulary = read_vocabulary(tokenizer, where)
     config = {**default_ids(checkpoint), **checkpoint.config}
-    needed = [*named_ids(config), *named_ids(_generation(side))]
-    counts = count_tokens(tokenizer, text, progress)
-    plan = select_tokens(checkpoint, vocabulary, text, counts, options, needed)
-    change = plan.renumbering
+    generation = read_object(checkpoint.path / GENERATION) if GENERATION in side else {}
+    counts, template = count_tokens(tokenizer, text, progress)
+    needed = [*named_ids(config), *named_ids(generation)]
+    plan = select_tokens(checkpoint, vocabulary, lines, counts, options, needed, template)
+    change = Renumbering.of(plan.kept["tokens"], vocabulary.ids, len(axis.ids))
     files = tokenizer_files(side, change)
     if is_fast(tokenizer):  # nothing reads the SentencePiece models beside it: they are compared here
         for name, data in files.items():
@@ -123,8 +118,8 @@ def plan_vocabulary(
     settings = {key: value for key, value in renumbered(config, change).items() if value != config[key]}
     sizes = dict.fromkeys(axis.keys, len(change.new_ids))
     new = load_trimmed(trimmed, {**checkpoint.config, **settings, **sizes}, where)
-    check = check_same((tokenizer, new), change.new_ids, text, where, progress)
-    return replace(plan, settings=settings, files=files, check=check)
+    compared = check_same((tokenizer, new), change.new_ids, text.all, where, progress)
+    return replace(plan, settings=settings, files=files, details={**plan.details, "compared": compared})
 
 
 def default_ids(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -140,47 +135,39 @@ def default_ids(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _generation(side: Mapping[str, bytes]) -> dict[str, Any]:
-    try:
-        value = parsed(side.get(GENERATION, b"{}"))
-    except ValueError as error:
-        raise CheckpointError(f"{GENERATION}: not JSON ({error})", "Copy the file again.") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{GENERATION}: holds no JSON object", "Copy the file again.")
-    return value
-
-
 def select_tokens(
     checkpoint: Checkpoint,
     vocabulary: Vocabulary,
-    text: Text,
-    counts: TokenCounts,
+    lines: Lines,
+    counts: Mapping[str, int],
     options: VocabularyOptions,
     needed_ids: Iterable[int] = (),
+    template: Set[str] = frozenset(),
 ) -> VocabularyPlan:
     """Choose the tokens to keep; their tokenizer is not made yet.
 
     Args:
         checkpoint: the source.
         vocabulary: of its tokenizer.
-        text: what was counted, for the history.
+        lines: what was counted, for the history.
         counts: how often each token occurs in it.
         options: what is asked.
         needed_ids: ids that its configs name.
+        template: tokens that the chat template writes.
 
     Raises:
         UsageError: a `min_count` or `multiple_of` below 1.
         DataError: a token of `keep` that the tokenizer lacks.
         CheckpointError: the tokenizer has tokens that the embeddings lack.
     """
-    size = vocabulary_size(checkpoint)
-    tokens = {number: token for token, number in vocabulary.ids.items()}
     if options.min_count < 1 or options.multiple_of < 1:
         raise UsageError("--min-count and --multiple-of are 1 or more.")
-    last = max(tokens, default=0)
+    size = vocabulary_size(checkpoint)
+    labels = {number: token for token, number in vocabulary.ids.items()}
+    last = max(labels, default=0)
     if last >= size:
         raise CheckpointError(
-            f"{checkpoint.path}: its tokenizer gives {tokens[last]!r} the id {last}, its embeddings have {size} rows",
+            f"{checkpoint.path}: its tokenizer gives {labels[last]!r} the id {last}, its embeddings have {size} rows",
             "Resize the embeddings to the tokenizer first.",
         )
     for token in options.keep:
@@ -189,98 +176,88 @@ def select_tokens(
                 f"--keep: the tokenizer has no token {token!r}",
                 "Write tokens as the tokenizer does, its mark of a space included: ▁house, Ġhouse.",
             )
-    by_reason = _kept(
-        vocabulary, counts, options, {tokens[number] for number in needed_ids if number in tokens}
-    )
-    kept: set[str] = set().union(*by_reason.values())
-    rows = {number for number in needed_ids if 0 <= number < size and number not in tokens}
-    by_reason["up to a multiple"] = _filling(kept, vocabulary, options.multiple_of, len(rows))
-    kept |= by_reason["up to a multiple"]
-    ids = {name: {vocabulary.ids[token] for token in part} for name, part in by_reason.items()}
-    ids[NO_TOKEN] = rows
-    kept_ids = tuple(sorted(set().union(*ids.values())))
+    needed = {number for number in needed_ids if 0 <= number < size}
+    seen = {token for token, count in counts.items() if count >= options.min_count}
+    wanted = {
+        "special and added": vocabulary.special | {labels[number] for number in needed & labels.keys()},
+        "chat template": template,
+        IN_TEXT: seen,
+        "asked for": set(options.keep),
+        "characters and bytes": vocabulary.always,
+        "on the way to them": vocabulary.closure({*seen, *template, *options.keep}),
+    }
+    ids: dict[str, set[int]] = {}
+    for name, tokens in wanted.items():
+        own = {vocabulary.ids[token] for token in tokens & vocabulary.ids.keys()}
+        ids[name] = own.difference(*ids.values())
+    # Configs may name rows beyond the tokenizer's.
+    rows = needed - labels.keys()
+    ids["up to a multiple"] = _filling(set().union(rows, *ids.values()), vocabulary, options.multiple_of)
+    ids["no token"] = rows
+    kept = tuple(sorted(set().union(*ids.values())))
     parts = {name: len(part) for name, part in ids.items() if part}
+    digest = "".join(f"{count} {line}\n" for line, count in Counter(lines.texts).items())
+    sha256 = hashlib.sha256(digest.encode()).hexdigest()
+    files = () if lines.plain is None else tuple(path.name for path in lines.plain.files)
     arguments = {
-        "split": list(text.splits),
-        "langs": list(text.languages),
-        "text": list(text.files),
+        "split": list(lines.splits),
+        "langs": list(lines.languages),
+        "text": list(files),
         "min_count": options.min_count,
         "multiple_of": None if options.multiple_of == 1 else options.multiple_of,
         "dtype": options.dtype,
     }
     note = {
         "before": size,
-        "after": len(kept_ids),
+        "after": len(kept),
         "parts": parts,
-        "sentences": text.sentences,
-        "text_sha256": text.sha256,
+        "sentences": len(lines.texts),
+        "text_sha256": sha256,
     }
     reasons = [name for name in ids if name != IN_TEXT]
-    reason = {number: place for place, name in enumerate(reasons, 1) for number in ids[name]}
-    labels = [tokens.get(number, "") for number in range(size)]
+    reason = np.zeros(size, np.uint8)
+    for place, name in enumerate(reasons, 1):
+        reason[list(ids[name])] = place
     ranked = Ranked.of(
         ("", "", None),
         range(size),
-        kept_ids,
-        [counts.counts.get(label, 0) for label in labels],
+        kept,
+        [counts.get(labels.get(number, ""), 0) for number in range(size)],
         reasons=tuple(reasons),
-        reason=np.array([reason.get(number, 0) for number in range(size)], np.uint8),
-        labels=tuple(labels),
+        reason=reason,
+        labels=tuple(labels.get(number, "") for number in range(size)),
     )
     origin = Origin(
-        texts=(*text.languages, *text.files),
-        split=" and ".join(text.splits) or None,
-        sentences=text.sentences,
-        tokens=sum(counts.counts.values()),
-        sha256=text.sha256,
+        texts=(*lines.languages, *files),
+        split=" and ".join(lines.splits) or None,
+        sentences=len(lines.texts),
+        tokens=sum(counts.values()),
+        sha256=sha256,
     )
     often = "" if options.min_count == 1 else f" {options.min_count} times or more"
     how = f"those stay that occur{often}, and what is needed"
-    running = {token: count for token, count in counts.counts.items() if token in vocabulary.ids}
-    stays = sum(count for token, count in running.items() if token in kept)
+    running = {number: counts.get(token, 0) for number, token in labels.items()}
+    total = sum(running.values())
+    share = sum(running.get(number, 0) for number in kept) / total if total else 1.0
     return VocabularyPlan(
-        {"tokens": kept_ids},
+        {"tokens": kept},
         options.dtype,
-        history_step(COMMAND, checkpoint, given(arguments), vocabulary=note),
+        history_step("trim-vocabulary", checkpoint, given(arguments), vocabulary=note),
         decision=Decision("token", (ranked,), "count", how, bound=options.min_count, origin=origin),
-        renumbering=Renumbering(
-            {old: new for new, old in enumerate(kept_ids)}, frozenset(vocabulary.ids) - kept, size
-        ),
-        parts=parts,
-        share=stays / sum(running.values()) if running else 1.0,
-        text=text,
+        details={
+            "parts": parts,
+            "text": {"sentences": len(lines.texts), "sha256": sha256, "share_kept": share},
+        },
     )
 
 
-def _kept(
-    vocabulary: Vocabulary, counts: TokenCounts, options: VocabularyOptions, named: set[str]
-) -> dict[str, set[str]]:
-    """Why -> tokens, each under its first reason."""
-    segmentation = vocabulary.segmentation
-    seen = {token for token, count in counts.counts.items() if count >= options.min_count}
-    wanted = {
-        "special and added": vocabulary.special | named,
-        "chat template": counts.template,
-        IN_TEXT: seen,
-        "asked for": set(options.keep),
-        "characters and bytes": segmentation.always,
-        "on the way to them": segmentation.closure({*seen, *counts.template, *options.keep}),
-    }
-    parts: dict[str, set[str]] = {}
-    for name, tokens in wanted.items():
-        parts[name] = (vocabulary.ids.keys() & tokens).difference(*parts.values())
-    return parts
-
-
-def _filling(kept: set[str], vocabulary: Vocabulary, multiple: int, rows: int) -> set[str]:
-    """More tokens, those of the lowest ids first, so that they, `kept` and `rows` others are a multiple."""
-    filling: set[str] = set()
-    for token in sorted(vocabulary.ids, key=vocabulary.ids.__getitem__):
-        room = -(len(kept) + len(filling) + rows) % multiple
-        if room == 0:
-            break
-        if token not in kept and token not in filling:
-            needed = vocabulary.segmentation.closure([token]) & vocabulary.ids.keys()
-            if len(added := needed - kept - filling) <= room:
-                filling |= added
-    return filling
+def _filling(kept: Set[int], vocabulary: Vocabulary, multiple: int) -> Set[int]:
+    """More tokens, those of the lowest ids first, so that they and `kept` are a multiple."""
+    filled = {*kept}
+    for token, number in sorted(vocabulary.ids.items(), key=itemgetter(1)):
+        room = -len(filled) % multiple
+        if room and number not in filled:
+            needed = vocabulary.closure([token]) & vocabulary.ids.keys()
+            added = {vocabulary.ids[part] for part in needed} - filled
+            filled |= added if len(added) <= room else set()
+    return filled - kept

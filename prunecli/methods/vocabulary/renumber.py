@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from prunecli.errors import CheckpointError, UsageError, kind_and_reason
-from prunecli.methods.vocabulary.sentencepiece_model import read_model, without_pieces
+from prunecli.methods.vocabulary.sentencepiece_model import without_pieces
 from prunecli.methods.vocabulary.tokenizer import merge_parts
 from prunecli.model.structure import KEY
 from prunecli.tensors.json_files import parsed
@@ -21,6 +21,10 @@ SENTENCEPIECE = (".model", ".spm")
 _OTHER_FORMS = ("tekken.json", "encoder.json", "vocab.bpe", "dict.txt")
 """Vocabularies in forms that transformers does not read beside the others: left out, as they would be wrong."""
 
+_PARTS = ("added_tokens", "padding", "post_processor")
+_IDS = ("id", "ids", "pad_id", "sep", "cls")
+"""Parts of tokenizer.json that hold ids, and the keys of ids in them."""
+
 _NEEDED = ("_token_id", "_token_ids", "forced_decoder_ids", "force_words_ids")
 """Endings of keys of ids that generation puts out; those of `forced_decoder_ids` come after their place: [[1, 250]]."""
 _FORBIDDEN = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
@@ -28,8 +32,6 @@ _FORBIDDEN = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
 _BIASES = "sequence_bias"
 """[[[ids], bias], …]."""
 _NOT_ENTERED = (KEY, "id2label", "label2id", "auto_map")
-
-_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, IndexError)
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,13 @@ class Renumbering:
     new_ids: Mapping[int, int]
     dropped: frozenset[str]
     size: int
+
+    @classmethod
+    def of(cls, kept: Iterable[int], tokens: Mapping[str, int], size: int) -> Renumbering:
+        """The new id of each token is its place among those that stay; `tokens`: token -> id."""
+        new_ids = {old: new for new, old in enumerate(kept)}
+        gone = frozenset(token for token, number in tokens.items() if number not in new_ids)
+        return cls(new_ids, gone, size)
 
     def new(self, number: int) -> int:
         """The new id of a token that must stay.
@@ -73,53 +82,56 @@ def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str
     """
     contents: dict[str, bytes | None] = {}
     for name, data in files.items():
-        if name in _REWRITERS:
-            try:
-                contents[name] = _REWRITERS[name](data, change)
-            except _DAMAGE as error:
-                raise CheckpointError(
-                    f"{name}: damaged ({kind_and_reason(error)})", "Copy the tokenizer's files again."
-                ) from error
-        elif name.endswith(SENTENCEPIECE):
-            try:
-                contents[name] = without_pieces(read_model(data), change.dropped)
-            except _DAMAGE:
+        try:
+            if name in _DOCUMENTS:
+                value = parsed(data)
+                made = _DOCUMENTS[name](value, change)
+                if made != value or not name.endswith("_config.json"):
+                    contents[name] = (json.dumps(made, ensure_ascii=False, indent=2) + "\n").encode()
+            elif name == "merges.txt":
+                contents[name] = _merges_text(data.decode(), change).encode()
+            elif name == "vocab.txt":
+                lines = data.decode().removesuffix("\n").split("\n")
+                kept = (f"{line}\n" for number, line in enumerate(lines) if number in change.new_ids)
+                contents[name] = "".join(kept).encode()
+            elif name.endswith(SENTENCEPIECE):
+                contents[name] = without_pieces(data, change.dropped)
+            elif name in _OTHER_FORMS or name.endswith(".tiktoken"):
                 contents[name] = None
-        elif name in _OTHER_FORMS or name.endswith(".tiktoken"):
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            if not name.endswith(SENTENCEPIECE):
+                reason = kind_and_reason(error)
+                raise CheckpointError(
+                    f"{name}: damaged ({reason})", "Copy the tokenizer's files again."
+                ) from error
             contents[name] = None
     return {name: data for name, data in contents.items() if data != files[name]}
 
 
-def _tokenizer_json(data: bytes, change: Renumbering) -> bytes:
-    value = parsed(data)
-    model = value["model"]
-    vocab = model["vocab"]
-    if isinstance(vocab, dict):
-        model["vocab"] = _kept_ids(vocab, change)
+def _tokenizer_json(value: dict[str, Any], change: Renumbering) -> dict[str, Any]:
+    model = dict(value["model"])
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = _kept_ids(model["vocab"], change)
     else:
-        model["vocab"] = [piece for piece in vocab if piece[0] not in change.dropped]
-        if model.get("unk_id") is not None:
-            model["unk_id"] = change.new(model["unk_id"])
+        model["vocab"] = [piece for piece in model["vocab"] if piece[0] not in change.dropped]
+    if "unk_id" in model:
+        model["unk_id"] = _mapped(model["unk_id"], change)
     if "merges" in model:
         model["merges"] = [merge for merge in model["merges"] if _is_kept_merge(merge_parts(merge), change)]
-    for token in value.get("added_tokens") or ():
-        token["id"] = change.new(token["id"])
-    if value.get("padding"):
-        value["padding"]["pad_id"] = change.new(value["padding"]["pad_id"])
-    _renumber_processor(value.get("post_processor") or {}, change)
-    return _json(value)
+    parts = {key: _part(value[key], change) for key in _PARTS if key in value}
+    return {**value, "model": model, **parts}
 
 
-def _renumber_processor(processor: dict[str, Any], change: Renumbering) -> None:
-    """New ids in a template, in BERT's and RoBERTa's `sep` and `cls`, and in those that a sequence holds."""
-    for token in (processor.get("special_tokens") or {}).values():
-        token["ids"] = [change.new(number) for number in token["ids"]]
-    for name in ("sep", "cls"):
-        if name in processor:
-            text, number = processor[name]
-            processor[name] = [text, change.new(number)]
-    for part in processor.get("processors") or ():
-        _renumber_processor(part, change)
+def _part(part: Any, change: Renumbering) -> Any:
+    """A part of tokenizer.json with new ids: of tokens, in a template, and in BERT's and RoBERTa's `sep` and `cls`."""
+    if isinstance(part, list):
+        return [_part(item, change) for item in part]
+    if not isinstance(part, dict):
+        return part
+    return {
+        key: _mapped(item, change) if key in _IDS and not isinstance(item, dict) else _part(item, change)
+        for key, item in part.items()
+    }
 
 
 def _kept_ids(vocab: Mapping[str, int], change: Renumbering) -> dict[str, int]:
@@ -131,53 +143,20 @@ def _is_kept_merge(parts: Sequence[str], change: Renumbering) -> bool:
     return change.dropped.isdisjoint((*parts, "".join(parts)))
 
 
-def _ids_json(data: bytes, change: Renumbering) -> bytes:
-    return _json(_kept_ids(parsed(data), change))
+def _tokenizer_config(value: dict[str, Any], change: Renumbering) -> dict[str, Any]:
+    key = "added_tokens_decoder"
+    added = value.get(key)
+    return {**value, key: {str(change.new(int(n))): token for n, token in added.items()}} if added else value
 
 
-def _tokenizer_config(data: bytes, change: Renumbering) -> bytes:
-    value = parsed(data)
-    added = value.get("added_tokens_decoder")
-    if not added:
-        return data
-    value["added_tokens_decoder"] = {str(change.new(int(key))): token for key, token in added.items()}
-    return _json(value)
-
-
-def _generation_config(data: bytes, change: Renumbering) -> bytes:
-    value = parsed(data)
-    patched = renumbered(value, change)
-    return data if patched == value else _json(patched)
-
-
-def _merges_text(data: bytes, change: Renumbering) -> bytes:
-    lines = data.decode("utf-8").split("\n")
+def _merges_text(text: str, change: Renumbering) -> str:
+    lines = text.split("\n")
     kept = lines[:1] if lines[0].startswith("#version") else []
     for line in lines[len(kept) :]:
         parts = line.rstrip("\r").split(" ")
         if len(parts) != 2 or _is_kept_merge(parts, change):
             kept.append(line)
-    return "\n".join(kept).encode()
-
-
-def _vocab_text(data: bytes, change: Renumbering) -> bytes:
-    lines = data.decode("utf-8").removesuffix("\n").split("\n")
-    return "".join(f"{line}\n" for number, line in enumerate(lines) if number in change.new_ids).encode()
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode()
-
-
-_REWRITERS: dict[str, Callable[[bytes, Renumbering], bytes]] = {
-    "tokenizer.json": _tokenizer_json,
-    "tokenizer_config.json": _tokenizer_config,
-    "added_tokens.json": _ids_json,
-    "vocab.json": _ids_json,
-    "merges.txt": _merges_text,
-    "vocab.txt": _vocab_text,
-    GENERATION: _generation_config,
-}
+    return "\n".join(kept)
 
 
 def named_ids(document: Mapping[str, Any]) -> Iterator[int]:
@@ -226,7 +205,7 @@ def _is_placed(key: str, value: Any) -> bool:
 def _numbers(value: Any) -> Iterator[int]:
     if type(value) is int:
         yield value
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list):
         for item in value:
             yield from _numbers(item)
 
@@ -239,3 +218,13 @@ def _mapped(value: Any, change: Renumbering) -> Any:
     if type(value) is int:
         return change.new(value) if 0 <= value < change.size else value
     return [_mapped(item, change) for item in value] if isinstance(value, list) else value
+
+
+_DOCUMENTS: Mapping[str, Callable[[Any, Renumbering], Any]] = {
+    "tokenizer.json": _tokenizer_json,
+    "tokenizer_config.json": _tokenizer_config,
+    "added_tokens.json": _kept_ids,
+    "vocab.json": _kept_ids,
+    GENERATION: renumbered,
+}
+"""JSON file -> its content with fewer tokens and new ids."""

@@ -1,15 +1,15 @@
 """SentencePiece models (`.model`, `.spm`), read and shortened as protocol buffer messages.
 
-Only the pieces are interpreted. Every other byte stays the same, and with it the normalisation of text.
+Only the pieces are interpreted. All other bytes are copied, so text is normalised as before. (sentencepiece's own
+message classes need the protobuf package, which sentencepiece does not install.)
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 NORMAL, UNKNOWN = 1, 2
 """Types of pieces."""
@@ -24,8 +24,7 @@ _MODEL_TYPE = 3
 _TEXT, _SCORE, _TYPE = 1, 2, 3
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """One piece: its text, its score (a log probability, or minus its rank in BPE) and its type."""
 
     text: str
@@ -33,26 +32,11 @@ class Piece:
     type: int
 
 
-@dataclass(frozen=True)
-class SentencePieceModel:
-    """The parts of a model file that trimming needs.
-
-    Attributes:
-        data: the file.
-        pieces: by id.
-        model_type: UNIGRAM, BPE, or another.
-    """
-
-    data: bytes
-    pieces: tuple[Piece, ...]
-    model_type: int
-
-
-def read_model(data: bytes) -> SentencePieceModel:
-    """Read a model file.
+def read_model(data: bytes) -> tuple[list[Piece], int]:
+    """Return the pieces of a model file by id, and the model's type: UNIGRAM, BPE, or another.
 
     Raises:
-        ValueError, TypeError, AttributeError: the file is not a SentencePiece model.
+        ValueError, TypeError, AttributeError, LookupError: the file is not a SentencePiece model.
     """
     pieces: list[Piece] = []
     model_type = UNIGRAM
@@ -66,48 +50,48 @@ def read_model(data: bytes) -> SentencePieceModel:
             model_type = held.get(_MODEL_TYPE, UNIGRAM)
     if not any(piece.type == UNKNOWN for piece in pieces):
         raise ValueError("no SentencePiece model")
-    return SentencePieceModel(data, tuple(pieces), model_type)
+    return pieces, model_type
 
 
-def without_pieces(model: SentencePieceModel, dropped: Collection[str]) -> bytes:
-    """The file without the normal pieces among `dropped`; the others keep their order and scores."""
-    gone = [piece.type == NORMAL and piece.text in dropped for piece in model.pieces]
+def without_pieces(data: bytes, dropped: Collection[str]) -> bytes:
+    """Remove the normal pieces among `dropped` from a model file; the others keep their order and scores.
+
+    Raises:
+        ValueError, TypeError, AttributeError, LookupError: the file is not a SentencePiece model.
+    """
+    gone = [piece.type == NORMAL and piece.text in dropped for piece in read_model(data)[0]]
     if not any(gone):
-        return model.data
+        return data
     places = count()
     return b"".join(
         field
-        for number, _, field in _fields(model.data)
+        for number, _, field in _fields(data)
         if number != _SELF_TEST and not (number == _PIECES and gone[next(places)])
     )
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any, bytes]]:
-    """The fields of a message: (number, value, bytes of the whole field). A value is an int or bytes."""
+    """Yield the fields of a message: number, value (an int or bytes), and the bytes of the whole field."""
     at = 0
     while at < len(data):
         start = at
         tag, at = _varint(data, at)
         number, wire = tag >> 3, tag & 7
-        value: int | bytes
-        if wire == 0:
-            value, at = _varint(data, at)
-        elif wire in (1, 2, 5):
-            size, at = _varint(data, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)
+        size, at = ({1: 8, 5: 4}[wire], at) if wire in (1, 5) else _varint(data, at)
+        value: int | bytes = size
+        if wire:
             value, at = data[at : at + size], at + size
-        else:
-            raise ValueError(f"wire type {wire}")
-        if at > len(data) or number == 0:
-            raise ValueError("cut short")
+        if at > len(data) or number == 0 or wire not in (0, 1, 2, 5):
+            raise ValueError("damaged")
         yield number, value, data[start:at]
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(data) and shift < 70:
-        byte = data[at]
+    """Return the number that begins at `at`, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte, at = data[at], at + 1
         value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
         if byte < 0x80:
             return value, at
-    raise ValueError("cut short")
+    raise ValueError("damaged")

@@ -13,20 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from prunecli.errors import UnsupportedModelError
-from prunecli.methods.vocabulary.sentencepiece_model import (
-    BPE,
-    NORMAL,
-    UNIGRAM,
-    SentencePieceModel,
-    read_model,
-)
+from prunecli.methods.vocabulary.sentencepiece_model import BPE, NORMAL, UNIGRAM, read_model
 from prunecli.tensors.json_files import parsed
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -36,16 +30,20 @@ Rank = Callable[[str, str], "float | None"]
 
 
 @dataclass(frozen=True)
-class Segmentation:
-    """What a tokenizer's model needs.
+class Vocabulary:
+    """A tokenizer's tokens, and what its model needs to cut text into them.
 
     Attributes:
         always: tokens that stay whatever the text: single characters, bytes, the scores' extremes.
         ranks: of BPE, one for each model.
+        ids: token -> id.
+        special: special and added tokens, language codes: none of them may go.
     """
 
     always: frozenset[str]
     ranks: tuple[Rank, ...] = ()
+    ids: Mapping[str, int] = field(default_factory=dict)
+    special: frozenset[str] = frozenset()
 
     def closure(self, tokens: Iterable[str]) -> set[str]:
         """`tokens` and every token that is merged on the way to one of them."""
@@ -54,21 +52,6 @@ class Segmentation:
             for token in list(reached):
                 reached.update(products(token, rank))
         return reached
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """A tokenizer's tokens.
-
-    Attributes:
-        ids: token -> id.
-        special: special and added tokens, language codes: none of them may go.
-        segmentation: how words are cut.
-    """
-
-    ids: Mapping[str, int]
-    special: frozenset[str]
-    segmentation: Segmentation
 
 
 def read_vocabulary(tokenizer: Any, where: str) -> Vocabulary:
@@ -82,14 +65,13 @@ def read_vocabulary(tokenizer: Any, where: str) -> Vocabulary:
         UnsupportedModelError: a tokenizer of another kind.
     """
     ids = token_ids(tokenizer, where)
-    special = {str(token) for token in (*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens)}
     if is_fast(tokenizer):
-        segmentation = of_backend(tokenizer.backend_tokenizer, where)
+        found = of_backend(tokenizer.backend_tokenizer, where)
     else:
-        special |= {*_codes(tokenizer), *getattr(tokenizer, "supported_language_codes", ())}
-        models = [read_model(path.read_bytes()) for path in _sentencepiece_files(tokenizer)]
-        segmentation = of_sentencepiece(models, ids, where)
-    return Vocabulary(ids, frozenset(special & ids.keys()), segmentation)
+        found = of_sentencepiece([path.read_bytes() for path in _models(tokenizer)], ids, where)
+    codes = (*_codes(tokenizer), *getattr(tokenizer, "supported_language_codes", ()))
+    special = {str(token) for token in (*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens, *codes)}
+    return replace(found, ids=ids, special=frozenset(special & ids.keys()))
 
 
 def token_ids(tokenizer: Any, where: str) -> dict[str, int]:
@@ -101,8 +83,11 @@ def token_ids(tokenizer: Any, where: str) -> dict[str, int]:
     if is_fast(tokenizer):
         return {str(token): int(number) for token, number in tokenizer.get_vocab().items()}
     encoder = getattr(tokenizer, "encoder", None)
-    separate = getattr(tokenizer, "separate_vocabs", False)
-    if not isinstance(encoder, dict) or not _sentencepiece_files(tokenizer) or separate:
+    if (
+        not isinstance(encoder, dict)
+        or not _models(tokenizer)
+        or getattr(tokenizer, "separate_vocabs", False)
+    ):
         raise UnsupportedModelError(
             f"{where}: its tokenizer is a {type(tokenizer).__name__}, which trim-vocabulary does not know",
             "A tokenizer.json, or the files of a Marian or M2M-100 tokenizer, are supported.",
@@ -120,7 +105,7 @@ def _codes(tokenizer: Any) -> dict[str, int]:
     return dict(getattr(tokenizer, "lang_token_to_id", {}))
 
 
-def _sentencepiece_files(tokenizer: Any) -> list[Path]:
+def _models(tokenizer: Any) -> list[Path]:
     """The SentencePiece models that a slow tokenizer runs."""
     found = getattr(tokenizer, "spm_files", None) or [getattr(tokenizer, "spm_file", None)]
     return [Path(path) for path in found if path is not None]
@@ -142,8 +127,8 @@ def products(token: str, rank: Rank) -> list[str]:
     return merged if len(symbols) == 1 else []
 
 
-def of_backend(backend: Any, where: str) -> Segmentation:
-    """The segmentation of a tokenizer of the `tokenizers` library.
+def of_backend(backend: Any, where: str) -> Vocabulary:
+    """What stays of a tokenizer of the `tokenizers` library, without ids and special tokens.
 
     Raises:
         UnsupportedModelError: another kind of model, or of BPE.
@@ -158,40 +143,39 @@ def of_backend(backend: Any, where: str) -> Segmentation:
                     "BPE without one, Unigram and WordPiece are supported.",
                 )
         ranks = {tuple(merge_parts(merge)): index for index, merge in enumerate(model["merges"])}
-        return Segmentation(_always(model["vocab"]), (lambda left, right: ranks.get((left, right)),))
+        return Vocabulary(_always(model["vocab"]), (lambda left, right: ranks.get((left, right)),))
     if kind == "Unigram":
         pieces = [(str(text), float(score)) for text, score in model["vocab"]]
         if len(dict(pieces)) != len(pieces):
             raise UnsupportedModelError(f"{where}: its Unigram tokenizer holds a piece twice")
-        return Segmentation(_always(dict(pieces)) | _extremes(pieces))
+        return Vocabulary(_always(dict(pieces)) | _extremes(pieces))
     if kind in ("WordPiece", "WordLevel"):
-        return Segmentation(_always(model["vocab"], model.get("continuing_subword_prefix", "")))
+        return Vocabulary(_always(model["vocab"], model.get("continuing_subword_prefix", "")))
     raise UnsupportedModelError(
         f'{where}: its tokenizer is of the kind "{kind}", which trim-vocabulary does not know',
         "BPE, Unigram, WordPiece and WordLevel are supported.",
     )
 
 
-def of_sentencepiece(
-    models: Sequence[SentencePieceModel], vocabulary: Iterable[str], where: str
-) -> Segmentation:
-    """The segmentation of a tokenizer that runs SentencePiece models, beside a vocabulary of its own.
+def of_sentencepiece(models: Iterable[bytes], tokens: Iterable[str], where: str) -> Vocabulary:
+    """What stays of a tokenizer that runs SentencePiece models, beside a vocabulary of its own.
 
     Raises:
         UnsupportedModelError: a model that is neither Unigram nor BPE.
     """
-    always, ranks = _always(vocabulary), []
-    for model in models:
-        pieces = [(piece.text, piece.score) for piece in model.pieces if piece.type == NORMAL]
-        if model.model_type == BPE:
+    always, ranks = _always(tokens), []
+    for data in models:
+        found, model_type = read_model(data)
+        pieces = [(piece.text, piece.score) for piece in found if piece.type == NORMAL]
+        if model_type == BPE:
             ranks.append(_score_rank(dict(pieces)))
-        elif model.model_type != UNIGRAM:
+        elif model_type != UNIGRAM:
             raise UnsupportedModelError(
                 f"{where}: a SentencePiece model of words or characters, which trim-vocabulary does not know",
                 "BPE and Unigram are supported.",
             )
         always |= _always(dict(pieces)) | _extremes(pieces)
-    return Segmentation(always, tuple(ranks))
+    return Vocabulary(always, tuple(ranks))
 
 
 def merge_parts(merge: Any) -> list[str]:

@@ -17,7 +17,7 @@ from prunecli.methods.vocabulary import plan as plan_module
 from prunecli.methods.vocabulary.check import check_same, differs, load_trimmed
 from prunecli.methods.vocabulary.measure import Text, count_tokens
 from prunecli.methods.vocabulary.plan import VocabularyOptions, VocabularyPlan, default_ids, plan_vocabulary
-from prunecli.methods.vocabulary.tokenizer import read_vocabulary
+from prunecli.methods.vocabulary.tokenizer import Vocabulary, read_vocabulary
 from prunecli.model.checkpoint import open_model
 from prunecli.selection.cut import cut
 from prunecli.text.choice import Lines
@@ -25,10 +25,6 @@ from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.methods.vocabulary.makers import END, KINDS, SEEN, TEXT, sentencepiece_model
 from tests.tiny import tiny_nllb_moe, write_json
-
-
-def text_of(lines: tuple[str, ...]) -> Text:
-    return Text(lines, (1,) * len(lines))
 
 
 def trimmed(source: Path, lines: tuple[str, ...] = SEEN, **options: Any) -> VocabularyPlan:
@@ -53,15 +49,16 @@ def test_every_token_that_stays_has_a_reason(kind: str, sources: dict[str, Path]
     """Seen, special, a single character or byte, on the way to a seen one, or the extreme of a score."""
     made, tokenizer = trimmed(sources[kind]), load_tokenizer(sources[kind])
     vocabulary = read_vocabulary(tokenizer, "here")
-    counts = count_tokens(tokenizer, text_of(SEEN)).counts
-    allowed = {*counts, *vocabulary.special, *vocabulary.segmentation.always}
-    allowed |= vocabulary.segmentation.closure(counts)
+    counts, _ = count_tokens(tokenizer, Text(dict.fromkeys(SEEN, 1)))
+    allowed = {*counts, *vocabulary.special, *vocabulary.always, *vocabulary.closure(counts)}
     tokens = {number: token for token, number in vocabulary.ids.items()}
     assert {tokens[number] for number in made.kept["tokens"]} <= allowed
-    assert set(vocabulary.ids) - made.renumbering.dropped >= set(counts) & set(vocabulary.ids)
-    assert made.renumbering.dropped, "the trimming must matter for this test to mean something"
-    assert made.check.changed == 0
-    assert made.check.running_before == made.check.running_after
+    kept = {tokens.get(number) for number in made.kept["tokens"]}
+    assert kept >= set(counts) & set(vocabulary.ids)
+    assert set(vocabulary.ids) - kept, "the trimming must matter for this test to mean something"
+    compared = made.details["compared"]
+    assert compared["changed"] == 0
+    assert compared["running_before"] == compared["running_after"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -83,12 +80,13 @@ def test_any_text_falls_into_the_same_tokens(
 def test_rare_tokens_fall_into_smaller_ones(kind: str, sources: dict[str, Path]) -> None:
     full, fewer = trimmed(sources[kind]), trimmed(sources[kind], min_count=3)
     assert set(fewer.kept["tokens"]) < set(full.kept["tokens"])
-    assert 0 < fewer.share < 1
-    assert fewer.check.changed > 0
+    compared = fewer.details["compared"]
+    assert 0 < fewer.details["text"]["share_kept"] < 1
+    assert compared["changed"] > 0
     old, new = load_tokenizer(sources[kind]), new_tokenizer(sources[kind], fewer)
     rows = [sum(map(len, tokenizer(list(SEEN))["input_ids"])) for tokenizer in (old, new)]
     if kind != "marian":  # which counts target text too
-        assert [fewer.check.running_before, fewer.check.running_after] == rows
+        assert [compared["running_before"], compared["running_after"]] == rows
     if kind not in ("word_level", "unigram"):
         assert [new.decode(new(line)["input_ids"]) for line in SEEN] == [
             old.decode(old(line)["input_ids"]) for line in SEEN
@@ -136,7 +134,7 @@ def test_a_sentencepiece_model_beside_a_tokenizer_json_is_shortened(tmp_path: Pa
     from prunecli.methods.vocabulary.sentencepiece_model import read_model
 
     data = sentencepiece_model(TEXT, "unigram", 90)
-    pieces = [(piece.text, piece.score) for piece in read_model(data).pieces]
+    pieces = [(piece.text, piece.score) for piece in read_model(data)[0]]
     tokenizer = Tokenizer(Unigram(pieces, unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
@@ -148,7 +146,7 @@ def test_a_sentencepiece_model_beside_a_tokenizer_json_is_shortened(tmp_path: Pa
     new = made.files["tokenizer.model"]
     assert new is not None
     kept = json.loads(made.files["tokenizer.json"] or b"")["model"]["vocab"]
-    assert [piece.text for piece in read_model(new).pieces] == [text for text, _ in kept]
+    assert [piece.text for piece in read_model(new)[0]] == [text for text, _ in kept]
     assert len(kept) == len(made.kept["tokens"]) < len(pieces)
 
 
@@ -182,7 +180,7 @@ def breaking(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
             CheckpointError,
             "holds no tokenizer",
         ),
-        (lambda source: (source / "generation_config.json").write_text("{"), CheckpointError, "not JSON"),
+        (lambda source: (source / "generation_config.json").write_text("{"), CheckpointError, "cut short"),
         (
             lambda source: (source / "generation_config.json").write_text("[]"),
             CheckpointError,
@@ -221,19 +219,17 @@ def test_a_trimmed_tokenizer_that_cannot_be_read_is_refused(tmp_path: Path) -> N
 def test_tokenizers_that_differ_are_refused(sources: dict[str, Path]) -> None:
     old = load_tokenizer(sources["byte_bpe"])
     same = {number: number for number in range(len(old))}
-    assert check_same((old, old), same, text_of(SEEN), "here").sentences == 3
+    assert check_same((old, old), same, SEEN, "here")["sentences"] == 3
     with pytest.raises(CheckpointError, match=r"here: the trimmed tokenizer would give '.*' the id 7, not 8"):
-        check_same((old, old), {**same, 7: 8, 8: 7}, text_of(SEEN), "here")
+        check_same((old, old), {**same, 7: 8, 8: 7}, SEEN, "here")
     del same[len(old) - 1]
     with pytest.raises(CheckpointError, match="would give"):
-        check_same((old, old), same, text_of(SEEN), "here")
+        check_same((old, old), same, SEEN, "here")
 
 
 def test_text_cut_otherwise_is_refused(sources: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without what leads to the seen tokens, they are not found again."""
-    from prunecli.methods.vocabulary.tokenizer import Segmentation
-
-    monkeypatch.setattr(Segmentation, "closure", lambda self, tokens: set(tokens))
+    monkeypatch.setattr(Vocabulary, "closure", lambda self, tokens: set(tokens))
     with pytest.raises(CheckpointError, match="into other tokens\nNothing was written"):
         trimmed(sources["byte_bpe"])
 
@@ -242,7 +238,7 @@ def test_the_comparison_goes_on_after_the_first_lines(
     sources: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "BATCH", 100)
-    assert trimmed(sources["marian"], TEXT).check.sentences == 2 * len(TEXT)
+    assert trimmed(sources["marian"], TEXT).details["compared"]["sentences"] == 2 * len(TEXT)
 
 
 def test_language_codes_stay(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 
 from prunecli.errors import CheckpointError, DataError, UsageError
 from prunecli.methods.vocabulary import measure
-from prunecli.methods.vocabulary.measure import Text, TokenCounts
+from prunecli.methods.vocabulary.measure import Text
 from prunecli.methods.vocabulary.plan import VocabularyOptions, VocabularyPlan, select_tokens
-from prunecli.methods.vocabulary.tokenizer import Segmentation, Vocabulary
+from prunecli.methods.vocabulary.tokenizer import Vocabulary
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.tiny import VOCAB
@@ -21,12 +23,13 @@ from tests.tiny import VOCAB
 TOKENS = ("<s>", "a", "b", "c", "d", "ab", "cd", "abcd", "bc", "da", "<mask>")
 RANKS = {("a", "b"): 0, ("c", "d"): 1, ("ab", "cd"): 2, ("b", "c"): 3, ("d", "a"): 4}
 VOCABULARY = Vocabulary(
+    frozenset("abcd"),
+    (lambda left, right: RANKS.get((left, right)),),
     {token: number for number, token in enumerate(TOKENS)},
     frozenset({"<s>", "<mask>"}),
-    Segmentation(frozenset("abcd"), (lambda left, right: RANKS.get((left, right)),)),
 )
-TEXT = Text(("one",), (3,), ("val",), ("eng",))
-COUNTS = TokenCounts({"abcd": 5, "bc": 2, "a": 1, "no token": 4})
+LINES = Lines(("one",) * 3, ("val",), (), ("eng",), None)
+COUNTS = {"abcd": 5, "bc": 2, "a": 1, "no token": 4}
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +40,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]
 
 
 def decided(
-    checkpoint: Checkpoint, counts: TokenCounts = COUNTS, needed: Any = (), **options: Any
+    checkpoint: Checkpoint,
+    counts: Mapping[str, int] = COUNTS,
+    needed: Any = (),
+    template: Set[str] = frozenset(),
+    **options: Any,
 ) -> VocabularyPlan:
-    return select_tokens(checkpoint, VOCABULARY, TEXT, counts, VocabularyOptions(**options), needed)
+    return select_tokens(
+        checkpoint, VOCABULARY, LINES, counts, VocabularyOptions(**options), needed, template
+    )
 
 
 def tokens(plan: VocabularyPlan) -> list[str]:
@@ -49,49 +58,46 @@ def tokens(plan: VocabularyPlan) -> list[str]:
 def test_seen_special_and_single_tokens_stay_with_what_makes_them(checkpoint: Checkpoint) -> None:
     made = decided(checkpoint)
     assert tokens(made) == [token for token in TOKENS if token != "da"]
-    assert made.parts == {
+    assert made.details["parts"] == {
         "special and added": 2,
         "in the text": 3,
         "characters and bytes": 3,
         "on the way to them": 2,
     }
-    assert made.renumbering.dropped == {"da"}
-    assert made.renumbering.size == VOCAB
-    assert made.share == 1  # "no token" is a piece that the vocabulary lacks
-    assert made.renumbering.new_ids == {old: new for new, old in enumerate(made.kept["tokens"])}
+    assert made.details["text"]["share_kept"] == 1  # "no token" is a piece that the vocabulary lacks
 
 
 def test_rarer_tokens_go(checkpoint: Checkpoint) -> None:
     made = decided(checkpoint, min_count=3)
     assert tokens(made) == [token for token in TOKENS if token not in ("da", "bc")]
-    assert made.share == 6 / 8
+    assert made.details["text"]["share_kept"] == 6 / 8
 
 
 def test_of_no_text_only_what_always_stays(checkpoint: Checkpoint) -> None:
-    made = decided(checkpoint, TokenCounts({}))
+    made = decided(checkpoint, {})
     assert tokens(made) == ["<s>", "a", "b", "c", "d", "<mask>"]
-    assert made.share == 1
+    assert made.details["text"]["share_kept"] == 1
 
 
 def test_tokens_asked_for_stay_with_what_makes_them(checkpoint: Checkpoint) -> None:
-    made = decided(checkpoint, TokenCounts({}), keep=("cd",))
+    made = decided(checkpoint, {}, keep=("cd",))
     assert tokens(made) == ["<s>", "a", "b", "c", "d", "cd", "<mask>"]
-    assert decided(checkpoint, TokenCounts({}), keep=("abcd",)).parts["on the way to them"] == 2
+    assert decided(checkpoint, {}, keep=("abcd",)).details["parts"]["on the way to them"] == 2
 
 
 def test_ids_that_configs_name_stay(checkpoint: Checkpoint) -> None:
     """Even those of no token: rows beyond the tokenizer's."""
-    made = decided(checkpoint, TokenCounts({}), needed=[9, 20, 0, VOCAB, -1])
+    made = decided(checkpoint, {}, needed=[9, 20, 0, VOCAB, -1])
     assert made.kept["tokens"] == (0, 1, 2, 3, 4, 9, 10, 20)
-    assert made.parts["no token"] == 1
+    assert made.details["parts"]["no token"] == 1
 
 
 @pytest.mark.parametrize(("multiple", "count"), [(1, 6), (2, 6), (4, 8), (5, 10), (3, 6), (11, 11)])
 def test_up_to_a_multiple(multiple: int, count: int, checkpoint: Checkpoint) -> None:
-    made = decided(checkpoint, TokenCounts({}), multiple_of=multiple)
+    made = decided(checkpoint, {}, multiple_of=multiple)
     assert len(made.kept["tokens"]) == count
     kept = set(tokens(made))
-    assert VOCABULARY.segmentation.closure(kept) == kept
+    assert VOCABULARY.closure(kept) == kept
 
 
 def test_a_multiple_that_the_vocabulary_cannot_reach_keeps_all(checkpoint: Checkpoint) -> None:
@@ -99,14 +105,15 @@ def test_a_multiple_that_the_vocabulary_cannot_reach_keeps_all(checkpoint: Check
 
 
 def test_history(checkpoint: Checkpoint) -> None:
-    step = decided(checkpoint, min_count=2, keep=("da",)).step
+    made = decided(checkpoint, min_count=2, keep=("da",))
+    step = made.step
     assert step["command"] == "trim-vocabulary"
     assert step["source"]["fingerprint"] == checkpoint.fingerprint
     assert step["arguments"] == {"split": ["val"], "langs": ["eng"], "min_count": 2}
     note = step["vocabulary"]
     assert (note["before"], note["after"], note["sentences"]) == (VOCAB, 11, 3)
     assert note["parts"]["asked for"] == 1
-    assert note["text_sha256"] == TEXT.sha256
+    assert note["text_sha256"] == made.details["text"]["sha256"]
 
 
 @pytest.mark.parametrize("options", [{"min_count": 0}, {"multiple_of": 0}])
@@ -121,29 +128,36 @@ def test_an_unknown_token_is_refused(checkpoint: Checkpoint) -> None:
 
 
 def test_a_tokenizer_that_the_embeddings_cannot_hold_is_refused(checkpoint: Checkpoint) -> None:
-    larger = Vocabulary({"a": 0, "z": VOCAB}, frozenset(), VOCABULARY.segmentation)
+    larger = replace(VOCABULARY, ids={"a": 0, "z": VOCAB})
     with pytest.raises(CheckpointError, match=f"'z' the id {VOCAB}, its embeddings have {VOCAB} rows"):
-        select_tokens(checkpoint, larger, TEXT, COUNTS, VocabularyOptions())
+        select_tokens(checkpoint, larger, LINES, COUNTS, VocabularyOptions())
 
 
-def test_two_texts_of_one_hash_are_one() -> None:
-    assert TEXT.sha256 == Text(("one",), (3,), files=("other",)).sha256
-    assert len({Text(lines, (1,) * len(lines)).sha256 for lines in (("a", "b"), ("b", "a"), ("ab",))}) == 3
+def test_two_texts_of_one_hash_are_one(checkpoint: Checkpoint) -> None:
+    def sha256(*lines: str) -> str:
+        made = select_tokens(checkpoint, VOCABULARY, Lines(lines, (), (), (), None), {}, VocabularyOptions())
+        return str(made.details["text"]["sha256"])
+
+    assert sha256("one", "one") == sha256("one", "one") != sha256("one")
+    assert len({sha256("a", "b"), sha256("b", "a"), sha256("ab")}) == 3
 
 
 def test_files_have_names_alone(tmp_path: Path, checkpoint: Checkpoint) -> None:
     from prunecli.text.choice import TextChoice
 
     (tmp_path / "lines").write_text("a\n\na\nb\n")
-    text = Text.of(TextChoice(files=(tmp_path / "lines",)).lines(), load_tokenizer(checkpoint.path))
-    assert (text.lines, text.repeats, text.files) == (("a", "b"), (2, 1), ("lines",))
-    assert text.sentences == 3
+    lines = TextChoice(files=(tmp_path / "lines",)).lines()
+    step = select_tokens(checkpoint, VOCABULARY, lines, {}, VocabularyOptions()).step
+    assert step["arguments"]["text"] == ["lines"]
+    assert step["vocabulary"]["sentences"] == 3
+    text = Text.of(lines, load_tokenizer(checkpoint.path))
+    assert text.lines == {"a": 2, "b": 1}
     assert (text.documents, text.messages, text.template) == (("a\n\na\nb\n",), (), ())
 
 
 def test_tokens_of_the_chat_template_stay_however_rare(checkpoint: Checkpoint) -> None:
-    made = decided(checkpoint, TokenCounts(COUNTS.counts, {"da"}), min_count=3)
-    assert made.parts["chat template"] == 1
+    made = decided(checkpoint, template={"da"}, min_count=3)
+    assert made.details["parts"]["chat template"] == 1
     assert "da" in tokens(made)
 
 

@@ -59,8 +59,8 @@ def test_with_the_closure_alone_words_fall_into_the_same_tokens(
     vocab, merges = bpe
     full = backend(vocab, merges)
     seen = {token for word in words for token in full.encode(word).tokens}
-    segmentation = of_backend(full, "here")
-    kept = segmentation.closure(seen) | segmentation.always
+    vocabulary = of_backend(full, "here")
+    kept = vocabulary.closure(seen) | vocabulary.always
     fewer = backend(
         {token: number for token, number in vocab.items() if token in kept},
         [pair for pair in merges if kept.issuperset((*pair, "".join(pair)))],
@@ -87,13 +87,13 @@ def test_sentencepiece_merges_by_score() -> None:
     from sentencepiece import SentencePieceProcessor
 
     data = sentencepiece_model(TEXT, "bpe", 120)
-    model, runner = read_model(data), SentencePieceProcessor(model_proto=data)
-    segmentation = of_sentencepiece([model], [piece.text for piece in model.pieces], "here")
-    for piece in model.pieces:
+    (pieces, _), runner = read_model(data), SentencePieceProcessor(model_proto=data)
+    vocabulary = of_sentencepiece([data], [piece.text for piece in pieces], "here")
+    for piece in pieces:
         if piece.type == 1 and len(piece.text) > 1 and piece.text.startswith("\u2581"):
-            made = segmentation.closure([piece.text])
+            made = vocabulary.closure([piece.text])
             assert runner.encode(piece.text[1:], out_type=str) == [piece.text]
-            assert made == {piece.text, *products(piece.text, segmentation.ranks[0])}
+            assert made == {piece.text, *products(piece.text, vocabulary.ranks[0])}
             assert len(made) > 1 or len(piece.text) == 2
 
 
@@ -103,9 +103,9 @@ def test_unigram_keeps_the_least_likely_piece() -> None:
     from tokenizers.models import Unigram
 
     pieces = [("<unk>", 0.0), ("a", -2.0), ("ab", -3.0), ("xyz", -9.5), ("<0x41>", -4.0)]
-    segmentation = of_backend(Tokenizer(Unigram(pieces, unk_id=0)), "here")
-    assert segmentation.always == {"a", "xyz", "<unk>", "<0x41>"}
-    assert segmentation.closure(["ab"]) == {"ab"}
+    vocabulary = of_backend(Tokenizer(Unigram(pieces, unk_id=0)), "here")
+    assert vocabulary.always == {"a", "xyz", "<unk>", "<0x41>"}
+    assert vocabulary.closure(["ab"]) == {"ab"}
 
 
 def test_wordpiece_keeps_letters_at_the_beginning_and_inside() -> None:
@@ -113,8 +113,8 @@ def test_wordpiece_keeps_letters_at_the_beginning_and_inside() -> None:
     from tokenizers.models import WordPiece
 
     vocab = {token: number for number, token in enumerate(["[UNK]", "a", "##b", "##bc", "ab", "##"])}
-    segmentation = of_backend(Tokenizer(WordPiece(vocab, unk_token="[UNK]")), "here")
-    assert segmentation.always == {"a", "##b"}
+    vocabulary = of_backend(Tokenizer(WordPiece(vocab, unk_token="[UNK]")), "here")
+    assert vocabulary.always == {"a", "##b"}
 
 
 class Backend:
@@ -145,4 +145,4 @@ def test_models_of_other_kinds_are_refused(model: dict[str, Any], message: str) 
 @pytest.mark.parametrize("kind", ["word", "char"])
 def test_sentencepiece_models_of_other_kinds_are_refused(kind: str) -> None:
     with pytest.raises(UnsupportedModelError, match="words or characters"):
-        of_sentencepiece([read_model(sentencepiece_model(TEXT, kind, 40))], [], "here")
+        of_sentencepiece([sentencepiece_model(TEXT, kind, 40)], [], "here")
