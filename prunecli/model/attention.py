@@ -70,6 +70,11 @@ class AttentionLayer:
         return self.owner != self.name
 
     @property
+    def shared_with(self) -> str | None:
+        """The other attention whose tensors it runs; None: it runs its own."""
+        return self.owner if self.is_shared else None
+
+    @property
     def has_tensors(self) -> bool:
         """Whether tensors are stored under its own name."""
         return not (self.removed or self.is_shared)

@@ -59,6 +59,11 @@ class FfnLayer:
         return self.owner != self.name
 
     @property
+    def shared_with(self) -> str | None:
+        """The other FFN whose tensors it runs; None: it runs its own."""
+        return self.owner if self.is_shared else None
+
+    @property
     def tensor_names(self) -> tuple[str, ...]:
         """Full names of the tensors that it runs, in the order of `tensors`."""
         return tuple(f"{self.prefix}{suffix}" for suffix in self.tensors)

@@ -6,8 +6,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from prunecli.architectures.records import Side
 from prunecli.model.attention import AttentionLayer
@@ -28,13 +30,17 @@ NUMBERED = re.compile(r"^(?:[^.\d]\w*\.)+(?=\w+\.\d)")
 PARTS = ("embeddings", "attention", "ffn", "experts", "router", "norm", "other")
 
 
+Count = Annotated[int, Field(ge=0, le=10**18)]
+"""`inspect --json` prints the values below as they are, and pydantic checks them when they are read."""
+
+
 @dataclass(frozen=True)
 class Amount:
     """Tensors, their parameters (elements) and bytes."""
 
-    tensors: int = 0
-    parameters: int = 0
-    bytes: int = 0
+    tensors: Count = 0
+    parameters: Count = 0
+    bytes: Count = 0
 
     def __add__(self, other: Amount) -> Amount:
         return Amount(
@@ -53,8 +59,8 @@ class StackLayers:
     """
 
     side: Side
-    layers: tuple[int, ...]
-    original_layers: int
+    layers: tuple[Count, ...]
+    original_layers: Count
 
 
 @dataclass(frozen=True)
@@ -70,12 +76,12 @@ class Quantisation:
         absent: modules that config.json names in full as quantised or not, and of which there is no tensor.
     """
 
-    method: str
-    schemes: Mapping[str, int]
-    weights: int
-    parameters: int
-    bits_per_parameter: float
-    absent: tuple[str, ...]
+    method: str = ""
+    schemes: Mapping[str, Count] = field(default_factory=dict)
+    weights: Count = 0
+    parameters: Count = 0
+    bits_per_parameter: float = 0.0
+    absent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from prunecli.architectures import FAMILIES, Architecture
@@ -41,12 +41,12 @@ class Surmise:
     """
 
     modules: Mapping[str, tuple[str, ...]]
-    tables: tuple[str, ...]
-    layers: Mapping[str, int]
-    experts: Mapping[str, int]
-    quantisation: str
-    text_type: str
-    nearest: str
+    tables: tuple[str, ...] = ()
+    layers: Mapping[str, int] = field(default_factory=dict)
+    experts: Mapping[str, int] = field(default_factory=dict)
+    quantisation: str = ""
+    text_type: str = ""
+    nearest: str = ""
 
 
 def stored_names(

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from prunecli.errors import DataError
 from prunecli.results.arrays import LARGEST, MOST
-from prunecli.results.tabled import Tabled
+from prunecli.results.tabled import Tabled, Tables, scalars
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -62,6 +62,15 @@ class Document(Record, Tabled):
         except ValidationError as error:
             raise DataError(f"{path}: {first_fault(error)}") from error
 
+    def _tables(self) -> Tables:
+        """A table for each field that is a list of records, of their values that fill one cell."""
+        fields = {name: value for name, value in self if name not in Document.model_fields}
+        return {
+            name: [scalars(record.to_json()) for record in value]
+            for name, value in fields.items()
+            if isinstance(value, list) and all(isinstance(record, Record) for record in value)
+        }
+
 
 Result = TypeVar("Result")
 
@@ -76,7 +85,8 @@ def first_fault(error: ValidationError) -> str:
     """What is wrong first, after where it is: `results.0.p_value: Input should be a valid number`."""
     fault = error.errors(include_url=False)[0]
     where = ".".join(map(str, fault["loc"]))
-    return f"{where}: {fault['msg']}" if where else fault["msg"]
+    said = fault["msg"].removeprefix("Value error, ")
+    return f"{where}: {said}" if where else said
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
-from pydantic_core import PydanticCustomError
 from typing_extensions import NotRequired, TypedDict
 
 from prunecli.results.arrays import MOST
@@ -17,6 +16,10 @@ OVER, SHORT, LONG = 0.1, 0.7, 1.4
 """Outputs are bad above this share of over-generated ones, and outside these ratios of their length."""
 RUINED = 2.0
 """Perplexity relative to the first checkpoint's above which a language model is bad."""
+TABLES = (
+    *("pairs", "mean", "by_source", "by_target", "by_group"),
+    *("scores", "by_text", "by_position", "f1_by_class"),
+)
 MODEL = ("dtype", "parameters", "checkpoint_bytes", "context", "stride")
 
 
@@ -61,7 +64,7 @@ def _sound(scores: dict[str, Any]) -> dict[str, Any]:
     try:
         _KNOWN.validate_python(scores)
     except ValidationError as error:
-        raise PydanticCustomError("scores", "{said}", {"said": first_fault(error)}) from error
+        raise ValueError(first_fault(error)) from error
     return scores
 
 
@@ -150,48 +153,33 @@ class Evaluation(Document):
         return lines
 
     def _tables(self) -> Tables:
-        """`pairs`, `mean`, `by_source`, `by_target`, `by_group`; other tasks: `scores`, `by_text`,
+        """Translation: `pairs`, `mean`, `by_source`, `by_target`, `by_group`; other tasks: `scores`, `by_text`,
         `by_position`, `f1_by_class`.
         """
-        return self._translation() if self.task == "translation" else self._other()
-
-    def _translation(self) -> Tables:
-        found: Tables = {"pairs": [], "mean": [], "by_source": [], "by_target": [], "by_group": []}
+        found: Tables = {name: [] for name in TABLES}
         for result in self.results:
-            name = {"checkpoint": result.checkpoint}
+            name, fields = {"checkpoint": result.checkpoint}, result.to_json()
+            about = {**name, **picked(fields, MODEL)}
+            if self.task == "translation":
+                found["mean"].append({**about, "pairs": len(result.pairs), **_scores(result.mean)})
+            else:
+                found["scores"].append({**about, **scalars(fields["scores"]), **picked(fields, ("p_value",))})
             for pair, scores in result.pairs.items():
                 source, _, target = pair.partition("-")
                 found["pairs"].append({**name, "source": source, "target": target, **_scores(scores)})
-            found["mean"].append(
-                {
-                    **name,
-                    **picked(result.to_json(), MODEL),
-                    "pairs": len(result.pairs),
-                    **_scores(result.mean),
-                }
-            )
             for side, means in (("source", result.by_source), ("target", result.by_target)):
                 found[f"by_{side}"] += [
                     {**name, side: language, **_scores(scores)} for language, scores in means.items()
                 ]
             for scores in result.by_group:
-                groups = {"source_group": scores["source"], "target_group": scores["target"]}
+                groups = {f"{side}_group": scores[side] for side in ("source", "target")}
                 others = {key: value for key, value in scores.items() if key not in ("source", "target")}
                 found["by_group"].append({**name, **groups, **_scores(others)})
-        return found
-
-    def _other(self) -> Tables:
-        found: Tables = {"scores": [], "by_text": [], "by_position": [], "f1_by_class": []}
-        for result in self.results:
-            name, fields = {"checkpoint": result.checkpoint}, result.to_json()
-            found["scores"].append(
-                {**name, **picked(fields, MODEL), **scalars(fields["scores"]), **picked(fields, ("p_value",))}
-            )
             found["by_text"] += [
                 {**name, "text": text, **scalars(scores)} for text, scores in result.by_text.items()
             ]
             for text, scores in {"": result.scores, **result.by_text}.items():
-                of_text = {**name, **({"text": text} if text else {})}
+                of_text = {**name, "text": text} if text else name
                 found["by_position"] += [{**of_text, **span} for span in scores.get("by_position", [])]
             by_class = result.scores.get("f1_by_class", {})
             found["f1_by_class"] += [
@@ -204,10 +192,13 @@ def _scores(scores: Mapping[str, Any]) -> Row:
     """The scores, what the significance test says of each, and how it differs from the first checkpoint's."""
     row = scalars(scores)
     for metric, test in scores.get("bootstrap", {}).items():
-        row[f"{metric}_p_value"] = test.get("p_value")
-        row |= {f"{metric}_bootstrap_mean": test["mean"], f"{metric}_bootstrap_ci95": test["ci95"]}
+        row |= {
+            f"{metric}_p_value": test.get("p_value"),
+            f"{metric}_bootstrap_mean": test["mean"],
+            f"{metric}_bootstrap_ci95": test["ci95"],
+        }
     for metric, spread in scores.get("difference", {}).items():
         row |= {f"{metric}_difference_{name}": value for name, value in spread.items()}
     for metric, counts in scores.get("significant", {}).items():
-        row |= {f"{metric}_pairs_worse": counts["worse"], f"{metric}_pairs_better": counts["better"]}
+        row |= {f"{metric}_pairs_{name}": counts[name] for name in ("worse", "better")}
     return row

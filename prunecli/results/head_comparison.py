@@ -7,7 +7,6 @@ from typing import ClassVar
 from pydantic import Field
 
 from prunecli.results.document import Count, Document, Number, Record
-from prunecli.results.tabled import Tables
 
 
 class Scored(Record):
@@ -75,10 +74,3 @@ class HeadComparison(Document):
     correlations: list[Correlation] = Field(min_length=1)
     left_out: Count = 0
     heads: list[ComparedHead] = Field(min_length=1)
-
-    def _tables(self) -> Tables:
-        """`correlations`: all, and each kind; `heads`: a row each."""
-        return {
-            "correlations": [correlation.to_json() for correlation in self.correlations],
-            "heads": [head.to_json() for head in self.heads],
-        }

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
-from prunecli.architectures.records import Side
+from prunecli.model.inventory import Amount, Quantisation, StackLayers
+from prunecli.model.names import Surmise
 from prunecli.results.document import Count, Document, Record
 from prunecli.results.header import header
 from prunecli.results.tabled import Tables, picked
 
 if TYPE_CHECKING:
-    from prunecli.model.attention import AttentionLayer
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.model.ffn import FfnLayer
     from prunecli.model.inventory import Inventory
 
+HEADS = ("name", "kind", "heads", "original_heads")
 WAY = ("device", "dtype", "ratio", "weight_bytes", "needed_bytes", "fits", "state_tokens")
-
-
-class Amount(Record):
-    """Tensors, their parameters and bytes."""
-
-    tensors: Count
-    parameters: Count
-    bytes: Count
-
-
-class Stack(Record):
-    """Layers of one stack: original numbers."""
-
-    side: Side
-    layers: list[Count]
-    original_layers: Count
 
 
 class SparseLayer(Record):
@@ -64,7 +49,7 @@ class Ffn(Record):
     width: int | None = None
     shared_with: str | None = None
     removed: bool = False
-    sparse: bool = False
+    sparse: bool = Field(default=False, validation_alias=AliasChoices("sparse", "is_sparse"))
 
 
 class Way(Record):
@@ -139,29 +124,6 @@ class Fit(Record):
     unknown: list[str] = Field(default_factory=list)
 
 
-class Surmise(Record):
-    """What names of tensors tell of a family that is not supported."""
-
-    modules: dict[str, list[str]]
-    tables: list[str] = Field(default_factory=list)
-    layers: dict[str, int] = Field(default_factory=dict)
-    experts: dict[str, int] = Field(default_factory=dict)
-    quantisation: str = ""
-    text_type: str = ""
-    nearest: str = ""
-
-
-class Quantisation(Record):
-    """How it is quantised: stored how -> matrices, bits over all parameters, modules that are named and not there."""
-
-    method: str = ""
-    schemes: dict[str, Count] = Field(default_factory=dict)
-    weights: Count = 0
-    parameters: Count = 0
-    bits_per_parameter: float = 0.0
-    absent: list[str] = Field(default_factory=list)
-
-
 class Inspection(Document):
     """What `inspect --json` prints."""
 
@@ -170,7 +132,7 @@ class Inspection(Document):
     total: Amount
     parts: dict[str, Amount]
     dtypes: dict[str, Amount] = Field(default_factory=dict)
-    stacks: list[Stack] = Field(default_factory=list)
+    stacks: list[StackLayers] = Field(default_factory=list)
     layers: list[SparseLayer]
     attentions: list[Attention]
     ffns: list[Ffn]
@@ -184,15 +146,8 @@ class Inspection(Document):
     @classmethod
     def of(cls, checkpoint: Checkpoint, inventory: Inventory, fit: Fit | None = None) -> Inspection:
         """What a checkpoint holds; `fit` is the answer to --fit."""
-
-        def fields(layer: AttentionLayer | FfnLayer, *names: str) -> dict[str, Any]:
-            found = {name: getattr(layer, name) for name in ("name", *names, "removed")}
-            return {**found, "shared_with": layer.owner if layer.is_shared else None}
-
-        attentions = [fields(layer, "kind", "heads", "original_heads") for layer in inventory.attentions]
-        ffns = [
-            {**fields(layer, "side", "layer", "width"), "sparse": layer.is_sparse} for layer in inventory.ffns
-        ]
+        found = dict(vars(inventory))
+        tables = found.pop("tables")
         files = [
             {"name": str(path.relative_to(checkpoint.path)), "bytes": checkpoint.file_bytes(path)}
             for path in checkpoint.files
@@ -200,17 +155,9 @@ class Inspection(Document):
         return cls.model_validate(
             {
                 **header(cls.FORMAT, [checkpoint], None),
-                "total": inventory.total,
-                "parts": inventory.parts,
-                "dtypes": inventory.dtypes,
-                "stacks": inventory.stacks,
-                "layers": inventory.layers,
-                "attentions": attentions,
-                "ffns": ffns,
-                "embedding": {} if inventory.tables is None else inventory.tables.change.to_json(),
+                **found,
+                "embedding": {} if tables is None else tables.change.to_json(),
                 "files": files,
-                "surmise": inventory.surmise,
-                "quantisation": inventory.quantisation,
                 "history": checkpoint.structure.history,
                 **({} if fit is None else {"fit": fit}),
             }
@@ -222,26 +169,15 @@ class Inspection(Document):
         fit, ways = self.fit, dict[str, list[Way]]()
         if fit is not None:
             ways = {"whole": fit.whole, "pruned": fit.pruned, "layer by layer": fit.by_layer.ways}
+        whole = max(1, self.total.bytes)
         return {
             "parameters": [
-                {
-                    "part": part,
-                    **amount.to_json(),
-                    "share_of_bytes": amount.bytes / max(1, self.total.bytes),
-                }
+                {"part": part, **asdict(amount), "share_of_bytes": amount.bytes / whole}
                 for part, amount in {**self.parts, "total": self.total}.items()
             ],
-            "stacks": [{**one.to_json(), "layers": len(one.layers)} for one in self.stacks],
+            "stacks": [{**asdict(one), "layers": len(one.layers)} for one in self.stacks],
             "experts": [{**one.to_json(), "experts": len(one.experts)} for one in self.layers],
-            "heads": [
-                {
-                    "name": one.name,
-                    "kind": one.kind,
-                    "heads": len(one.heads),
-                    "original_heads": one.original_heads,
-                }
-                for one in self.attentions
-            ],
+            "heads": [picked(one.to_json() | {"heads": len(one.heads)}, HEADS) for one in self.attentions],
             "ffns": [layer.to_json() for layer in self.ffns],
             "modules": [{"module": name, "tensors": len(names)} for name, names in modules.items()],
             "fit": [

@@ -18,7 +18,7 @@ UNITS = {
     "device_peak": "device_peak_bytes",
 }
 """Key of the file -> column."""
-
+SIZE = ("checkpoint", "dtype", "parameters", "checkpoint_bytes", *UNITS)
 
 NOISY = 0.2
 """Deviation above this share of the median: the figure says little."""
@@ -159,27 +159,20 @@ class Latency(Document):
     def _tables(self) -> Tables:
         """`speed`, in the terminal's order, and `size`."""
         speed = [
-            {
-                "checkpoint": result.checkpoint,
-                **_speed(result.timings[index]),
-            }
-            for index in range(len(self.results[0].timings))
+            {"checkpoint": result.checkpoint, **_speed(timing)}
+            for timings in zip(*(result.timings for result in self.results), strict=True)
+            for result, timing in zip(self.results, timings, strict=True)
+        ]
+        size = [
+            {UNITS.get(key, key): value for key, value in picked(result.to_json(), SIZE).items()}
             for result in self.results
         ]
-        size = []
-        for result in self.results:
-            fields = result.to_json()
-            row = picked(fields, ("checkpoint", "dtype", "parameters", "checkpoint_bytes"))
-            size.append({**row, **{column: fields[key] for key, column in UNITS.items() if key in fields}})
         return {"speed": speed, "size": size}
 
 
 def _speed(timing: Timing) -> Row:
-    row: Row = {"batch_size": timing.batch_size}
-    row |= {name: value for name in ("beam", "phase") if (value := getattr(timing, name)) is not None}
-    for name in ("examples_per_second", "tokens_per_second", "seconds_per_sentence", "speedup"):
-        spread: Spread | None = getattr(timing, name)
-        if spread is not None:
-            figures = {figure: getattr(spread, figure) for figure in Spread.model_fields}
-            row |= {f"{name}_{figure}": value for figure, value in figures.items() if value is not None}
+    row: Row = {}
+    for name, value in timing.model_dump(exclude={"seconds"}, exclude_none=True).items():
+        figures = value if isinstance(value, dict) else {}
+        row |= {f"{name}_{figure}": number for figure, number in figures.items()} or {name: value}
     return row

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import chain, product
 from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
 from prunecli.results.document import Document, Number, Record
-from prunecli.results.tabled import Row, Tables, picked
+from prunecli.results.tabled import Tables, picked
 
 
 class Component(Record):
@@ -67,15 +68,14 @@ class Similarity(Document):
             for row in self.corresponding or self.successive or ()
         ]
         mean = [{"side": side, **values} for side, values in self.mean.items()]
-        rows: list[Row] = []
-        for measure, matrices in self.matrices.items():
-            for name, matrix in matrices.items():
-                ends = [[component.name for component in self.components[key]] for key in ends_of(name)]
-                rows += [
-                    {"measure": measure, "matrix": name, "row": row, "column": column, "similarity": value}
-                    for row, values in zip(ends[0], matrix, strict=True)
-                    for column, value in zip(ends[1], values, strict=True)
-                ]
+        rows = [
+            {"measure": measure, "matrix": name, "row": row.name, "column": column.name, "similarity": value}
+            for measure, matrices in self.matrices.items()
+            for name, matrix in matrices.items()
+            for (row, column), value in zip(
+                product(*(self.components[key] for key in ends_of(name))), chain(*matrix), strict=True
+            )
+        ]
         return {key: pairs, "mean": mean, "matrices": rows}
 
 

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from prunecli.results.document import Count, Document, Number, Record
-from prunecli.results.tabled import Tables, scalars
 
 
 class LoggedStep(Record):
@@ -46,8 +45,3 @@ class Training(Document):
     parameters: Count | None = None
     training: list[LoggedStep] = Field(default_factory=list)
     validation: list[LoggedStep] = Field(default_factory=list)
-
-    def _tables(self) -> Tables:
-        """`training` and `validation`: a row for each step that was logged."""
-        logs = {"training": self.training, "validation": self.validation}
-        return {name: [scalars(step.to_json()) for step in steps] for name, steps in logs.items()}
