@@ -94,9 +94,9 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
     """A row for each of `rows`, a column for each name, in the order in which names come up."""
     import pandas as pd
 
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = {name: [row.get(name) for row in rows] for name in names}
-    return pd.DataFrame({name: pd.Series(values, dtype=_dtype(values)) for name, values in columns.items()})
+    made = pd.DataFrame(rows, dtype=object)
+    made = made.where(made.notna(), None)
+    return made.astype({name: _dtype(made[name]) for name in made})
 
 
 def stacked(tables: Tables) -> pd.DataFrame:
@@ -104,7 +104,7 @@ def stacked(tables: Tables) -> pd.DataFrame:
     return frame([{"table": name, **row} for name, rows in tables.items() for row in rows])
 
 
-def _dtype(values: Sequence[Any]) -> str:
+def _dtype(values: pd.Series) -> str:
     """Integers stay integers where some are missing."""
     kinds = {type(value) for value in values if value is not None}
     if kinds == {int}:
@@ -152,22 +152,17 @@ def write_tables(path: Path, tables: Tables, *, force: bool = False) -> None:
 def _markdown(made: pd.DataFrame) -> str:
     """pandas' own needs another package."""
     rule = ["---" if made[name].dtype == object else "---:" for name in made]
-    rows = [[_cell(value) for value in row] for row in made.astype(object).itertuples(index=False)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in ([_cell(name) for name in made], rule, *rows))
-
-
-def _cell(value: Any) -> str:
-    return "" if _is_missing(value) else " ".join(str(value).replace("|", "\\|").split())
+    cells = [made.columns, *_texts(made).itertuples(index=False)]
+    head, *rows = [[" ".join(text.replace("|", "\\|").split()) for text in row] for row in cells]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, rule, *rows))
 
 
 def _latex(made: pd.DataFrame) -> str:
     """For a document that uses booktabs."""
     numbers = "".join("l" if made[name].dtype == object else "r" for name in made)
-    shown = made.astype(object).map(lambda value: "" if _is_missing(value) else str(value))
-    return str(shown.to_latex(index=False, escape=True, column_format=numbers))
+    return str(_texts(made).to_latex(index=False, escape=True, column_format=numbers))
 
 
-def _is_missing(value: Any) -> bool:
-    import pandas as pd
-
-    return bool(pd.isna(value))
+def _texts(made: pd.DataFrame) -> pd.DataFrame:
+    """The cells as text, "" where a value is missing."""
+    return made.astype(object).where(made.notna(), "").map(str)
