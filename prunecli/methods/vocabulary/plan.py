@@ -251,7 +251,7 @@ def select_tokens(
     )
 
 
-def _filling(kept: Set[int], vocabulary: Vocabulary, multiple: int) -> Set[int]:
+def _filling(kept: set[int], vocabulary: Vocabulary, multiple: int) -> set[int]:
     """More tokens, those of the lowest ids first, so that they and `kept` are a multiple."""
     filled = {*kept}
     for token, number in sorted(vocabulary.ids.items(), key=itemgetter(1)):
