@@ -21,9 +21,8 @@ from typing import Any
 
 import torch
 
-from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.methods.heads.ablate import masks_of, measure_masked
-from prunecli.methods.heads.measure import AblationOptions, LoadedModel, check_metric, measurements
+from prunecli.methods.heads.collect import LoadedModel, ScoreOptions, chosen_metric, measurements
 from prunecli.methods.heads.names import EffectMetric
 from prunecli.methods.heads.score import gradient_importance
 from prunecli.model.checkpoint import open_model
@@ -123,7 +122,7 @@ def memory() -> None:
 
 
 def ablation(loaded: LoadedModel, what: Dataset, metric: EffectMetric, options: argparse.Namespace) -> None:
-    settings = AblationOptions(metric, DecodingOptions(4, options.batch_tokens))
+    settings = ScoreOptions("ablation", metric=metric, batch_tokens=options.batch_tokens)
     masks = masks_of(loaded.checkpoint.layout.attentions, "ablation")
     batches = measurements(loaded, what, settings)
     ratios = []
@@ -172,7 +171,7 @@ def main() -> None:
     memory()
     model.requires_grad_(False)
     for metric in (options.metrics or ("loss,chrf++" if what.task == "translation" else "loss")).split(","):
-        ablation(loaded, what, check_metric(what.task, metric), options)
+        ablation(loaded, what, chosen_metric(what.task, metric), options)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from prunecli.errors import MemoryShortError
 from prunecli.evaluation.on_text import RunOptions, describe, measured_text
-from prunecli.methods.ffn.narrow import MEASURED, NarrowOptions, plan_widths
+from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.methods.sharing.plan import narrows, plan_ffn
@@ -17,12 +17,15 @@ from prunecli.methods.sharing.rewrite import rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.pipeline import apply
 from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.tensors.documents import write_json
 from prunecli.text.choice import TextChoice
+from prunecli.text.plain import PlainText
 from prunecli.text.tasks import training_task_of
 
 if TYPE_CHECKING:
-    from prunecli.methods.ffn.score import UnitActivations
+    from prunecli.methods.layers.names import LayerMetric
     from prunecli.methods.sharing.arrange import SharePlan
+    from prunecli.results.unit_scores import Scores
     from prunecli.selection.selection import Selection
     from prunecli.text.choice import Dataset
     from prunecli.text.tasks import TaskName
@@ -71,25 +74,30 @@ def plan_widths_on_text(
     options: NarrowOptions,
     running: RunOptions | None = None,
     *,
+    save: ScoresFile | None = None,
     progress: Progress = silent,
     say: Say = unsaid,
 ) -> Selection:
-    """`plan_widths`; text is read, and the model run on it, where the score is one of `MEASURED`.
+    """`plan_widths`; text is read, and the model run on it, where options ask for it.
 
-    Args, Raises: as `plan_ffn_on_text`.
+    Args:
+        save: takes what is measured.
+
+    Other arguments, Raises: as `plan_ffn_on_text`.
     """
-    if options.metric not in MEASURED:
+    if not options.needs_text:
         return plan_widths(checkpoint, options)
     from prunecli.methods.ffn.activations import measure_activations
 
-    data = measured_text(
-        checkpoint, choice, f"--metric {options.metric}", say, without="--metric norms (it can ruin a model)"
-    )
-    return plan_widths(
-        checkpoint,
-        replace(options, text=describe(data, choice)),
-        lambda: measure_activations(checkpoint, data, running or RunOptions(), progress, say),
-    )
+    metric = options.metric or "activation-norm"
+    other = "--metric norms (it can ruin a model)"
+    data = measured_text(checkpoint, choice, f"--metric {metric}", say, without=other)
+
+    def measure() -> Scores:
+        scores = measure_activations(checkpoint, data, running or RunOptions(), progress, say, metric)
+        return _of_text(scores, data, choice, save)
+
+    return plan_widths(checkpoint, replace(options, text=describe(data, choice)), measure)
 
 
 def plan_layers_on_text(
@@ -98,12 +106,13 @@ def plan_layers_on_text(
     options: LayerOptions,
     running: RunOptions | None = None,
     *,
+    save: ScoresFile | None = None,
     progress: Progress = silent,
     say: Say = unsaid,
 ) -> Selection:
-    """`plan_layers`; text is read, and the model run on it, where the metric asks for it.
+    """`plan_layers`; text is read, and the model run on it, where options ask for it.
 
-    Args, Raises: as `plan_ffn_on_text`.
+    Args, Raises: as `plan_widths_on_text`.
     """
     if not options.needs_text:
         return plan_layers(checkpoint, options)
@@ -117,11 +126,39 @@ def plan_layers_on_text(
     task: TaskName | None = "embedding" if metric == "embedding" else None
     other = "--metric last (it can ruin a model)"
     data = measured_text(checkpoint, choice, f"--metric {metric}", say, task=task, without=other)
-    return plan_layers(
-        checkpoint,
-        replace(options, text=describe(data, choice)),
-        lambda metric: measure_layers(checkpoint, data, running or RunOptions(), metric, progress, say),
-    )
+
+    def measure(metric: LayerMetric) -> Scores:
+        scores = measure_layers(checkpoint, data, running or RunOptions(), metric, progress, say)
+        return _of_text(scores, data, choice, save)
+
+    return plan_layers(checkpoint, replace(options, text=describe(data, choice)), measure)
+
+
+@dataclass(frozen=True)
+class ScoresFile:
+    """A file that takes what was measured.
+
+    Attributes:
+        path: of the file.
+        force: whether an existing one is replaced.
+    """
+
+    path: Path
+    force: bool = False
+
+
+def _of_text(scores: Scores, data: Dataset, choice: TextChoice, save: ScoresFile | None) -> Scores:
+    """The scores, with the text that they were measured on; written, if `save` names a file."""
+    origin = {
+        "task": data.task,
+        "texts": list(choice.texts),
+        "split": choice.split_read,
+        "whole_files": data.text.whole_files if isinstance(data.text, PlainText) else None,
+    }
+    scores = scores.model_copy(update=origin)
+    if save is not None:
+        write_json(save.path, scores.to_json(), force=save.force)
+    return scores
 
 
 def _merged_activations(
@@ -131,7 +168,7 @@ def _merged_activations(
     running: RunOptions,
     progress: Progress,
     say: Say,
-) -> UnitActivations:
+) -> Scores:
     """Of the FFNs that a plan makes: where it changes any, its result is written to a temporary directory and run."""
     from prunecli.methods.ffn.activations import measure_activations
 

@@ -57,8 +57,7 @@ def test_the_units_that_stay_are_the_most_active(model: Checkpoint, text: TextCh
     options = NarrowOptions(width=5, metric="activation")
     measured = activations.measure_activations(model, text.read("lm"), ON_CPU)
     by_hand = {
-        f"{name}.units": tuple(sorted(np.argsort(-values)[:5]))
-        for name, values in measured.magnitudes.items()
+        name: tuple(sorted(np.argsort(-np.array(values))[:5])) for name, values in measured.values.items()
     }
     assert plan_widths_on_text(model, text, options, ON_CPU).kept == by_hand
     assert plan_widths(model, options, lambda: measured).kept == by_hand

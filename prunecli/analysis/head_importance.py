@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from prunecli.analysis.plots import PANEL, hide_spines, new_figure
 from prunecli.errors import StatisticsError
 from prunecli.model.attention import KIND_NAMES, KINDS, kind_and_layer
+from prunecli.model.axes import module_of
 from prunecli.results.document import Model
 from prunecli.results.head_comparison import ComparedHead, Correlation, HeadComparison, Scored
 from prunecli.results.header import header
-from prunecli.results.heads import HeadScores
+from prunecli.results.unit_scores import Scores
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +24,7 @@ LEAST_HEADS = 3
 """Two values always lie on a line."""
 
 
-def compare_heads(scores: tuple[HeadScores, HeadScores], files: tuple[str, str]) -> HeadComparison:
+def compare_heads(scores: tuple[Scores, Scores], files: tuple[str, str]) -> HeadComparison:
     """head-comparison.json: correlation of the importance of the heads that both files have, by name and original id.
 
     Args:
@@ -96,15 +97,15 @@ def points(heads: Sequence[ComparedHead]) -> tuple[NDArray[np.float64], NDArray[
     return values[:, 0], values[:, 1]
 
 
-def _by_head(scores: HeadScores) -> dict[tuple[str, int], float]:
+def _by_head(scores: Scores) -> dict[tuple[str, int], float]:
     return {
-        (attention, head): value
-        for attention, values in scores.importance().items()
-        for head, value in values.items()
+        (module_of(name), head): value
+        for name, own in scores.importance().items()
+        for head, value in zip(scores.ids[name], own.tolist(), strict=True)
     }
 
 
-def _scored(file: str, scores: HeadScores) -> Scored:
+def _scored(file: str, scores: Scores) -> Scored:
     gradient = scores.method == "gradient"
     return Scored(
         file=file,

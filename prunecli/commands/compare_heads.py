@@ -28,7 +28,7 @@ def compare_heads(
 
     Correlations of all heads and of each kind of attention: Pearson's of the values, Spearman's of their ranks.
     """
-    from prunecli.results.heads import read_scores
+    from prunecli.results.unit_scores import read_scores
 
     if first.resolve() == second.resolve():
         raise UsageError(f"{first} is given twice", "Name the scores on two texts or tasks.")

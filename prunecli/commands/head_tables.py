@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.commands import console
 from prunecli.commands.table_layout import GAP
+from prunecli.model.axes import module_of
 from prunecli.results.scores import SCORES
 
 if TYPE_CHECKING:
     from prunecli.model.attention import AttentionLayer
-    from prunecli.results.heads import HeadScores
+    from prunecli.results.unit_scores import Scores
 
 MOST = 16
 """Heads in a line of the table at most, as far as they fit; layers with more take several lines."""
@@ -64,11 +65,10 @@ def _rows(layer: AttentionLayer, cells: Sequence[str], count: int) -> list[list[
     return rows
 
 
-def _values(scores: HeadScores) -> dict[str, Any]:
+def _values(scores: Scores) -> dict[str, list[float]]:
     """What is shown of every head: I_h, or the score's difference from that of the whole model."""
-    if scores.method == "gradient":
-        return scores.means()
-    return {name: array - (scores.base or 0.0) for name, array in scores.values.items()}
+    shown = scores.means() if scores.method == "gradient" else scores.changes()
+    return {module_of(name): own.tolist() for name, own in shown.items()}
 
 
 _TITLES = {
@@ -78,27 +78,26 @@ _TITLES = {
 }
 
 
-def _title(scores: HeadScores) -> str:
+def _title(scores: Scores) -> str:
     per = ", per token" if scores.per == "token" else ""
     return _TITLES[scores.method].format(metric=_metric(scores), per=per)
 
 
-def _metric(scores: HeadScores) -> str:
+def _metric(scores: Scores) -> str:
     known = SCORES["translation"].get(str(scores.metric))
     return str(scores.metric) if known is None else known.title
 
 
-def draw(scores: HeadScores, layers: Any, path: Path) -> None:
+def draw(scores: Scores, layers: Any, path: Path) -> None:
     """The heat map of --plot; of ablation with a histogram."""
     from prunecli.analysis.heat_maps import head_figure
     from prunecli.analysis.plots import save_figure
 
-    values = {name: array.tolist() for name, array in _values(scores).items()}
     changes = f"change of {_metric(scores)}" if scores.method == "ablation" else None
-    save_figure(head_figure(values, layers, _title(scores), changes), path)
+    save_figure(head_figure(_values(scores), layers, _title(scores), changes), path)
 
 
-def show(scores: HeadScores, layers: Any) -> None:
+def show(scores: Scores, layers: Any) -> None:
     """The table, and what it says in words."""
     from prunecli.evaluation.significance import too_few
     from prunecli.methods.heads.effects import LEVEL
@@ -119,20 +118,18 @@ def show(scores: HeadScores, layers: Any) -> None:
         console.warn(few)
 
 
-def _show_significant(scores: HeadScores, level: float) -> None:
-    import numpy as np
-
-    gained = np.concatenate(
-        [scores.sign * (array - (scores.base or 0.0)) for array in scores.values.values()]
+def _show_significant(scores: Scores, level: float) -> None:
+    gained = [scores.sign * change for own in scores.changes().values() for change in own.tolist()]
+    sure = [p_value < level for own in scores.p_values.values() for p_value in own]
+    worse, better = (
+        sum(one and sign * gain > 0 for one, gain in zip(sure, gained, strict=True)) for sign in (-1, 1)
     )
-    sure = np.concatenate(list(scores.p_values.values())) < level
     console.out(
-        f"Without one head: {int((sure & (gained < 0)).sum())} of {len(sure)} make it significantly worse, "
-        f"{int((sure & (gained > 0)).sum())} better (p < {level})."
+        f"Without one head: {worse} of {len(sure)} make it significantly worse, {better} better (p < {level})."
     )
 
 
-def _show_best(scores: HeadScores, level: float | None) -> None:
+def _show_best(scores: Scores, level: float | None) -> None:
     rows = []
     for best in scores.tables()["best"]:
         mark = "*" if level is not None and best["p_value"] < level else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -17,6 +17,9 @@ from prunecli.tensors.quantities import parse_share
 from prunecli.text.hub_data import is_hub_data
 from prunecli.text.named import TextFile, parse_text_file
 from prunecli.text.tasks import TaskName, TrainingTask
+
+if TYPE_CHECKING:
+    from prunecli.planning import ScoresFile
 
 
 def written_dtype(text: str) -> str:
@@ -314,6 +317,49 @@ class SelectionOptions:
         """Return the options of a method: those that it has of these, and its own."""
         names = {field.name for field in fields(method)}  # type: ignore[arg-type]
         return method(**{name: value for name, value in vars(self).items() if name in names} | own)
+
+
+@dataclass(frozen=True)
+class ScoreFiles:
+    """The options of commands that measure units on text, or take what was measured before."""
+
+    scores: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--scores",
+            metavar="FILE",
+            help="What --save-scores wrote, of this checkpoint or of the one that it was pruned from: no text is read. "
+            "Several files of one metric are added up.",
+        ),
+    ] = None
+    save_scores: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also write what is measured on the text, for --scores; with --dry-run too.",
+        ),
+    ] = None
+
+    def destination(self, *, measures: bool, force: bool) -> ScoresFile | None:
+        """Return the file of --save-scores.
+
+        Args:
+            measures: whether the command measures anything.
+            force: whether an existing file is replaced.
+
+        Raises:
+            UsageError: nothing is measured.
+            OutputError: the file cannot be written.
+        """
+        if self.save_scores is None:
+            return None
+        if not measures:
+            raise UsageError("--save-scores: nothing is measured on text here.", "Leave it out.")
+        from prunecli.planning import ScoresFile
+        from prunecli.tensors.documents import refuse_unwritable
+
+        refuse_unwritable(self.save_scores, force=force)
+        return ScoresFile(self.save_scores, force)
 
 
 def fit_load(fit: str | None, batch: int | None, beam: int | None, length: int | None) -> dict[str, int]:

@@ -8,8 +8,14 @@ from typing import Annotated
 import typer
 
 from prunecli.commands import console
-from prunecli.commands.groups import Helps, Without, flattened
-from prunecli.commands.options import CheckpointArgument, DenseOnlyOption, SelectionOptions, SideName
+from prunecli.commands.groups import Helps, flattened
+from prunecli.commands.options import (
+    CheckpointArgument,
+    DenseOnlyOption,
+    ScoreFiles,
+    SelectionOptions,
+    SideName,
+)
 from prunecli.commands.rewriting import How
 from prunecli.commands.text_options import UNLABELLED, TextOptions
 from prunecli.errors import UsageError
@@ -21,14 +27,16 @@ def prune_ffn(
     checkpoint: CheckpointArgument = None,
     selection: Annotated[
         SelectionOptions,
-        Without({"count", "keep", "least"}),
         Helps(
             ratio="Fraction of the hidden units to remove from each FFN, rounded up. Default: 0.25.",
+            count="Number of hidden units to remove from all FFNs together, instead of --ratio.",
+            keep="Ids of the hidden units to keep, instead of a metric: what --dry-run --json printed.",
+            least="Number of hidden units that each FFN keeps at least.",
             multiple_of="Round widths down to a multiple of N.",
             uniform="Remove the same fraction of every FFN; or rank the units of all FFNs together, each score divided "
             "by the l2 norm over its FFN, so that widths differ, which no stock config can say. Default: uniform.",
         ),
-    ] = SelectionOptions(uniform=True),
+    ] = SelectionOptions(uniform=True, least=1),
     width: Annotated[
         int | None,
         typer.Option(
@@ -45,10 +53,11 @@ def prune_ffn(
         typer.Option(
             help="What a unit is worth: activation, its root mean square on --data or --text; activation-norm, that "
             "times the norm of its output weights; norms, of all its weights, without text; random. Default: "
-            "activation-norm.",
+            "that of --scores, or activation-norm.",
         ),
     ] = None,
     texts: Annotated[TextOptions, UNLABELLED] = TextOptions(),
+    files: ScoreFiles = ScoreFiles(),
     dense_only: DenseOnlyOption = False,
     how: How = How(Path("pruned-ffn")),
 ) -> None:
@@ -56,7 +65,7 @@ def prune_ffn(
 
     Quality comes back by training: prunecli finetune.
     """
-    from prunecli.methods.ffn.narrow import MEASURED, NORMS_WARNING, NarrowOptions, refuse_contradictions
+    from prunecli.methods.ffn.narrow import NORMS_WARNING, NarrowOptions, refuse_contradictions
 
     choice = texts.choice(checkpoint)
     named = choice.first_given
@@ -64,12 +73,17 @@ def prune_ffn(
         NarrowOptions,
         width=width,
         side=side,
-        metric=metric or "activation-norm",
+        metric=metric,
+        scores=files.scores,
         dense_only=dense_only or checkpoint is None,
     )
     refuse_contradictions(options)
-    if options.metric not in MEASURED and named is not None:
-        raise UsageError(f"{named}: --metric {options.metric} looks at no text.", "Leave it out.")
+    if not options.needs_text and named is not None:
+        what = (
+            f"--metric {metric} looks at no text." if metric and not files.scores else "no text is read here."
+        )
+        raise UsageError(f"{named}: {what}", "Leave it out.")
+    save = files.destination(measures=options.needs_text, force=how.force)
     with how.open(checkpoint) as opened:
         if checkpoint is None and not dense_only:
             how.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")
@@ -78,8 +92,8 @@ def prune_ffn(
         if metric == "norms":
             console.warn(NORMS_WARNING)
         plan = plan_widths_on_text(
-            opened, choice, options, texts.running, progress=how.progress, say=console.note
+            opened, choice, options, texts.running, save=save, progress=how.progress, say=console.note
         )
         how.note(*plan.reasons)
-        scored = choice if options.metric in MEASURED else None
+        scored = choice if options.needs_text else None
         how.prune(opened, plan, options.seed, scored=scored, device=texts.device)

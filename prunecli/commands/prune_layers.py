@@ -9,7 +9,13 @@ import typer
 
 from prunecli.commands import console
 from prunecli.commands.groups import Helps, Without, flattened
-from prunecli.commands.options import CheckpointArgument, SelectionOptions, SideName, StreamOption
+from prunecli.commands.options import (
+    CheckpointArgument,
+    ScoreFiles,
+    SelectionOptions,
+    SideName,
+    StreamOption,
+)
 from prunecli.commands.rewriting import How
 from prunecli.commands.text_options import UNLABELLED, TextOptions
 from prunecli.errors import UsageError
@@ -59,8 +65,8 @@ def prune_layers(
         typer.Option(
             help="What a layer is worth: cosine or cka, how little its output is like its input; perplexity, how much "
             "that of the text rises without it; embedding, how far the text's vector moves without it; last, how near "
-            "it is to the beginning; random. The first four run the model on --data or --text. Default: cosine; for a "
-            "model without a head embedding.",
+            "it is to the beginning; random. The first four run the model on --data or --text. Default: "
+            "that of --scores, or cosine; for a model without a head embedding.",
         ),
     ] = None,
     contiguous: Annotated[
@@ -71,6 +77,7 @@ def prune_layers(
         ),
     ] = False,
     texts: Annotated[TextOptions, UNLABELLED] = TextOptions(),
+    files: ScoreFiles = ScoreFiles(),
     stream: StreamOption = False,
     how: How = How(Path("pruned-layers")),
 ) -> None:
@@ -88,6 +95,7 @@ def prune_layers(
         keep=keep,
         side=side,
         metric=metric,
+        scores=files.scores,
         contiguous=contiguous,
     )
     choice = texts.choice(checkpoint)
@@ -100,13 +108,14 @@ def prune_layers(
             f"--stream: --metric {metric or 'cosine'} runs the model, all of which has to be here for that.",
             "Leave --stream out, or choose by --metric last, random or by name.",
         )
+    save = files.destination(measures=options.needs_text, force=how.force)
     with how.open(checkpoint, stream=stream) as opened:
         from prunecli.planning import plan_layers_on_text
 
         if metric == "last":
             console.warn(LAST_WARNING)
         plan = plan_layers_on_text(
-            opened, choice, options, texts.running, progress=how.progress, say=console.note
+            opened, choice, options, texts.running, save=save, progress=how.progress, say=console.note
         )
         how.note(*plan.reasons)
         scored = choice if options.needs_text else None

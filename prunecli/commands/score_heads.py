@@ -95,7 +95,7 @@ def score_heads(
             opened.layout.own_attentions
         )  # a family that is not declared is refused before anything heavy
 
-        from prunecli.methods.heads.collect import ScoreOptions, scores_document
+        from prunecli.methods.heads.collect import ScoreOptions
         from prunecli.methods.heads.collect import score_heads as run
 
         options = ScoreOptions(
@@ -124,8 +124,7 @@ def score_heads(
             say=console.note,
             report=partial(report_run, back=True),
         )
-        document = scores_document(scores, opened, options) if outputs.json else {}
     write_table(outputs.table, scores, force=outputs.force)
     if outputs.plot is not None:
         draw(scores, layers, outputs.plot)
-    outputs.show(lambda: document, lambda: show(scores, layers))
+    outputs.show(scores.to_json, lambda: show(scores, layers))

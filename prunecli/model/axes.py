@@ -20,6 +20,11 @@ def axis_name(owner: str, kind: Kind) -> str:
     return f"{owner}.{kind}s"
 
 
+def module_of(name: str) -> str:
+    """The owner in the name of an axis: "model.encoder.layers.3.self_attn", "encoder"."""
+    return name.rpartition(".")[0]
+
+
 @dataclass(frozen=True)
 class Carrier:
     """Where the units of an axis lie in one tensor.
@@ -82,4 +87,4 @@ class Axis:
     @property
     def module(self) -> str:
         """Name of the module whose parts the units are: "model.encoder.layers.3.self_attn"."""
-        return self.name.rpartition(".")[0]
+        return module_of(self.name)

@@ -19,12 +19,12 @@ from prunecli.progress import Progress, silent
 from prunecli.results import formats
 from prunecli.results.decisions import FILE, Decisions, read_decisions
 from prunecli.results.evaluation import Evaluation
-from prunecli.results.heads import HeadScores
 from prunecli.results.inspection import Inspection
 from prunecli.results.latency import Latency
 from prunecli.results.rewriting import Rewriting
 from prunecli.results.tabled import Tabled
 from prunecli.results.training import Training
+from prunecli.results.unit_scores import Scores
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.json_files import read_json
 
@@ -230,8 +230,8 @@ def read_document(name: str, path: Path) -> ResultFile | None:
     if format_ not in formats():
         read_json(path, kind.FORMAT)  # raises: of another version
     content = kind.from_json(payload, path)
-    if isinstance(content, HeadScores):
-        refuse_many(path, 1 + max(head for heads in content.heads.values() for head in heads))
+    if isinstance(content, Scores) and content.kind == "head":
+        refuse_many(path, 1 + max(head for heads in content.ids.values() for head in heads))
     return ResultFile(name, content)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from prunecli.model.attention import KIND_NAMES, kind_and_layer
+from prunecli.model.axes import module_of
 from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.report.grids import Strip, heat_map, scale_key, scale_of, strips
 from prunecli.report.markup import Html, element, join, maybe, row_of, table
 from prunecli.results.gates import GateStatistics
 from prunecli.results.head_comparison import HeadComparison
-from prunecli.results.heads import HeadScores
+from prunecli.results.unit_scores import Scores
 from prunecli.tensors.quantities import counted
 
 METHODS = {
@@ -76,7 +77,8 @@ def _traffic(name: str, statistics: GateStatistics) -> Html:
 
 def heads_section(data: ReportData) -> Html | None:
     """A heat map per heads.json and kind of attention, how two correlate, what each pruned checkpoint kept; or None."""
-    files, comparisons = data.of(HeadScores), data.of(HeadComparison)
+    files = [(name, scores) for name, scores in data.of(Scores) if scores.kind == "head"]
+    comparisons = data.of(HeadComparison)
     pruned = [
         entry
         for entry in data.checkpoints
@@ -93,10 +95,13 @@ def heads_section(data: ReportData) -> Html | None:
     return join(parts)
 
 
-def _scores(name: str, scores: HeadScores) -> Html:
-    values = _values(scores)
+def _scores(name: str, scores: Scores) -> Html:
+    drawn = scores.means() if scores.method == "all-but-one" else scores.importance()
+    values = {
+        module_of(name): dict(zip(scores.ids[name], own.tolist(), strict=True)) for name, own in drawn.items()
+    }
     grouped: dict[str, list[tuple[int, str]]] = {}
-    for attention in scores.heads:
+    for attention in values:
         kind, layer = kind_and_layer(scores.model_type, attention)
         grouped.setdefault(kind, []).append((layer, attention))
     grids = {
@@ -133,16 +138,6 @@ def _correlations(name: str, comparison: HeadComparison) -> Html:
         "p of its rank": lambda row: maybe("{:.2g}".format, row.spearman_p),
     }
     return join([element("h3", name), table(caption, comparison.correlations, columns)])
-
-
-def _values(scores: HeadScores) -> dict[str, dict[int, float]]:
-    """Attention's name -> head -> what is drawn."""
-    if scores.method != "all-but-one":
-        return scores.importance()
-    return {
-        name: dict(zip(scores.heads[name], array.tolist(), strict=True))
-        for name, array in scores.values.items()
-    }
 
 
 def _row(values: Mapping[int, float]) -> list[float | None]:

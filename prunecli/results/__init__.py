@@ -22,7 +22,7 @@ def read(path: Path | str) -> Tabled:
 
     Returns:
         A value of the format's class: `Evaluation`, `Latency`, `Similarity`, `Languages`, `Texts`,
-        `HeadScores`, `HeadComparison`, `GateStatistics`, `Decisions`, `Explanation`, `Training`, `Inspection`, or one
+        `Scores`, `HeadComparison`, `GateStatistics`, `Decisions`, `Explanation`, `Training`, `Inspection`, or one
         of those in `results.rewriting` and `results.sharing`.
 
     Raises:
@@ -55,8 +55,13 @@ def formats() -> Mapping[str, type[Tabled]]:
     from prunecli.results.decisions import Decisions
     from prunecli.results.gates import GateStatistics
     from prunecli.results.tabled import Tabled
+    from prunecli.results.unit_scores import Scores
 
-    found: dict[str, type[Tabled]] = {GateStatistics.TEXT_FORMAT: GateStatistics, Decisions.FIRST: Decisions}
+    found: dict[str, type[Tabled]] = {
+        GateStatistics.TEXT_FORMAT: GateStatistics,
+        Decisions.FIRST: Decisions,
+        Scores.FIRST: Scores,
+    }
     for module in iter_modules(__path__):
         for kind in vars(import_module(f"{__name__}.{module.name}")).values():
             if isinstance(kind, type) and issubclass(kind, Tabled) and "FORMAT" in vars(kind):

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from prunecli.errors import StatisticsError
 from prunecli.model.depth import renaming_since
 from prunecli.model.quantisation import method_of
 from prunecli.results.gates import GateStatistics
-from prunecli.results.heads import HeadScores
 
 if TYPE_CHECKING:
-    from prunecli.model.attention import AttentionLayer
     from prunecli.model.checkpoint import Checkpoint
 
 COLLECT = "Collect the gates of this checkpoint."
-SCORE = "Score the heads of this checkpoint: prunecli score-heads."
 
-Statistics = TypeVar("Statistics", HeadScores, GateStatistics)
+Statistics = TypeVar("Statistics")
 
 
 def read_matching(
@@ -50,50 +47,6 @@ def read_matching(
         except StatisticsError as error:
             raise StatisticsError(f"{path}: {error.message}", error.remedy) from error
     return parts
-
-
-def match_scores(scores: HeadScores, checkpoint: Checkpoint, layers: Sequence[AttentionLayer]) -> HeadScores:
-    """The scores of the attentions that `checkpoint` still has, under their present names.
-
-    Scores of the model that a pruned checkpoint was made from match too: ids are the original ones, and scores of
-    removed heads are ignored.
-
-    Args:
-        scores: read from a file or just collected.
-        checkpoint: the checkpoint to prune.
-        layers: its attentions that must have scores.
-
-    Raises:
-        StatisticsError: another fingerprint, or heads of the checkpoint that were not scored.
-    """
-    rename = renaming_since(checkpoint.require_architecture(), checkpoint.structure, scores.fingerprint)
-    if rename is not None:
-
-        def own(values: Mapping[str, Any]) -> dict[str, Any]:
-            return {new: value for name, value in values.items() if (new := rename(name)) is not None}
-
-        scores = replace(
-            scores,
-            heads=own(scores.heads),
-            values=own(scores.values),
-            tokens=own(scores.tokens),
-            p_values=own(scores.p_values),
-            also=(),
-            reported=None,
-        )
-    if scores.fingerprint not in _fingerprints(checkpoint):
-        raise StatisticsError(
-            f"The scores are of another model than {checkpoint.path}, or of another pruning of it.",
-            SCORE,
-        )
-    for layer in layers:
-        lacking = [head for head in layer.heads if head not in scores.heads.get(layer.name, ())]
-        if lacking:
-            raise StatisticsError(
-                f"The scores lack head {lacking[0]} of {layer.name}, which {checkpoint.path} holds.",
-                SCORE,
-            )
-    return scores
 
 
 def match_gates(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStatistics:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 
 from prunecli.analysis.head_importance import compare_heads, scatter_figure
 from prunecli.errors import StatisticsError
-from prunecli.results.heads import HeadScores
+from prunecli.results.unit_scores import Scores
 from tests.reference.correlation import p_value, pearson, spearman
+from tests.scores import scores_by_hand
 
 ENCODER, CROSS = "model.encoder.layers.0.self_attn", "model.decoder.layers.0.cross_attention"
 DECODER = "model.decoder.layers.0.self_attn"
@@ -19,17 +17,10 @@ SECOND = {ENCODER: [0.5, 2.5, 2.0, 0.5], DECODER: [1.0, 3.0], CROSS: [2.0, 2.0, 
 FILES = ("news.json", "chat.json")
 
 
-def scores(values: dict[str, list[float]], **changes) -> HeadScores:
-    made = HeadScores(
-        method="gradient",
-        fingerprint="sha256:00",
-        model_type="nllb-moe",
-        task="translation",
-        examples=1,
-        heads={name: tuple(range(len(row))) for name, row in values.items()},
-        values={name: np.array(row) for name, row in values.items()},
+def scores(values: dict[str, list[float]], **changes) -> Scores:
+    return scores_by_hand(
+        values, **{"model_type": "nllb-moe", "task": "translation", "examples": 1, **changes}
     )
-    return replace(made, **changes)
 
 
 def test_correlations_of_all_heads_and_by_kind():
@@ -58,7 +49,7 @@ def test_correlations_of_all_heads_and_by_kind():
 
 
 def test_heads_are_matched_by_their_original_ids():
-    pruned = scores({ENCODER: [3.0, 1.0, 2.0]}, heads={ENCODER: (2, 0, 1)}, fingerprint="sha256:01")
+    pruned = scores({ENCODER: [3.0, 1.0, 2.0]}, ids={ENCODER: (2, 0, 1)}, fingerprint="sha256:01")
     comparison = compare_heads((scores(FIRST), pruned), FILES)
     assert [(one.head, one.first, one.second) for one in comparison.heads] == [
         (0, 1, 1),

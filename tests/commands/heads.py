@@ -10,8 +10,8 @@ import numpy as np
 
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.results.heads import HeadScores
 from tests.commands.calls import call
+from tests.scores import scores_of_all
 
 run = partial(call, prune_heads)
 
@@ -19,20 +19,8 @@ run = partial(call, prune_heads)
 def scored(checkpoint: Checkpoint, seed: int = 0, **changes: Any) -> dict[str, Any]:
     """heads.json of random scores."""
     draw = np.random.default_rng(seed)
-    layers = checkpoint.layout.attentions
-    made = HeadScores(
-        **{
-            "method": "gradient",
-            "fingerprint": checkpoint.fingerprint,
-            "model_type": checkpoint.model_type,
-            "task": "translation",
-            "examples": 8,
-            "heads": {layer.name: layer.heads for layer in layers},
-            "values": {layer.name: draw.random(layer.num_heads) for layer in layers},
-            **changes,
-        }
-    )
-    return {"format": HeadScores.FORMAT, **made.to_json()}
+    fields = {"task": "translation", "examples": 8, **changes}
+    return scores_of_all(checkpoint, "head", draw, **fields).to_json()
 
 
 def kept(directory: Path) -> dict[str, tuple[int, ...]]:

@@ -47,9 +47,9 @@ def test_table_picture_and_file(files):
 
 def test_scores_of_two_models_are_said_to_be(files):
     other = json.loads((files / "b.json").read_text())
-    other["model"]["fingerprint"] = "sha256:11"
-    other["heads"] = {name: ids[:-1] for name, ids in other["heads"].items()}
-    other["sum"] = {name: row[:-1] for name, row in other["sum"].items()}
+    other["models"][0]["fingerprint"] = "sha256:11"
+    other["ids"] = {name: ids[:-1] for name, ids in other["ids"].items()}
+    other["values"] = {name: row[:-1] for name, row in other["values"].items()}
     (files / "b.json").write_text(json.dumps(other))
     shown = run("a.json", "b.json").out
     assert "of two models" in shown

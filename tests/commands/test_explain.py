@@ -25,10 +25,7 @@ ask = partial(call, explain)
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     with open_model(tiny_family(tmp_path / "bart", "bart")) as model:
-        write_json(
-            tmp_path / "heads.json",
-            {**scored(model), "command": ["prunecli", "score-heads", "--split", "dev"]},
-        )
+        write_json(tmp_path / "heads.json", scored(model, split="dev"))
     return tmp_path
 
 

@@ -7,11 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 
 from prunecli.commands.prune_ffn import prune_ffn
 from prunecli.methods.ffn.names import UnitMetric
 from prunecli.model.checkpoint import open_model
+from prunecli.results.unit_scores import merge, read_scores
 from tests.commands import calls
 from tests.commands.calls import call, refused
 from tests.families import tiny_family
@@ -101,3 +103,84 @@ def test_dense_ffns_between_experts(models: dict[str, Path]) -> None:
 def test_refusals(models: dict[str, Path], arguments: tuple, message: str) -> None:
     refused(run(models["llama"], *arguments), message, 2)
     assert not Path("pruned-ffn").exists()
+
+
+def kept_of(output: str) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = json.loads(output)["kept"]
+    return found
+
+
+DRY = ("--dry-run", "--json")
+
+
+@pytest.mark.parametrize("metric", [(), ("--metric", "activation")])
+def test_scores_that_were_saved_take_the_place_of_text(models: dict[str, Path], metric: tuple) -> None:
+    from_text = done(
+        models["llama"], *metric, "--text", "text.txt", "--save-scores", "units.json", "--ratio", 0.5, *DRY
+    )
+    result = done(models["llama"], "--scores", "units.json", "--ratio", 0.5, *DRY)
+    assert kept_of(result.out) == kept_of(from_text.out)
+    assert "Hidden units of each FFN by activation" in result.err
+    assert "from units.json" in result.err
+    origin = json.loads(result.out)["decision"]["origin"]
+    assert (origin["texts"], origin["files"][0][0]) == (["text.txt"], "units.json")
+    assert json.loads(result.out)["decision"]["places"][0]["tokens"] > 0
+    uneven = done(models["llama"], "--scores", "units.json", "--uneven", "--ratio", 0.9, "--min", 4, *DRY)
+    widths = [len(ids) for ids in kept_of(uneven.out).values()]
+    assert min(widths) >= 4
+    assert sum(widths) <= 14 + 4
+
+
+def test_saved_scores_add_up(models: dict[str, Path]) -> None:
+    lines = Path("text.txt").read_text().splitlines(keepends=True)
+    for name, part in {"both": lines, "one": lines[:1], "two": lines[1:]}.items():
+        Path(f"{name}.txt").write_text("".join(part))
+        saving = ("--text", f"{name}.txt", "--save-scores", f"{name}.json")
+        done(models["llama"], *saving, "--batch-tokens", 8, "--lines", *DRY)
+    both, one, two = (read_scores(Path(f"{name}.json"), "unit") for name in ("both", "one", "two"))
+    whole = merge([one, two])
+    assert (whole.counts, whole.examples) == (both.counts, both.examples)
+    for name, values in both.values.items():
+        np.testing.assert_allclose(whole.values[name], values, rtol=1e-4)
+    once = done(models["llama"], "--scores", "both.json", "--width", 8, *DRY)
+    parts = done(models["llama"], "--scores", "one.json", "--scores", "two.json", "--width", 8, *DRY)
+    assert kept_of(once.out) == kept_of(parts.out)
+
+
+def test_saved_scores_of_another_model_or_width_are_refused(models: dict[str, Path]) -> None:
+    done(models["llama"], "--text", "text.txt", "--save-scores", "units.json", "--ratio", 0.5)
+    refused(run("pruned-ffn", "--scores", "units.json", "-o", "no"), "or of another pruning of it", 1)
+    refused(run(models["m2m_100"], "--scores", "units.json", "-o", "no"), "of another model", 1)
+
+
+def test_a_saved_selection_names_the_units_that_stay(models: dict[str, Path]) -> None:
+    shown = done(models["llama"], "--metric", "norms", "--ratio", 0.5, "--uneven", *DRY).out
+    Path("choice.json").write_text(shown)
+    assert kept_of(done(models["llama"], "--keep", "choice.json", *DRY).out) == kept_of(shown)
+    refused(run(models["m2m_100"], "--keep", "choice.json"), "a selection for another model", 1)
+    refused(run(models["llama"], "--keep", "choice.json", "--ratio", 0.5), "--keep names what stays", 2)
+
+
+def test_a_number_of_units_goes(models: dict[str, Path]) -> None:
+    even = done(models["llama"], "--metric", "norms", "--count", 30, *DRY).out
+    assert [len(ids) for ids in kept_of(even).values()] == [38] * 3
+    uneven = done(models["llama"], "--metric", "norms", "--count", 31, "--uneven", *DRY).out
+    assert sum(map(len, kept_of(uneven).values())) == 3 * 48 - 31
+    refused(run(models["llama"], "--metric", "norms", "--count", 31), "cannot all lose as many", 2)
+    refused(run(models["llama"], "--metric", "norms", "--count", 142), "at most 141 can", 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--scores", "x.json", "--metric", "norms"), "--metric norms does not look at activations"),
+        (("--scores", "x.json", "--text", "text.txt"), "--text: no text is read here"),
+        (("--scores", "x.json", "--save-scores", "y.json"), "nothing is measured on text here"),
+        (("--metric", "norms", "--save-scores", "y.json"), "nothing is measured on text here"),
+        (("--count", 3, "--width", 4), "Give one of --count and --width"),
+    ],
+)
+def test_options_of_scores_that_contradict_each_other(
+    models: dict[str, Path], arguments: tuple, message: str
+) -> None:
+    refused(run(models["llama"], *arguments), message, 2)

@@ -41,9 +41,9 @@ def test_prunes_the_least_important_heads(model: Path, folder: Path) -> None:
     assert result.status == 0, result.err
     assert "by gradient over 8 examples, normalised per-layer (default), from heads.json" in result.err
     assert "Written: pruned-heads (opens only where prunecli is installed: prunecli.load_model" in result.out
-    sums = json.loads((folder / "heads.json").read_text())["sum"]
+    sums = json.loads((folder / "heads.json").read_text())["values"]
     share = {
-        (name, head): value / np.linalg.norm(layer)
+        (name.removesuffix(".heads"), head): value / np.linalg.norm(layer)
         for name, layer in sums.items()
         for head, value in enumerate(layer)
     }
@@ -188,20 +188,20 @@ def test_scores_of_an_ablation_are_compared_as_they_are(model: Path, folder: Pat
 
 
 def other_model(payload: dict[str, Any]) -> None:
-    payload["model"]["fingerprint"] = "sha256:" + "0" * 64
+    payload["models"][0]["fingerprint"] = "sha256:" + "0" * 64
 
 
 def after_another_pruning(payload: dict[str, Any]) -> None:
-    payload["heads"][FIRST] = [0, 1, 2]
-    payload["sum"][FIRST].pop()
+    payload["ids"][f"{FIRST}.heads"] = [0, 1, 2]
+    payload["values"][f"{FIRST}.heads"].pop()
 
 
 def nan(payload: dict[str, Any]) -> None:
-    payload["sum"][FIRST][0] = float("nan")
+    payload["values"][f"{FIRST}.heads"][0] = float("nan")
 
 
 def alone(payload: dict[str, Any]) -> None:
-    payload |= {"method": "all-but-one", "metric": "bleu", "base": 30.0, "only": payload["sum"]}
+    payload |= {"method": "all-but-one", "metric": "bleu", "base": 30.0}
 
 
 @pytest.mark.parametrize(

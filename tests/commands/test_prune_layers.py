@@ -16,6 +16,7 @@ from prunecli.demo import DATA
 from prunecli.methods.layers.names import LayerMetric
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
+from prunecli.results.unit_scores import read_scores
 from tests.commands import calls
 from tests.commands.calls import call, refused
 from tests.families import tiny_family
@@ -144,6 +145,7 @@ def test_without_an_amount_the_default_is_said(models: dict[str, Path]) -> None:
         ("gpt2", ("--count", 3, "--metric", "last"), "at most 2 can", 2),
         ("gpt2", ("--ratio", 0.5, "--count", 1), "--ratio does not go with --count", 2),
         ("gpt2", ("--remove", 1, "--metric", "last"), "nothing is ranked", 2),
+        ("gpt2", ("--remove", 1, "--scores", "layers.json"), "nothing is ranked", 2),
         ("gpt2", ("--encoder", 1, "--metric", "last"), "The model has no encoder", 2),
         ("gpt2", ("--remove", 1, "--text", "text.txt"), "nothing here looks at text", 2),
         ("gpt2", ("--contiguous", "--metric", "cka"), "a run of layers has no cka", 2),
@@ -159,3 +161,63 @@ def test_without_an_amount_the_default_is_said(models: dict[str, Path]) -> None:
 def test_refusals(models: dict[str, Path], case: str, arguments: tuple, message: str, status: int) -> None:
     refused(run(models[case], *arguments), message, status)
     assert not Path("pruned-layers").exists()
+
+
+DRY = ("--dry-run", "--json")
+
+
+@pytest.mark.parametrize("metric", ["cosine", "cka", "perplexity", "embedding"])
+def test_scores_that_were_saved_take_the_place_of_text(metric: str, models: dict[str, Path]) -> None:
+    options = ("--metric", metric, "--text", "text.txt", "--save-scores", "layers.json")
+    from_text = json.loads(done(models["gpt2"], *options, "--count", 1, *DRY).out)
+    result = done(models["gpt2"], "--scores", "layers.json", "--count", 1, *DRY)
+    found = json.loads(result.out)
+    assert f"Layers by {metric}, from layers.json, the lowest go." in result.err
+    assert found["kept"] == from_text["kept"]
+    values = (one["decision"]["places"][0]["values"] for one in (found, from_text))
+    np.testing.assert_allclose(*values, rtol=1e-12)
+    assert found["arguments"]["metric"] == metric
+    assert found["decision"]["origin"]["texts"] == ["text.txt"]
+    twice = run(models["gpt2"], *("--scores", "layers.json") * 2, "--count", 1, *DRY)
+    if metric == "cka":
+        refused(twice, "scores of the method cka are no sums", 1)
+    else:
+        assert json.loads(twice.out)["kept"] == found["kept"]
+
+
+def test_saved_scores_hold_the_distances_of_runs(models: dict[str, Path]) -> None:
+    text = ("--text", "text.txt", "--save-scores", "layers.json")
+    from_text = json.loads(done(models["gpt2"], "--contiguous", "--count", 2, *text, *DRY).out)
+    found = json.loads(
+        done(models["gpt2"], "--contiguous", "--count", 2, "--scores", "layers.json", *DRY).out
+    )
+    assert found["kept"] == from_text["kept"]
+    assert found["decision"]["places"] == from_text["decision"]["places"]
+
+
+def test_saved_scores_follow_the_layers_that_are_left(models: dict[str, Path]) -> None:
+    done(models["gpt2"], "--text", "text.txt", "--save-scores", "layers.json", *DRY)
+    values = read_scores(Path("layers.json"), "layer").importance()["decoder.layers"]
+    done(models["gpt2"], "--remove", 0)
+    found = json.loads(done("pruned-layers", "--scores", "layers.json", "--count", 1, *DRY).out)
+    assert found["kept"]["decoder.layers"] == [1 + int(np.argmax(values[1:]))]
+    both = ("--contiguous", "--count", 1, *DRY)
+    assert len(json.loads(done("pruned-layers", "--scores", "layers.json", *both).out)["kept"]) == 1
+    refused(run(models["bert"], "--scores", "layers.json", "-o", "no"), "of another model", 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "status"),
+    [
+        (("--metric", "last"), "--scores: --metric last looks at no text", 2),
+        (("--metric", "cosine"), "layers.json: of the metric cka, not cosine", 1),
+        (("--contiguous",), "layers.json: of the metric cka, not cosine", 1),
+        (("--save-scores", "other.json"), "nothing is measured on text here", 2),
+        (("--text", "text.txt"), "nothing here looks at text", 2),
+    ],
+)
+def test_saved_scores_that_do_not_fit_are_refused(
+    models: dict[str, Path], arguments: tuple, message: str, status: int
+) -> None:
+    done(models["gpt2"], "--metric", "cka", "--text", "text.txt", "--save-scores", "layers.json", *DRY)
+    refused(run(models["gpt2"], "--scores", "layers.json", "--count", 1, *arguments), message, status)

@@ -15,6 +15,7 @@ from prunecli.errors import (
     StatisticsError,
     UsageError,
 )
+from prunecli.model.axes import module_of
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import raising
 from tests.commands.heads import kept
@@ -61,10 +62,10 @@ def test_gradient(folder: Path) -> None:
     assert "Importance (I_h of eq. 2, not normalised)" in result.stdout
     assert "Mean over 3 examples of translation." in result.stdout
     found = scores()
-    assert found["format"] == "prunecli.heads/1"
+    assert found["format"] == "prunecli.scores/1"
     assert (found["method"], found["examples"], found["seed"]) == ("gradient", 3, None)
-    assert [len(values) for values in found["sum"].values()] == [4] * 7
-    assert all(value > 0 for values in found["sum"].values() for value in values)
+    assert [len(values) for values in found["values"].values()] == [4] * 7
+    assert all(value > 0 for values in found["values"].values() for value in values)
 
 
 def test_files_of_two_texts_add_up(folder: Path) -> None:
@@ -76,8 +77,8 @@ def test_files_of_two_texts_add_up(folder: Path) -> None:
     run("m", "--data", "data", *PAIRS, "--split", "both", "-o", "both.json")
     one, two, both = scores("a.json"), scores("b.json"), scores("both.json")
     assert both["examples"] == one["examples"] + two["examples"]
-    for name, values in both["sum"].items():
-        np.testing.assert_allclose(values, np.add(one["sum"][name], two["sum"][name]), rtol=1e-4)
+    for name, values in both["values"].items():
+        np.testing.assert_allclose(values, np.add(one["values"][name], two["values"][name]), rtol=1e-4)
     assert prune("m", "--scores", "a.json", "--scores", "b.json", "--ratio", 0.5, "-o", "merged").status == 0
     assert prune("m", "--scores", "both.json", "--ratio", 0.5, "-o", "once").status == 0
     assert kept(folder / "merged") == kept(folder / "once")
@@ -90,13 +91,13 @@ def test_importance_per_token(folder: Path, memory: tuple[str, ...]) -> None:
     assert "Importance (I_h of eq. 2, per token, not normalised)" in result.stdout
     assert "Mean over the tokens of 3 examples of translation." in result.stdout
     found, other = scores(), scores("example.json")
-    assert (found["importance"], other["importance"], found["examples"]) == ("token", "example", 3)
-    assert "tokens" not in other
-    tokens = found["tokens"]
-    assert tokens.keys() == found["sum"].keys()
+    assert (found["per"], other["per"], found["examples"]) == ("token", "example", 3)
+    assert {*other["counts"].values()} == {3}
+    tokens = found["counts"]
+    assert tokens.keys() == found["values"].keys()
     assert {tokens[name] for name in tokens if name.startswith("model.encoder")} == {_source_tokens(folder)}
-    for name, values in other["sum"].items():
-        assert (np.array(found["sum"][name]) >= np.array(values) * (1 - 1e-5)).all()
+    for name, values in other["values"].items():
+        assert (np.array(found["values"][name]) >= np.array(values) * (1 - 1e-5)).all()
     assert prune("m", "--scores", "heads.json", "--ratio", 0.3, "-o", "pruned").status == 0
     mixed = prune("m", "--scores", "heads.json", "--scores", "example.json", "-o", "no")
     assert "heads.json and example.json cannot be merged: their importances" in mixed.err
@@ -117,8 +118,8 @@ def test_ablation_by_beam_search(shallow: Path) -> None:
     assert "significantly" not in result.stdout
     found = scores()
     assert (found["metric"], found["seed"]) == ("chrf++", 12345)
-    assert found["also"].keys() == {"bleu"}
-    assert found["without"].keys() == found["p_value"].keys() == found["heads"].keys()
+    assert [one["metric"] for one in found["also"]] == ["bleu"]
+    assert found["values"].keys() == found["p_values"].keys() == found["ids"].keys()
 
 
 def test_enough_examples_for_a_test(folder: Path) -> None:
@@ -141,10 +142,10 @@ def test_all_but_one_chosen_on_one_split_reported_on_another(folder: Path) -> No
     run(*common, "--split", "val", "-o", "val.json")
     run(*common, "--split", "test", "-o", "test.json")
     chosen, reported = scores("val.json"), scores("test.json")
-    assert found["only"] == chosen["only"]
+    assert found["values"] == chosen["values"]
     for name, head in found["best"].items():
-        assert head == int(np.argmin(chosen["only"][name]))  # a loss
-        assert found["reported"]["only"][name] == pytest.approx(reported["only"][name][head], rel=1e-5)
+        assert head == int(np.argmin(chosen["values"][name]))  # a loss
+        assert found["reported"]["only"][name] == pytest.approx(reported["values"][name][head], rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -183,9 +184,8 @@ def test_scores_of_a_pruned_model_have_original_numbers(folder: Path) -> None:
     run("m", "--data", "data", *PAIRS)
     assert prune("m", "--ratio", 0.3, "-o", "pruned").status == 0
     run("pruned", "--data", "data", *PAIRS, "-o", "again.json")
-    assert {name: tuple(ids) for name, ids in scores("again.json")["heads"].items()} == kept(
-        folder / "pruned"
-    )
+    ids = {module_of(name): tuple(ids) for name, ids in scores("again.json")["ids"].items()}
+    assert ids == kept(folder / "pruned")
     assert prune("pruned", "--scores", "again.json", "--count", 1, "-o", "twice").status == 0
     # The original no longer fits scores made after a pruning.
     assert "again.json" in prune("m", "--scores", "again.json", "-o", "no").err
@@ -220,9 +220,9 @@ def test_refusals(folder: Path, arguments: Any, error: type[Exception], message:
 def test_damaged_scores_are_refused(folder: Path) -> None:
     run("m", "--data", "data", *PAIRS)
     text = (folder / "heads.json").read_text()
-    value = repr(next(iter(scores()["sum"].values()))[0])
+    value = repr(next(iter(scores()["values"].values()))[0])
     (folder / "heads.json").write_text(text.replace(value, "NaN", 1))
-    from prunecli.results.heads import read_scores
+    from prunecli.results.unit_scores import read_scores
 
     with pytest.raises(StatisticsError):
         read_scores(folder / "heads.json")
@@ -238,8 +238,8 @@ def test_the_table_has_the_json_s_values(shallow: Path, method: Any) -> None:
         assert {row["metric"] for row in found} == {"chrf++", "bleu"}
         found = [row for row in found if row["metric"] == "chrf++"]
     key = "without" if method else "sum"
-    values = [(name, head) for name, heads in payload["heads"].items() for head in heads]
+    values = [(module_of(name), head) for name, heads in payload["ids"].items() for head in heads]
     assert [(row["attention"], row["head"]) for row in found] == values
-    assert [row[key] for row in found] == [one for name in payload["heads"] for one in payload[key][name]]
+    assert [row[key] for row in found] == [one for own in payload["values"].values() for one in own]
     if not method:
         assert [row["importance"] for row in found] == [row["sum"] / payload["examples"] for row in found]

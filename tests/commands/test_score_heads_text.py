@@ -78,7 +78,7 @@ def test_heads_chosen_on_another_file(folder: Path, model: str, option: str, end
 
     both = scores(option, f"a.{ending}", "--select-data", f"b.{ending}")
     reported, chosen = scores(option, f"a.{ending}"), scores(option, f"b.{ending}")
-    assert both["only"] == chosen["only"] != reported["only"]
+    assert both["values"] == chosen["values"] != reported["values"]
     for layer, head in both["best"].items():
-        assert head == min(range(4), key=chosen["only"][layer].__getitem__)
-        assert both["reported"]["only"][layer] == pytest.approx(reported["only"][layer][head], rel=1e-5)
+        assert head == min(range(4), key=chosen["values"][layer].__getitem__)
+        assert both["reported"]["only"][layer] == pytest.approx(reported["values"][layer][head], rel=1e-5)

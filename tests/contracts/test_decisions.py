@@ -18,7 +18,7 @@ from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
-from prunecli.methods.layers.plan import LayerOptions, Measured, plan_layers
+from prunecli.methods.layers.plan import LayerOptions, plan_layers
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.methods.sharing.plan import plan_ffn
 from prunecli.methods.sharing.rewrite import rewrite_shared
@@ -29,12 +29,13 @@ from prunecli.pipeline import apply
 from prunecli.results.decisions import FILE, DecisionRecord, read_decisions, record
 from prunecli.results.gate_sums import TEXT_SUMS, GateSums
 from prunecli.results.gates import GateStatistics
-from prunecli.results.heads import HeadScores
+from prunecli.results.unit_scores import Scores
 from prunecli.selection.cut import cut
 from tests.contracts.test_vocabulary_method import to_lines
 from tests.families import tiny_family
 from tests.families.records import CASES
 from tests.reference import ranking
+from tests.scores import scores_by_hand
 from tests.stock_mixtures import tiny_mixture
 from tests.structures import kept_ids
 from tests.tiny import tiny_nllb_moe
@@ -67,26 +68,33 @@ def gates(source: Checkpoint, texts: tuple[str, ...] = ("code", "chat")) -> Gate
     )
 
 
-def heads(source: Checkpoint) -> HeadScores:
+def heads(source: Checkpoint) -> Scores:
     generator = np.random.default_rng(4)
     layers = source.layout.own_attentions
-    return HeadScores(
-        "gradient",
-        source.fingerprint,
-        source.model_type,
-        "translation",
-        10,
-        {layer.name: layer.heads for layer in layers},
+    return scores_by_hand(
         {layer.name: generator.integers(1, 5, len(layer.heads)).astype(float) for layer in layers},
+        ids={layer.name: layer.heads for layer in layers},
+        fingerprint=source.fingerprint,
+        model_type=source.model_type,
+        task="translation",
+        examples=10,
     )
 
 
-def measured(source: Checkpoint) -> Callable[[object], Measured]:
+def measured(source: Checkpoint) -> Callable[[object], Scores]:
     generator = np.random.default_rng(5)
     depth = {stack.side: source.layout.sizes.depth(stack) for stack in source.layout.family.stacks}
     distances = {side: generator.random((count + 1, count + 1)) for side, count in depth.items()}
-    scores = {side: tuple(np.diagonal(distances[side], 1).tolist()) for side in depth}
-    return lambda _: Measured(scores, distances)
+    cosines = {side: 1 - np.diagonal(own, 1) for side, own in distances.items()}
+    scores = scores_by_hand(
+        cosines,
+        "layer",
+        "cosine",
+        fingerprint=source.fingerprint,
+        examples=1,
+        distances={side: own.tolist() for side, own in distances.items()},
+    )
+    return lambda _: scores
 
 
 def by_experts(strategy: str) -> Callable[[Checkpoint], Rewrite]:

@@ -25,8 +25,8 @@ from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from prunecli.results.gate_sums import GateSums
 from prunecli.results.gates import GateStatistics
-from prunecli.results.heads import HeadScores
-from prunecli.results.matching import match_gates, match_scores
+from prunecli.results.matching import match_gates
+from prunecli.results.unit_scores import match_scores
 from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
     CachedGeneration,
@@ -41,6 +41,7 @@ from tests.contracts.method_contract import (
 )
 from tests.families import tiny_family
 from tests.families.records import CASES, FAMILIES, own_layouts
+from tests.scores import scores_by_hand
 from tests.structures import kept_ids
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -231,8 +232,9 @@ def test_scores_of_the_original_follow_their_layers(tmp_path: Path) -> None:
     with open_model(source) as opened:
         names = [layer.name for layer in opened.layout.attentions]
         values = {name: np.array([1.0, 2, 3, 4]) + 10 * number for number, name in enumerate(names)}
-        heads = dict.fromkeys(names, (0, 1, 2, 3))
-        scores = HeadScores("gradient", opened.fingerprint, "gpt2", "lm", 1, heads, values)
+        scores = scores_by_hand(
+            values, fingerprint=opened.fingerprint, model_type="gpt2", task="lm", examples=1
+        )
     options = HeadOptions(scores=scores, count=2, normalize="none")
     once = written(source, lambda at: made_of(at, LayerOptions(remove="0")), tmp_path / "once")
     with open_model(once) as opened:
@@ -243,12 +245,7 @@ def test_scores_of_the_original_follow_their_layers(tmp_path: Path) -> None:
     twice = written(once, lambda at: made_of(at, LayerOptions(remove="0")), tmp_path / "twice")
     with open_model(twice) as opened:
         assert plan_heads(opened, options).kept == {f"{names[0]}.heads": (2, 3)}
-        assert match_scores(scores, opened, opened.layout.attentions).values[names[0]].tolist() == [
-            21,
-            22,
-            23,
-            24,
-        ]
+        assert match_scores(scores, opened).values[f"{names[0]}.heads"] == [21, 22, 23, 24]
 
 
 def test_gates_of_the_original_follow_their_layers(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
-from prunecli.methods.ffn.score import UnitActivations
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.methods.sharing.plan import plan_ffn
 from prunecli.methods.sharing.rewrite import rewrite_shared
@@ -25,6 +24,7 @@ from tests.contracts.test_ffn_method import put
 from tests.families.records import own_layouts
 from tests.ffn_layouts import LAYOUTS, tiny, weights
 from tests.reference import ffn as reference
+from tests.scores import scores_by_hand
 
 
 def made_of(source: Checkpoint, options: NarrowOptions, activations: Any = None) -> Rewrite:
@@ -138,8 +138,9 @@ def test_units_go_by_their_activations(tmp_path: Path, score: str) -> None:
     source = tiny(tmp_path / "source", "phi3")
     ffns, generator = ffns_of(source, "phi3"), np.random.default_rng(0)
     active = {name: generator.random(len(ffn.units)) for name, ffn in ffns.items()}
+    measured = scores_by_hand({name: own**2 for name, own in active.items()}, "unit", score, examples=1)
     with open_model(source) as opened:
-        plan = plan_widths(opened, NarrowOptions(width=10, metric=score), lambda: UnitActivations(active, {}))
+        plan = plan_widths(opened, NarrowOptions(width=10, metric=score), lambda: measured)
     for name, ffn in ffns.items():
         norms = [1.0 if score == "activation" else float(np.linalg.norm(unit.output)) for unit in ffn.units]
         assert set(plan.kept[f"{name}.units"]) == best(list(active[name] * norms), 10)

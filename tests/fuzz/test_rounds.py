@@ -17,8 +17,8 @@ from prunecli.commands import app
 from prunecli.errors import CheckpointError, DataError, OutputError, PruneError, StatisticsError
 from prunecli.model.checkpoint import open_model
 from prunecli.recipes.text import read_recipe
-from prunecli.results.heads import read_scores
 from prunecli.results.published import read_gates
+from prunecli.results.unit_scores import Scores, read_scores
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.tensors.json_files import read_json
@@ -113,6 +113,8 @@ def test_damaged_statistics_are_read_or_refused(
     if reader is read_scores:
         value = {**GATES, "format": "prunecli.heads/1", "method": "gradient", "task": "lm", "examples": 2}
         value |= {"heads": {"a": [0, 1]}, "sum": {"a": [0.5, 1.0]}}
+        if rng.random() < 0.5:  # the present format
+            value = Scores.from_json(value, Path()).to_json()
     path = tmp_path_factory.getbasetemp() / "statistics.json"
     path.write_bytes(damage_json(json.dumps(value).encode(), rng))
     with suppress(PruneError):

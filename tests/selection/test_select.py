@@ -49,18 +49,20 @@ def test_normalised_heads_go_in_the_order_of_their_share(
     assume(len(set(every)) == len(every))  # ties of different layers are decided by rounding
     free = sum(max(len(own) - least, 0) for own in model.values())
     count = data.draw(st.integers(0, free))
-    shares = normalized({name: dict(enumerate(map(float, own))) for name, own in model.items()})
-    found = kept({name: list(own.values()) for name, own in shares.items()}, count=count, least=least)
+    shares = normalized({name: np.array(own, float) for name, own in model.items()})
+    found = kept({name: own.tolist() for name, own in shares.items()}, count=count, least=least)
     assert found == reference.remaining(exact, count, least)
 
 
 def test_normalisation_by_hand() -> None:
-    found = normalized({"a": {0: 3.0, 2: 4.0}, "b": {1: 0.0, 0: 0.0}, "c": {5: -2.0}, "d": {}})
-    assert found == {"a": {0: 0.6, 2: 0.8}, "b": {1: 0.0, 0: 0.0}, "c": {5: -1.0}, "d": {}}
+    model = {"a": [3.0, 4.0], "b": [0.0, 0.0], "c": [-2.0], "d": []}
+    found = normalized({name: np.array(own) for name, own in model.items()})
+    expected = {"a": [0.6, 0.8], "b": [0.0, 0.0], "c": [-1.0], "d": []}
+    assert {name: own.tolist() for name, own in found.items()} == expected
 
 
 def test_importances_too_small_to_be_squared_are_normalised() -> None:
-    assert normalized({"a": {0: 3e-300, 1: 4e-300}})["a"] == pytest.approx({0: 0.6, 1: 0.8})
+    assert normalized({"a": np.array([3e-300, 4e-300])})["a"].tolist() == pytest.approx([0.6, 0.8])
 
 
 def test_of_equal_values_the_first_stay() -> None:

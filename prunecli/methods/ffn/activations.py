@@ -14,14 +14,16 @@ from torch import Tensor, nn
 from prunecli.errors import PruneError
 from prunecli.evaluation.on_text import RunOptions, model_and_batches
 from prunecli.methods.ffn.hidden_units import output_layer
-from prunecli.methods.ffn.score import UnitActivations
+from prunecli.methods.ffn.names import UnitMetric
+from prunecli.model.axes import axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer
 from prunecli.modules.attention import module_name
 from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.results.unit_scores import Scores, scores_of
 from prunecli.running.batches import observe_batches
 from prunecli.running.examples import Batch
-from prunecli.running.runner import InMemory, Runner
+from prunecli.running.runner import InMemory
 from prunecli.text.choice import Dataset
 
 
@@ -31,39 +33,32 @@ def measure_activations(
     options: RunOptions,
     progress: Progress = silent,
     say: Say = unsaid,
-) -> UnitActivations:
-    """Load the model of a checkpoint and run it on text: see `unit_activations`.
+    method: UnitMetric = "activation",
+) -> Scores:
+    """Load the model of a checkpoint and sum the squared activations of its hidden units on text.
 
-    Raises:
-        PruneError: a model or text that cannot be used.
-    """
-    model, batches = model_and_batches(checkpoint, data, options, say)
-    return unit_activations(InMemory(model), checkpoint.layout.ffns, batches, progress)
-
-
-def unit_activations(
-    runner: Runner, layers: Sequence[FfnLayer], batches: Sequence[Batch], progress: Progress = silent
-) -> UnitActivations:
-    """Root of the mean of a_u^2 over the real tokens, for each hidden unit u of each FFN.
-
-    A unit that is large on a few tokens counts more than in the mean of |a_u|: such units carry what a language model
-    does at its first token, and removing them costs most.
+    Their importance is the root of the mean of a_u^2 over the real tokens, for each hidden unit u of each FFN. A unit
+    that is large on a few tokens counts more than in the mean of |a_u|: such units carry what a language model does at
+    its first token, and removing them costs most.
 
     a_u is what the output layer weighs: act(x W1 + b1)_u, in a gated FFN times its gate. Where several layers run one
-    FFN, the mean is over all of them.
-
-    Args:
-        runner: of a model that is held whole.
-        layers: the FFNs of its checkpoint.
-        batches: of text; padding is left out by their masks.
+    FFN, the sum is over all of them.
 
     Raises:
         DataError: no token.
-        PruneError: an activation is not finite.
+        PruneError: a model or text that cannot be used; an activation is not finite.
     """
-    observer = UnitObserver(layers)
-    observe_batches(runner, observer, batches, "activations", progress)
-    return observer.take()
+    model, batches = model_and_batches(checkpoint, data, options, say)
+    observer = UnitObserver(checkpoint.layout.ffns)
+    observe_batches(InMemory(model), observer, batches, "activations", progress)
+    return scores_of(
+        checkpoint,
+        kind="unit",
+        method=method,
+        examples=sum(len(batch.indices) for batch in batches),
+        per="token",
+        **observer.take(),
+    )
 
 
 class UnitObserver:
@@ -99,23 +94,23 @@ class UnitObserver:
                     hooks.callback(model.get_submodule(name).register_forward_pre_hook(hook).remove)
             yield
 
-    def take(self) -> UnitActivations:
-        """The root mean squares since the last call.
+    def take(self) -> dict[str, Any]:
+        """The fields `ids`, `values` and `counts` of `Scores`, since the last call.
 
         Raises:
             PruneError: an activation was not finite.
         """
-        magnitudes = {
-            name: np.sqrt(sums.cpu().numpy() / self._tokens[name]) for name, sums in self._sums.items()
-        }
-        tokens, self._sums, self._tokens = self._tokens, {}, {}
-        for name, values in magnitudes.items():
-            if not np.isfinite(values).all():
+        values = {axis_name(name, "unit"): sums.tolist() for name, sums in self._sums.items()}
+        counts = {axis_name(name, "unit"): count for name, count in self._tokens.items()}
+        self._sums, self._tokens = {}, {}
+        for name, own in values.items():
+            if not np.isfinite(own).all():
                 raise PruneError(
-                    f"{name}: the activation of a hidden unit is not finite.",
+                    f"{module_of(name)}: the activation of a hidden unit is not finite.",
                     "The weights are damaged, or overflow the type they are run in: choose by norms.",
                 )
-        return UnitActivations(magnitudes, tokens)
+        ids = {name: list(range(len(own))) for name, own in values.items()}
+        return {"ids": ids, "values": values, "counts": counts}
 
     def _decode(self, *_: Any) -> None:
         self._mask = self._decoder_mask

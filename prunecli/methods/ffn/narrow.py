@@ -1,9 +1,10 @@
-"""Width pruning: which hidden units of each FFN stay. From a checkpoint, options and activations to a plan."""
+"""Width pruning: which hidden units of each FFN stay. From a checkpoint, options and scores to a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,15 +13,19 @@ from prunecli.architectures.records import Side
 from prunecli.choices import Choices
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.ffn.names import UnitMetric
-from prunecli.methods.ffn.score import UnitActivations, unit_norms
+from prunecli.methods.ffn.score import unit_norms
 from prunecli.methods.sharing.arrange import Group
+from prunecli.model.axes import Axis
 from prunecli.model.decision import Decision, Origin
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.find_axes import axes_of
 from prunecli.model.history import given, history_step
+from prunecli.results.unit_scores import Array, Scores, files_of, from_files, scores_for
+from prunecli.selection.given import selection_of_file
 from prunecli.selection.select import Budget, places_of, select
 from prunecli.selection.selection import Selection
 from prunecli.tensors.quantities import exact_share
+from prunecli.text.plain import MIXED
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -36,8 +41,8 @@ NORMS_WARNING = (
     "at --ratio 0.25; activation-norm with --text raised it to 31.3."
 )
 
-Activations = Callable[[], UnitActivations]
-"""Measures the hidden units of each FFN that holds tensors."""
+Measure = Callable[[], Scores]
+"""Runs the model on text."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +50,16 @@ class NarrowOptions(Choices):
     """What `prune-ffn` is asked.
 
     Attributes:
-        ratio: fraction of the hidden units that go; with neither it nor `width`: DEFAULT_RATIO.
+        ratio: fraction of the hidden units that go; with neither it nor another amount: DEFAULT_RATIO.
+        count: hidden units that go, of all FFNs.
         width: hidden units that every FFN keeps, instead.
+        keep: a saved selection, instead of a metric and an amount.
+        least: hidden units that each FFN keeps at least.
         side: the only side whose FFNs get narrower; None: both.
-        uniform: whether each FFN loses the same fraction of its units; if False, the units of all FFNs are ranked
+        uniform: whether each FFN loses the same part of its units; if False, the units of all FFNs are ranked
             together, so that widths differ.
-        metric: what a unit is worth.
+        metric: what a unit is worth; None: as in `scores`, else `activation-norm`.
+        scores: activations that were measured before, or one file of them or several, merged; None: text is read.
         multiple_of: widths become multiples of it.
         dense_only: whether mixtures of experts are left as they are; else they are refused.
         dtype: type of the result; None: as stored.
@@ -59,88 +68,97 @@ class NarrowOptions(Choices):
     """
 
     ratio: float | None = None
+    count: int | None = None
     width: int | None = None
+    keep: Path | str | None = None
+    least: int = 1
     side: Side | None = None
     uniform: bool = True
-    metric: UnitMetric = "activation-norm"
+    metric: UnitMetric | None = None
+    scores: Scores | Path | str | Sequence[Path | str] | None = None
     multiple_of: int = 1
     dense_only: bool = False
     dtype: str | None = None
     seed: int = 0
     text: Mapping[str, object] | None = None
 
+    @property
+    def needs_text(self) -> bool:
+        """Whether the model has to run on text."""
+        named = self.keep is not None or self.scores is not None
+        return not named and self.metric in (None, *MEASURED)
 
-def plan_widths(
-    checkpoint: Checkpoint, options: NarrowOptions, activations: Activations | None = None
-) -> Selection:
+
+def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, measure: Measure | None = None) -> Selection:
     """Choose the hidden units to keep. An FFN that several layers run counts once.
 
     Args:
-        checkpoint: the source; its weights are read where units are scored by their norms.
+        checkpoint: the source; its weights are read where units are scored by norms.
         options: see there.
-        activations: called where units are scored by their activations.
+        measure: called where units are scored by their activations, and no scores are given.
 
     Raises:
         UnsupportedModelError: the family is not declared, a side has mixtures of experts, or an FFN is quantised.
         UsageError: options that contradict each other, or that leave an FFN without units.
         CheckpointError: the weights are damaged.
+        StatisticsError: files of scores that are damaged or of another model.
     """
-    layers = checkpoint.layout.ffns
-    by_name = {layer.name: layer for layer in layers}
-    chosen = _chosen(layers, options)
-    own = {
-        layer.name: Group((layer.name,), (layer.name,), None, layer.width, layer.width)
-        for layer in layers
-        if layer.name in chosen
-    }
     refuse_contradictions(options)
-    _refuse_quantised(checkpoint, map(by_name.__getitem__, own))
-    scores, tokens = _scores(checkpoint, by_name, own, options, activations)
-    axes = [axis for axis in axes_of(checkpoint, "unit") if axis.module in own]
-    values = {axis.name: scores[axis.module] for axis in axes}
+    layers = checkpoint.layout.ffns
+    chosen = _chosen(layers, options)
+    axes = [axis for axis in axes_of(checkpoint, "unit") if axis.module in chosen]
+    if quantised := next(
+        (name for axis in axes for name in axis.carriers if name in checkpoint.quantised), None
+    ):
+        raise checkpoint.quantised_refusal(
+            quantised
+        )  # norms of what is stored would not be those of the weights
+    if options.keep is not None:
+        return selection_of_file(COMMAND, checkpoint, axes, Path(options.keep), options.dtype)
+    no_amount = options.ratio is None and options.count is None and options.width is None
+    ratio = DEFAULT_RATIO if no_amount else options.ratio
+    budget = _budget(axes, options, ratio)
+    values, scores = _values(checkpoint, axes, options, measure)
+    metric = options.metric or (scores.method if scores else "activation-norm")
     relative = {name: of_units / (np.linalg.norm(of_units) or 1) for name, of_units in values.items()}
+    kept = select(axes, values if options.uniform else relative, budget)
     how, rule = "of each FFN", "the same part of each FFN stays, the highest of it"
     if not options.uniform:
         how = "of all FFNs together"
         rule = "the highest of each FFN stay, as many as there are of it among the best of all FFNs"
-    ratio = DEFAULT_RATIO if options.ratio is None and options.width is None else options.ratio
-    budget = Budget(ratio, together=not options.uniform, least=1, multiple=options.multiple_of)
-    if options.width is not None:
-        wide = min(len(axis.ids) for axis in axes)
-        if options.width > wide:
-            raise UsageError(
-                f"--width {options.width}: an FFN has {wide} hidden units.",
-                "To widen: prunecli share-ffn --width.",
-            )
-        budget = Budget(keep=dict.fromkeys(values, options.width))
-    kept = select(axes, values if options.uniform else relative, budget)
-    reasons = [f"Hidden units {how} by {options.metric}, the lowest go."]
-    if options.ratio is None and options.width is None:
+    reasons = [f"Hidden units {how} by {metric}{from_files(options.scores)}, the lowest go."]
+    if scores and scores.mixed:
+        reasons.append(MIXED)
+    if no_amount:
         reasons.insert(0, f"No --ratio given: removing {DEFAULT_RATIO:.0%} of the hidden units.")
-    is_random = options.metric == "random"
-    decision = Decision(
-        "unit",
-        tuple(
-            replace(place, tokens=tokens.get(place.name))
-            for place in places_of(axes, kept, None if is_random else values)
-        ),
-        None if is_random else options.metric,
-        f"drawn at random (seed {options.seed})" if is_random else rule,
-        origin=Origin.of_text(options.text),
-    )
+    is_random = metric == "random"
     arguments = {
         "ratio": ratio,
+        "count": options.count,
         "width": options.width,
+        "min": None if options.least == 1 else options.least,
         "side": options.side,
         "per_layer": not options.uniform or None,
-        "score": options.metric,
+        "score": metric,
         "round_to": None if options.multiple_of == 1 else options.multiple_of,
         "text": None if options.text is None else dict(options.text),
         "dense_only": options.dense_only or None,
         "seed": options.seed if is_random else None,
         "dtype": options.dtype,
     }
-    step = history_step(COMMAND, checkpoint, given(arguments))
+    step = history_step(COMMAND, checkpoint, given(arguments), files_of(options.scores))
+    tokens = {axis.module: scores.tokens.get(axis.name) for axis in axes} if scores else {}
+    origin = Origin.of_text(options.text)
+    decision = Decision(
+        "unit",
+        tuple(
+            replace(place, tokens=tokens.get(place.name))
+            for place in places_of(axes, kept, None if is_random else values)
+        ),
+        None if is_random else metric,
+        f"drawn at random (seed {options.seed})" if is_random else rule,
+        origin=scores.origin.read_from(step) if scores and options.scores is not None else origin,
+    )
     return Selection(kept, options.dtype, step, tuple(reasons), decision)
 
 
@@ -150,8 +168,17 @@ def refuse_contradictions(options: NarrowOptions) -> None:
     Raises:
         UsageError: they do not, or say what cannot be.
     """
-    if options.ratio is not None and options.width is not None:
-        raise UsageError("Give one of --ratio and --width.", "Each says how many hidden units go.")
+    amounts = {"--ratio": options.ratio, "--count": options.count, "--width": options.width}
+    chosen = [name for name, amount in amounts.items() if amount is not None]
+    ranked = chosen or options.metric or options.scores is not None or not options.uniform
+    if options.keep is not None and (ranked or options.least > 1 or options.multiple_of > 1):
+        raise UsageError(
+            "--keep names what stays; it goes with none of --ratio, --count, --width, --min, --multiple-of, "
+            "--uneven, --metric, --scores.",
+            "Leave them out.",
+        )
+    if len(chosen) > 1:
+        raise UsageError(f"Give one of {' and '.join(chosen)}.", "Each says how many hidden units go.")
     if options.ratio is not None:
         exact_share(options.ratio, "hidden units", DEFAULT_RATIO)
     if options.width is not None and (options.width < 1 or not options.uniform):
@@ -161,6 +188,11 @@ def refuse_contradictions(options: NarrowOptions) -> None:
         )
     if not options.uniform and options.metric == "random":
         raise UsageError("--uneven: random scores say nothing of layers.", "Leave --uneven out.")
+    if options.scores is not None and options.metric not in (None, *MEASURED):
+        raise UsageError(
+            f"--scores: --metric {options.metric} does not look at activations.",
+            f"Leave --scores out, or choose {' or '.join(MEASURED)}.",
+        )
 
 
 def _chosen(layers: Sequence[FfnLayer], options: NarrowOptions) -> set[str]:
@@ -193,34 +225,61 @@ def _chosen(layers: Sequence[FfnLayer], options: NarrowOptions) -> set[str]:
     return {layer.owner for layer in dense}
 
 
-def _refuse_quantised(checkpoint: Checkpoint, layers: Iterable[FfnLayer]) -> None:
-    """Before any text is run; norms of what is stored would not be those of the weights."""
-    names = (f"{layer.name}.{suffix}" for layer in layers for suffix in layer.tensors)
-    if quantised := next((name for name in names if name in checkpoint.quantised), None):
-        raise checkpoint.quantised_refusal(quantised)
+def _budget(axes: Sequence[Axis], options: NarrowOptions, ratio: float | None) -> Budget:
+    """How many hidden units go.
+
+    Raises:
+        UsageError: an FFN has fewer than stay, or they cannot go evenly.
+    """
+    if options.width is not None:
+        wide = min(len(axis.ids) for axis in axes)
+        if options.width > wide:
+            raise UsageError(
+                f"--width {options.width}: an FFN has {wide} hidden units.",
+                "To widen: prunecli share-ffn --width.",
+            )
+        return Budget(keep={axis.name: options.width for axis in axes})
+    least = max(options.least, 1)
+    budget = Budget(
+        ratio, options.count, together=not options.uniform, least=least, multiple=options.multiple_of
+    )
+    if options.count is None or not options.uniform:
+        return budget
+    budget.removable(axes)
+    each, over = divmod(options.count, len(axes))
+    if over or any(len(axis.ids) - each < least for axis in axes):
+        raise UsageError(
+            f"--count {options.count}: the {len(axes)} FFNs cannot all lose as many hidden units.",
+            f"Give a multiple of {len(axes)} that each can lose, or rank all units together: --uneven.",
+        )
+    return replace(budget, count=each)  # of each
 
 
-def _scores(
-    checkpoint: Checkpoint,
-    layers: Mapping[str, FfnLayer],
-    groups: Mapping[str, Group],
-    options: NarrowOptions,
-    activations: Activations | None,
-) -> tuple[dict[str, np.ndarray], Mapping[str, int]]:
-    """Owner -> `[width]`: what each hidden unit is worth; owner -> tokens that it was measured on."""
+def _values(
+    checkpoint: Checkpoint, axes: Sequence[Axis], options: NarrowOptions, measure: Measure | None
+) -> tuple[Mapping[str, Array], Scores | None]:
+    """Name of an axis -> `[width]`: what each hidden unit is worth; the activations on text that it follows from."""
     if options.metric == "random":
         generator = np.random.default_rng(options.seed)
-        return {owner: generator.random(group.width) for owner, group in groups.items()}, {}
+        return {axis.name: generator.random(len(axis.ids)) for axis in axes}, None
     checkpoint.check()  # weights of other shapes than config.json says would be added up
+    layers = {layer.name: layer for layer in checkpoint.layout.ffns}
+
+    def norms(axis: Axis, *, output_only: bool) -> Array:
+        width = len(axis.ids)
+        group = Group((axis.module,), (axis.module,), None, width, width)
+        return unit_norms(checkpoint, layers, group, output_only=output_only)
+
     if options.metric == "norms":
-        return {owner: unit_norms(checkpoint, layers, group) for owner, group in groups.items()}, {}
-    if activations is None:
-        raise UsageError(f"--metric {options.metric} needs text.", "Give --data or --text.")
-    measured = activations()
-    found = {owner: np.asarray(measured.magnitudes[owner], np.float64) for owner in groups}
-    if options.metric == "activation":
-        return found, measured.tokens
-    norms = {
-        owner: unit_norms(checkpoint, layers, group, output_only=True) for owner, group in groups.items()
-    }
-    return {owner: values * norms[owner] for owner, values in found.items()}, measured.tokens
+        return {axis.name: norms(axis, output_only=False) for axis in axes}, None
+    if options.scores is not None:
+        scores = scores_for(checkpoint, options.scores, "unit", axes)
+    elif measure is not None:
+        scores = measure()
+    else:
+        metric = options.metric or "activation-norm"
+        raise UsageError(f"--metric {metric} needs text.", "Give --data or --text.")
+    values = scores.picked(axes)
+    if (options.metric or scores.method) == "activation":
+        return values, scores
+    return {axis.name: values[axis.name] * norms(axis, output_only=True) for axis in axes}, scores

@@ -1,9 +1,8 @@
-"""How much each hidden unit of an FFN matters: by its weights, or by what it does on text."""
+"""How much each hidden unit of an FFN matters by its weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,16 +52,3 @@ def unit_norms(
                 squares += np.square(rows).sum(axis=0)
         product *= np.sqrt(squares)
     return product
-
-
-@dataclass(frozen=True)
-class UnitActivations:
-    """How active hidden units are on text.
-
-    Attributes:
-        magnitudes: name of each dense FFN that holds tensors -> `[width]`, the root mean square of the activations.
-        tokens: the same -> real tokens that went through it, in all layers that run it.
-    """
-
-    magnitudes: Mapping[str, np.ndarray]
-    tokens: Mapping[str, int] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from prunecli.modules.attention import masked_heads
 from prunecli.modules.pooling import Pooling
 from prunecli.modules.replay import recording, replaying, unchanged_below
 from prunecli.progress import Progress, silent
-from prunecli.results.heads import Method
+from prunecli.results.unit_scores import Method
 from prunecli.running.examples import Batch
 from prunecli.running.losses import example_losses, require_finite
 from prunecli.running.vectors import batch_vectors

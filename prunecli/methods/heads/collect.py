@@ -1,41 +1,64 @@
-"""Score the heads of a checkpoint on text within given resources, by any of the three methods."""
+"""Score the heads of a checkpoint on text within given resources, by any of the three methods (1905.10650)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from prunecli.choices import Choices
 from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import labels_for
-from prunecli.methods.heads.measure import (
-    AblationOptions,
-    LoadedModel,
-    check_metric,
-    report_best,
-    score_by_ablation,
-    score_by_gradient,
+from prunecli.methods.heads.ablate import (
+    HeadMask,
+    Measurement,
+    accuracy_measurements,
+    cosine_measurements,
+    loss_measurements,
+    masks_of,
+    measure_masked,
+    translation_measurements,
 )
+from prunecli.methods.heads.effects import TEXT_METRICS, Effects, mean_effects, text_effects
 from prunecli.methods.heads.names import EffectMetric
+from prunecli.methods.heads.score import gradient_importance
+from prunecli.model.attention import AttentionLayer
+from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.devices import Devices, choose_devices
 from prunecli.modules.fitting import decoding, decoding_room, fitting_dtype, nothing
 from prunecli.modules.loading import load_model
+from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.modules.precision import candidates, dtype_name
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.header import header
-from prunecli.results.heads import HeadScores, Method, Per
+from prunecli.results.unit_scores import Method, Per, Reported, Scores, scores_of
+from prunecli.running.batches import task_batches
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
+from prunecli.running.losses import example_losses
 from prunecli.running.runner import InMemory, Runner
+from prunecli.running.vectors import random_projections
 from prunecli.tensors.documents import refuse_unwritable, write_json
-from prunecli.text.choice import TextChoice
+from prunecli.text.choice import Dataset, TextChoice
+from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import PlainText
 from prunecli.text.tasks import TaskName, task_of
 from prunecli.text.tokens import load_tokenizer
+
+METRICS_OF: dict[TaskName, tuple[EffectMetric, ...]] = {
+    "translation": ("chrf++", "bleu", "loss"),
+    "classification": ("accuracy", "loss"),
+    "mlm": ("loss",),
+    "lm": ("loss",),
+    "embedding": ("cosine",),
+}
+"""What ablation can measure at each task; the first is the default."""
 
 
 @dataclass(frozen=True)
@@ -78,32 +101,41 @@ class ScoreOptions(Choices):
             UsageError: options of another method.
         """
         is_gradient = self.method == "gradient"
-        if is_gradient and self.dtype == "float16":
-            raise UsageError(
+        selects = self.select_data is not None or self.select_split is not None
+        for refused, message, remedy in (
+            (
+                is_gradient and self.dtype == "float16",
                 "--dtype float16: small gradients vanish in it",
                 "Choose bfloat16 or float32 for --method gradient.",
-            )
-        if not is_gradient and self.memory is not None:
-            raise UsageError(
+            ),
+            (
+                not is_gradient and self.memory is not None,
                 f"--memory goes with --method gradient: {self.method} runs parts of the model again and again",
                 "Leave out --memory on a machine that holds the model, or choose --method gradient.",
-            )
-        if not is_gradient and self.per is not None:
-            raise UsageError(
+            ),
+            (
+                not is_gradient and self.per is not None,
                 f"--importance goes with --method gradient: {self.method} takes no gradients",
                 "Leave out --importance, or choose --method gradient.",
-            )
-        if is_gradient and self.metric is not None:
-            raise UsageError(
+            ),
+            (
+                is_gradient and self.metric is not None,
                 "--metric goes with --method ablation or all-but-one: the gradient is that of the loss",
                 "Leave out --metric, or choose another --method.",
-            )
-        selects = self.select_data is not None or self.select_split is not None
-        if self.method != "all-but-one" and selects:
-            raise UsageError(
+            ),
+            (
+                self.method != "all-but-one" and selects,
                 "--select-data and --select-split go with --method all-but-one",
                 "Leave them out, or choose it.",
-            )
+            ),
+        ):
+            if refused:
+                raise UsageError(message, remedy)
+
+    @property
+    def decoding(self) -> DecodingOptions:
+        """Of the beam search."""
+        return DecodingOptions(self.beam, self.batch_tokens)
 
 
 def score_heads(
@@ -117,7 +149,7 @@ def score_heads(
     progress: Progress = silent,
     say: Say = unsaid,
     report: Callable[[RunReport], None] = lambda _run: None,
-) -> HeadScores:
+) -> Scores:
     """What the model loses without each of its attention heads (1905.10650, 3 and 4.1).
 
     Args:
@@ -143,15 +175,11 @@ def score_heads(
     data = choice.read(task, say)
     selecting = choice.selecting(task, options.select_data, options.select_split)
     selected = None if selecting is None else selecting.read(task, say)
-    ablation = AblationOptions(
-        check_metric(task, options.metric),
-        DecodingOptions(options.beam, options.batch_tokens),
-        options.samples,
-        options.seed,
-    )
+    options = replace(options, metric=chosen_metric(task, options.metric))
     devices = choose_devices(options.device)
-    dtype = _dtype(checkpoint, options, ablation, devices, say)
+    dtype = _dtype(checkpoint, options, devices, say)
     tokenizer = load_tokenizer(checkpoint.path)
+    fields: dict[str, Any]
     if options.method == "gradient":
         run = RunReport()
         runner: Runner
@@ -160,42 +188,217 @@ def score_heads(
             runner = Layerwise(checkpoint, resources, run)
         else:
             runner = InMemory(load_model(checkpoint.path, device=devices, dtype=dtype))
-        scores = score_by_gradient(
-            runner, checkpoint, tokenizer, data, options.batch_tokens, progress, per=options.per or "example"
-        )
+        fields = _by_gradient(runner, checkpoint, tokenizer, data, options, progress)
         if options.memory is not None:
             report(run)
     else:
-        room = decoding_room(checkpoint, ablation.decoding.load, dtype)
-        model_held = load_model(checkpoint.path, device=devices, dtype=dtype, room=room)
-        loaded = LoadedModel(checkpoint, model_held, tokenizer)
-        scores, *others = score_by_ablation(
-            loaded, selected or data, options.method, ablation, progress
-        ).values()
-        best = None if selected is None else report_best(loaded, data, scores.best(), ablation, progress)
-        scores = replace(scores, also=tuple(others), reported=best)
-    whole_files = data.text.whole_files if isinstance(data.text, PlainText) else None
-    scores = replace(
-        scores,
-        dtype=dtype_name(dtype),
+        room = decoding_room(checkpoint, options.decoding.load, dtype)
+        held = load_model(checkpoint.path, device=devices, dtype=dtype, room=room)
+        fields = _by_ablation(LoadedModel(checkpoint, held, tokenizer), data, selected, options, progress)
+    scores = scores_of(
+        checkpoint,
+        None if options.method == "gradient" else options.seed,
+        kind="head",
+        method=options.method,
+        task=task,
         texts=choice.texts,
         split=choice.split_read,
-        whole_files=whole_files,
+        whole_files=data.text.whole_files if isinstance(data.text, PlainText) else None,
+        dtype=dtype_name(dtype),
+        ids={axis_name(layer.name, "head"): layer.heads for layer in checkpoint.layout.own_attentions},
+        **fields,
     )
     if output is not None:
-        write_json(Path(output), scores_document(scores, checkpoint, options), force=force)
+        write_json(Path(output), scores.to_json(), force=force)
     return scores
 
 
-def scores_document(scores: HeadScores, checkpoint: Checkpoint, options: ScoreOptions) -> dict[str, object]:
-    """What heads.json holds: the scores behind the header of every result."""
-    seed = None if options.method == "gradient" else options.seed
-    return {**header(scores.FORMAT, [checkpoint], seed), **scores.to_json()}
+@dataclass(frozen=True)
+class LoadedModel:
+    """An open checkpoint, its running model and its tokenizer."""
+
+    checkpoint: Checkpoint
+    model: Any
+    tokenizer: Any
 
 
-def _dtype(
-    checkpoint: Checkpoint, options: ScoreOptions, ablation: AblationOptions, devices: Devices, say: Say
-) -> torch.dtype:
+def chosen_metric(task: TaskName, metric: str | None) -> EffectMetric:
+    """`metric`, or the task's default.
+
+    Raises:
+        UsageError: the task has no such metric.
+    """
+    known = METRICS_OF[task]
+    for name in known:
+        if metric in (None, name):
+            return name
+    raise UsageError(f"--metric {metric}: not one of {task}", f"Choose from {', '.join(known)}.")
+
+
+def _by_gradient(
+    runner: Runner,
+    checkpoint: Checkpoint,
+    tokenizer: Any,
+    data: Dataset,
+    options: ScoreOptions,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Fields of `Scores`: importance of every head (4.1), summed over the examples of `data`, or over their tokens.
+
+    L(x) is the loss of the task; of `embedding` it is `random_projections`.
+    """
+    layers = checkpoint.layout.own_attentions
+    pooling = _pooling(checkpoint, data)
+    losses_of = example_losses if pooling is None else partial(random_projections, pooling)
+    by_text = task_batches(tokenizer, runner.model, data, options.batch_tokens, pooling)
+    per = options.per or "example"
+    sums = gradient_importance(runner, layers, by_text, progress, per=per, losses_of=losses_of)
+    batches = [batch for of_text in by_text.values() for batch in of_text]
+    examples = sum(len(batch.indices) for batch in batches)
+
+    def tokens(side: str) -> int:
+        return sum(int(batch.inputs.get(side, batch.inputs["attention_mask"]).sum()) for batch in batches)
+
+    source, target = tokens("attention_mask"), tokens("decoder_attention_mask")
+    counts = {
+        axis_name(layer.name, "head"): examples
+        if per == "example"
+        else source
+        if layer.kind == "encoder"
+        else target
+        for layer in layers
+    }
+    values = {axis_name(name, "head"): own.tolist() for name, own in sums.items()}
+    return {"examples": examples, "per": per, "values": values, "counts": counts}
+
+
+def _pooling(checkpoint: Checkpoint, data: Dataset) -> Pooling | None:
+    """The checkpoint's, where vectors of texts are measured."""
+    return read_pooling(checkpoint.path) if data.task == "embedding" else None
+
+
+def _by_ablation(
+    loaded: LoadedModel,
+    data: Dataset,
+    selected: Dataset | None,
+    options: ScoreOptions,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Fields of `Scores`: the metric without each head (3.2), or with each head alone in its layer (3.3).
+
+    Sentences of all pairs count as one corpus. After chrF++ or BLEU the other is in `also`: it costs no further search.
+
+    Args:
+        selected: text that the best heads are chosen on, where `data` only reports them.
+    """
+    layers = loaded.checkpoint.layout.own_attentions
+    examples, effects = _effects(
+        loaded, selected or data, masks_of(layers, options.method), options, progress
+    )
+    by_metric = [
+        {
+            "metric": metric,
+            "base": effects[metric].base,
+            "values": _by_layer(layers, effects[metric].values),
+            "p_values": _by_layer(layers, effects[metric].p_values),
+        }
+        for metric in sorted(effects, key=lambda name: name != options.metric)
+    ]
+    fields: dict[str, Any] = {"examples": examples, **by_metric[0], "also": by_metric[1:]}
+    if options.method == "all-but-one":
+        best = best_heads(layers, fields["values"], lower=options.metric == "loss")
+        fields["best"] = {axis_name(name, "head"): head for name, head in best.items()}
+        if selected is not None:
+            fields["reported"] = _report_best(loaded, data, best, options, progress)
+    return fields
+
+
+def best_heads(
+    layers: Sequence[AttentionLayer], values: Mapping[str, Sequence[float]], *, lower: bool = False
+) -> dict[str, int]:
+    """all-but-one: attention's name -> original id of its best single head (3.3), the first of equal ones.
+
+    Args:
+        values: name of an axis -> `[heads]`.
+        lower: whether lower values are better.
+    """
+    pick = np.argmin if lower else np.argmax
+    return {
+        layer.name: layer.heads[int(pick(values[axis_name(layer.name, "head")]))]
+        for layer in layers
+        if layer.num_heads
+    }
+
+
+def _report_best(
+    loaded: LoadedModel, data: Dataset, best: Mapping[str, int], options: ScoreOptions, progress: Progress
+) -> Reported:
+    """The score on `data` of each layer's single head that was chosen on other text (3.3, appendix A)."""
+    layers = [layer for layer in loaded.checkpoint.layout.own_attentions if layer.name in best]
+    masks = [
+        HeadMask(layer, tuple(float(head == best[layer.name]) for head in layer.heads)) for layer in layers
+    ]
+    examples, by_metric = _effects(loaded, data, masks, options, progress)
+    effects = by_metric[_metric(options)]
+    names = [axis_name(layer.name, "head") for layer in layers]
+    return Reported(
+        metric=effects.metric,
+        examples=examples,
+        base=effects.base,
+        only=dict(zip(names, effects.values, strict=True)),
+        p_value=dict(zip(names, effects.p_values, strict=True)),
+    )
+
+
+def _by_layer(layers: Sequence[AttentionLayer], values: Sequence[float]) -> dict[str, list[float]]:
+    """Name of an axis -> `[heads]` of `values`, which are of all heads in the order of `layers`."""
+    left = iter(values)
+    return {axis_name(layer.name, "head"): [*islice(left, layer.num_heads)] for layer in layers}
+
+
+def _metric(options: ScoreOptions) -> EffectMetric:
+    assert options.metric is not None  # score_heads has chosen one
+    return options.metric
+
+
+def _effects(
+    loaded: LoadedModel, data: Dataset, masks: Sequence[HeadMask], options: ScoreOptions, progress: Progress
+) -> tuple[int, dict[EffectMetric, Effects]]:
+    """Number of examples, and the effects by metric."""
+    examples, outcomes = measure_masked(
+        loaded.checkpoint, loaded.model, measurements(loaded, data, options), masks, progress
+    )
+    metric = _metric(options)
+    if metric not in TEXT_METRICS:
+        return len(examples), {metric: mean_effects(metric, outcomes)}
+    assert isinstance(data.text, ParallelText)
+    lines = {pair_name(*pair): data.text.sentences[pair[1]] for pair in data.pairs}
+    references = [lines[name][index] for name, index in examples]
+    with progress("testing significance", None, "resamples"):
+        return len(examples), text_effects(outcomes, references, options.samples, options.seed)
+
+
+def measurements(loaded: LoadedModel, data: Dataset, options: ScoreOptions) -> list[Measurement]:
+    """What is measured of each batch of `data`.
+
+    Raises:
+        PruneError: text or model that cannot be used.
+    """
+    model, tokenizer, text = loaded.model, loaded.tokenizer, data.text
+    if options.metric in TEXT_METRICS and isinstance(text, ParallelText):
+        return [
+            measurement
+            for pair in data.pairs
+            for measurement in translation_measurements(model, tokenizer, text, pair, options.decoding)
+        ]
+    pooling = _pooling(loaded.checkpoint, data)
+    batches = task_batches(tokenizer, model, data, options.batch_tokens, pooling)
+    if pooling is not None:
+        return cosine_measurements(model, batches, pooling)
+    return (accuracy_measurements if options.metric == "accuracy" else loss_measurements)(model, batches)
+
+
+def _dtype(checkpoint: Checkpoint, options: ScoreOptions, devices: Devices, say: Say) -> torch.dtype:
     gradients = options.method == "gradient"
     if options.memory is not None:
         return candidates(options.dtype, [checkpoint], devices.first, gradients=gradients)[0]
@@ -203,7 +406,7 @@ def _dtype(
         dict.fromkeys(labels_for([checkpoint.path]), checkpoint),
         devices,
         options.dtype,
-        beside=nothing if gradients else decoding(ablation.decoding.load),
+        beside=nothing if gradients else decoding(options.decoding.load),
         gradients=gradients,
         by_layer="--memory" if gradients else "",
         say=say,

@@ -6,37 +6,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum, sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prunecli.choices import Choices, paths
+from prunecli.choices import Choices
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.heads.names import HeadMetric, Normalize
-from prunecli.model.attention import KINDS, AttentionKind, AttentionLayer
-from prunecli.model.axes import Axis
-from prunecli.model.decision import Decision, Origin, Ranked
+from prunecli.model.attention import KINDS, AttentionKind
+from prunecli.model.decision import Decision
 from prunecli.model.find_axes import axes_of
 from prunecli.model.history import given, history_step
 from prunecli.model.stock import uniform_heads
-from prunecli.results.heads import HeadScores, Method, merge, read_scores
-from prunecli.results.matching import match_scores, read_matching
-from prunecli.selection.saved import read_kept
-from prunecli.selection.select import Budget, Kept, places_of, select
+from prunecli.results.unit_scores import Array, Scores, files_of, from_files, scores_for
+from prunecli.selection.given import num_removed, selection_of_file
+from prunecli.selection.select import Budget, places_of, select
 from prunecli.selection.selection import Selection
 from prunecli.text.plain import MIXED
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
-Importance = Mapping[str, Mapping[int, float]]
-"""Attention's name -> original id -> importance of the head."""
-
 COMMAND = "prune-heads"
 DEFAULT_RATIO = 0.2
 """What goes without a noticeable loss in both of the paper's models (4.2)."""
 
-DEFAULT_NORMALIZE: dict[Method, Normalize] = {"gradient": "per-layer", "ablation": "none"}
+DEFAULT_NORMALIZE: dict[str, Normalize] = {"gradient": "per-layer", "ablation": "none"}
 """The paper normalises I_h (4.1), and says nothing of the kind of differences of scores (4.2)."""
 
 
@@ -58,7 +53,7 @@ class HeadOptions(Choices):
         seed: of the metric `random`.
     """
 
-    scores: HeadScores | Path | str | Sequence[Path | str] = "heads.json"
+    scores: Scores | Path | str | Sequence[Path | str] = "heads.json"
     keep: Path | str | None = None
     ratio: float | None = None
     count: int | None = None
@@ -69,11 +64,6 @@ class HeadOptions(Choices):
     metric: HeadMetric = "importance"
     dtype: str | None = None
     seed: int = 0
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The files of scores; none where they are given themselves."""
-        return () if isinstance(self.scores, HeadScores) else paths(self.scores)
 
 
 def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
@@ -86,39 +76,66 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
     """
     if options.ratio is not None and options.count is not None:
         raise UsageError("Give one of --ratio and --count.", "Each says how many heads go.")
-    layers = checkpoint.layout.own_attentions
-    if options.keep is not None:
-        return _from_selection(checkpoint, Path(options.keep), options)
-    importance, scores = _importance(checkpoint, options, layers)
-    default: Normalize = "none" if scores is None else DEFAULT_NORMALIZE[scores.method]
-    ratio = DEFAULT_RATIO if options.ratio is None and options.count is None else options.ratio
-    uniform = uniform_heads(checkpoint) if options.uniform else None  # of a stock model
-    if uniform == ():
-        family = checkpoint.require_architecture()
-        why = family.stock_fault or f"a config of type {family.model_type} cannot say how many heads are left"
-        raise UsageError(
-            f"--uniform: {checkpoint.path} cannot lose heads and be a stock model: {why}.",
-            "Remove experts, layers or tokens instead."
-            if family.must_be_stock
-            else "Leave --uniform out: the result then opens only where prunecli is installed.",
-        )
-    normalize = options.normalize or default
     axes = axes_of(checkpoint, "head")
-    chosen = [axis for axis in axes if axis.attention in options.kinds]
+    if options.keep is not None:
+        others = (options.ratio is not None, options.count is not None, options.kinds != KINDS, options.least)
+        if any(others) or options.uniform or options.normalize is not None:
+            raise UsageError(
+                "--keep names what stays; it goes with none of --ratio, --count, --attention, --min, --uniform, "
+                "--normalize.",
+                "Leave them out, or select by --scores.",
+            )
+        return selection_of_file(COMMAND, checkpoint, axes, Path(options.keep), options.dtype)
+    scores, normalize = None, options.normalize or "none"
+    files = files_of(options.scores)
+    if options.metric == "random":
+        generator = np.random.default_rng(options.seed)
+        worth = {axis.name: 1.0 - generator.random(axis.original) for axis in axes}
+        reasons = [f"Heads of {_where(options)}, drawn at random (seed {options.seed}); no scores are read."]
+    else:
+        scores = scores_for(checkpoint, options.scores, "head")
+        try:
+            worth = scores.importance()
+        except StatisticsError as error:
+            where = f"{files[0]}: " if files else ""
+            raise StatisticsError(f"{where}{error.message}", error.remedy) from error
+        normalize = options.normalize or DEFAULT_NORMALIZE[scores.method]
+        reasons = _reasons(options, normalize, scores)
+    if normalize == "per-layer":
+        worth = normalized(worth)
+    if scores is None:
+        values = {axis.name: worth[axis.name][[*axis.ids]] for axis in axes}
+    else:
+        values = scores.picked(axes, worth)
+    ratio = DEFAULT_RATIO if options.ratio is None and options.count is None else options.ratio
+    even = _stock_numbers(checkpoint) if options.uniform else None
+    present = [*dict.fromkeys(axis.attention for axis in axes)]
     for kind in options.kinds if options.kinds != KINDS else ():
-        if kind not in {axis.attention for axis in axes}:
-            present = dict.fromkeys(axis.attention for axis in axes)
+        if kind not in present:
             raise UsageError(
                 f"--attention {kind}: the model has no such attention.", f"It has {', '.join(present)}."
             )
-    budget = Budget(ratio, options.count, together=True, least=options.least, even=uniform)
-    worth = normalized(importance) if normalize == "per-layer" else importance
-    values = {axis.name: np.array([worth[axis.module][head] for head in axis.ids]) for axis in chosen}
+    chosen = [axis for axis in axes if axis.attention in options.kinds]
+    budget = Budget(ratio, options.count, together=True, least=options.least, even=even)
     kept = {axis.name: axis.ids for axis in axes} | select(chosen, values, budget)
+    if even is not None:
+        held, gone, asked = (
+            sum(len(axis.ids) for axis in chosen),
+            num_removed(chosen, kept),
+            budget.removed(chosen),
+        )
+        more = (
+            ""
+            if gone == asked
+            else f"{gone} of {held} heads go ({gone / held:.0%}), {asked} were asked for: "
+        )
+        where = "layer" if options.kinds == KINDS else f"{' and '.join(options.kinds)} attention"
+        each, able = len(kept[chosen[0].name]), ", ".join(map(str, even))
+        reasons.append(f"{more}{each} heads stay in every {where}; a stock model may keep {able}.")
     arguments = {
         "ratio": ratio,
         "count": options.count,
-        "removed": _removed(axes, kept),
+        "removed": num_removed(axes, kept),
         "attention": None if options.kinds == KINDS else list(options.kinds),
         "min_per_layer": options.least or None,
         "uniform": options.uniform or None,
@@ -128,69 +145,42 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
         "seed": options.seed if scores is None else None,
         "dtype": options.dtype,
     }
-    files = () if scores is None else options.files
-    reasons = _reasons(options, normalize, scores)
-    if uniform is not None:
-        reasons += (_uniformly(chosen, kept, budget, options.kinds),)
-    step = history_step(COMMAND, checkpoint, given(arguments), files)
-    compared = None if scores is None else values
-    places = places_of(chosen, kept, compared, cut="" if uniform else "heads")
-    return Selection(kept, options.dtype, step, reasons, _decision(places, options, normalize, scores, step))
-
-
-def _decision(
-    places: tuple[Ranked, ...],
-    options: HeadOptions,
-    normalize: Normalize,
-    scores: HeadScores | None,
-    step: Mapping[str, Any],
-) -> Decision:
-    if scores is None:
-        return Decision("head", places, how=f"drawn at random (seed {options.seed})")
-    by = "" if normalize == "none" else ", over the l2 norm of its attention"
-    origin = Origin(texts=scores.texts, split=scores.split, sentences=scores.examples)
-    return Decision(
-        "head",
-        tuple(replace(place, tokens=scores.tokens.get(place.name)) for place in places),
-        f"importance by {scores.method}{by}",
-        "as many stay in every attention" if options.uniform else "the lowest of all attentions go",
-        f"every attention keeps {options.least} at least" if options.least else "",
-        origin=origin.read_from(step),
-    )
-
-
-def _removed(axes: Sequence[Axis], kept: Kept) -> int:
-    return sum(len(axis.ids) - len(kept[axis.name]) for axis in axes)
-
-
-def _uniformly(axes: Sequence[Axis], kept: Kept, budget: Budget, kinds: Sequence[AttentionKind]) -> str:
-    """How many stay, and how many go where that is more than was asked for."""
-    held, gone, asked = sum(len(axis.ids) for axis in axes), _removed(axes, kept), budget.removed(axes)
-    more = "" if gone == asked else f"{gone} of {held} heads go ({gone / held:.0%}), {asked} were asked for: "
-    where = "layer" if kinds == KINDS else f"{' and '.join(kinds)} attention"
-    each, able = len(kept[axes[0].name]), ", ".join(map(str, budget.even or ()))
-    return f"{more}{each} heads stay in every {where}; a stock model may keep {able}."
-
-
-def _from_selection(checkpoint: Checkpoint, path: Path, options: HeadOptions) -> Selection:
-    others = (options.ratio is not None, options.count is not None, options.kinds != KINDS, options.least)
-    if any(others) or options.uniform or options.normalize is not None:
-        raise UsageError(
-            "--keep names what stays; it goes with none of --ratio, --count, --attention, --min, --uniform, "
-            "--normalize.",
-            "Leave them out, or select by --scores.",
+    step = history_step(COMMAND, checkpoint, given(arguments), () if scores is None else files)
+    places = places_of(chosen, kept, None if scores is None else values, cut="" if even else "heads")
+    decision = Decision("head", places, how=f"drawn at random (seed {options.seed})")
+    if scores is not None:
+        by = "" if normalize == "none" else ", over the l2 norm of its attention"
+        counted = {axis.module: scores.tokens.get(axis.name) for axis in axes}
+        decision = Decision(
+            "head",
+            tuple(replace(place, tokens=counted[place.name]) for place in places),
+            f"importance by {scores.method}{by}",
+            "as many stay in every attention" if options.uniform else "the lowest of all attentions go",
+            f"every attention keeps {options.least} at least" if options.least else "",
+            origin=scores.origin.read_from(step),
         )
-    axes = axes_of(checkpoint, "head")
-    kept = read_kept(path, axes)
-    step = history_step(
-        COMMAND, checkpoint, given({"removed": _removed(axes, kept), "dtype": options.dtype}), (path,)
+    return Selection(kept, options.dtype, step, tuple(reasons), decision)
+
+
+def _stock_numbers(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Numbers of heads that every layer of a stock model may keep.
+
+    Raises:
+        UsageError: the family's config cannot say a smaller number.
+    """
+    if numbers := uniform_heads(checkpoint):
+        return numbers
+    family = checkpoint.require_architecture()
+    why = family.stock_fault or f"a config of type {family.model_type} cannot say how many heads are left"
+    raise UsageError(
+        f"--uniform: {checkpoint.path} cannot lose heads and be a stock model: {why}.",
+        "Remove experts, layers or tokens instead."
+        if family.must_be_stock
+        else "Leave --uniform out: the result then opens only where prunecli is installed.",
     )
-    places = places_of(axes, kept, cut="heads")
-    named = Decision("head", places, how=f"named in {path.name}", origin=Origin().read_from(step))
-    return Selection(kept, options.dtype, step, (f"Heads by {path}.",), named)
 
 
-def normalized(importance: Importance) -> dict[str, dict[int, float]]:
+def normalized(importance: Mapping[str, Array]) -> dict[str, Array]:
     """I_h / sqrt(sum_h' I_h'^2) within each layer (4.1), over all heads that were scored; zeros stay zeros.
 
     Heads that a checkpoint no longer holds count in the norm, so that pruning in steps by the scores of the original
@@ -199,58 +189,18 @@ def normalized(importance: Importance) -> dict[str, dict[int, float]]:
     found = {}
     for name, values in importance.items():
         # Relative to the largest first: squares of small gradients would vanish, and equal layers stay equal.
-        largest = max((abs(value) for value in values.values()), default=0.0) or 1.0
-        relative = {head: value / largest for head, value in values.items()}
-        norm = sqrt(fsum(value**2 for value in relative.values())) or 1.0
-        found[name] = {head: value / norm for head, value in relative.items()}
+        relative = values / (np.abs(values).max(initial=0.0) or 1.0)
+        found[name] = relative / (sqrt(fsum(np.square(relative))) or 1.0)
     return found
 
 
-def _importance(
-    checkpoint: Checkpoint, options: HeadOptions, layers: Sequence[AttentionLayer]
-) -> tuple[Importance, HeadScores | None]:
-    if options.metric == "random":
-        generator = np.random.default_rng(options.seed)
-        return {
-            layer.name: dict(enumerate((1.0 - generator.random(layer.original_heads)).tolist()))
-            for layer in layers
-        }, None
-    if isinstance(options.scores, HeadScores):
-        scores = match_scores(options.scores, checkpoint, layers)
-        return scores.importance(), scores
-    scores = read_all(checkpoint, options.files, layers)
-    try:
-        return scores.importance(), scores
-    except StatisticsError as error:
-        raise StatisticsError(f"{options.files[0]}: {error.message}", error.remedy) from error
+def _where(options: HeadOptions) -> str:
+    return "all attentions" if options.kinds == KINDS else f"{', '.join(options.kinds)} attention"
 
 
-def read_all(
-    checkpoint: Checkpoint, paths: Sequence[Path], layers: Sequence[AttentionLayer] | None = None
-) -> HeadScores:
-    """The scores of several files, merged, of this checkpoint or of one that it was made from.
-
-    Raises:
-        StatisticsError: damaged files, of another model, or that do not go together.
-    """
-    layers = checkpoint.layout.own_attentions if layers is None else layers
-    parts = read_matching(
-        paths,
-        read_scores,
-        lambda scores: match_scores(scores, checkpoint, layers),
-        "Score the heads first: prunecli score-heads.",
-    )
-    return merge(parts, [str(path) for path in paths])
-
-
-def _reasons(options: HeadOptions, normalize: Normalize, scores: HeadScores | None) -> tuple[str, ...]:
-    of = "all attentions" if options.kinds == KINDS else f"{', '.join(options.kinds)} attention"
-    if scores is None:
-        return (f"Heads of {of}, drawn at random (seed {options.seed}); no scores are read.",)
+def _reasons(options: HeadOptions, normalize: Normalize, scores: Scores) -> list[str]:
     default = "" if options.normalize else " (default)"
     normalised = "not normalised" if normalize == "none" else f"normalised {normalize}"
-    where = f", from {', '.join(map(str, options.files))}" if options.files else ""
-    chosen = (
-        f"Heads of {of} by {scores.method} over {scores.examples:,} examples, {normalised}{default}{where}."
-    )
-    return (chosen, MIXED) if scores.mixed else (chosen,)
+    over = f"by {scores.method} over {scores.examples:,} examples"
+    lines = [f"Heads of {_where(options)} {over}, {normalised}{default}{from_files(options.scores)}."]
+    return [*lines, MIXED] if scores.mixed else lines

@@ -15,7 +15,7 @@ from prunecli.errors import PruneError
 from prunecli.model.attention import AttentionLayer
 from prunecli.modules.attention import output_projections
 from prunecli.progress import Progress, silent
-from prunecli.results.heads import Per
+from prunecli.results.unit_scores import Per
 from prunecli.running.examples import Batch
 from prunecli.running.losses import Losses, differentiate_losses, example_losses
 from prunecli.running.runner import Runner

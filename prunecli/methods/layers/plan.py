@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from prunecli.architectures.records import Side
 from prunecli.choices import Choices
-from prunecli.errors import UnsupportedModelError, UsageError
+from prunecli.errors import StatisticsError, UnsupportedModelError, UsageError
 from prunecli.methods.layers.names import LayerMetric
-from prunecli.methods.layers.select import (
-    Distances,
-    Scores,
-    best_runs,
-    last_scores,
-    nearest_run,
-    parse_layers,
-    random_scores,
-)
-from prunecli.model.axes import Axis
+from prunecli.methods.layers.select import best_runs, nearest_run, parse_layers
+from prunecli.model.axes import Axis, module_of
 from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.find_axes import axes_of
 from prunecli.model.history import given, history_step
-from prunecli.results.arrays import LARGEST
+from prunecli.results.unit_scores import Scores, files_of, from_files, scores_for
 from prunecli.selection.saved import read_kept
-from prunecli.selection.select import Budget, Kept, places_of, select
+from prunecli.selection.select import Budget, places_of, select
 from prunecli.selection.selection import Selection
+from prunecli.text.plain import MIXED
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -47,22 +40,7 @@ LAST_WARNING = (
 )
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What running the model on text says of its layers.
-
-    Attributes:
-        scores: of each layer, by the metric.
-        distances: of the states before any two layers; None where the metric is none of states.
-        tokens: side -> real tokens that went through its layers, where they were counted.
-    """
-
-    scores: Scores
-    distances: Distances | None = None
-    tokens: Mapping[str, int] = field(default_factory=dict)
-
-
-Measure = Callable[[LayerMetric], Measured]
+Measure = Callable[[LayerMetric], Scores]
 """Runs the model on text."""
 
 
@@ -77,8 +55,9 @@ class LayerOptions(Choices):
         remove: those that go, by number: `3,7` or `encoder:3,decoder:7`.
         keep: those that stay, written the same way; a side that it does not name keeps all. Or a saved selection.
         side: the only side that may lose layers; None: all are ranked together.
-        metric: by which layers are ranked; None: `cosine`; `plan_layers_on_text` takes `embedding` of an encoder
-            without a head.
+        metric: by which layers are ranked; None: that of `scores`, else `cosine`; `plan_layers_on_text` takes
+            `embedding` of an encoder without a head.
+        scores: that were measured before, or one file of them or several, merged; None: text is read.
         contiguous: whether those that go from a stack lie side by side.
         dtype: type of the result; None: as stored.
         seed: of the metric `random`.
@@ -93,6 +72,7 @@ class LayerOptions(Choices):
     keep: str | None = None
     side: Side | None = None
     metric: LayerMetric | None = None
+    scores: Scores | Path | str | Sequence[Path | str] | None = None
     contiguous: bool = False
     dtype: str | None = None
     seed: int = 0
@@ -106,7 +86,7 @@ class LayerOptions(Choices):
     @property
     def needs_text(self) -> bool:
         """Whether the model has to run on text."""
-        return not self.is_named and (self.metric or "cosine") in MEASURED
+        return not self.is_named and self.scores is None and (self.metric or "cosine") in MEASURED
 
 
 def plan_layers(checkpoint: Checkpoint, options: LayerOptions, measure: Measure | None = None) -> Selection:
@@ -115,30 +95,33 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, measure: Measure 
     Args:
         checkpoint: the source; its weights are not read.
         options: see there.
-        measure: called where the metric needs text.
+        measure: called where the metric needs text, and no scores are given.
 
     Raises:
         UnsupportedModelError: the family is not declared, or its layers cannot change their numbers.
         UsageError: options that contradict each other, or that leave a stack without layers.
+        StatisticsError: files of scores that are damaged, of another model or metric.
     """
     refuse_contradictions(options)
     # By the numbers that the checkpoint counts.
     axes = {axis.side: replace(axis, ids=(*range(len(axis.ids)),)) for axis in axes_of(checkpoint, "layer")}
     kept = {axis.name: axis.ids for axis in axes.values()}
-    metric = None if options.is_named else options.metric or "cosine"
     groups = [([axis], Budget()) for axis in axes.values()]
-    measured = Measured({})
-    if metric is None:
+    metric, scores, values = None, None, {}
+    distances: dict[str, np.ndarray] = {}
+    if options.is_named:
         kept |= _named(checkpoint, options, axes)
     else:
         groups = _groups(options, axes)
-        measured = _measured(metric, options, axes, measure)
+        scores = _scores(checkpoint, options, measure)
+        metric = scores.method if scores else options.metric
+        values = _values(checkpoint, axes, options, scores)
         for own, budget in groups:
-            values = {axis.name: np.asarray(measured.scores[axis.side]) for axis in own}
             kept |= select(own, values, budget)  # refuses too many
-            if options.contiguous and measured.distances is not None:
+            if options.contiguous and scores is not None:
                 (axis,) = own
-                gone = nearest_run(measured.distances[axis.side], budget.removed(own))
+                distances[axis.name] = _distances(checkpoint, axis, scores)
+                gone = nearest_run(distances[axis.name], budget.removed(own))
                 kept[axis.name] = tuple(number for number in axis.ids if number not in gone)
     for axis in axes.values():
         if not kept[axis.name]:
@@ -161,9 +144,19 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, measure: Measure 
         "metric": metric,
         "contiguous": options.contiguous or None,
         "text": None if options.text is None else dict(options.text),
-        "seed": options.seed if options.metric == "random" else None,
+        "seed": options.seed if metric == "random" else None,
         "dtype": options.dtype,
     }
+    step = history_step(PRUNE_LAYERS, checkpoint, given(arguments), files_of(options.scores))
+    if distances:
+        values = {
+            own[0].name: np.array(best_runs(distances[own[0].name], max(budget.removed(own), 1)))
+            for own, budget in groups
+        }
+    places: list[Ranked] = []
+    for own, _ in groups:
+        cut = " and ".join(axis.side for axis in own)
+        places += places_of(own, kept, values if scores else None, cut=cut)
     original = checkpoint.structure.original_layer
     return Selection(
         {
@@ -171,43 +164,32 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, measure: Measure 
             for side, axis in axes.items()
         },
         options.dtype,
-        history_step(PRUNE_LAYERS, checkpoint, given(arguments)),
-        () if metric is None else _reasons(metric, options),
-        _decision(metric, options, groups, kept, measured),
+        step,
+        () if metric is None else _reasons(metric, options, scores),
+        _decision(options, places, scores, step),
     )
 
 
 def _decision(
-    metric: LayerMetric | None,
-    options: LayerOptions,
-    groups: Sequence[tuple[Sequence[Axis], Budget]],
-    kept: Kept,
-    measured: Measured,
+    options: LayerOptions, places: Sequence[Ranked], scores: Scores | None, step: Mapping[str, Any]
 ) -> Decision:
-    values: Scores = measured.scores if metric in MEASURED else {}
-    name, how = f"{metric} score", "the lowest go"
-    if options.contiguous and measured.distances is not None:
-        values = {
-            own[0].side: best_runs(measured.distances[own[0].side], max(budget.removed(own), 1))
-            for own, budget in groups
-        }
+    if scores is None:
+        named = f"named by {'--keep' if options.remove is None else '--remove'}"
+        ways = {None: named, "random": f"drawn at random (seed {options.seed})"}
+        how = ways.get(options.metric, "by its place: the last layers of a stack go")
+        return Decision("layer", tuple(places), how=how)
+    name, how = f"{scores.method} score", "the lowest go"
+    if options.contiguous:
         name, how = "angle of its best run", "the run of layers side by side whose angle is least goes"
-    if not values:
-        named = "--remove" if options.remove is not None else "--keep"
-        ways = {None: f"named by {named}", "random": f"drawn at random (seed {options.seed})"}
-        how = ways.get(metric, "by its place: the last layers of a stack go")
-    places: list[Ranked] = []
-    for own, _ in groups:
-        # A loss may be infinite.
-        worth = {axis.name: np.minimum(values[axis.side], LARGEST) for axis in own if values}
-        places += places_of(own, kept, worth or None, cut=" and ".join(axis.side for axis in own))
+    tokens = {module_of(name): count for name, count in scores.tokens.items()}
+    is_given = options.scores is not None
     return Decision(
         "layer",
-        tuple(replace(place, tokens=measured.tokens.get(place.side)) for place in places),
-        name if values else None,
+        tuple(replace(place, tokens=tokens.get(place.side)) for place in places),
+        name,
         how,
-        "one layer of each stack stays" if values else "",
-        origin=Origin.of_text(options.text) if values else Origin(),
+        "one layer of each stack stays",
+        origin=scores.origin.read_from(step) if is_given else Origin.of_text(options.text),
     )
 
 
@@ -230,9 +212,16 @@ def refuse_contradictions(options: LayerOptions) -> None:
         raise UsageError(
             f"{chosen[0]} does not go with {chosen[1]}.", "Each says which layers or how many go."
         )
-    if options.is_named and (options.metric is not None or options.contiguous or options.side is not None):
+    ranked = options.metric is not None or options.scores is not None or options.contiguous
+    if options.is_named and (ranked or options.side is not None):
         raise UsageError(
-            f"{chosen[0]} names layers: nothing is ranked.", "Leave out --metric, --contiguous, --side."
+            f"{chosen[0]} names layers: nothing is ranked.",
+            "Leave out --metric, --scores, --contiguous, --side.",
+        )
+    if options.scores is not None and options.metric not in (None, *MEASURED):
+        raise UsageError(
+            f"--scores: --metric {options.metric} looks at no text.",
+            f"Leave --scores out, or choose {', '.join(MEASURED)}.",
         )
     if options.side is not None and any(number is not None for number in by_side):
         raise UsageError("--side does not go with --encoder and --decoder.", "Give one of them, or --count.")
@@ -280,26 +269,65 @@ def _groups(options: LayerOptions, axes: Mapping[str, Axis]) -> list[tuple[list[
     return [(own, Budget(ratio, options.count, together=True, least=1))]
 
 
-def _measured(
-    metric: LayerMetric, options: LayerOptions, axes: Mapping[str, Axis], measure: Measure | None
-) -> Measured:
-    depths = {side: len(axis.ids) for side, axis in axes.items()}
-    if metric == "random":
-        return Measured(random_scores(depths, options.seed))
-    if metric == "last":
-        return Measured(last_scores(depths))
-    if measure is None:
-        raise UsageError(f"--metric {metric} needs text.", "Give --data or --text, or --metric last.")
-    return measure(metric)
+def _scores(checkpoint: Checkpoint, options: LayerOptions, measure: Measure | None) -> Scores | None:
+    """The given or measured scores; None: the metric looks at no text.
+
+    Raises:
+        StatisticsError: a file of another model or metric.
+        UsageError: no text.
+    """
+    metric = options.metric or "cosine"
+    if options.scores is None:
+        if metric not in MEASURED:
+            return None
+        if measure is None:
+            raise UsageError(f"--metric {metric} needs text.", "Give --data or --text, or --metric last.")
+        return measure(metric)
+    scores = scores_for(checkpoint, options.scores, "layer")
+    asked = "cosine" if options.contiguous else options.metric
+    if asked not in (None, scores.method):
+        files = files_of(options.scores)
+        raise StatisticsError(
+            f"{files[0] if files else 'The scores'}: of the metric {scores.method}, not {asked}.",
+            f"Give a file of prunecli prune-layers --metric {asked} --save-scores.",
+        )
+    return scores
 
 
-def _reasons(metric: LayerMetric, options: LayerOptions) -> tuple[str, ...]:
+def _values(
+    checkpoint: Checkpoint, axes: Mapping[str, Axis], options: LayerOptions, scores: Scores | None
+) -> dict[str, np.ndarray]:
+    """Name of each stack's axis -> `[layers]`: what is lost without a layer."""
+    if scores is not None:
+        return scores.picked(axes_of(checkpoint, "layer"))
+    if options.metric == "random":
+        generator = np.random.default_rng(options.seed)
+        return {axis.name: generator.random(len(axis.ids)) for axis in axes.values()}
+    # The last go first, the same share of each stack.
+    depths = {axis.name: len(axis.ids) for axis in axes.values()}
+    return {name: np.arange(depth, 0, -1) / depth for name, depth in depths.items()}
+
+
+def _distances(checkpoint: Checkpoint, axis: Axis, scores: Scores) -> np.ndarray:
+    """`[layers + 1, layers + 1]`: angles between the states before the layers that the checkpoint holds."""
+    if axis.name not in scores.distances:
+        raise StatisticsError(
+            "--contiguous: the scores hold no distances between layers.", "Measure them again, on text."
+        )
+    (stored,) = (own for own in axes_of(checkpoint, "layer") if own.name == axis.name)
+    places = [*scores.places(stored), len(scores.ids[axis.name])]
+    return (np.array(scores.distances[axis.name]) / scores.counts[axis.name])[np.ix_(places, places)]
+
+
+def _reasons(metric: str, options: LayerOptions, scores: Scores | None) -> tuple[str, ...]:
     """Lines that say how the layers are chosen."""
     how = "one after another, " if options.contiguous else ""
-    line = f"Layers by {metric}{' (default)' if options.metric is None else ''}, {how}the lowest go."
+    default = " (default)" if options.metric is None and options.scores is None else ""
+    lines = [f"Layers by {metric}{default}{from_files(options.scores)}, {how}the lowest go."]
     if metric == "random":
-        line = f"Layers drawn at random (seed {options.seed})."
-    amounts = (options.ratio, options.count, options.encoder, options.decoder)
-    if any(amount is not None for amount in amounts):
-        return (line,)
-    return (f"No --ratio given: removing {DEFAULT_RATIO:.0%} of the layers.", line)
+        lines = [f"Layers drawn at random (seed {options.seed})."]
+    if scores and scores.mixed:
+        lines.append(MIXED)
+    if {options.ratio, options.count, options.encoder, options.decoder} == {None}:
+        lines.insert(0, f"No --ratio given: removing {DEFAULT_RATIO:.0%} of the layers.")
+    return tuple(lines)

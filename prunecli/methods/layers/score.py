@@ -19,12 +19,15 @@ from prunecli.architectures.records import Side
 from prunecli.errors import DataError, PruneError, UsageError
 from prunecli.evaluation.on_text import RunOptions, model_and_batches
 from prunecli.methods.layers.names import LayerMetric
-from prunecli.methods.layers.plan import Measured
+from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.find_axes import axes_of
 from prunecli.model.layout import ModelLayout
 from prunecli.modules.attention import module_name
 from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.results.arrays import LARGEST
+from prunecli.results.unit_scores import Scores, scores_of
 from prunecli.running.batches import observe_batches, run_forward
 from prunecli.running.examples import Batch
 from prunecli.running.losses import require_finite, token_losses
@@ -41,7 +44,7 @@ def measure_layers(
     metric: LayerMetric,
     progress: Progress = silent,
     say: Say = unsaid,
-) -> Measured:
+) -> Scores:
     """Load the model of a checkpoint and run it on text: see `state_scores`, `losses_without` and `moves_without`.
 
     Raises:
@@ -56,21 +59,21 @@ def measure_layers(
             )
         pooling = read_pooling(checkpoint.path, say)
         model, batches = model_and_batches(checkpoint, data, options, say, pooling=pooling)
-        return Measured(moves_without(InMemory(model), checkpoint.layout, batches, pooling, progress))
+        return moves_without(checkpoint, InMemory(model), batches, pooling, progress)
     predicting = metric == "perplexity"
     model, batches = model_and_batches(checkpoint, data, options, say, predicting=predicting)
     if predicting:
-        return Measured(losses_without(InMemory(model), checkpoint.layout, batches, progress))
-    return state_scores(InMemory(model), checkpoint.layout, batches, metric, progress)
+        return losses_without(checkpoint, InMemory(model), batches, progress)
+    return state_scores(checkpoint, InMemory(model), batches, metric, progress)
 
 
 def state_scores(
+    checkpoint: Checkpoint,
     runner: Runner,
-    layout: ModelLayout,
     batches: Sequence[Batch],
     metric: LayerMetric,
     progress: Progress = silent,
-) -> Measured:
+) -> Scores:
     """How far the states after a layer are from those before it.
 
     By `cosine` a layer's score is 1 - mean cos(x_l, x_(l+1)) (ShortGPT's block influence, 2403.03853), and the
@@ -79,21 +82,20 @@ def state_scores(
 
     Args:
         runner: of a model that is held whole.
-        layout: of its checkpoint.
         batches: of text; padding is left out by their masks.
 
     Raises:
         DataError: no token.
         PruneError: a state is not finite.
     """
-    observer = StateObserver(layout, metric)
+    observer = StateObserver(checkpoint.layout, metric)
     observe_batches(runner, observer, batches, "layers", progress)
-    return observer.take()
+    return _scores(checkpoint, metric, batches, per="token", **observer.take())
 
 
 def losses_without(
-    runner: Runner, layout: ModelLayout, batches: Sequence[Batch], progress: Progress = silent
-) -> dict[str, tuple[float, ...]]:
+    checkpoint: Checkpoint, runner: Runner, batches: Sequence[Batch], progress: Progress = silent
+) -> Scores:
     """ln(perplexity without a layer / perplexity), each layer passed by in turn: the mean loss of the counted tokens.
 
     Args:
@@ -102,34 +104,45 @@ def losses_without(
     Raises:
         DataError: no token, or a loss of the whole model that is not finite.
     """
-    with _passes(layout, batches, "measuring the loss without each layer", progress) as advance:
-        model = runner.model
+    model, tokens = runner.model, 0
 
-        def loss(check: Callable[[Tensor, Batch], None] = lambda *_: None) -> float:
-            nats: list[float] = []
-            tokens: list[int] = []
+    def loss(advance: Callable[[float], None], whole: bool) -> float:
+        nonlocal tokens
+        nats, tokens = 0.0, 0
 
-            def finish(batch: Batch, losses: tuple[Tensor, Tensor]) -> int:
-                check(losses[0], batch)
-                nats.append(float(losses[0].double().sum()))
-                tokens.append(int(losses[1].sum()))
-                advance(len(batch.indices))
-                return 0
+        def finish(batch: Batch, losses: tuple[Tensor, Tensor]) -> int:
+            nonlocal nats, tokens
+            if whole:
+                require_finite(losses[0], batch)
+            nats += float(losses[0].double().sum())
+            tokens += int(losses[1].sum())
+            advance(len(batch.indices))
+            return 0
 
-            run_forward(runner, batches, partial(token_losses, model), finish)
-            return sum(nats) / max(sum(tokens), 1)
+        run_forward(runner, batches, partial(token_losses, model), finish)
+        return nats
 
-        whole = loss(require_finite)
-        return _without_each(model, layout, lambda: loss() - whole)
+    base, without = _without_each(checkpoint, model, batches, loss, "the loss", progress)
+    rises = {name: [nats - base for nats in own] for name, own in without.items()}
+    return _scores(
+        checkpoint,
+        "perplexity",
+        batches,
+        per="prediction",
+        values={
+            name: [rise if abs(rise) < LARGEST else LARGEST for rise in own] for name, own in rises.items()
+        },
+        counts=dict.fromkeys(rises, max(tokens, 1)),
+    )
 
 
 def moves_without(
+    checkpoint: Checkpoint,
     runner: Runner,
-    layout: ModelLayout,
     batches: Sequence[Batch],
     pooling: Pooling,
     progress: Progress = silent,
-) -> dict[str, tuple[float, ...]]:
+) -> Scores:
     """Mean over the texts of 1 - cos(vector without a layer, vector), each layer passed by in turn.
 
     Args:
@@ -139,50 +152,74 @@ def moves_without(
     Raises:
         DataError: no text, or a vector of the whole model that is not finite.
     """
-    with _passes(layout, batches, "measuring the vectors without each layer", progress) as advance:
-        model = runner.model
+    model, base = runner.model, torch.empty(0)
 
-        def vectors() -> Tensor:
-            found: list[Tensor] = []
+    def cosines(advance: Callable[[float], None], whole: bool) -> float:
+        nonlocal base
+        found: list[Tensor] = []
 
-            def finish(batch: Batch, made: Tensor) -> int:
-                found.append(made.double().cpu())
-                advance(len(batch.indices))
-                return 0
+        def finish(batch: Batch, made: Tensor) -> int:
+            found.append(made.double().cpu())
+            advance(len(batch.indices))
+            return 0
 
-            run_forward(runner, batches, partial(batch_vectors, model, pooling), finish)
-            return torch.cat(found)
+        run_forward(runner, batches, partial(batch_vectors, model, pooling), finish)
+        vectors = torch.cat(found)
+        if whole:
+            base = vectors
+            if not base.isfinite().all():
+                raise DataError("a vector is not finite", "The weights are damaged, or overflow the type.")
+        return float(functional.cosine_similarity(vectors, base).sum())
 
-        whole = vectors()
-        if not whole.isfinite().all():
-            raise DataError("a vector is not finite", "The weights are damaged, or overflow the type.")
-        return _without_each(
-            model, layout, lambda: float(1 - functional.cosine_similarity(vectors(), whole).mean())
-        )
+    _, without = _without_each(checkpoint, model, batches, cosines, "the vectors", progress)
+    # Without a layer whose absence gives no finite vector the text's vector is as far away as it can be.
+    values = {
+        name: [own if np.isfinite(own) else -LARGEST for own in found] for name, found in without.items()
+    }
+    counts = dict.fromkeys(values, len(base))
+    return _scores(checkpoint, "embedding", batches, per="example", values=values, counts=counts)
 
 
-@contextmanager
-def _passes(
-    layout: ModelLayout, batches: Sequence[Batch], what: str, progress: Progress
-) -> Iterator[Callable[[float], None]]:
-    """The progress of passes of the whole model and without each layer."""
-    if not batches:
-        raise DataError("no text to measure layers on", "Give text with at least one line.")
-    total = (len(layout.layers) + 1) * sum(len(batch.indices) for batch in batches)
-    with progress(what, total, "examples") as advance:
-        yield advance
+def _scores(checkpoint: Checkpoint, method: LayerMetric, batches: Sequence[Batch], **fields: Any) -> Scores:
+    return scores_of(
+        checkpoint,
+        kind="layer",
+        method=method,
+        examples=sum(len(batch.indices) for batch in batches),
+        ids={axis.name: axis.ids for axis in axes_of(checkpoint, "layer")},
+        **fields,
+    )
 
 
 def _without_each(
-    model: Any, layout: ModelLayout, measure: Callable[[], float]
-) -> dict[str, tuple[float, ...]]:
-    """What is measured while a layer is passed by, of each in turn; infinity for what is not finite."""
+    checkpoint: Checkpoint,
+    model: Any,
+    batches: Sequence[Batch],
+    measure: Callable[[Callable[[float], None], bool], float],
+    what: str,
+    progress: Progress,
+) -> tuple[float, dict[str, list[float]]]:
+    """What is measured of the whole model, and of each stack's axis `[layers]`, while each layer is passed by.
+
+    Args:
+        measure: one pass over the batches; its arguments count examples for the progress, and say whether the model is
+            whole.
+        what: it measures, for the progress.
+
+    Raises:
+        DataError: no text.
+    """
+    if not batches:
+        raise DataError("no text to measure layers on", "Give text with at least one line.")
+    layers = checkpoint.layout.layers
+    total = (len(layers) + 1) * sum(len(batch.indices) for batch in batches)
     found: dict[str, list[float]] = {}
-    for layer in layout.layers:
-        with passed_by(model.get_submodule(module_name(model, layer.name))):
-            value = measure()
-        found.setdefault(layer.side, []).append(value if np.isfinite(value) else np.inf)
-    return {side: tuple(values) for side, values in found.items()}
+    with progress(f"measuring {what} without each layer", total, "examples") as advance:
+        whole = measure(advance, True)
+        for layer in layers:
+            with passed_by(model.get_submodule(module_name(model, layer.name))):
+                found.setdefault(axis_name(layer.side, "layer"), []).append(measure(advance, False))
+    return whole, found
 
 
 @contextmanager
@@ -233,28 +270,28 @@ class StateObserver:
                 hooks.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
             yield
 
-    def take(self) -> Measured:
-        """The scores of all that ran since the last call.
+    def take(self) -> dict[str, Any]:
+        """The fields `values`, `counts` and `distances` of `Scores`, of all that ran since the last call.
 
         Raises:
             DataError: no token ran.
             PruneError: they are not finite.
         """
-        if not all(sums.tokens for sums in self._sums.values()):
+        sums, self._sums = self._sums, {}
+        if not all(own.tokens for own in sums.values()):
             raise DataError("no token to measure layers on", "Give text with at least one token.")
-        results = {side: sums.result() for side, sums in self._sums.items()}
-        tokens: dict[str, int] = {side: sums.tokens for side, sums in self._sums.items()}
-        self._sums = {}
-        for side, (scores, _) in results.items():
-            if not np.isfinite(scores).all():
+        fields: dict[str, dict[str, Any]] = {"values": {}, "counts": {}, "distances": {}}
+        for side, own in sums.items():
+            name, values = axis_name(side, "layer"), own.values()
+            if not np.isfinite(values).all():
                 raise PruneError(
                     f"The hidden states of the {side} are not finite, or the same for every token.",
                     "The weights are damaged, or overflow the type they are run in: use --metric last or random.",
                 )
-        distances = {side: found for side, (_, found) in results.items() if found is not None}
-        return Measured(
-            {side: tuple(scores.tolist()) for side, (scores, _) in results.items()}, distances or None, tokens
-        )
+            fields["values"][name], fields["counts"][name] = values.tolist(), own.tokens
+            if isinstance(own, _Angles):
+                fields["distances"][name] = own.angles.tolist()
+        return fields
 
     def _add(
         self, side: Side, _: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Any
@@ -286,9 +323,9 @@ class _Angles:
         self.angles += cosines.arccos().sum(dim=0).cpu().numpy() / np.pi
         self.tokens += len(units)
 
-    def result(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Scores `[L]` and distances `[L + 1, L + 1]`."""
-        return 1 - np.diagonal(self.cosines, 1) / self.tokens, self.angles / self.tokens
+    def values(self) -> np.ndarray:
+        """`[L]`: the sums of the cosines of neighbours."""
+        return np.diagonal(self.cosines, 1)
 
 
 class _Alignments:
@@ -310,8 +347,8 @@ class _Alignments:
                 self.next[place - 1] = self.next[place - 1] + states[place - 1].double().T @ wide
         self.tokens += len(states[0])
 
-    def result(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Scores `[L]`; distances there are none."""
+    def values(self) -> np.ndarray:
+        """`[L]`: 1 - CKA of neighbours."""
         means = [total / self.tokens for total in self.sums]
 
         def square(products: Tensor, first: int, second: int) -> float:
@@ -322,4 +359,4 @@ class _Alignments:
         crossed = [square(products, place, place + 1) for place, products in enumerate(self.next)]
         with np.errstate(divide="ignore", invalid="ignore"):
             norms = np.sqrt(np.array(own[:-1]) * np.array(own[1:]))
-            return 1 - np.array(crossed) / norms, None
+            return np.asarray(1 - np.array(crossed) / norms)

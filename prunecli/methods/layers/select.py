@@ -1,19 +1,13 @@
-"""Which layers go: pure functions from scores to numbers of layers."""
+"""Which layers go: runs of layers, and layers that the command line names."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from prunecli.errors import UsageError
-
-Scores = Mapping[str, Sequence[float]]
-"""Side -> one score a layer: what is lost without it; the lowest go first."""
-
-Distances = Mapping[str, np.ndarray]
-"""Side -> `[depth + 1, depth + 1]`: how far the hidden states before layer i are from those before layer j."""
 
 
 def nearest_run(distances: np.ndarray, count: int) -> tuple[int, ...]:
@@ -37,19 +31,6 @@ def best_runs(distances: np.ndarray, count: int) -> tuple[float, ...]:
     """
     runs = [float(distances[start, start + count]) for start in range(len(distances) - count)]
     return tuple(min(runs[max(0, number - count + 1) : number + 1]) for number in range(len(distances) - 1))
-
-
-def random_scores(depths: Mapping[str, int], seed: int) -> dict[str, tuple[float, ...]]:
-    """Uniform in [0, 1), the baseline."""
-    generator = np.random.default_rng(seed)
-    return {side: tuple(generator.random(depth).tolist()) for side, depth in depths.items()}
-
-
-def last_scores(depths: Mapping[str, int]) -> dict[str, tuple[float, ...]]:
-    """How much of its stack follows a layer: the last go first, the same share of each stack."""
-    return {
-        side: tuple((depth - number) / depth for number in range(depth)) for side, depth in depths.items()
-    }
 
 
 def parse_layers(option: str, text: str, depths: Mapping[str, int]) -> dict[str, tuple[int, ...]]:

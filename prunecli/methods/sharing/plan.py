@@ -7,18 +7,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import CheckpointError, UsageError
-from prunecli.methods.ffn.score import UnitActivations, unit_norms
+from prunecli.methods.ffn.score import unit_norms
 from prunecli.methods.sharing.arrange import Layer, SharePlan, arrange, kind_of
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions, chosen_configuration
 from prunecli.model.axes import Axis, axis_name
 from prunecli.model.decision import Decision, Origin
 from prunecli.model.history import given, history_step
+from prunecli.results.unit_scores import Scores
 from prunecli.selection.select import Budget, places_of, select
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
-Activations = Callable[[SharePlan], UnitActivations]
+Activations = Callable[[SharePlan], Scores]
 """Measures hidden units in the model of a plan that narrows nothing."""
 
 
@@ -57,30 +58,34 @@ def plan_ffn(
                 "--keep-units: no FFN gets narrower.", "Leave it out, or give a smaller --width."
             )
         return plan
+    tokens: Mapping[str, int] = {}
     if options.keep_units == "norms":
         checkpoint.check()
-        measured = UnitActivations(
-            {owner: unit_norms(checkpoint, layers, group) for owner, group in narrowed.items()}
-        )
+        worth = {
+            axis_name(owner, "unit"): unit_norms(checkpoint, layers, group)
+            for owner, group in narrowed.items()
+        }
     elif activations is None:
         remedy = "Give --data or --text; or choose by the weights alone: --keep-units norms."
         raise UsageError("An FFN gets narrower: which hidden units stay is chosen by text.", remedy)
     else:
         whole = (replace(group, width=max(group.width, group.init_width)) for group in plan.groups)
         measured = activations(replace(plan, groups=tuple(whole)))
+        worth, tokens = measured.importance(), measured.tokens
     axes = []
     for owner, group in narrowed.items():
         ids = tuple(range(group.init_width))
         layer = layers[owner]
         axes.append(Axis(axis_name(owner, "unit"), "unit", ids, group.init_width, layer.side, layer.layer))
-    scores = {axis.name: measured.magnitudes[axis.module] for axis in axes}
+    scores = {axis.name: worth[axis.name] for axis in axes}
     widths = {axis.name: narrowed[axis.module].width for axis in axes}
     kept = select(axes, scores, Budget(keep=widths))
     units = {axis.module: kept[axis.name] for axis in axes}
     decision = Decision(
         "unit",
         tuple(
-            replace(place, tokens=measured.tokens.get(place.name)) for place in places_of(axes, kept, scores)
+            replace(place, tokens=tokens.get(axis_name(place.name, "unit")))
+            for place in places_of(axes, kept, scores)
         ),
         options.keep_units,
         "the highest of each FFN as --init makes it stay",

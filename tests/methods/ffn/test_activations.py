@@ -12,9 +12,11 @@ import torch
 from torch.nn import functional
 
 from prunecli.errors import DataError, PruneError
-from prunecli.methods.ffn.activations import unit_activations
+from prunecli.methods.ffn.activations import UnitObserver
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.model.checkpoint import open_model
+from prunecli.model.axes import module_of
+from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.running.batches import observe_batches
 from prunecli.running.examples import Batch
 from prunecli.running.runner import InMemory
 from tests.contracts.method_contract import load, written
@@ -49,6 +51,16 @@ def batch_of(rows: tuple[int, ...], both: bool) -> Batch:
     if both:
         inputs["decoder_input_ids"], inputs["decoder_attention_mask"] = padded([TARGETS[row] for row in rows])
     return Batch(inputs, ids, rows)
+
+
+def measured(model: Any, opened: Checkpoint, batches: list[Batch]) -> tuple[dict[str, Any], dict[str, int]]:
+    """FFN's name -> root mean squares of its units, tokens."""
+    observer = UnitObserver(opened.layout.ffns)
+    observe_batches(InMemory(model), observer, batches, "activations")
+    found = observer.take()
+    counts = {module_of(name): count for name, count in found["counts"].items()}
+    values = {module_of(name): np.array(own) for name, own in found["values"].items()}
+    return {name: np.sqrt(own / counts[name]) for name, own in values.items()}, counts
 
 
 def by_hand(model: Any, directory: Path, case: str) -> dict[str, np.ndarray]:
@@ -87,13 +99,11 @@ def test_real_tokens_alone_count(case: str, tmp_path: Path) -> None:
     model = load(directory)
     both = model.config.is_encoder_decoder
     with open_model(directory) as opened:
-        found = unit_activations(
-            InMemory(model), opened.layout.ffns, [batch_of((0, 1), both), batch_of((2,), both)]
-        )
+        found, _ = measured(model, opened, [batch_of((0, 1), both), batch_of((2,), both)])
     expected = by_hand(load(directory), directory, case)
-    assert set(found.magnitudes) == set(expected)
+    assert set(found) == set(expected)
     for name, values in expected.items():
-        np.testing.assert_allclose(found.magnitudes[name], values, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-6)
 
 
 def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path: Path) -> None:
@@ -111,17 +121,15 @@ def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path: Path) -> 
             model(**batch_of((row,), both=True).inputs)
         tokens += 3 * len(SENTENCES[row]) + 2 * len(TARGETS[row])
     with open_model(shared) as opened:
-        found = unit_activations(InMemory(load(shared)), opened.layout.ffns, [batch_of((0, 1, 2), both=True)])
-    assert found.tokens == {"model.encoder.layers.0": tokens}
-    np.testing.assert_allclose(
-        found.magnitudes["model.encoder.layers.0"], np.sqrt(sum(sums) / tokens), rtol=1e-4
-    )
+        found, counts = measured(load(shared), opened, [batch_of((0, 1, 2), both=True)])
+    assert counts == {"model.encoder.layers.0": tokens}
+    np.testing.assert_allclose(found["model.encoder.layers.0"], np.sqrt(sum(sums) / tokens), rtol=1e-4)
 
 
 def test_no_text(tmp_path: Path) -> None:
     directory = tiny(tmp_path / "model", "gpt2")
     with open_model(directory) as opened, pytest.raises(DataError, match="no text"):
-        unit_activations(InMemory(load(directory)), opened.layout.ffns, [])
+        measured(load(directory), opened, [])
 
 
 def test_activations_that_are_no_numbers(tmp_path: Path) -> None:
@@ -135,4 +143,4 @@ def test_activations_that_are_no_numbers(tmp_path: Path) -> None:
             PruneError, match=r"model\.layers\.\d\.mlp: the activation of a hidden unit is not finite"
         ),
     ):
-        unit_activations(InMemory(load(broken)), opened.layout.ffns, [batch_of((0, 1), both=False)])
+        measured(load(broken), opened, [batch_of((0, 1), both=False)])

@@ -15,7 +15,7 @@ from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
 from prunecli.methods.heads.score import HeadSums, gradient_importance
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import logits
-from prunecli.results.heads import Per
+from prunecli.results.unit_scores import Per
 from prunecli.running.encoding import labelled_examples
 from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.layerwise import runner as machinery

@@ -17,7 +17,7 @@ from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.attention import output_projections
 from prunecli.modules.loading import load_model
-from prunecli.results.heads import Per
+from prunecli.results.unit_scores import Per
 from prunecli.running.encoding import labelled_examples, padding_id, translation_examples
 from prunecli.running.examples import Batch, Examples
 from prunecli.running.masking import mlm_examples

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from prunecli.errors import DataError, PruneError
 from prunecli.methods.layers.plan import LayerMetric, LayerOptions
 from prunecli.methods.layers.score import StateObserver, losses_without, moves_without, state_scores
+from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.pooling import read_pooling
 from prunecli.running.batches import observe_batches
@@ -75,31 +76,33 @@ def test_scores_are_those_of_the_states(tmp_path: Path, case: str) -> None:
     both = model.config.is_encoder_decoder
     batches = [batch_of((0, 1), both), batch_of((2,), both)]
     with open_model(source) as opened:
-        cosine = state_scores(InMemory(model), opened.layout, batches, "cosine")
-        cka = state_scores(InMemory(model), opened.layout, batches, "cka")
-    assert set(cosine.scores) == set(cka.scores) == set(states)
+        cosine = state_scores(opened, InMemory(model), batches, "cosine")
+        cka = state_scores(opened, InMemory(model), batches, "cka")
+    assert set(cosine.ids) == set(cka.ids) == {f"{side}.layers" for side in states}
     for side, own in states.items():
+        name = f"{side}.layers"
         ends = list(pairwise(own))
         expected = [reference.block_influence(*pair) for pair in ends]
-        np.testing.assert_allclose(cosine.scores[side], expected, atol=2e-6)
-        np.testing.assert_allclose(cka.scores[side], [1 - gram_cka(*pair) for pair in ends], atol=2e-6)
+        np.testing.assert_allclose(cosine.importance()[name], expected, atol=2e-6)
+        np.testing.assert_allclose(cka.importance()[name], [1 - gram_cka(*pair) for pair in ends], atol=2e-6)
         distances = [[reference.angular_distance(x, y) for y in own] for x in own]
-        np.testing.assert_allclose(cosine.distances[side], distances, atol=5e-4)  # arccos near 1
-    assert cka.distances is None
+        found = np.array(cosine.distances[name]) / cosine.counts[name]
+        np.testing.assert_allclose(found, distances, atol=5e-4)  # arccos near 1
+    assert not cka.distances
 
 
 def test_a_pass_that_breaks_off_leaves_nothing_to_the_next(tmp_path: Path) -> None:
     source = tiny_family(tmp_path / "source", "gpt2")
     model, batches = load(source), [batch_of((0, 1), False)]
     with open_model(source) as opened:
-        expected = state_scores(InMemory(model), opened.layout, batches, "cosine")
+        expected = state_scores(opened, InMemory(model), batches, "cosine")
         observer = StateObserver(opened.layout, "cosine")
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(model.transformer.h[-1], "forward", None)
             with pytest.raises(TypeError):
                 observe_batches(InMemory(model), observer, batches, "layers")
         observe_batches(InMemory(model), observer, batches, "layers")
-    assert observer.take().scores == expected.scores
+    assert observer.take()["values"] == expected.values
 
 
 @pytest.mark.parametrize("metric", ["cosine", "cka"])
@@ -108,7 +111,7 @@ def test_text_that_is_padding_alone_has_no_scores(tmp_path: Path, metric: LayerM
     batch = batch_of((0,), False)
     batch = replace(batch, inputs={**batch.inputs, "attention_mask": batch.inputs["attention_mask"] * 0})
     with open_model(source) as opened, pytest.raises(DataError, match="no token to measure layers on"):
-        state_scores(InMemory(load(source)), opened.layout, [batch], metric)
+        state_scores(opened, InMemory(load(source)), [batch], metric)
 
 
 @pytest.mark.parametrize("case", ["m2m_100", "t5", "gpt2", "nllb-moe"])
@@ -118,7 +121,8 @@ def test_the_loss_without_a_layer_is_that_of_the_model_without_it(tmp_path: Path
     both = model.config.is_encoder_decoder
     batches = [labelled(batch, both) for batch in (batch_of((0, 1), both), batch_of((2,), both))]
     with open_model(source) as opened:
-        found = losses_without(InMemory(model), opened.layout, batches)
+        found = losses_without(opened, InMemory(model), batches).importance()
+        found = {module_of(name): own for name, own in found.items()}
         depths = {side: len(own) for side, own in found.items()}
         assert depths == {
             stack.side: opened.layout.sizes.depth(stack) for stack in opened.layout.family.stacks
@@ -149,7 +153,7 @@ def test_the_vector_without_a_layer_is_that_of_the_model_without_it(tmp_path: Pa
 
     model = load(source)
     with open_model(source) as opened:
-        (own,) = moves_without(InMemory(model), opened.layout, batches, pooling).values()
+        (own,) = moves_without(opened, InMemory(model), batches, pooling).importance().values()
     whole = vectors_of(model)
     for number, score in enumerate(own):
         out = tmp_path / f"without-{number}"
@@ -181,10 +185,11 @@ def loss_of(model: Any, batches: list[Batch]) -> float:
 
 def test_no_text_is_refused(tmp_path: Path) -> None:
     source = tiny_family(tmp_path / "source", "gpt2")
+    runner = InMemory(load(source))
     with open_model(source) as opened:
         for measure in (
-            lambda: state_scores(None, opened.layout, [], "cosine"),
-            lambda: losses_without(None, opened.layout, []),
+            lambda: state_scores(opened, runner, [], "cosine"),
+            lambda: losses_without(opened, runner, []),
         ):
             with pytest.raises(DataError, match="no text"):
                 measure()
@@ -196,4 +201,4 @@ def test_states_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     with torch.no_grad():
         model.transformer.h[1].mlp.c_fc.weight.fill_(float("nan"))
     with open_model(source) as opened, pytest.raises(PruneError, match="not finite"):
-        state_scores(InMemory(model), opened.layout, [batch_of((0,), False)], "cosine")
+        state_scores(opened, InMemory(model), [batch_of((0,), False)], "cosine")

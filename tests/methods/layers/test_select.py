@@ -6,27 +6,9 @@ import numpy as np
 import pytest
 
 from prunecli.errors import UsageError
-from prunecli.methods.layers.select import (
-    last_scores,
-    nearest_run,
-    parse_layers,
-    random_scores,
-)
-from prunecli.model.axes import Axis
-from prunecli.selection.select import Budget, select
+from prunecli.methods.layers.select import nearest_run, parse_layers
 
 DEPTHS = {"encoder": 6, "decoder": 4}
-
-
-def test_the_last_of_each_stack_go_first() -> None:
-    axes = [Axis(side, "layer", tuple(range(depth)), depth, side) for side, depth in DEPTHS.items()]
-    values = {side: np.array(own) for side, own in last_scores(DEPTHS).items()}
-    kept = select(axes, values, Budget(count=5, together=True, least=1))
-    assert kept == {"encoder": (0, 1, 2), "decoder": (0, 1)}
-
-
-def test_random_layers_are_those_of_the_seed() -> None:
-    assert random_scores(DEPTHS, 3) == random_scores(DEPTHS, 3) != random_scores(DEPTHS, 4)
 
 
 def test_a_run_is_the_one_whose_ends_are_nearest() -> None:

@@ -11,6 +11,7 @@ import torch
 from safetensors.numpy import load_file
 
 from prunecli.methods.heads.collect import ScoreOptions, score_heads
+from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.attention import output_projections
 from prunecli.modules.loading import load_model
@@ -47,7 +48,7 @@ class Subject:
             ScoreOptions(device="cpu", dtype="float32", batch_tokens=20, **options),  # type: ignore[arg-type]
         )
         assert (found.task, found.examples) == ("embedding", len(TEXTS))  # by itself, without a head
-        return dict(found.values)
+        return {module_of(name): np.array(own) for name, own in found.values.items()}
 
 
 @pytest.fixture(scope="module")

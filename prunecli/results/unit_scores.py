@@ -1,0 +1,537 @@
+"""Scores of heads, hidden units or layers: read, check, merge, match with a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError, model_validator
+
+from prunecli.choices import paths
+from prunecli.errors import PruneError, StatisticsError, reason_of
+from prunecli.model.axes import Axis, axis_name, module_of
+from prunecli.model.decision import Origin
+from prunecli.model.depth import renaming_since
+from prunecli.model.find_axes import axes_of
+from prunecli.results.arrays import MOST
+from prunecli.results.document import Count, Document, Model, Number, Record, first_fault
+from prunecli.results.header import asked, header, joined, split_of
+from prunecli.results.matching import read_matching
+from prunecli.results.tabled import Row, Tables
+from prunecli.tensors.json_files import read_json
+
+if TYPE_CHECKING:
+    from prunecli.model.checkpoint import Checkpoint
+
+AGAIN = "Measure the scores again."
+COMMANDS = {"head": "score-heads", "unit": "prune-ffn --save-scores", "layer": "prune-layers --save-scores"}
+"""Kind of units -> the command that writes their scores."""
+
+Array = NDArray[np.float64]
+Kind = Literal["head", "unit", "layer"]
+Method = Literal["gradient", "ablation", "all-but-one"]
+METHODS: dict[Kind, tuple[str, ...]] = {
+    "head": get_args(Method),
+    "unit": ("activation", "activation-norm"),
+    "layer": ("cosine", "cka", "perplexity", "embedding"),
+}
+Per = Literal["example", "token"]
+Total = Annotated[int, Field(ge=1, le=MOST)]
+Values = dict[str, list[Number]]
+
+ADDITIVE = {"gradient", "activation", "activation-norm", "cosine", "perplexity", "embedding"}
+"""Methods whose values are sums."""
+NOT_NEGATIVE = {"gradient", "activation", "activation-norm"}
+LOWER_IS_BETTER = ("loss", "perplexity")
+EFFECTS = {"ablation": "without", "all-but-one": "only"}
+"""Methods that measure a metric of the model with some heads masked -> column of the tables with this metric."""
+PLACES: dict[Kind, str] = {"head": "attention", "unit": "ffn", "layer": "stack"}
+"""Kind of units -> column of the tables with the module that holds them."""
+
+
+class Effects(Record):
+    """The score of a model, and of the model with some of its heads masked.
+
+    Attributes:
+        metric: `chrf++`, `accuracy`, `loss`, …
+        base: the score with all heads.
+        values, p_values: name of an axis -> `[heads]`.
+    """
+
+    metric: str
+    base: Number
+    values: Values
+    p_values: Values = Field(default_factory=dict)
+
+
+class Reported(Record):
+    """all-but-one: what the best head of each layer, chosen on other text, reaches (1905.10650, appendix A).
+
+    Attributes:
+        metric, examples: of the score.
+        base: the score with all heads.
+        only, p_value: name of an axis -> score with this head alone, p-value of the difference.
+    """
+
+    metric: str
+    examples: Total
+    base: Number
+    only: dict[str, Number]
+    p_value: dict[str, Number]
+
+
+class Scores(Document):
+    """What one method measured of each unit of a model.
+
+    Attributes:
+        kind: of the units.
+        method: one of `METHODS`.
+        task: what the text is for: translation, classification, mlm, lm, embedding.
+        examples: number of examples that were run.
+        texts: pairs, languages or files, where they were named.
+        split: of a directory of text.
+        whole_files, mixed: see `GateStatistics`.
+        dtype: that the model was computed in, where it is known.
+        per: what `counts` counts: examples, tokens, or tokens that the model predicts.
+        ids: name of an axis -> ids of its units, as in `Axis.ids`.
+        values: name of an axis -> `[units]`. Of heads by gradient: sum of |Att_h(x)^T dL(x)/dAtt_h(x)|. Of hidden
+            units: sum of the squared activations. Of layers: sum of the cosines of the states before and after it
+            (cosine), or of a text's vectors with and without it (embedding); sum of the losses without it less those
+            of the whole model (perplexity); 1 - CKA (cka). Of heads by ablation: the score without the head; by
+            all-but-one: the score with this head alone in its layer.
+        counts: name of an axis -> what its sums are divided by.
+        distances: of layers by cosine: name of an axis -> `[layers + 1, layers + 1]`, sums over the tokens of the
+            angle between the states before two layers, divided by pi.
+        metric, base, p_values, also: of ablation and all-but-one: see `Effects`; `also` has other metrics of the
+            same runs.
+        best: of all-but-one: name of an axis -> id of the best single head.
+        reported: of all-but-one, where heads were chosen on other text.
+    """
+
+    FORMAT: ClassVar[str] = "prunecli.scores/1"
+    FIRST: ClassVar[str] = "prunecli.heads/1"
+    """Of 0.2.0, for heads alone."""
+
+    models: list[Model] = Field(min_length=1)
+    kind: Kind
+    method: str
+    task: str = ""
+    examples: Total
+    texts: list[str] = Field(default_factory=list)
+    split: str | None = None
+    whole_files: bool | None = None
+    mixed: bool = Field(default=False, exclude=True)
+    dtype: str | None = None
+    per: Literal["example", "token", "prediction"] | None = None
+    ids: dict[str, list[Count]]
+    values: Values
+    counts: dict[str, Total] = Field(default_factory=dict)
+    distances: dict[str, list[list[Number]]] = Field(default_factory=dict)
+    metric: str | None = None
+    base: Number | None = None
+    p_values: Values = Field(default_factory=dict)
+    also: list[Effects] = Field(default_factory=list)
+    best: dict[str, Count] = Field(default_factory=dict)
+    reported: Reported | None = None
+
+    @model_validator(mode="after")
+    def _go_together(self) -> Scores:
+        """The arrays have a value for each unit, and the fields of the method are there."""
+        if self.method not in METHODS[self.kind]:
+            raise ValueError(f"method is {self.method!r}, not one of {', '.join(METHODS[self.kind])}")
+        if self.fingerprint is None:
+            raise ValueError("the model has no fingerprint")
+        if not any(self.ids.values()):
+            raise ValueError(f"no {self.kind}s")
+        if self.method in EFFECTS and (self.metric is None or self.base is None):
+            raise ValueError("metric or base is missing")
+        sizes = {name: len(ids) for name, ids in self.ids.items()}
+        for one in self._by_metric:
+            for what, arrays in (("values", one.values), ("p_values", one.p_values or one.values)):
+                if {name: len(own) for name, own in arrays.items()} != sizes:
+                    raise ValueError(f"{what} are not those of the units in ids")
+        if self.method in ADDITIVE and self.counts.keys() != sizes.keys():
+            raise ValueError("counts are not those of the axes in ids")
+        if self.method in NOT_NEGATIVE and min(map(min, filter(None, self.values.values()))) < 0:
+            raise ValueError("values are negative")
+        for name, ids in self.ids.items():
+            if len(set(ids)) != len(ids):
+                raise ValueError(f"ids of {name}: {ids} do not differ")
+            if self.best and ids and self.best.get(name) not in ids:
+                raise ValueError(f"best of {name} is not one of its heads")
+            if (other := self.reported) and ids and not (name in other.only and name in other.p_value):
+                raise ValueError(f"reported lacks {name}")
+        for name, rows in self.distances.items():
+            if {len(rows), *map(len, rows)} != {sizes.get(name, -1) + 1}:
+                raise ValueError(f"distances of {name} are not those of its layers")
+        return self
+
+    @classmethod
+    def from_json(cls, payload: Any, path: Path) -> Scores:
+        try:
+            return cls.model_validate(_of_heads(payload) if payload["format"] == cls.FIRST else payload)
+        except ValidationError as error:
+            raise StatisticsError(f"{path}: {first_fault(error)}", AGAIN) from error
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            missing = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({reason_of(error)})"
+            raise StatisticsError(f"{path}: the file {missing}.", AGAIN) from error
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that say something, and the seed."""
+        fields = super().to_json()
+        return {
+            name: value for name, value in fields.items() if name == "seed" or value not in (None, [], {})
+        }
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of the checkpoint that was run."""
+        return self.models[0].fingerprint
+
+    @property
+    def model_type(self) -> str:
+        """Of this checkpoint, as in config.json."""
+        return str(self.models[0].model_type)
+
+    @property
+    def sign(self) -> int:
+        """1 where a higher metric is better, -1 for a loss."""
+        return -1 if self.metric in LOWER_IS_BETTER else 1
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Name of an axis -> tokens that went through it, where they were counted."""
+        return self.counts if self.per == "token" else {}
+
+    @property
+    def origin(self) -> Origin:
+        """The text, for a decision."""
+        return Origin(texts=tuple(self.texts), split=self.split, sentences=self.examples)
+
+    @property
+    def _by_metric(self) -> list[Scores | Effects]:
+        return [self, *self.also]
+
+    def means(self) -> dict[str, Array]:
+        """Name of an axis -> `[units]`: the sums over what they are sums of; other values as they are."""
+        additive = self.method in ADDITIVE
+        return {
+            name: np.array(own) / (self.counts[name] if additive else 1) for name, own in self.values.items()
+        }
+
+    def changes(self) -> dict[str, Array]:
+        """ablation, all-but-one: name of an axis -> `[heads]`: difference of the metric from the whole model's."""
+        return {name: np.array(own) - (self.base or 0.0) for name, own in self.values.items()}
+
+    def importance(self) -> dict[str, Array]:
+        """Name of an axis -> `[units]`: what the units are ranked by; the lowest go first.
+
+        Heads: the mean of the gradient's sums (1905.10650, eq. 2), or what the metric loses without the head,
+        negative where the model is better off. Hidden units: root mean square of the activations. Layers: 1 - the
+        mean cosine, the mean rise of the loss, or 1 - CKA.
+
+        Raises:
+            StatisticsError: all-but-one, which compares the heads of one layer only.
+        """
+        if self.method == "all-but-one":
+            raise StatisticsError(
+                "all-but-one scores compare the heads of one layer with each other, not those of the whole model.",
+                "Score the heads with --method gradient or --method ablation.",
+            )
+        if self.method == "ablation":
+            return {name: -self.sign * change for name, change in self.changes().items()}
+        means = self.means()
+        if self.kind == "unit":
+            return {name: np.sqrt(own) for name, own in means.items()}
+        if self.method in ("cosine", "embedding"):
+            return {name: 1 - own for name, own in means.items()}
+        return means
+
+    def picked(self, axes: Sequence[Axis], values: Mapping[str, Array] | None = None) -> dict[str, Array]:
+        """Name of each of `axes` -> `[units]`: the values of its units, in the order of `Axis.ids`.
+
+        Args:
+            values: name of an axis -> `[units]`, as in `ids`; None: `importance`.
+        """
+        values = self.importance() if values is None else values
+        return {axis.name: values[axis.name][self.places(axis)] for axis in axes}
+
+    def places(self, axis: Axis) -> list[int]:
+        """Where the units of an axis lie in the arrays."""
+        where = {number: place for place, number in enumerate(self.ids[axis.name])}
+        return [where[number] for number in axis.ids]
+
+    def _tables(self) -> Tables:
+        """A row for each unit, of ablation and all-but-one for each metric; `best`: the best head of each layer."""
+        if self.method in EFFECTS:
+            rows = [row for scores in self._by_metric for row in self._effect_rows(scores)]
+            return {"heads": rows, "best": self._best_rows()}
+        sums = self.values if self.method in ADDITIVE else {}
+        rows = [
+            {
+                PLACES[self.kind]: module_of(name),
+                self.kind: number,
+                "importance": float(own[place]),
+                **({"sum": sums[name][place]} if sums else {}),
+            }
+            for name, own in self.importance().items()
+            for place, number in enumerate(self.ids[name])
+        ]
+        return {f"{self.kind}s": rows}
+
+    def _effect_rows(self, scores: Scores | Effects) -> Iterator[Row]:
+        for name, ids in self.ids.items():
+            p_values = scores.p_values.get(name, [None] * len(ids))
+            for head, value, p_value in zip(ids, scores.values[name], p_values, strict=True):
+                yield {
+                    "attention": module_of(name),
+                    "head": head,
+                    "metric": scores.metric,
+                    EFFECTS[self.method]: value,
+                    "change": value - (scores.base or 0.0),
+                    "p_value": p_value,
+                }
+
+    def _best_rows(self) -> list[Row]:
+        """The best single head of each layer; on other text, where that was measured."""
+        rows = []
+        for row in self._effect_rows(self):
+            name = axis_name(row["attention"], "head")
+            if self.best.get(name) == row["head"]:
+                rows.append(row)
+                if (other := self.reported) is not None:
+                    row |= {"only": other.only[name], "p_value": other.p_value[name]}
+                    row["change"] = other.only[name] - other.base
+        return rows
+
+
+def _of_heads(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a heads.json of 0.2.0 in the present format."""
+
+    def axes(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {axis_name(name, "head"): value for name, value in values.items()}
+
+    def effects(found: Mapping[str, Any]) -> dict[str, Any]:
+        return {"values": axes(found.get(key, {})), "p_values": axes(found.get("p_value", {}))}
+
+    method, heads, examples = payload["method"], payload["heads"], payload["examples"]
+    key = EFFECTS.get(method, "sum")
+    kept = (
+        "prunecli",
+        "command",
+        "seed",
+        "method",
+        "task",
+        "examples",
+        "dtype",
+        "whole_files",
+        "metric",
+        "base",
+    )
+    options = ("--pairs", "--langs", "--text", "--labelled")
+    # Files of 0.2.0 name their text in the command line alone.
+    named = ",".join(value for option in options for value in asked(payload, option))
+    upgraded = {
+        **{name: payload[name] for name in kept if name in payload},
+        "format": Scores.FORMAT,
+        "models": [{**next(iter(payload.get("models", [])), {}), **payload["model"]}],
+        "kind": "head",
+        "texts": payload.get("texts") or [name.strip() for name in named.split(",") if name.strip()],
+        "split": split_of(payload),
+        "ids": axes(heads),
+        **effects(payload),
+        "also": [
+            {"metric": name, "base": one["base"], **effects(one)}
+            for name, one in payload.get("also", {}).items()
+        ],
+        "best": axes(payload.get("best", {})),
+    }
+    if key == "sum":
+        upgraded["per"] = payload.get("importance", "example")  # 0.1.0 has no tokens
+        per_token = upgraded["per"] == "token"
+        upgraded["counts"] = axes(payload["tokens"] if per_token else dict.fromkeys(heads, examples))
+    if reported := payload.get("reported"):
+        only, p_value = axes(reported["only"]), axes(reported["p_value"])
+        upgraded["reported"] = {**reported, "only": only, "p_value": p_value}
+    return upgraded
+
+
+def scores_of(checkpoint: Checkpoint, seed: int | None = None, **fields: Any) -> Scores:
+    """The scores that a run of a checkpoint measured.
+
+    Args:
+        seed: of the header.
+        fields: of `Scores`, but those of the header.
+
+    Raises:
+        PruneError: values that are not finite, or larger than a result may hold.
+    """
+    head = header(Scores.FORMAT, [checkpoint], seed)
+    (model,) = head["models"]
+    model["model_type"] = checkpoint.require_architecture().model_type  # without the prefix of reduced models
+    try:
+        return Scores(**head, **fields)
+    except ValidationError as error:
+        raise PruneError(
+            f"The scores cannot be stored: {first_fault(error)}", "Compute with --dtype float32."
+        ) from error
+
+
+def read_scores(path: Path, kind: Kind = "head") -> Scores:
+    """Read the scores of one kind of units, also a heads.json of 0.2.0.
+
+    Raises:
+        StatisticsError: missing, cut short, damaged, or scores of other units.
+    """
+    payload = read_json(path)
+    first = isinstance(payload, dict) and str(payload.get("format")).startswith("prunecli.heads/")
+    scores = Scores.from_json(read_json(path, Scores.FIRST if first else Scores.FORMAT), path)
+    if scores.kind != kind:
+        raise StatisticsError(
+            f"{path}: scores of {scores.kind}s, not of {kind}s.", f"Give a file of prunecli {COMMANDS[kind]}."
+        )
+    return scores
+
+
+_ALIKE = {
+    "fingerprint": "the models that they are of",
+    "model_type": "their model types",
+    "kind": "their kinds of units",
+    "method": "their metrics",
+    "task": "their tasks",
+    "ids": "the {kind}s that were scored",
+    "per": "their importances (per example or per token)",
+}
+"""What scores must have in common to be added up, and how a message calls it."""
+
+
+def merge(parts: Sequence[Scores], names: Sequence[str] | None = None) -> Scores:
+    """One score from several of one model: sums and counts are added, so nothing is lost.
+
+    Args:
+        parts: at least one; several only of methods in `ADDITIVE`.
+        names: how messages call them; default: scores 1, 2, ...
+
+    Raises:
+        StatisticsError: of different models, units, methods or tasks, or not sums.
+    """
+    names = names or [f"scores {number}" for number in range(1, len(parts) + 1)]
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    for name, part in zip(names, parts, strict=True):
+        if part.method not in ADDITIVE:
+            raise StatisticsError(
+                f"{name}: scores of the method {part.method} are no sums, and cannot be merged.",
+                "Give one file, or several of another method, such as gradient.",
+            )
+        for attribute, what in _ALIKE.items():
+            if getattr(first, attribute) != getattr(part, attribute):
+                raise StatisticsError(
+                    f"{names[0]} and {name} cannot be merged: {what.format(kind=part.kind)} differ.",
+                    "Merge only scores of one model, one task, one metric and one --importance.",
+                )
+
+    def added(field: str) -> dict[str, Any]:
+        arrays = [getattr(part, field) for part in parts]
+        common = [name for name in arrays[0] if all(name in own for own in arrays)]
+        return {name: np.sum([own[name] for own in arrays], axis=0).tolist() for name in common}
+
+    forms = {part.whole_files for part in parts}
+    return first.model_copy(
+        update={
+            **{field: added(field) for field in ("values", "counts", "distances")},
+            "whole_files": first.whole_files if len(forms) == 1 else None,
+            "mixed": {True, False} <= forms,
+            "examples": sum(part.examples for part in parts),
+            "texts": list(dict.fromkeys(text for part in parts for text in part.texts)),
+            "split": joined(part.split for part in parts),
+        }
+    )
+
+
+def match_scores(scores: Scores, checkpoint: Checkpoint, axes: Sequence[Axis] | None = None) -> Scores:
+    """The scores of the axes that `checkpoint` still has, under their present names.
+
+    Scores of the model that a pruned checkpoint was made from match too: ids are the original ones, and scores of
+    removed units are ignored. Hidden units have no original ids: a checkpoint whose FFNs were changed since does not
+    match.
+
+    Args:
+        scores: read from a file or just collected.
+        checkpoint: the checkpoint to prune.
+        axes: of the checkpoint, that must have scores; None: all of the kind.
+
+    Raises:
+        StatisticsError: another fingerprint, or units of the checkpoint that were not scored.
+    """
+    structure = checkpoint.structure
+    again = f"Score the {scores.kind}s of this checkpoint: prunecli {COMMANDS[scores.kind]}."
+    made_of = [step.get("source", {}).get("fingerprint") for step in structure.history]
+    known = [*made_of, checkpoint.fingerprint]
+    since = structure.history[known.index(scores.fingerprint) :] if scores.fingerprint in known else ()
+    changed = scores.kind == "unit" and any(
+        step.get("command") in ("prune-ffn", "share-ffn") for step in since
+    )
+    if scores.fingerprint not in known or changed:
+        raise StatisticsError(
+            f"The scores are of another model than {checkpoint.path}, or of another pruning of it.", again
+        )
+    rename = renaming_since(checkpoint.require_architecture(), structure, scores.fingerprint)
+    if rename is not None:
+        fields = {
+            field: {
+                new: value
+                for name, value in getattr(scores, field).items()
+                if (new := rename(name)) is not None
+            }
+            for field in ("ids", "values", "counts", "distances", "p_values")
+        }
+        scores = scores.model_copy(update={**fields, "also": [], "best": {}, "reported": None})
+    for axis in axes_of(checkpoint, scores.kind) if axes is None else axes:
+        held = {*scores.ids.get(axis.name, ())}
+        if lacking := [number for number in axis.ids if number not in held]:
+            raise StatisticsError(
+                f"The scores lack {axis.kind} {lacking[0]} of {axis.module}, which {checkpoint.path} holds.",
+                again,
+            )
+    return scores
+
+
+def scores_for(
+    checkpoint: Checkpoint,
+    given: Scores | Path | str | Sequence[Path | str],
+    kind: Kind,
+    axes: Sequence[Axis] | None = None,
+) -> Scores:
+    """The scores of one or several files, merged, of this checkpoint or of one that it was made from.
+
+    Args:
+        given: scores, or their files.
+        axes: see `match_scores`.
+
+    Raises:
+        StatisticsError: damaged files, of another model, or that do not go together.
+    """
+    match = partial(match_scores, checkpoint=checkpoint, axes=axes)
+    if isinstance(given, Scores):
+        return match(given)
+    files = paths(given)
+    remedy = f"Score the {kind}s first: prunecli {COMMANDS[kind]}."
+    parts = read_matching(files, partial(read_scores, kind=kind), match, remedy)
+    return merge(parts, [str(path) for path in files])
+
+
+def files_of(given: Scores | Path | str | Sequence[Path | str] | None) -> tuple[Path, ...]:
+    """The files of scores; none where they are given themselves."""
+    return () if given is None or isinstance(given, Scores) else paths(given)
+
+
+def from_files(given: Scores | Path | str | Sequence[Path | str] | None) -> str:
+    """`, from units.json, other.json`; "" where the scores are given themselves."""
+    files = files_of(given)
+    return f", from {', '.join(map(str, files))}" if files else ""

@@ -1,0 +1,386 @@
+"""Scores of units: what is written is read, sums add up, and what no run could give is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prunecli.errors import StatisticsError
+from prunecli.model.checkpoint import open_model
+from prunecli.pipeline import apply
+from prunecli.results.unit_scores import (
+    Effects,
+    Method,
+    Reported,
+    Scores,
+    match_scores,
+    merge,
+    read_scores,
+    scores_for,
+)
+from prunecli.selection.cut import cut
+from prunecli.selection.selection import Selection
+from prunecli.tensors.documents import write_json
+from tests.results.tables import setting
+from tests.scores import scores_by_hand, scores_of_all
+from tests.selections import kept_heads
+from tests.tiny import tiny_nllb_moe
+
+A, B, C = (f"model.encoder.layers.{n}.self_attn" for n in range(3))
+AT, BT, CT = (f"{name}.heads" for name in (A, B, C))
+VALUES: dict[str, list[float]] = {A: [1.0, 3.0], B: [0.0, 2.0, 1.0], C: []}
+IDS: dict[str, tuple[int, ...]] = {A: (0, 1), B: (0, 2, 3), C: ()}
+P_VALUES: dict[str, list[float]] = {A: [0.5, 0.001], B: [1.0, 0.0, 0.2], C: []}
+
+
+def scores(method: Method = "gradient", **changes: Any) -> Scores:
+    fields: dict[str, Any] = {"ids": IDS}
+    if method != "gradient":
+        fields |= {"metric": "accuracy", "base": 2.5}
+    if method == "all-but-one":
+        fields["best"] = {A: 1, B: 2}
+    return scores_by_hand(changes.pop("values", VALUES), "head", method, **{**fields, **changes})
+
+
+def written(path: Path, made: Scores) -> Path:
+    write_json(path, made.to_json(), force=True)
+    return path
+
+
+def layers(**changes: Any) -> Scores:
+    fields: dict[str, Any] = {
+        "ids": {"decoder": (0, 2)},
+        "counts": {"decoder": 4},
+        "per": "token",
+        "distances": {"decoder": [[0.0, 1.0, 2.0], [1.0, 0.0, 1.0], [2.0, 1.0, 0.0]]},
+    }
+    return scores_by_hand({"decoder": [3.0, 1.0]}, "layer", "cosine", **{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        scores(),
+        scores(per="token", counts={A: 7, B: 7, C: 9}, texts=["a, b.txt", "c.txt"], split="dev"),
+        scores("ablation"),
+        scores("all-but-one", metric="loss", p_values=P_VALUES),
+        scores(
+            "ablation", dtype="float32", also=[Effects(metric="bleu", base=1.0, values={**scores().values})]
+        ),
+        scores(
+            "all-but-one",
+            reported=Reported(
+                metric="accuracy",
+                examples=7,
+                base=0.5,
+                only={AT: 0.25, BT: 1.0},
+                p_value={AT: 0.125, BT: 1.0},
+            ),
+        ),
+        layers(),
+        scores_by_hand({"mlp": [4.0, 9.0]}, "unit", "activation-norm", per="token"),
+    ],
+    ids=["gradient", "per token", "ablation", "all but one", "two metrics", "other text", "layers", "units"],
+)
+def test_what_is_written_is_read(made: Scores, tmp_path: Path) -> None:
+    assert read_scores(written(tmp_path / "scores.json", made), made.kind) == made
+
+
+OLD: dict[str, Any] = {
+    "format": "prunecli.heads/1",
+    "models": [{"path": "here", "fingerprint": "sha256:00", "model_type": "bert"}],
+    "method": "gradient",
+    "model": {"fingerprint": "sha256:00", "model_type": "bert"},
+    "task": "mlm",
+    "examples": 4,
+    "heads": {A: [0, 1], B: [0, 2, 3], C: []},
+    "sum": VALUES,
+}
+
+
+def old(tmp_path: Path, **changes: Any) -> Scores:
+    path = tmp_path / "heads.json"
+    path.write_text(json.dumps({**OLD, **changes}))
+    return read_scores(path)
+
+
+def test_files_of_0_2_0_are_read(tmp_path: Path) -> None:
+    found = old(tmp_path)
+    for field in (
+        "kind",
+        "method",
+        "fingerprint",
+        "model_type",
+        "task",
+        "examples",
+        "ids",
+        "values",
+        "counts",
+    ):
+        assert getattr(found, field) == getattr(scores(), field)
+    assert (found.per, found.models[0].path) == ("example", "here")
+    per_token = old(tmp_path, importance="token", tokens={A: 8, B: 8, C: 5})
+    assert (per_token.per, per_token.counts) == ("token", {AT: 8, BT: 8, CT: 5})
+    effects = {"metric": "chrf++", "base": 2.5, "only": VALUES, "p_value": P_VALUES, "best": {A: 1, B: 2}}
+    also = {"bleu": {"base": 1.0, "only": VALUES, "p_value": P_VALUES}}
+    one = {"metric": "chrf++", "examples": 7, "base": 0.5, "only": {A: 1, B: 2}, "p_value": {A: 0.1, B: 1}}
+    alone = old(tmp_path, method="all-but-one", **effects, also=also, reported=one)
+    assert (alone.metric, alone.base, alone.best) == ("chrf++", 2.5, {AT: 1, BT: 2})
+    assert alone.p_values[AT] == alone.also[0].p_values[AT] == P_VALUES[A]
+    assert alone.reported is not None
+    assert alone.reported.only == {AT: 1, BT: 2}
+
+
+@pytest.mark.parametrize(
+    ("command", "texts", "split"),
+    [
+        (["--text", "a.txt", "--text=b.txt"], ["a.txt", "b.txt"], None),
+        (["--split=dev", "--pairs", "a-b, b-a", "--split", "test"], ["a-b", "b-a"], "test"),
+        (["--langs"], [], None),
+    ],
+)
+def test_the_text_of_an_older_file_is_that_of_its_command_line(
+    tmp_path: Path, command: list[str], texts: list[str], split: str | None
+) -> None:
+    found = old(tmp_path, command=command)
+    assert (found.texts, found.split) == (texts, split)
+    assert old(tmp_path, command=command, texts=["c.txt"], split="val").texts == ["c.txt"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (setting("method", to="magic"), "magic.* not one of gradient, ablation, all-but-one"),
+        (setting("method", to="ablation"), "metric or base is missing"),
+        (setting("importance", to="token"), "lacks 'tokens'"),
+        (setting("heads", to=7), "damaged"),
+        (setting("model", to={}), "no fingerprint"),
+        (setting("model", to=3), "damaged"),
+        (setting("sum", A, to=[1.0]), "values are not those of the units"),
+    ],
+)
+def test_damaged_files_of_0_2_0_are_refused(
+    spoil: Callable[[Any], object], message: str, tmp_path: Path
+) -> None:
+    payload = json.loads(json.dumps(OLD))
+    del payload["models"]
+    spoil(payload)
+    path = tmp_path / "heads.json"
+    path.write_text(json.dumps(payload))
+    with pytest.raises(StatisticsError, match=message) as caught:
+        read_scores(path)
+    assert str(path) in caught.value.message
+
+
+def test_importance_of_gradients_is_the_mean_over_examples_or_tokens() -> None:
+    found = {name: own.tolist() for name, own in scores().importance().items()}
+    assert found == {AT: [0.25, 0.75], BT: [0.0, 0.5, 0.25], CT: []}
+    per_token = scores(per="token", counts={A: 8, B: 8, C: 5}).importance()
+    assert (per_token[AT].tolist(), per_token[BT].tolist()) == ([0.125, 0.375], [0.0, 0.25, 0.125])
+
+
+@pytest.mark.parametrize(("metric", "found"), [("accuracy", [1.5, -0.5]), ("loss", [-1.5, 0.5])])
+def test_importance_of_ablation_is_what_the_model_loses(metric: str, found: list[float]) -> None:
+    assert scores("ablation", metric=metric).importance()[AT].tolist() == found
+
+
+def test_importance_of_units_and_layers() -> None:
+    units = scores_by_hand({"mlp": [4.0, 36.0]}, "unit", "activation", examples=4).importance()
+    assert units["mlp.units"].tolist() == [1.0, 3.0]
+    assert layers().importance()["decoder.layers"].tolist() == [0.25, 0.75]
+    rises = scores_by_hand({"decoder": [2.0, 8.0]}, "layer", "perplexity").importance()
+    assert rises["decoder.layers"].tolist() == [0.5, 2.0]
+
+
+def test_single_heads_rank_no_model() -> None:
+    with pytest.raises(StatisticsError, match="heads of one layer"):
+        scores("all-but-one").importance()
+
+
+def test_sums_and_examples_add_up_in_any_order() -> None:
+    draw = np.random.default_rng(0)
+    parts = [
+        scores(
+            examples=n,
+            values={
+                A: (draw.integers(0, 9, 2) / 4).tolist(),
+                B: (draw.integers(0, 9, 3) / 4).tolist(),
+                C: [],
+            },
+        )
+        for n in (3, 5, 8)
+    ]
+    whole = merge(parts)
+    assert (whole.examples, whole.counts[AT]) == (16, 16)
+    np.testing.assert_array_equal(whole.values[BT], np.sum([part.values[BT] for part in parts], axis=0))
+    assert whole == merge(parts[::-1]) == merge([merge(parts[:2]), parts[2]])
+    first = parts[0].model_copy(update={"whole_files": True, "texts": ["a"], "split": "dev"})
+    other = merge([first, parts[1].model_copy(update={"whole_files": False, "texts": ["b", "a"]})])
+    assert (other.whole_files, other.mixed, whole.mixed) == (None, True, False)
+    assert (other.texts, other.split) == (["a", "b"], "dev")
+    assert merge(parts[:1]) == parts[0]
+    both = merge([layers(), layers()])
+    assert (both.distances["decoder.layers"][0], both.counts) == ([0.0, 2.0, 4.0], {"decoder.layers": 8})
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (scores(fingerprint="sha256:01"), "one.json and other.json .* the models that they are of differ"),
+        (scores(task="lm"), "their tasks differ"),
+        (scores(ids={A: (0, 2), B: (0, 2, 3), C: ()}), "the heads that were scored differ"),
+        (scores(per="token"), "per example or per token. differ"),
+        (scores("ablation"), "no sums"),
+        (layers(), "kinds of units differ"),
+    ],
+)
+def test_scores_that_do_not_go_together_are_not_merged(other: Scores, message: str) -> None:
+    with pytest.raises(StatisticsError, match=message):
+        merge([scores(), other], ["one.json", "other.json"])
+
+
+def test_values_that_are_no_sums_are_not_merged() -> None:
+    with pytest.raises(StatisticsError, match="scores 1: scores of the method ablation are no sums"):
+        merge([scores("ablation"), scores("ablation")])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (setting("format", to="prunecli.gates/1"), "not .prunecli.scores/1"),
+        (setting("format", to="prunecli.scores/2"), "Use the prunecli"),
+        (setting("kind", to="layer"), "method is 'gradient', not one of cosine"),
+        (setting("method", to="ablation"), "metric or base is missing"),
+        (setting("examples", to=0), "examples: .*greater than or equal to 1"),
+        (setting("examples", to=2.5), "examples: .*integer"),
+        (setting("per", to="word"), "per: .*'example', 'token'"),
+        (setting("counts", to={}), "counts are not those of the axes"),
+        (setting("values", AT, to=[1.0, float("nan")]), "NaN"),
+        (setting("values", AT, to=[1.0, -1.0]), "negative"),
+        (setting("values", AT, to=[1.0, 1e300]), "less than or equal to"),
+        (setting("values", AT, to=[1.0]), "values are not those of the units"),
+        (setting("values", AT, to="many"), "valid list"),
+        (setting("values", AT, to=[1, None]), "valid number"),
+        (setting("values", "bert.else", to=[1.0]), "values are not those of the units"),
+        (setting("ids", AT, to=[0, 0]), "do not differ"),
+        (setting("ids", AT, to=[0, -1]), "greater than or equal to 0"),
+        (setting("ids", AT, to=[0, 10**19]), "less than or equal to"),
+        (setting("ids", AT, to=[0, 1.5]), "valid integer"),
+        (setting("ids", AT, to=7), "valid list"),
+        (setting("ids", to={}), "no heads"),
+        (setting("models", to=[]), "at least 1 item"),
+        (setting("distances", to={AT: [[1.0]]}), "distances of .* not those of its layers"),
+        (setting("p_values", to={AT: [1.0, 0.5]}), "p_values are not those of the units"),
+    ],
+)
+def test_damaged_files_are_refused(spoil: Callable[[Any], object], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "heads.json"
+    payload = {"distances": {}, **scores().to_json()}
+    spoil(payload)
+    path.write_text(json.dumps(payload))
+    with pytest.raises(StatisticsError, match=message) as caught:
+        read_scores(path)
+    assert str(path) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (setting("base", to=None), "metric or base is missing"),
+        (
+            setting("also", to=[{"metric": "bleu", "base": 1.0, "values": {}}]),
+            "values are not those of the units",
+        ),
+        (setting("best", to={AT: 7, BT: 0}), "best of .* is not one of its heads"),
+        (setting("reported", to={"metric": "x", "examples": 1, "base": 1.0, "only": {AT: 1.0}}), "p_value"),
+        (
+            setting("reported", to={"metric": "x", "examples": 1, "base": 1, "only": {AT: 1}, "p_value": {}}),
+            "reported lacks",
+        ),
+    ],
+)
+def test_damaged_scores_of_single_heads_are_refused(
+    spoil: Callable[[Any], object], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "heads.json"
+    payload = scores("all-but-one").to_json()
+    spoil(payload)
+    path.write_text(json.dumps(payload))
+    with pytest.raises(StatisticsError, match=message):
+        read_scores(path)
+
+
+def test_scores_of_other_units_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StatisticsError, match="scores of layers, not of heads"):
+        read_scores(written(tmp_path / "layers.json", layers()))
+
+
+def scored(path: Path, kind: Any = "head") -> Scores:
+    """Scores of the checkpoint in a directory."""
+    method = {"head": "gradient", "unit": "activation", "layer": "cosine"}[kind]
+    with open_model(path) as checkpoint:
+        return scores_of_all(checkpoint, kind, np.random.default_rng(0), method=method)
+
+
+def check(made: Scores, path: Path) -> Scores:
+    with open_model(path) as checkpoint:
+        return match_scores(made, checkpoint)
+
+
+def pruned(source: Path, output: Path, head: int) -> Path:
+    """Without one of the two heads of the first layer."""
+    with open_model(source) as checkpoint:
+        step = {"command": "prune-heads", "source": {"fingerprint": checkpoint.fingerprint}}
+        apply(checkpoint, cut(checkpoint, kept_heads({A: (1 - head,)}, step=step)), output)
+    return output
+
+
+def test_scores_of_the_model_and_of_what_it_was_pruned_from_match(tmp_path: Path) -> None:
+    source = tiny_nllb_moe(tmp_path / "source", layers=2)
+    small = pruned(source, tmp_path / "small", 0)
+    check(scored(source), source)
+    check(scored(small), small)
+    for kind in ("head", "unit", "layer"):
+        check(scored(source, kind), small)
+
+
+def test_scores_of_another_model_or_after_another_pruning_do_not(tmp_path: Path) -> None:
+    source = tiny_nllb_moe(tmp_path / "source", layers=2)
+    one, other = (pruned(source, tmp_path / f"without{head}", head) for head in (0, 1))
+    with pytest.raises(StatisticsError, match="another model"):
+        check(scored(tiny_nllb_moe(tmp_path / "other", layers=2, seed=1)), source)
+    with pytest.raises(StatisticsError, match="another pruning"):
+        check(scored(one), other)
+    with pytest.raises(StatisticsError, match="another pruning"):
+        check(scored(one), source)
+
+
+def test_units_of_a_narrower_checkpoint_are_numbered_anew(tmp_path: Path) -> None:
+    source, small = tiny_nllb_moe(tmp_path / "source", layers=2), tmp_path / "small"
+    made = scored(source, "unit")
+    with open_model(source) as checkpoint:
+        step = {"command": "prune-ffn", "source": {"fingerprint": checkpoint.fingerprint}}
+        kept = {name: ids[1:] for name, ids in made.ids.items()}
+        apply(checkpoint, cut(checkpoint, Selection(kept, step=step)), small)
+    with pytest.raises(StatisticsError, match="another pruning"):
+        check(made, small)
+    check(scored(small, "unit"), small)
+
+
+def test_scores_that_lack_heads_of_the_model_do_not_match(tmp_path: Path) -> None:
+    source = tiny_nllb_moe(tmp_path / "source", layers=2)
+    made = scored(source)
+    with pytest.raises(StatisticsError, match=f"lack head 1 of {A}"):
+        check(made.model_copy(update={"ids": {**made.ids, AT: [0]}}), source)
+    path = tmp_path / "heads.json"
+    path.write_text(json.dumps(made.to_json()))
+    with open_model(tiny_nllb_moe(tmp_path / "larger", layers=3)) as checkpoint:
+        with pytest.raises(StatisticsError, match=f"{path}: The scores are of another model"):
+            scores_for(checkpoint, path, "head")
+        with pytest.raises(StatisticsError, match="no such file"):
+            scores_for(checkpoint, tmp_path / "none.json", "head")
