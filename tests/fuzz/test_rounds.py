@@ -17,8 +17,8 @@ from prunecli.commands import app
 from prunecli.errors import CheckpointError, DataError, OutputError, PruneError, StatisticsError
 from prunecli.model.checkpoint import open_model
 from prunecli.recipes.text import read_recipe
+from prunecli.results.gates import read_gates
 from prunecli.results.heads import read_scores
-from prunecli.results.published import read_gates
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.tensors.json_files import read_json
