@@ -21,16 +21,13 @@ import torch
 
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.evaluation.scoring import make_metrics, score
-from prunecli.methods.experts.budget import Request, keep_count, parse_balance
-from prunecli.methods.experts.granularity import aggregate
-from prunecli.methods.experts.metrics import metric_values, random_values
-from prunecli.methods.experts.select import select_experts
+from prunecli.methods.experts.budget import Request, keep_count, parse_balance, select_experts
+from prunecli.methods.experts.metrics import aggregate, metric_values, random_values
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.modules.loading import load_model, sparse_ffns
-from prunecli.results.gates import GateStatistics
-from prunecli.results.published import read_gates
+from prunecli.results.gates import GateStatistics, read_gates
 from prunecli.text.parallel import ParallelText, read_parallel
 from prunecli.text.tokens import load_tokenizer
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +23,14 @@ from prunecli.analysis.language_experts import (
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.budget import (
     MIN_PER_LAYER,
-    STRATEGIES,
     Request,
     balance_text,
     keep_count,
     parse_balance,
+    select_experts,
 )
-from prunecli.methods.experts.granularity import aggregate
-from prunecli.methods.experts.metrics import metric_named, metric_values
+from prunecli.methods.experts.metrics import aggregate, metric_named, metric_values
 from prunecli.methods.experts.names import Strategy
-from prunecli.methods.experts.select import select_experts
 from prunecli.results.document import Model
 from prunecli.results.gates import ANY, GateStatistics, side_of, split_pair
 from prunecli.results.header import header
@@ -100,8 +98,9 @@ def language_options(
     """
     default = LanguageOptions()
     strategy = default.strategy if strategy is None else strategy
-    if strategy not in STRATEGIES:
-        raise UsageError(f"No strategy {strategy!r}.", f"Choose one of {', '.join(STRATEGIES)}.")
+    strategies = get_args(Strategy)
+    if strategy not in strategies:
+        raise UsageError(f"No strategy {strategy!r}.", f"Choose one of {', '.join(strategies)}.")
     for name in filter(None, (metric, layer_metric)):
         metric_named(name)
     return LanguageOptions(

@@ -13,10 +13,8 @@ import numpy as np
 
 from prunecli.analysis.language_experts import LinkageMethod, cluster, feature_vector, jaccard_matrix
 from prunecli.errors import StatisticsError
-from prunecli.methods.experts.budget import Request, keep_count
-from prunecli.methods.experts.granularity import aggregate_texts
-from prunecli.methods.experts.metrics import default_metric, metric_values
-from prunecli.methods.experts.select import select_experts
+from prunecli.methods.experts.budget import Request, keep_count, select_experts
+from prunecli.methods.experts.metrics import aggregate_texts, default_metric, metric_values
 from prunecli.results.document import Model
 from prunecli.results.gates import GateStatistics
 from prunecli.results.header import header

@@ -126,8 +126,7 @@ def compare_languages(
     from prunecli.analysis.language_experts import parse_linkage
     from prunecli.analysis.text_comparison import TextOptions, compare_by_text
     from prunecli.methods.experts.metrics import metric_named
-    from prunecli.results.gates import merge
-    from prunecli.results.published import read_gates
+    from prunecli.results.gates import merge, read_gates
     from prunecli.text.groups import read_groups
     from prunecli.text.plain import MIXED
 

@@ -41,10 +41,11 @@ def prune_experts(
     ] = None,
     selection: Annotated[
         SelectionOptions,
-        Without({"count", "uniform"}),
+        Without({"uniform"}),
         Helps(
             ratio="Fraction of the experts to remove, of those that the checkpoint holds; rounded up. Default: 0.8, of "
             "language models 0.25.",
+            count="Number of experts to remove, in all layers together, instead of --ratio.",
             keep="Ids of the experts to keep, instead of statistics: the authors' experts.json, a list, or what "
             '--dry-run --json printed, of which {"kept": {LAYER: [ids]}} is enough.',
             least="Number of experts that each layer keeps at least. Default: 4 under a threshold, else what the "
@@ -167,7 +168,7 @@ def prune_experts(
     options = selection.of(
         ExpertOptions,
         gates=tuple(gates or (Path("gates.json"),)),
-        amount=Amount(selection.ratio, None if fit is None else parse_size(fit), per_layer),
+        amount=Amount(selection.ratio, None if fit is None else parse_size(fit), per_layer, selection.count),
         metric=metric,
         strategy=strategy,
         balance=None if balance is None else parse_balance(balance),

@@ -2,25 +2,169 @@
 
 Symbols: `layers` counts the sparse layers, `experts` the experts of the original model's layer. Ids are
 always the original ones; an expert that a checkpoint no longer holds has zeros.
+
+The files that the authors of 2212.09811 published at github.com/naver/nllb-pruning are read too. Their lists are flat:
+1536 values = 12 sparse layers x 128 experts, encoder layers first. A statistic is a ratio, so each entry is read as the
+sums over one token; several are averaged (`combine`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, reason_of
 from prunecli.model.axes import Axis, axis_name
 from prunecli.results.arrays import checked_array
-from prunecli.results.gate_sums import COUNTS, SUMS, TEXT_SUMS, GateSums, Mode, combine, shape_of
 from prunecli.results.header import joined, split_of
 from prunecli.results.tabled import Tabled, Tables
+from prunecli.tensors.json_files import read_json
 
+Array = NDArray[Any]
+Mode = Literal["forced", "beam", "published", "text"]
+SUMS = ("tokens", "top1", "top2", "gate_sum", "conf1_sum", "conf2_sum")
+TEXT_SUMS = (
+    *SUMS,
+    "routed",
+    "gate_sq_sum",
+    "norm_sum",
+    "norm_sq_sum",
+    "gate_norm_sum",
+    "gate_norm_sq_sum",
+    "norm_max",
+)
+"""What is collected of language models: besides SUMS, those over the tokens that are routed to an expert."""
+COUNTS = ("tokens", "top1", "top2", "routed")
 ANY = "X"
 """In a pair of the authors' files, "any language": `eng_Latn-X` sums over all targets."""
+NLLB_200_LAYERS = tuple(
+    f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in range(3, 24, 4)
+)
+"""The sparse layers of NLLB-200 54.5B, of 128 experts each."""
+FIELDS = {"top1": "top1", "top2": "top2", "gate_sum": "mean", "conf1_sum": "conf1", "conf2_sum": "conf2"}
+"""Name of a sum -> field of a published entry. `top2` is the share of tokens that rank the expert second."""
+AGAIN = "Collect the statistics again."
+
+
+def _absent() -> Array:
+    return np.zeros((0, 0))
+
+
+@dataclass(frozen=True)
+class GateSums:
+    """Sums over the real tokens of one entry: no padding, no finished beams.
+
+    The gate g is the softmax over all experts, before the renormalisation over the chosen ones; of language models
+    it is the weight by which the router multiplies an expert's output, 0 for a token that is not routed to it, and
+    ranks go by it. f is an expert's output before that.
+
+    Attributes:
+        tokens: `[layers]`, tokens routed.
+        top1: `[layers, experts]`, tokens that rank the expert first.
+        top2: `[layers, experts]`, tokens that rank it second.
+        gate_sum: `[layers, experts]`, sum of g over all tokens.
+        conf1_sum: `[layers, experts]`, sum of g over the tokens that rank it first.
+        conf2_sum: `[layers, experts]`, the same over the tokens that rank it second.
+        routed: `[layers, experts]`, tokens routed to the expert. This and all that follow are `[0, 0]` where they
+            are not collected.
+        gate_sq_sum: `[layers, experts]`, sum of g² over those.
+        norm_sum, norm_sq_sum: `[layers, experts]`, sums of ‖f‖ and of ‖f‖² over those.
+        gate_norm_sum, gate_norm_sq_sum: `[layers, experts]`, sums of g‖f‖ and of g²‖f‖² over those.
+        norm_max: `[layers, experts]`, the largest ‖f‖ among those, 0 without any.
+    """
+
+    tokens: Array
+    top1: Array
+    top2: Array
+    gate_sum: Array
+    conf1_sum: Array
+    conf2_sum: Array
+    routed: Array = field(default_factory=_absent)
+    gate_sq_sum: Array = field(default_factory=_absent)
+    norm_sum: Array = field(default_factory=_absent)
+    norm_sq_sum: Array = field(default_factory=_absent)
+    gate_norm_sum: Array = field(default_factory=_absent)
+    gate_norm_sq_sum: Array = field(default_factory=_absent)
+    norm_max: Array = field(default_factory=_absent)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that are collected: SUMS or TEXT_SUMS."""
+        return SUMS if self.routed.shape != self.top1.shape else TEXT_SUMS
+
+    def __add__(self, other: GateSums) -> GateSums:
+        """What both hold, together."""
+        return GateSums(
+            **{
+                name: _added(name, getattr(self, name), getattr(other, name))
+                for name in self.names
+                if name in other.names
+            }
+        )
+
+    def plus(self, layers: Mapping[int, GateSums]) -> GateSums:
+        """With sums of some layers, `[1]` and `[1, experts]` of each, added under the layer's number."""
+        sums = self.of_layers(range(len(self.tokens)))
+        for index, row in layers.items():
+            for name in self.names:
+                array = getattr(sums, name)
+                array[index] = _added(name, array[index], getattr(row, name)[0])
+        return sums
+
+    def of_layers(self, rows: Sequence[int]) -> GateSums:
+        """A copy of those of some layers, in this order."""
+        return GateSums(**{name: getattr(self, name)[list(rows)] for name in self.names})
+
+    @classmethod
+    def zeros(cls, layers: int, experts: int, names: Sequence[str] = SUMS) -> GateSums:
+        """No tokens yet: integer counts, float64 sums."""
+        return cls(
+            **{
+                name: np.zeros(
+                    (layers, experts)[: 1 if name == "tokens" else 2],
+                    np.int64 if name in COUNTS else np.float64,
+                )
+                for name in names
+            }
+        )
+
+
+def _added(name: str, one: Array, other: Array) -> Array:
+    """Both together; of the maxima the larger stands for both."""
+    return np.asarray(np.maximum(one, other) if name == "norm_max" else one + other)
+
+
+def ratio(numerator: Array, denominator: Array) -> NDArray[np.float64]:
+    """numerator / denominator, 0 where the denominator is 0."""
+    result = np.zeros(np.shape(numerator))
+    np.divide(numerator, denominator, out=result, where=np.broadcast_to(denominator != 0, result.shape))
+    return result
+
+
+def combine(parts: Sequence[GateSums], mode: Mode) -> GateSums:
+    """At least one in one; the order is the caller's, so that equal inputs give equal bits.
+
+    Sums are added, of maxima the largest stays. Published ratios are averaged, each of them alone and every entry
+    weighing alike, as the authors' code does: the mean of conf, not conf over all tokens.
+    """
+    if mode != "published" or len(parts) == 1:
+        return reduce(GateSums.__add__, parts)
+
+    def mean(values: Iterable[Array]) -> Array:
+        return np.asarray(np.mean([*values], axis=0))
+
+    top1, top2 = mean(part.top1 for part in parts), mean(part.top2 for part in parts)
+    conf1 = mean(ratio(part.conf1_sum, part.top1) for part in parts)
+    conf2 = mean(ratio(part.conf2_sum, part.top2) for part in parts)
+    gate_sum = mean(part.gate_sum for part in parts)
+    return GateSums(np.ones(len(top1)), top1, top2, gate_sum, conf1 * top1, conf2 * top2)
 
 
 @dataclass(frozen=True)
@@ -46,7 +190,7 @@ class GateStatistics(Tabled):
 
     FORMAT: ClassVar[str] = "prunecli.gates/1"
     TEXT_FORMAT: ClassVar[str] = "prunecli.gates/2"
-    """With ROUTED_SUMS, and a text's name for each entry."""
+    """With TEXT_SUMS, and a text's name for each entry."""
 
     fingerprint: str | None
     model_type: str | None
@@ -87,38 +231,37 @@ class GateStatistics(Tabled):
         Raises:
             StatisticsError: of another format, misshapen, with values that no run could give.
         """
-        if payload["format"] not in (cls.FORMAT, cls.TEXT_FORMAT):
+        is_text = payload["format"] == cls.TEXT_FORMAT
+        if not is_text and payload["format"] != cls.FORMAT:
             raise StatisticsError(
                 f"{path}: format is {payload['format']!r}, not {cls.FORMAT!r} or {cls.TEXT_FORMAT!r}.",
                 "Give a file that `collect-gates` wrote.",
             )
-        names = SUMS if payload["format"] == cls.FORMAT else TEXT_SUMS
         try:
-            layers = tuple(str(name) for name in payload["layers"])
-            experts = int(payload["num_experts"])
-            model = payload["model"]
+            model, layers = payload["model"], tuple(map(str, payload["layers"]))
+            shape = len(layers), int(payload["num_experts"])
             entries = {
-                str(pair): GateSums(
+                pair: GateSums(
                     **{
                         name: checked_array(
                             sums[name],
-                            shape_of(name, len(layers), experts),
+                            shape[: 1 if name == "tokens" else 2],
                             f"{path}: {pair}: {name}",
                             counts=name in COUNTS,
                         )
-                        for name in names
+                        for name in (TEXT_SUMS if is_text else SUMS)
                     }
                 )
                 for pair, sums in payload["entries"].items()
             }
             statistics = cls(
-                fingerprint=str(model["fingerprint"]),
-                model_type=str(model["model_type"]),
-                mode=payload["mode"],
-                layers=layers,
-                num_experts=experts,
-                top_k=int(payload["top_k"]),
-                entries=entries,
+                str(model["fingerprint"]),
+                str(model["model_type"]),
+                payload["mode"],
+                layers,
+                shape[1],
+                int(payload["top_k"]),
+                entries,
                 dtype=payload.get("dtype"),
                 routers=str(model["routers"]) if "routers" in model else None,
                 split=split_of(payload),
@@ -126,30 +269,26 @@ class GateStatistics(Tabled):
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             missing = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({reason_of(error)})"
-            raise StatisticsError(f"{path}: the file {missing}.", "Collect the statistics again.") from error
-        is_text = payload["format"] == cls.TEXT_FORMAT
-        if not statistics.entries:
-            what = "texts" if is_text else "language pairs"
-            raise StatisticsError(f"{path}: no {what}.", "Collect the statistics again.")
+            raise StatisticsError(f"{path}: the file {missing}.", AGAIN) from error
+        if not entries:
+            raise StatisticsError(f"{path}: no {'texts' if is_text else 'language pairs'}.", AGAIN)
         modes = ("text",) if is_text else ("forced", "beam")
         if statistics.mode not in modes:
             known = " or ".join(map(repr, modes))
             raise StatisticsError(f"{path}: mode is {statistics.mode!r}, not {known}.")
-        for pair in statistics.entries:
-            if is_text and not pair:
-                raise StatisticsError(f"{path}: a text without a name.", "Collect the statistics again.")
-            if not is_text and not all(split_pair(pair)):
+        if is_text and "" in entries:
+            raise StatisticsError(f"{path}: a text without a name.", AGAIN)
+        for pair in () if is_text else entries:
+            if not all(split_pair(pair)):
                 raise StatisticsError(f"{path}: {pair!r} is not a pair SOURCE-TARGET.")
         return statistics
 
     def to_json(self) -> dict[str, Any]:
         """The fields of gates.json beside those of the header; counts stay integers."""
+        model = {"fingerprint": self.fingerprint, "model_type": self.model_type}
+        stated = {"dtype": self.dtype, "whole_files": self.whole_files, "split": self.split}
         return {
-            "model": {
-                "fingerprint": self.fingerprint,
-                "model_type": self.model_type,
-                **({} if self.routers is None else {"routers": self.routers}),
-            },
+            "model": model if self.routers is None else {**model, "routers": self.routers},
             "mode": self.mode,
             "layers": list(self.layers),
             "num_experts": self.num_experts,
@@ -158,14 +297,11 @@ class GateStatistics(Tabled):
                 pair: {name: getattr(sums, name).tolist() for name in self.names}
                 for pair, sums in self.entries.items()
             },
-            **({} if self.dtype is None else {"dtype": self.dtype}),
-            **({} if self.whole_files is None else {"whole_files": self.whole_files}),
-            **({} if self.split is None else {"split": self.split}),
+            **{name: value for name, value in stated.items() if value is not None},
         }
 
     def _tables(self) -> Tables:
         """`gates`: a row for each entry, layer and expert; `tokens` are those of the layer."""
-        entries = self.to_json()["entries"]
         entry = "text" if self.mode == "text" else "pair"
         return {
             "gates": [
@@ -176,7 +312,7 @@ class GateStatistics(Tabled):
                     "tokens": sums["tokens"][index],
                     **{name: sums[name][index][expert] for name in self.names[1:]},
                 }
-                for pair, sums in entries.items()
+                for pair, sums in self.to_json()["entries"].items()
                 for index, layer in enumerate(self.layers)
                 for expert in range(self.num_experts)
             ]
@@ -208,26 +344,24 @@ def merge(parts: Sequence[GateStatistics], names: Sequence[str] | None = None) -
     Raises:
         StatisticsError: of different models, layers, or modes.
     """
-    names = [f"statistics {number}" for number in range(1, len(parts) + 1)] if names is None else names
     first = parts[0]
-    for name, part in zip(names[1:], parts[1:], strict=True):
+    for number, part in enumerate(parts):
         for common in ("fingerprint", "model_type", "layers", "num_experts", "top_k", "mode"):
             ours, theirs = getattr(first, common), getattr(part, common)
             if ours != theirs:
+                one, other = (names[i] if names else f"statistics {i + 1}" for i in (0, number))
                 raise StatisticsError(
-                    f"{names[0]} and {name} cannot be merged: "
-                    f"{common} is {_short(ours)} and {_short(theirs)}.",
+                    f"{one} and {other} cannot be merged: {common} is {_short(ours)} and {_short(theirs)}.",
                     "Merge only statistics of one model, collected in one mode.",
                 )
     found: dict[str, list[GateSums]] = {}
     for part in parts:
         for pair, sums in part.entries.items():
             found.setdefault(pair, []).append(sums)
-    entries = {pair: combine(held, first.mode) for pair, held in found.items()}
     kinds = {part.whole_files for part in parts}
     return replace(
         first,
-        entries=entries,
+        entries={pair: combine(held, first.mode) for pair, held in found.items()},
         lacks=frozenset[str]().union(*(part.lacks for part in parts)),
         split=joined(part.split for part in parts),
         whole_files=first.whole_files if len(kinds) == 1 else None,
@@ -238,3 +372,50 @@ def merge(parts: Sequence[GateStatistics], names: Sequence[str] | None = None) -
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def read_gates(path: Path, layers: Sequence[str] = NLLB_200_LAYERS, num_experts: int = 128) -> GateStatistics:
+    """Read a gates.json, or statistics that the paper's authors published.
+
+    Those are `{pair: {"top1": [...], "conf1": [...], "mean": [...]}}`; pairs are named SRC-TGT, SRC-X or X-TGT.
+
+    Args:
+        path: the file.
+        layers: names of the model's sparse layers, which a published file does not give.
+        num_experts: experts of an original layer, likewise.
+
+    Raises:
+        StatisticsError: missing, cut short, not statistics, misshapen, with values that no run could give.
+    """
+    payload = read_json(path)
+    if not isinstance(payload, dict):
+        raise StatisticsError(f"{path}: no gate statistics.", "A list of expert ids goes with --keep.")
+    if "format" in payload:
+        return GateStatistics.from_json(payload, path)
+    remedy = "Give a file that `collect-gates` wrote."
+    for pair, entry in payload.items():
+        is_entry = isinstance(entry, Mapping) and not set(entry).isdisjoint(FIELDS.values())
+        if not is_entry or not all(split_pair(pair)):
+            raise StatisticsError(
+                f"{path}: neither a gates.json nor published gate statistics ({pair!r} fits neither).", remedy
+            )
+    if not payload:
+        raise StatisticsError(f"{path}: no language pairs.", remedy)
+    held = [name for name, field in FIELDS.items() if all(field in entry for entry in payload.values())]
+    count, entries = len(layers) * num_experts, {}
+    for pair, entry in payload.items():
+        sums = vars(GateSums.zeros(len(layers), num_experts)) | {"tokens": np.ones(len(layers))}
+        for name in held:
+            values, where = entry[FIELDS[name]], f"{path}: {pair}: {FIELDS[name]}"
+            if isinstance(values, list) and len(values) != count:
+                raise StatisticsError(
+                    f"{where} holds {len(values)} values; the model has {len(layers)} sparse layers x "
+                    f"{num_experts} experts = {count}.",
+                    "The authors' files are for NLLB-200 54.5B (12 x 128); collect the gates of this model.",
+                )
+            sums[name] = checked_array(values, (count,), where).reshape(len(layers), num_experts)
+        for rank in ("1", "2"):  # a mean over the tokens of this rank, back to the sum over them
+            sums[f"conf{rank}_sum"] = sums[f"conf{rank}_sum"] * sums[f"top{rank}"]
+        entries[pair] = GateSums(**sums)
+    lacks = frozenset(FIELDS).difference(held)
+    return GateStatistics(None, None, "published", tuple(layers), num_experts, 2, entries, lacks)

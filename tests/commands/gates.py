@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from prunecli.results.gate_sums import TEXT_SUMS, GateSums
-from prunecli.results.gates import GateStatistics
+from prunecli.results.gates import TEXT_SUMS, GateStatistics, GateSums
 from prunecli.results.header import header
 from prunecli.tensors.documents import write_json
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prunecli.commands.collect_gates import collect_gates
-from prunecli.results.published import read_gates
+from prunecli.results.gates import read_gates
 from tests.commands.calls import Result, call, refused
 from tests.forked import ended, start
 from tests.tiny import tiny_nllb_moe

@@ -13,7 +13,7 @@ from prunecli.commands.evaluate import evaluate
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.demo import LM_TEXTS
 from prunecli.methods.experts.metrics import METRICS
-from prunecli.results.published import read_gates
+from prunecli.results.gates import read_gates
 from prunecli.text.plain import MIXED
 from tests.commands.calls import Result, call, refused
 from tests.stock_mixtures import TAPPED, tiny_images_model, tiny_mixture, write_sentinels

@@ -16,13 +16,12 @@ from prunecli.commands.prune_experts import (
     MetricName,
     prune_experts,
 )
-from prunecli.methods.experts.budget import STRATEGIES
 from prunecli.methods.experts.metrics import METRICS, WITHOUT_STATISTICS
+from prunecli.methods.experts.names import Strategy
 from prunecli.methods.experts.options import ExpertOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import shim_classes
-from prunecli.results.gate_sums import COUNTS, SUMS, GateSums
-from prunecli.results.gates import GateStatistics
+from prunecli.results.gates import COUNTS, SUMS, GateStatistics, GateSums
 from prunecli.tensors.documents import write_json
 from tests.commands.calls import Result, call, names, refused
 from tests.reference import released_statistics, weights
@@ -141,7 +140,7 @@ def test_without_languages_and_ratio_the_defaults_are_said(model: Path, folder: 
 
 
 @pytest.mark.parametrize("metric", [*OF_GATES, *WITHOUT_STATISTICS])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", get_args(Strategy))
 def test_every_metric_and_strategy(metric: str, strategy: str, model: Path, folder: Path) -> None:
     result = run(model, "--metric", metric, "--strategy", strategy, "--ratio", 0.5, "--json", "--dry-run")
     assert result.status == 0, result.err
@@ -408,7 +407,7 @@ REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
     "gates and ids": (("--gates", "gates.json", "--keep", "gates.json"), "exclude", 2),
     "choice of ids": (
         ("--keep", "gates.json", "--ratio", 0.5, "--metric", "top1", "--multiple-of", 4),
-        "does not go with --ratio, --fit, --experts-per-layer or --metric or --multiple-of",
+        "does not go with --ratio, --count, --fit, --experts-per-layer or --metric or --multiple-of",
         2,
     ),
     "languages of no statistics": (

@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.model.checkpoint import open_model
-from prunecli.results.gate_sums import COUNTS, TEXT_SUMS, GateSums
-from prunecli.results.gates import GateStatistics
+from prunecli.results.gates import COUNTS, TEXT_SUMS, GateStatistics, GateSums
 from prunecli.tensors.documents import write_json
 from tests.commands.calls import call
 from tests.contracts.test_mixtures import save_tiny

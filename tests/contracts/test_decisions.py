@@ -27,8 +27,7 @@ from prunecli.model.decision import Decision
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from prunecli.results.decisions import FILE, DecisionRecord, read_decisions, record
-from prunecli.results.gate_sums import TEXT_SUMS, GateSums
-from prunecli.results.gates import GateStatistics
+from prunecli.results.gates import TEXT_SUMS, GateStatistics, GateSums
 from prunecli.results.unit_scores import Scores
 from prunecli.selection.cut import cut
 from tests.contracts.test_vocabulary_method import to_lines

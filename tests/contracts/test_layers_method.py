@@ -23,8 +23,7 @@ from prunecli.methods.sharing.rewrite import rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
-from prunecli.results.gate_sums import GateSums
-from prunecli.results.gates import GateStatistics
+from prunecli.results.gates import GateStatistics, GateSums
 from prunecli.results.matching import match_gates
 from prunecli.results.unit_scores import match_scores
 from prunecli.selection.cut import cut

@@ -17,7 +17,7 @@ from prunecli.commands import app
 from prunecli.errors import CheckpointError, DataError, OutputError, PruneError, StatisticsError
 from prunecli.model.checkpoint import open_model
 from prunecli.recipes.text import read_recipe
-from prunecli.results.published import read_gates
+from prunecli.results.gates import read_gates
 from prunecli.results.unit_scores import Scores, read_scores
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.documents import refuse_unwritable, write_json

@@ -13,12 +13,19 @@ import numpy as np
 import pytest
 
 from prunecli.errors import PruneError, StatisticsError, UsageError
-from prunecli.methods.experts.granularity import aggregate
+from prunecli.methods.experts.metrics import aggregate
 from prunecli.model.checkpoint import open_model
-from prunecli.results.gate_sums import COUNTS, SUMS, TEXT_SUMS, GateSums
-from prunecli.results.gates import GateStatistics, merge, side_of
+from prunecli.results.gates import (
+    COUNTS,
+    SUMS,
+    TEXT_SUMS,
+    GateStatistics,
+    GateSums,
+    merge,
+    read_gates,
+    side_of,
+)
 from prunecli.results.matching import match_gates
-from prunecli.results.published import read_gates
 from prunecli.tensors.documents import write_json
 from tests.results.tables import setting
 from tests.tiny import tiny_nllb_moe

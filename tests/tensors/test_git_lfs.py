@@ -13,7 +13,7 @@ from prunecli.evaluation.scoring import spm_file
 from prunecli.methods.experts.selection import read_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
-from prunecli.results.published import read_gates
+from prunecli.results.gates import read_gates
 from prunecli.results.unit_scores import read_scores
 from prunecli.selection.cut import cut
 from prunecli.selection.saved import read_kept

@@ -12,7 +12,7 @@ from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import labels_for
 from prunecli.methods.experts.options import of_language_model
-from prunecli.methods.experts.resume import PartialRun, forget
+from prunecli.methods.experts.resume import PartialRun, layers_paths
 from prunecli.methods.experts.score import DEFAULT, CollectOptions, Material, score
 from prunecli.methods.experts.texts import Texts
 from prunecli.methods.experts.translation import Translation
@@ -39,7 +39,7 @@ from prunecli.results.header import header
 from prunecli.results.outputs import OutputSums, outputs_path
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.runner import InMemory, Runner
-from prunecli.tensors.documents import refuse_unwritable, write_json
+from prunecli.tensors.documents import partial_path, refuse_unwritable, write_json
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.hub.names import origin
 from prunecli.tensors.quantities import bytes_text
@@ -161,7 +161,8 @@ def collect_gates(
                 write_json(path, document, force=force)
                 if sums is not None:
                     sums.write(outputs_path(path))
-        forget(path)
+        for left in (partial_path(path), *layers_paths(path)):
+            left.unlink(missing_ok=True)
     return Collected(statistics, report)
 
 

@@ -14,17 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.errors import StatisticsError, UnsupportedModelError, UsageError
-from prunecli.methods.experts.granularity import aggregate_texts
-from prunecli.methods.experts.measured import read_all
+from prunecli.methods.experts.metrics import aggregate_texts, read_all
 from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import with_keys
 from prunecli.model.quantisation import method_of
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.sparse_layer import CONSTANT
-from prunecli.results.gate_sums import ratio
+from prunecli.results.gates import ratio, read_gates
 from prunecli.results.outputs import OutputSums, added, outputs_path
-from prunecli.results.published import read_gates
 from prunecli.selection.selection import Selection
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Generated, Output

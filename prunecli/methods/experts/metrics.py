@@ -1,62 +1,71 @@
-"""Expert metrics: how much an expert contributes, from additive sums.
+"""What statistics say of a checkpoint's experts: the value of each by a metric, and how well it is known.
 
-Of gates (2212.09811, 4.1), with n the tokens of a layer, per expert e: top1(e) = top1 / n;
+Metrics of gates (2212.09811, 4.1), with n the tokens of a layer, per expert e: top1(e) = top1 / n;
 top2(e) = (top1 + top2) / n; mean(e) = gate_sum / n; conf(e) = conf1_sum / top1, 0 where no token ranks e first.
 
-Of gates and outputs, which are collected of language models: sums over the n_e tokens that are routed to e, of its
-gate g as applied and the norm ‖f‖ of its output, S(b, a, c) = [1 / n_e if b] sum g^a ‖f‖^c (2606.15716). They are 0 of
-an expert that no token is routed to.
+Metrics of gates and outputs, which are collected of language models: sums over the n_e tokens that are routed to e, of
+its gate g as applied and the norm ‖f‖ of its output, S(b, a, c) = [1 / n_e if b] sum g^a ‖f‖^c (2606.15716). They are 0
+of an expert that no token is routed to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.model.axes import Axis
-from prunecli.results.gate_sums import GateSums, ratio
-from prunecli.results.gates import GateStatistics
+from prunecli.methods.experts.names import Granularity
+from prunecli.model.axes import Axis, axis_name
+from prunecli.model.sparse_layer import SparseLayer
+from prunecli.results.gates import (
+    ANY,
+    SUMS,
+    GateStatistics,
+    GateSums,
+    Mode,
+    merge,
+    ratio,
+    read_gates,
+    side_of,
+    split_pair,
+)
+from prunecli.results.matching import match_gates, read_matching
+from prunecli.selection.select import Kept
+from prunecli.text.lines import near_names
+
+if TYPE_CHECKING:
+    from prunecli.model.checkpoint import Checkpoint
 
 Values = NDArray[np.float64]
 RANDOM = "random"
 """The baseline that needs no statistics."""
 AIMER = "aimer"
-"""What weights alone say (`methods.experts.aimer`)."""
+"""The metric of weights alone (`methods.experts.aimer`)."""
 WITHOUT_STATISTICS = (AIMER, RANDOM)
-DEFAULT_METRIC = "importance"
-"""Of translation models, as published."""
-DEFAULT_TEXT_METRIC = "reap"
-"""Of language models."""
+MIN_TOKENS = 100
+"""Fewer than this are too few to judge an expert by. In a small Qwen3-MoE (6 layers of 32 experts) g‖f‖ spreads over an
+expert's tokens by its mean, and neighbours in the order by REAP differ by 7 to 8 %: judged by 10 successive tokens of
+its own, an expert is 22 to 29 % off and moves by 2 to 4 places of 32, by 100 of them 7 to 13 % and 1 to 2 places."""
+LAYERS_SHOWN = 6
+MOST_ALONE = 16
+"""Languages or texts whose values alone are told beside those of all; of more, none are."""
 
 
-@dataclass(frozen=True)
-class Metric:
-    """One metric: a function of `GateSums` to `[layers, experts]`, and the sums that it needs."""
+class Metric(NamedTuple):
+    """One metric: the sums that it needs, and `[layers, experts]` of `GateSums`."""
 
-    function: Callable[[GateSums], Values]
     needs: frozenset[str]
-
-    def __call__(self, sums: GateSums) -> Values:
-        return self.function(sums)
+    values: Callable[[GateSums], Values]
 
 
-def activity_top1(sums: GateSums) -> Values:
+def top1(sums: GateSums) -> Values:
     """top1(e): the share of tokens that rank e first. `[layers, experts]`."""
     return ratio(sums.top1, sums.tokens[:, None])
-
-
-def activity_top2(sums: GateSums) -> Values:
-    """top2(e): the share of tokens that rank e first or second. `[layers, experts]`."""
-    return ratio(sums.top1 + sums.top2, sums.tokens[:, None])
-
-
-def mean_gate(sums: GateSums) -> Values:
-    """mean(e): the mean gate of e over all tokens. `[layers, experts]`."""
-    return ratio(sums.gate_sum, sums.tokens[:, None])
 
 
 def confidence(sums: GateSums) -> Values:
@@ -64,69 +73,31 @@ def confidence(sums: GateSums) -> Values:
     return ratio(sums.conf1_sum, sums.top1)
 
 
-def load_balance(sums: GateSums) -> Values:
-    """LB(e) = top1(e) x mean(e). `[layers, experts]`."""
-    return activity_top1(sums) * mean_gate(sums)
-
-
-def importance_vanilla(sums: GateSums) -> Values:
-    """imp_vanilla(e) = top1(e) x conf(e) (eq. 3). `[layers, experts]`."""
-    return activity_top1(sums) * confidence(sums)
-
-
-def importance(sums: GateSums) -> Values:
-    """imp(e) = top1(e) x exp(conf(e)) (eq. 4). `[layers, experts]`."""
-    return np.asarray(activity_top1(sums) * np.exp(confidence(sums)), np.float64)
-
-
-def reap(sums: GateSums) -> Values:
-    """REAP: sum g‖f‖ / n_e (2510.13999, eq. 9). `[layers, experts]`."""
-    return ratio(sums.gate_norm_sum, sums.routed)
-
-
-def expert_activation_norm(sums: GateSums) -> Values:
-    """EAN: sum ‖f‖ (2510.13999, eq. 13). `[layers, experts]`."""
-    return sums.norm_sum
-
-
-def weighted_expert_activation_norm(sums: GateSums) -> Values:
-    """EAN with gates: sum g‖f‖, S(0, 1, 1). `[layers, experts]`."""
-    return sums.gate_norm_sum
-
-
-def frequency(sums: GateSums) -> Values:
-    """n_e, the tokens routed to e, S(0, 0, 0). `[layers, experts]`."""
-    return np.asarray(sums.routed, np.float64)
-
-
-def seer(sums: GateSums) -> Values:
-    """SEER: sum g, S(0, 1, 0). `[layers, experts]`."""
-    return sums.gate_sum
-
-
-def mean_activation_norm(sums: GateSums) -> Values:
-    """MAN: sum ‖f‖ / n_e, S(1, 0, 1). `[layers, experts]`."""
-    return ratio(sums.norm_sum, sums.routed)
-
-
-def mean_square_activation_norm(sums: GateSums) -> Values:
-    """MSAN: sum ‖f‖² / n_e, S(1, 0, 2). `[layers, experts]`."""
-    return ratio(sums.norm_sq_sum, sums.routed)
-
-
 METRICS: Mapping[str, Metric] = {
-    "importance": Metric(importance, frozenset({"top1", "conf1_sum"})),
-    "importance-vanilla": Metric(importance_vanilla, frozenset({"top1", "conf1_sum"})),
-    "top1": Metric(activity_top1, frozenset({"top1"})),
-    "top2": Metric(activity_top2, frozenset({"top1", "top2"})),
-    "load-balance": Metric(load_balance, frozenset({"top1", "gate_sum"})),
-    "reap": Metric(reap, frozenset({"routed", "gate_norm_sum"})),
-    "ean": Metric(expert_activation_norm, frozenset({"norm_sum"})),
-    "frequency": Metric(frequency, frozenset({"routed"})),
-    "seer": Metric(seer, frozenset({"routed", "gate_sum"})),  # gate_sum alone is over all tokens
-    "man": Metric(mean_activation_norm, frozenset({"routed", "norm_sum"})),
-    "msan": Metric(mean_square_activation_norm, frozenset({"routed", "norm_sq_sum"})),
-    "weighted-ean": Metric(weighted_expert_activation_norm, frozenset({"gate_norm_sum"})),
+    # eq. 4 and eq. 3 of 2212.09811, and LB(e) = top1(e) x mean(e)
+    "importance": Metric(
+        frozenset({"top1", "conf1_sum"}), lambda sums: top1(sums) * np.exp(confidence(sums))
+    ),
+    "importance-vanilla": Metric(
+        frozenset({"top1", "conf1_sum"}), lambda sums: top1(sums) * confidence(sums)
+    ),
+    "top1": Metric(frozenset({"top1"}), top1),
+    "top2": Metric(
+        frozenset({"top1", "top2"}), lambda sums: ratio(sums.top1 + sums.top2, sums.tokens[:, None])
+    ),
+    "load-balance": Metric(
+        frozenset({"top1", "gate_sum"}), lambda sums: top1(sums) * ratio(sums.gate_sum, sums.tokens[:, None])
+    ),
+    # eq. 9 and 13 of 2510.13999, then S(0, 0, 0), S(0, 1, 0), S(1, 0, 1), S(1, 0, 2) and S(0, 1, 1)
+    "reap": Metric(
+        frozenset({"routed", "gate_norm_sum"}), lambda sums: ratio(sums.gate_norm_sum, sums.routed)
+    ),
+    "ean": Metric(frozenset({"norm_sum"}), lambda sums: sums.norm_sum),
+    "frequency": Metric(frozenset({"routed"}), lambda sums: np.asarray(sums.routed, np.float64)),
+    "seer": Metric(frozenset({"routed", "gate_sum"}), lambda sums: sums.gate_sum),  # else over all tokens
+    "man": Metric(frozenset({"routed", "norm_sum"}), lambda sums: ratio(sums.norm_sum, sums.routed)),
+    "msan": Metric(frozenset({"routed", "norm_sq_sum"}), lambda sums: ratio(sums.norm_sq_sum, sums.routed)),
+    "weighted-ean": Metric(frozenset({"gate_norm_sum"}), lambda sums: sums.gate_norm_sum),
 }
 
 
@@ -137,16 +108,17 @@ def metric_named(name: str) -> Metric:
         UsageError: there is none.
     """
     if name not in METRICS:
-        remedy = f"Choose one of {', '.join((*METRICS, *WITHOUT_STATISTICS))}."
-        if name in WITHOUT_STATISTICS:
-            raise UsageError(f"The metric {name!r} takes no statistics.", remedy)
-        raise UsageError(f"No metric {name!r}.", remedy)
+        is_other = name in WITHOUT_STATISTICS
+        raise UsageError(
+            f"The metric {name!r} takes no statistics." if is_other else f"No metric {name!r}.",
+            f"Choose one of {', '.join((*METRICS, *WITHOUT_STATISTICS))}.",
+        )
     return METRICS[name]
 
 
 def default_metric(statistics: GateStatistics) -> str:
-    """The metric for statistics of this kind where none is asked for."""
-    return DEFAULT_TEXT_METRIC if statistics.mode == "text" else DEFAULT_METRIC
+    """The metric for statistics of this kind where none is asked for: as published, of language models REAP."""
+    return "reap" if statistics.mode == "text" else "importance"
 
 
 def metric_values(name: str, sums: GateSums, statistics: GateStatistics) -> dict[str, Values]:
@@ -163,17 +135,296 @@ def metric_values(name: str, sums: GateSums, statistics: GateStatistics) -> dict
     """
     metric = metric_named(name)
     held = frozenset(statistics.names) - statistics.lacks
-    missing = sorted(metric.needs - held)
-    if missing:
+    if missing := sorted(metric.needs - held):
         usable = [other for other, candidate in METRICS.items() if candidate.needs <= held]
         raise StatisticsError(
             f"The statistics lack what the metric {name!r} needs ({', '.join(missing)}).",
             f"Choose --metric {' or '.join(usable)}." if usable else "Collect the gates with prunecli.",
         )
-    return {axis.name: values for axis, values in zip(statistics.axes, metric(sums), strict=True)}
+    return {axis.name: own for axis, own in zip(statistics.axes, metric.values(sums), strict=True)}
 
 
 def random_values(axes: Sequence[Axis], seed: int) -> dict[str, Values]:
     """Name of each axis -> `[original experts]` uniform in (0, 1], the baseline."""
     generator = np.random.default_rng(seed)
     return {axis.name: 1.0 - generator.random(axis.original) for axis in axes}
+
+
+def aggregate(
+    statistics: GateStatistics,
+    granularity: str,
+    sources: Sequence[str] = (),
+    targets: Sequence[str] = (),
+) -> GateSums:
+    """The sums that a selection by languages is made from (2212.09811, 4.2), `[layers, experts]`.
+
+    - global: all pairs.
+    - pair: the pairs of the given sources with the given targets; a side left out stands for all its
+      languages.
+    - language: in the encoder all pairs with a given source, in the decoder all with a given target; a side
+      left out is summed over all pairs.
+
+    In published files the entries `SOURCE-X` and `X-TARGET` stand for all pairs of that source or target, and
+    ratios are averaged where sums are added.
+
+    Raises:
+        UsageError: languages that the granularity does not take, or none where it needs them.
+        StatisticsError: a language or a pair that the statistics lack.
+    """
+    pairs = {name: split_pair(name) for name in statistics.entries}
+    known = [
+        [name for name in dict.fromkeys(pair[position] for pair in pairs.values()) if name != ANY]
+        for position in (0, 1)
+    ]
+    if granularity == "global":
+        if sources or targets:
+            raise UsageError(
+                "--granularity global sums over all languages; it takes no --source and no --target.",
+                "Leave them out, or choose --granularity language or pair.",
+            )
+    elif not sources and not targets:
+        names = sorted({*known[0], *known[1]})
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        raise UsageError(
+            f"--granularity {granularity} needs --source or --target.",
+            f"Known: {', '.join(names[:8])}{more}.",
+        )
+    for role, collected, asked in zip(("source", "target"), known, (sources, targets), strict=True):
+        if unknown := [language for language in asked if language not in collected]:
+            raise StatisticsError(
+                f"The statistics hold no {role} language {unknown[0]!r}.",
+                near_names(unknown[0], collected, "Collected"),
+            )
+    if granularity == "pair":
+        return statistics.combined(sorted(_pairs(pairs, sources, targets)))
+
+    def of(position: int, asked: Sequence[str]) -> GateSums:
+        """Of each language the one entry that stands for all of its pairs, `SOURCE-X` or `X-TARGET`, else those."""
+        entries: list[str] = []
+        for language in dict.fromkeys(asked or known[position] or [ANY]):
+            whole = (f"{language}-{ANY}", f"{ANY}-{language}")[position]
+            own = [name for name, pair in pairs.items() if pair[position] == language]
+            entries += [whole] if whole in pairs else own
+        return statistics.combined(sorted(entries))
+
+    sides = {"encoder": of(0, sources), "decoder": of(1, targets)}
+    rows = [sides[side_of(layer)].of_layers([row]) for row, layer in enumerate(statistics.layers)]
+    return GateSums(**{name: np.concatenate([getattr(row, name) for row in rows]) for name in SUMS})
+
+
+def _pairs(
+    pairs: Mapping[str, tuple[str, str]], sources: Sequence[str], targets: Sequence[str]
+) -> Sequence[str]:
+    """Entries of the given sources with the given targets, a language with itself left out."""
+    if sources and targets:
+        asked = [f"{s}-{t}" for s in dict.fromkeys(sources) for t in dict.fromkeys(targets) if s != t]
+        if not asked:
+            raise UsageError(f"{sources[0]} to {targets[0]} is no translation.", "Name two languages.")
+    else:
+        asked = [
+            name
+            for name, (source, target) in pairs.items()
+            if ANY not in (source, target) and (source in sources or target in targets)
+        ]
+    missing = [pair for pair in asked if pair not in pairs]
+    if missing or not asked:
+        raise StatisticsError(
+            f"The statistics lack the pair {missing[0]}."
+            if missing
+            else "The statistics hold no pairs of these.",
+            "Collect its gates and give both files, or choose --granularity language.",
+        )
+    return asked
+
+
+def aggregate_texts(statistics: GateStatistics, texts: Sequence[str] = ()) -> GateSums:
+    """The sums of some texts together, by default of all, `[layers, experts]`; every token weighs alike.
+
+    Raises:
+        StatisticsError: a text that the statistics lack.
+    """
+    if unknown := [text for text in texts if text not in statistics.entries]:
+        raise StatisticsError(
+            f"The statistics hold no text {unknown[0]!r}.",
+            near_names(unknown[0], list(statistics.entries), "Collected"),
+        )
+    return statistics.combined(sorted(set(texts or statistics.entries)))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The values that experts are chosen by.
+
+    Attributes:
+        values: name of the axis -> `[original experts]`, their metric; after `held`, `[experts]` of the checkpoint.
+        metric: the name of the metric.
+        mode: how the statistics were collected; None: there are none.
+        granularity: that languages were summed by; None: of texts, or without statistics.
+        few: layer's name -> experts that it holds and that fewer than the least number of tokens were routed to.
+        of: fingerprint of the model that was run, where the checkpoint is a quantised copy of it; else None.
+        texts: pairs of languages, languages, or texts that were summed; of many, how many there are.
+        split: of the text, where it is known.
+        tokens: layer's name -> that were routed, where they were counted.
+        alone: language or text of several that were asked for -> the values that it alone gives, of the layers that it
+            counts in.
+        unseen: names of layers that predict further tokens: no text enters them, so that their values are AIMER's.
+        mixed: see `GateStatistics`.
+    """
+
+    values: Mapping[str, Values]
+    metric: str
+    mode: Mode | None = None
+    granularity: Granularity | None = None
+    few: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    of: str | None = None
+    texts: tuple[str, ...] = ()
+    split: str | None = None
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    alone: Mapping[str, Mapping[str, Values]] = field(default_factory=dict)
+    unseen: frozenset[str] = frozenset()
+    mixed: bool = False
+
+    def held(self, axes: Sequence[Axis]) -> Measured:
+        """The values of the experts that the checkpoint holds, in the order of `Axis.ids`."""
+
+        def of(values: Mapping[str, Values]) -> dict[str, Values]:
+            return {axis.name: values[axis.name][list(axis.ids)] for axis in axes if axis.name in values}
+
+        alone = {name: of(values) for name, values in self.alone.items()}
+        return replace(self, values=of(self.values), alone=alone)
+
+
+def _measured(
+    statistics: GateStatistics,
+    metric: str | None,
+    sums: GateSums,
+    texts: Sequence[str],
+    alone: Mapping[str, tuple[GateSums, str]],
+) -> Measured:
+    """The values by `metric`, or the default one.
+
+    Args:
+        sums: that all values are computed from.
+        texts: names of what is summed.
+        alone: language or text -> its sums, and the side where they count; "": both.
+    """
+    metric = metric or default_metric(statistics)
+    counted = () if statistics.mode == "published" else zip(statistics.layers, sums.tokens, strict=True)
+    return Measured(
+        metric_values(metric, sums, statistics),
+        metric,
+        statistics.mode,
+        texts=tuple(texts) if len(texts) <= MOST_ALONE else (f"{len(texts):,} pairs or texts",),
+        split=statistics.split,
+        tokens={layer: int(count) for layer, count in counted},
+        alone={
+            name: {
+                axis: values
+                for axis, values in metric_values(metric, own, statistics).items()
+                if side in ("", side_of(axis))
+            }
+            for name, (own, side) in alone.items()
+        },
+        mixed=statistics.mixed,
+    )
+
+
+def measure_languages(
+    statistics: GateStatistics,
+    metric: str | None,
+    granularity: Granularity | None,
+    sources: Sequence[str],
+    targets: Sequence[str],
+) -> Measured:
+    """By languages of translation; `metric` and `granularity` None: the default ones.
+
+    The values that several languages give alone are, by language, those of the encoder's layers for each source and of
+    the decoder's for each target; by pair, those of all layers for each.
+
+    Raises:
+        UsageError: no such metric or granularity, languages that it does not take.
+        StatisticsError: a language or sums that the statistics lack.
+    """
+    granularity = granularity or ("language" if sources or targets else "global")
+    texts = tuple(statistics.entries)
+    if sources or targets:
+        texts = (f"{', '.join(sources) or 'any'} to {', '.join(targets) or 'any'}, by {granularity}",)
+    sums = aggregate(statistics, granularity, sources, targets)
+    alone = {}
+    if granularity == "pair":
+        pairs = [(source, target) for source in sources for target in targets if source != target]
+        for source, target in pairs if 1 < len(pairs) <= MOST_ALONE else ():
+            alone[f"{source}-{target}"] = aggregate(statistics, granularity, (source,), (target,)), ""
+    elif len(sources) + len(targets) <= MOST_ALONE:
+        for source in sources if len(sources) > 1 else ():
+            alone[f"from {source}"] = aggregate(statistics, granularity, (source,)), "encoder"
+        for target in targets if len(targets) > 1 else ():
+            alone[f"into {target}"] = aggregate(statistics, granularity, (), (target,)), "decoder"
+    return replace(_measured(statistics, metric, sums, texts, alone), granularity=granularity)
+
+
+def measure_texts(
+    statistics: GateStatistics,
+    metric: str | None,
+    texts: Sequence[str],
+    axes: Sequence[Axis],
+    min_tokens: int,
+) -> Measured:
+    """By texts of language models; `metric` None: the default one.
+
+    Raises:
+        UsageError: no such metric.
+        StatisticsError: a text or sums that the statistics lack.
+    """
+    sums = aggregate_texts(statistics, texts)
+    names = sorted(set(texts or statistics.entries))
+    alone = {name: (statistics.entries[name], "") for name in names} if 1 < len(names) <= MOST_ALONE else {}
+    routed = dict(zip(statistics.layers, sums.routed, strict=True))
+    few = {
+        axis.module: experts
+        for axis in axes
+        if axis.module in routed
+        and (experts := tuple(expert for expert in axis.ids if routed[axis.module][expert] < min_tokens))
+    }
+    return replace(_measured(statistics, metric, sums, names, alone), few=few)
+
+
+def scarcity_warning(few: Mapping[str, Sequence[int]], kept: Kept, held: int, min_tokens: int) -> str | None:
+    """What to say before experts go that the text hardly reached: nothing is known of them, not that they are useless.
+
+    Args:
+        few: layer's name -> experts that fewer than `min_tokens` were routed to.
+        kept: name of the axis -> experts that stay.
+        held: experts of the model.
+    """
+    if not few:
+        return None
+    lost = sum(
+        expert not in kept[axis_name(name, "expert")] for name, experts in few.items() for expert in experts
+    )
+    named = [f"{name} {len(experts)}" for name, experts in few.items()]
+    more = f", {len(named) - LAYERS_SHOWN} more layers" if len(named) > LAYERS_SHOWN else ""
+    return (
+        f"{sum(map(len, few.values()))} of {held} experts saw fewer than {min_tokens} tokens of this text, too few to "
+        f"judge them by; {lost} of these go ({', '.join(named[:LAYERS_SHOWN])}{more}). Collect more text, or lower "
+        "--min-tokens."
+    )
+
+
+def read_all(
+    checkpoint: Checkpoint, paths: Sequence[Path], layers: Sequence[SparseLayer] | None = None
+) -> GateStatistics:
+    """The statistics of several files, merged, of this checkpoint or of one that it was made from.
+
+    Raises:
+        StatisticsError: damaged files, of another model, or that do not go together.
+    """
+    layers = checkpoint.require_mixtures() if layers is None else layers
+    names, experts = [layer.name for layer in layers], max(layer.original_experts for layer in layers)
+    parts = read_matching(
+        paths,
+        lambda path: read_gates(path, names, experts),
+        lambda statistics: match_gates(statistics, checkpoint),
+        "Collect it first: prunecli collect-gates.",
+    )
+    return merge(parts, [str(path) for path in paths])

@@ -1,4 +1,4 @@
-"""What the routers of a mixture of experts do while it runs: sums over the real tokens, for one pass at a time."""
+"""What a mixture of experts does while it runs: sums over the real tokens, for one pass at a time."""
 
 from __future__ import annotations
 
@@ -9,31 +9,84 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
+from prunecli.architectures.records import Side
+from prunecli.errors import PruneError, UnsupportedModelError
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.loading import sparse_ffns
 from prunecli.modules.sparse_ffn import Routing, SparseFFN
-from prunecli.results.gate_sums import GateSums
+from prunecli.modules.stock_experts import ExpertUse
+from prunecli.modules.tapped_experts import observed_experts
+from prunecli.results.gates import COUNTS, SUMS, TEXT_SUMS, GateSums
 
 LayerSums = dict[int, GateSums]
 """Number of a sparse layer -> its sums, of one row."""
 
-SUMMED = ("gate_sum", "top1", "conf1_sum", "top2", "conf2_sum")
-"""What is summed of each expert, in the order of the rows that are kept; all in float64, which counts exactly."""
 
-
-class GateObserver:
-    """Sums what sparse layers route, until `take`; on the model's device, in float64. An `Observer`.
+class Summing:
+    """Sums of the passes since the last `take`, on the model's device, in float64, which counts exactly.
 
     Args:
-        layers: the mixtures of the checkpoint.
+        layers: the mixtures of the checkpoint that a forward pass runs.
+
+    Attributes:
+        names: of the sums that `take` gives.
+        rows: those of an expert, in the order in which `_add` takes them.
     """
+
+    names: tuple[str, ...]
+    rows: tuple[str, ...]
 
     def __init__(self, layers: Sequence[SparseLayer]) -> None:
         self._layers = layers
         self._sums: dict[int, tuple[int, Tensor]] = {}
-        self._live: Callable[[], Tensor] | None = None
+
+    def take(self) -> LayerSums:
+        """The sums since the last call, `[1]` and `[1, experts]` in original expert ids, of layers that ran.
+
+        Raises:
+            PruneError: an expert's output is not finite.
+        """
+        taken: LayerSums = {}
+        by_device: dict[torch.device, list[int]] = {}
+        for index, (_, sums) in self._sums.items():
+            by_device.setdefault(sums.device, []).append(index)
+        for indices in by_device.values():  # at once: each copy waits for a GPU
+            held = torch.cat([self._sums[index][1] for index in indices], dim=1).cpu().numpy()
+            for index in indices:
+                layer, (tokens, sums) = self._layers[index], self._sums[index]
+                found, held = np.split(held, [sums.shape[1]], axis=1)
+                if not np.isfinite(found).all():
+                    raise PruneError(
+                        f"{layer.name}: the output of an expert is not finite",
+                        "Compute with --dtype float32.",
+                    )
+                taken[index] = row = GateSums.zeros(1, layer.original_experts, self.names)
+                row.tokens[0] = tokens
+                for name, values in zip(self.rows, found, strict=True):
+                    getattr(row, name)[0, list(layer.experts)] = np.rint(values) if name in COUNTS else values
+        self._sums = {}
+        return taken
+
+    def _add(self, index: int, tokens: int, sums: Tensor) -> None:
+        """Add `[rows, experts]` of a layer."""
+        if (before := self._sums.get(index)) is not None:
+            together = sums + before[1]
+            if self.rows[-1] == "norm_max":
+                together[-1] = torch.maximum(sums[-1], before[1][-1])
+            tokens, sums = tokens + before[0], together
+        self._sums[index] = tokens, sums
+
+
+class GateObserver(Summing):
+    """Sums what the routers of sparse FFNs do. An `Observer`."""
+
+    names = SUMS
+    rows = ("gate_sum", "top1", "conf1_sum", "top2", "conf2_sum")
+    _live: Callable[[], Tensor] | None = None
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
@@ -56,24 +109,6 @@ class GateObserver:
             finally:
                 self._live = None
 
-    def take(self) -> LayerSums:
-        """The sums since the last call, `[1]` and `[1, experts]` in original expert ids, of layers that routed."""
-        taken: LayerSums = {}
-        by_device: dict[torch.device, list[int]] = {}
-        for index, (_, sums) in self._sums.items():
-            by_device.setdefault(sums.device, []).append(index)
-        for indices in by_device.values():  # at once: each copy waits for a GPU
-            held = torch.cat([self._sums[index][1] for index in indices], dim=1).cpu().numpy()
-            ends = np.cumsum([self._sums[index][1].shape[1] for index in indices])
-            for index, found in zip(indices, np.split(held, ends[:-1], axis=1), strict=True):
-                ids = np.asarray(self._layers[index].experts)
-                taken[index] = row = GateSums.zeros(1, self._layers[0].original_experts)
-                row.tokens[0] = self._sums[index][0]
-                for name, values in zip(SUMMED, found, strict=True):
-                    getattr(row, name)[0, ids] = values
-        self._sums = {}
-        return taken
-
     def _observe(self, index: int, routing: Routing) -> None:
         gates, experts = routing.gates, routing.experts
         if self._live is not None:
@@ -85,10 +120,124 @@ class GateObserver:
             # A masked sum, not a scatter: its order, and so its rounding, is fixed on every device.
             chosen = experts[:, rank : rank + 1] == numbers
             sums += [chosen.sum(dim=0).double(), gates.where(chosen, 0.0).sum(dim=0, dtype=torch.float64)]
-        tokens, stacked = len(gates), torch.stack(sums)
-        if (before := self._sums.get(index)) is not None:
-            tokens, stacked = tokens + before[0], stacked + before[1]
-        self._sums[index] = tokens, stacked
+        self._add(index, len(gates), torch.stack(sums))
+
+
+class StockObserver(Summing):
+    """Sums what the experts of a language model do. An `Observer`.
+
+    A token's experts are ranked by the weight that the router gives them, equal ones by their number.
+
+    Args:
+        layers: see `Summing`.
+        outputs: what outputs are added to, too: text, layer's name -> `[original experts, width]` float64.
+
+    Attributes:
+        text: name of the text that the next pass reads.
+    """
+
+    names = TEXT_SUMS
+    rows = (
+        "routed",
+        "gate_sum",
+        "gate_sq_sum",
+        "norm_sum",
+        "norm_sq_sum",
+        "gate_norm_sum",
+        "gate_norm_sq_sum",
+        "top1",
+        "conf1_sum",
+        "top2",
+        "conf2_sum",
+        "norm_max",
+    )
+
+    def __init__(
+        self, layers: Sequence[SparseLayer], outputs: dict[tuple[str, str], NDArray[np.float64]] | None = None
+    ) -> None:
+        super().__init__(layers)
+        self.text, self._outputs = "", outputs
+        self._real: dict[Side, Tensor] = {}
+
+    @contextmanager
+    def watching(self, model: Any) -> Iterator[None]:
+        """Observe the experts of every sparse layer of `model` while the block runs.
+
+        Raises:
+            UnsupportedModelError: its modules are not the layers of the checkpoint, or cannot be observed.
+        """
+        with observed_experts(model) as modules:
+            held = [module.num_experts for module in modules.values()]
+            if held != [layer.num_experts for layer in self._layers]:
+                raise UnsupportedModelError(
+                    f"{type(model).__name__} runs {len(held)} layers of experts that can be observed, "
+                    f"its checkpoint holds {len(self._layers)}",
+                    "Choose experts with prune-experts --keep FILE or --metric random.",
+                )
+            for index, module in enumerate(modules.values()):
+                module.observer = partial(self._observe, index)
+                if self._outputs is not None:
+                    module.counted = partial(self._counted, self._layers[index].side)
+            yield
+
+    @contextmanager
+    def reading(self, mask: Tensor | None, encoder_mask: Tensor | None = None) -> Iterator[None]:
+        """While the block runs a pass, the tokens count that are 1 in `mask` `[batch, seq]`; None: all.
+
+        Args:
+            encoder_mask: the same of the encoder's tokens, where there is one.
+        """
+        masks: dict[Side, Tensor | None] = {"decoder": mask, "encoder": encoder_mask}
+        self._real = {
+            side: found.reshape(-1).bool()
+            for side, found in masks.items()
+            if found is not None and not bool(found.all())
+        }
+        try:
+            yield
+        finally:
+            self._real = {}
+
+    def _observe(self, index: int, use: ExpertUse) -> None:
+        experts, weights, norms, routed = use.experts, use.weights.double(), use.norms.double(), use.routed
+        layer = self._layers[index]
+        if (mask := self._real.get(layer.side)) is not None:
+            real = mask.to(experts.device)
+            experts, weights, norms = experts[real], weights[real], norms[real]
+            routed = None if routed is None else routed[real]
+        if self._outputs is not None:
+            if use.output_sums is None:
+                raise UnsupportedModelError(
+                    f"{layer.name}: experts of this kind hand out no outputs", "Leave --mean-outputs out."
+                )
+            found, key = use.output_sums.numpy(), (self.text, layer.name)
+            if key not in self._outputs:
+                self._outputs[key] = np.zeros((layer.original_experts, found.shape[1]))
+            self._outputs[key][np.asarray(layer.experts)] += found
+        tokens, ids, columns = len(experts), experts.reshape(-1), _columns(experts, weights, norms)
+        norms = norms.reshape(-1)
+        if routed is not None:
+            taken = routed.reshape(-1)
+            ids, columns, norms = ids[taken], columns[taken], norms[taken]
+        if ids.device.type == "cpu":
+            sums = columns.new_zeros(layer.num_experts, columns.shape[1]).index_add_(0, ids, columns)
+        else:  # there index_add_ adds in any order
+            sums = functional.one_hot(ids, layer.num_experts).to(columns.dtype).T @ columns
+        largest = norms.new_zeros(layer.num_experts).scatter_reduce_(0, ids, norms, "amax")
+        self._add(index, tokens, torch.cat([sums.T, largest[None]]))
+
+    def _counted(self, side: Side) -> Tensor | None:
+        return self._real.get(side)
+
+
+def _columns(experts: Tensor, gates: Tensor, norms: Tensor) -> Tensor:
+    """`[tokens x top_k, columns]` float64 of `StockObserver.rows` but the last, from `[tokens, top_k]` each."""
+    by_number = experts.argsort(dim=1, stable=True)
+    order = by_number.gather(1, gates.gather(1, by_number).argsort(dim=1, descending=True, stable=True))
+    first, second = (torch.zeros_like(gates).scatter_(1, order[:, rank : rank + 1], 1.0) for rank in (0, 1))
+    product = gates * norms
+    columns = (torch.ones_like(gates), gates, gates**2, norms, norms**2, product, product**2)
+    return torch.stack((*columns, first, first * gates, second, second * gates), dim=-1).flatten(0, 1)
 
 
 @contextmanager

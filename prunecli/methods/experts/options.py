@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from prunecli.architectures.classes import SEQ2SEQ
 from prunecli.choices import Choices, paths
 from prunecli.errors import UsageError
-from prunecli.methods.experts.measured import MIN_TOKENS
-from prunecli.methods.experts.metrics import WITHOUT_STATISTICS
+from prunecli.methods.experts.metrics import MIN_TOKENS, WITHOUT_STATISTICS
 from prunecli.methods.experts.names import Granularity, MetricName, Predicting, Strategy
 from prunecli.results.gates import GateStatistics
 
@@ -33,11 +32,13 @@ class Amount:
         ratio: fraction of the experts that the checkpoint holds to remove.
         fit: bytes of memory that the result must fit in.
         per_layer: side -> experts to keep in each of its layers.
+        count: experts to remove, in all layers together.
     """
 
     ratio: float | None = None
     fit: int | None = None
     per_layer: Mapping[str, int] | None = None
+    count: int | None = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from prunecli.errors import PruneError
 from prunecli.methods.experts.score import State
 from prunecli.processes import ALONE, ProcessGroup, undisturbed
 from prunecli.progress import Say, unsaid
-from prunecli.results.gate_sums import COUNTS, GateSums
+from prunecli.results.gates import COUNTS, GateSums
 from prunecli.running.layerwise.snapshot import Snapshots, belongs
 from prunecli.running.runner import ignored
 from prunecli.tensors.documents import layers_path, partial_path, write_json
@@ -44,7 +44,7 @@ class PartialRun:
 
     def dtype(self) -> str | None:
         """The type that the run which is gone on from computed in; `key` is without it, under "compute"."""
-        return None if self.output is None else kept_dtype(partial_path(self.output), self.key)
+        return None if self.output is None else _kept_dtype(partial_path(self.output), self.key)
 
     @contextmanager
     def kept(self) -> Iterator[tuple[State, Callable[[State], None]]]:
@@ -78,14 +78,13 @@ class PartialRun:
         snapshots = Snapshots(path, self.key, process_group=self.process_group, say=self.say)
         if (size := snapshots.group_size(state.batches)) is not None:
             self.say(f"Going on from {path}: {size} batches are part of the way through.")
-            return snapshots
-        for other in layers_paths(self.output):
-            if belongs(other, self.key, state.batches):
-                self.say(
-                    f"{other} is of a run with another number of processes, or lacks what goes with it: "
-                    "these batches begin again at the first layer."
-                )
-                break
+        elif other := next(
+            (other for other in layers_paths(self.output) if belongs(other, self.key, state.batches)), None
+        ):
+            self.say(
+                f"{other} is of a run with another number of processes, or lacks what goes with it: "
+                "these batches begin again at the first layer."
+            )
         return snapshots
 
 
@@ -99,12 +98,6 @@ def layers_paths(output: Path) -> list[Path]:
     """What runs by layers have left beside `output` here, with however many processes."""
     name = layers_path(output).name
     return sorted(path for path in output.parent.iterdir() if path.name.startswith(name))
-
-
-def forget(output: Path) -> None:
-    """Remove what was kept of an unfinished run."""
-    for path in (partial_path(output), *layers_paths(output)):
-        path.unlink(missing_ok=True)
 
 
 def read_state(path: Path, key: Mapping[str, Any]) -> State:
@@ -130,7 +123,7 @@ def _read_state(path: Path, key: Mapping[str, Any]) -> State | None:
 
 
 @lenient
-def kept_dtype(path: Path, key: Mapping[str, Any]) -> str | None:
+def _kept_dtype(path: Path, key: Mapping[str, Any]) -> str | None:
     """The type that the run which left `path` computed in, if its key was `key` (without that: "compute")."""
     found = read_json(path)["key"]
     compute = str(found.pop("compute"))

@@ -7,27 +7,25 @@ share the batches, and how often a run was interrupted changes no bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import islice
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import torch
 
 from prunecli.architectures.records import Side
 from prunecli.choices import Choices
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.observer import LayerSums
+from prunecli.methods.experts.observer import GateObserver, LayerSums, StockObserver
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, silent
-from prunecli.results.gate_sums import GateSums, Mode
-from prunecli.results.gates import GateStatistics
+from prunecli.results.gates import GateStatistics, GateSums, Mode
 from prunecli.running.layerwise.runner import Layerwise
-from prunecli.running.runner import Advance, BatchCost, Observer, Run, Runner, ignored
-
-B = TypeVar("B")
+from prunecli.running.runner import Advance, BatchCost, Run, Runner, ignored
 
 Entry = tuple[str, ...]
 """What sums are kept of on the way: (source, "X"), whose sums are the encoder's; (source, target); (text,)."""
@@ -116,53 +114,42 @@ class Sums:
         }
 
 
-class Passes(Protocol[B]):
+class Batch(Protocol):
+    """Rows that are run together.
+
+    Attributes:
+        size: in units of the progress.
+    """
+
+    @property
+    def size(self) -> int: ...
+
+    def cost(self, runner: Layerwise) -> BatchCost:
+        """What the batch takes layer by layer."""
+
+
+@dataclass(frozen=True)
+class Passes:
     """What is run, in which batches, and whose the sums of each pass are.
 
     Attributes:
         observer: sees what the passes do.
-        names: of the sums that it gives.
-        unit: of `total` and `size`, for the progress.
+        entries: name of an entry of the statistics -> whose sums are added up for it.
+        total: units of all batches, for the progress.
+        unit: what it counts.
+        batches: every batch, in an order that is a function of the material alone.
+        steps: from batches to their passes through each stack.
+        run: runs this process's batches of a group and adds up what is seen; `advance` is called with units that are
+            done.
     """
 
-    @property
-    def observer(self) -> Observer: ...
-
-    @property
-    def names(self) -> Sequence[str]: ...
-
-    @property
-    def unit(self) -> str: ...
-
-    @property
-    def total(self) -> int:
-        """Units of all batches."""
-
-    def batches(self) -> Iterator[B]:
-        """Every batch, in an order that is a function of the material alone."""
-
-    def size(self, batch: B) -> int:
-        """Units of a batch."""
-
-    def cost(self, runner: Layerwise, batch: B) -> BatchCost:
-        """What a batch takes layer by layer."""
-
-    def steps(self, batches: Sequence[B]) -> Mapping[Side, int]:
-        """Passes of these batches through each stack."""
-
-    def run(self, run: Run, batches: Sequence[B], sums: Sums, advance: Advance) -> None:
-        """Run this process's batches of a group and add up what is seen.
-
-        Args:
-            advance: is called with units that are done.
-        """
-
-    def entries(self, sums: Mapping[Entry, GateSums]) -> dict[str, GateSums]:
-        """The entries of the statistics.
-
-        Raises:
-            StatisticsError: one is not there.
-        """
+    observer: GateObserver | StockObserver
+    entries: Mapping[str, Sequence[Entry]]
+    total: int
+    unit: str
+    batches: Iterator[Any]
+    steps: Callable[[Sequence[Any]], Mapping[Side, int]]
+    run: Callable[[Run, Sequence[Any], Sums, Advance], None]
 
 
 class Material(Protocol):
@@ -189,7 +176,7 @@ class Material(Protocol):
             UnsupportedModelError: there are none.
         """
 
-    def passes(self, runner: Runner, layers: Sequence[SparseLayer], tokenizer: Any) -> Passes[Any]:
+    def passes(self, runner: Runner, layers: Sequence[SparseLayer], tokenizer: Any) -> Passes:
         """How it goes through the runner's model."""
 
 
@@ -222,17 +209,21 @@ def score(
     """
     layers = material.layers(checkpoint)
     passes = material.passes(runner, layers, tokenizer)
-    empty = GateSums.zeros(len(layers), layers[0].original_experts, passes.names)
+    empty = GateSums.zeros(len(layers), layers[0].original_experts, passes.observer.names)
     share = runner.process_group.share
     # Layer by layer, a line for each group: how many batches go together is only known on the way.
     whole, each = (silent, progress) if runner.layerwise else (progress, silent)
-    batches, size = passes.batches(), passes.size
+    batches = passes.batches
+
+    def size(several: Iterable[Batch]) -> int:
+        return sum(batch.size for batch in several)
+
     with (
         whole("collecting gates", passes.total, passes.unit) as advance,
         passes.observer.watching(runner.model),
     ):
-        advance(sum(map(size, islice(batches, state.batches))))
-        for group in runner.groups(batches, passes.cost, state.batches):
+        advance(size(islice(batches, state.batches)))
+        for group in runner.groups(batches, lambda layerwise, batch: batch.cost(layerwise), state.batches):
             mine = share(group.batches)
             sums = Sums(state.sums, empty, runner.process_group)
             with (
@@ -245,7 +236,15 @@ def score(
             # One assignment: an interrupt finds the state before these batches or after them, never between.
             state = State(state.batches + len(group.batches), sums.entries)
             save(state)
-            advance(sum(map(size, group.batches)) - sum(map(size, mine)))
+            advance(size(group.batches) - size(mine))
+    entries = {}
+    for name, parts in passes.entries.items():
+        if not state.sums.keys() >= {*parts}:
+            raise StatisticsError(
+                f"the state of the interrupted run lacks {name}",
+                "Remove the hidden file .OUTPUT.partial beside the output, and start again.",
+            )
+        entries[name] = reduce(GateSums.__add__, [state.sums[part] for part in parts])
     return GateStatistics(
         fingerprint=checkpoint.fingerprint,
         model_type=checkpoint.resolved.family.model_type,
@@ -253,14 +252,6 @@ def score(
         layers=tuple(layer.name for layer in layers),
         num_experts=layers[0].original_experts,
         top_k=layers[0].top_k,
-        entries=passes.entries(state.sums),
+        entries=entries,
         routers=checkpoint.router_fingerprint,
-    )
-
-
-def incomplete(name: str) -> StatisticsError:
-    """The state that a run went on from lacks an entry."""
-    return StatisticsError(
-        f"the state of the interrupted run lacks {name}",
-        "Remove the hidden file .OUTPUT.partial beside the output, and start again.",
     )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.model.axes import Axis
@@ -41,14 +40,25 @@ def read_experts(
     content = read_json(path)
     if not isinstance(content, (dict, list)) or not content:
         raise StatisticsError(f"{path}: holds no expert ids.")
-    form = "a plain list"
-    if isinstance(content, dict):
-        if "format" not in content and not isinstance(content.get("kept"), dict):
-            return _by_layer(path, _picked(path, content, axes, sources, targets), axes)
-        form = "a saved selection"
-    if sources or targets:
+    is_saved = isinstance(content, dict) and ("format" in content or isinstance(content.get("kept"), dict))
+    if isinstance(content, dict) and not is_saved:
+        content = _picked(path, content, axes, sources, targets)
+    elif sources or targets:
+        form = "a saved selection" if is_saved else "a plain list"
         raise UsageError(f"{path} is {form}: it takes no --source and no --target.", "Leave them out.")
-    return _by_layer(path, content, axes) if isinstance(content, list) else read_kept(path, axes, content)
+    if isinstance(content, dict):
+        return read_kept(path, axes, content)
+    starts = [0, *accumulate(axis.original for axis in axes)]
+    kept: dict[str, list[int]] = {axis.name: [] for axis in axes}
+    for expert in content:
+        if type(expert) is not int or not 0 <= expert < starts[-1]:
+            raise StatisticsError(
+                f"{path}: {expert!r} is no expert id; the model's go from 0 to {starts[-1] - 1}.",
+                f"It has {len(axes)} sparse layers; the published files are for NLLB-200 54.5B.",
+            )
+        row = bisect_right(starts, expert) - 1
+        kept[axes[row].name].append(expert - starts[row])
+    return read_kept(path, axes, {"kept": kept})
 
 
 def _picked(
@@ -57,56 +67,35 @@ def _picked(
     axes: Sequence[Axis],
     sources: Sequence[str],
     targets: Sequence[str],
-) -> list[Any]:
+) -> list[int]:
     """The ids under the keys that the languages pick."""
+
+    def ids_of(*keys: str) -> list[int]:
+        """The ids under the first of the keys that the file has."""
+        key = next((key for key in keys if key in content), None)
+        if key is None:
+            raise StatisticsError(
+                f"{path}: no experts for {keys[0]!r}.", near_names(keys[0], list(content), "Known")
+            )
+        ids = content[key]
+        if not isinstance(ids, list) or not all(type(e) is int for e in ids):
+            raise StatisticsError(f"{path}: {key!r} is not a list of expert ids.")
+        return ids
+
     if not sources or not targets:
         raise UsageError(
             f"{path} holds experts by language: name --source and --target.",
             near_names("", list(content), "Known"),
         )
     encoder = sum(axis.original for axis in axes if axis.side == "encoder")
-    ids: list[Any] = []
+    ids: list[int] = []
     for source in sources:
         for target in targets:
             if f"{source}-{target}" in content:
-                ids += _list(path, content, f"{source}-{target}")
+                ids += ids_of(f"{source}-{target}")
             elif len(sources) == len(targets) == 1 or source != target:
-                ids += [e for e in _list(path, content, source, f"{source}-{ANY}") if e < encoder]
-                ids += [e for e in _list(path, content, target, f"{ANY}-{target}") if e >= encoder]
+                ids += [e for e in ids_of(source, f"{source}-{ANY}") if e < encoder]
+                ids += [e for e in ids_of(target, f"{ANY}-{target}") if e >= encoder]
     if not ids:
         raise UsageError(f"{sources[0]} to {targets[0]} is no translation.", "Name two languages.")
     return ids
-
-
-def _list(path: Path, content: Mapping[str, Any], *keys: str) -> list[Any]:
-    """The ids under the first of the keys that the file has."""
-    key = next((key for key in keys if key in content), None)
-    if key is None:
-        raise StatisticsError(
-            f"{path}: no experts for {keys[0]!r}.", near_names(keys[0], list(content), "Known")
-        )
-    ids = content[key]
-    if not isinstance(ids, list) or not all(type(e) is int for e in ids):
-        raise StatisticsError(f"{path}: {key!r} is not a list of expert ids.")
-    return ids
-
-
-def _by_layer(path: Path, ids: Iterable[Any], axes: Sequence[Axis]) -> dict[str, tuple[int, ...]]:
-    """Flat ids to ids per layer."""
-    starts = [0, *accumulate(axis.original for axis in axes)]
-    kept: dict[str, set[int]] = {axis.name: set() for axis in axes}
-    for expert in ids:
-        if type(expert) is not int or not 0 <= expert < starts[-1]:
-            raise StatisticsError(
-                f"{path}: {expert!r} is no expert id; the model's go from 0 to {starts[-1] - 1}.",
-                f"It has {len(axes)} sparse layers; the published files are for NLLB-200 54.5B.",
-            )
-        row = int(np.searchsorted(starts, expert, side="right")) - 1
-        kept[axes[row].name].add(expert - starts[row])
-    for axis in axes:
-        if absent := sorted(kept[axis.name].difference(axis.ids)):
-            raise StatisticsError(
-                f"{path}: keeps expert {absent[0]} of {axis.module}, which the checkpoint no longer holds.",
-                "Select from the original model.",
-            )
-    return {name: tuple(sorted(own)) for name, own in kept.items()}

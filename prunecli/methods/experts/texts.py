@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from prunecli.architectures.records import Side
 from prunecli.errors import DataError, UsageError
-from prunecli.methods.experts.score import DEFAULT, CollectOptions, Entry, Sums, incomplete
-from prunecli.methods.experts.stock_observer import StockObserver
+from prunecli.methods.experts.observer import StockObserver
+from prunecli.methods.experts.score import DEFAULT, CollectOptions, Passes, Sums
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.stock_model import refused_by_layer
 from prunecli.modules.stock_names import REMEDY
-from prunecli.results.gate_sums import TEXT_SUMS, GateSums, Mode
+from prunecli.results.gates import Mode
 from prunecli.running.encoding import (
     decoder_inputs,
     depends_on_padding,
@@ -35,7 +32,7 @@ from prunecli.running.lengths import vocabulary_size, window_length
 from prunecli.running.runner import Advance, BatchCost, Run, Runner
 from prunecli.text.batching import length_bucketed, pad
 from prunecli.text.corpus import Corpus, token_rows
-from prunecli.text.denoising import Marks, marks_of, masked
+from prunecli.text.denoising import marks_of, masked
 
 Window = Sequence[int]
 """Token ids; arrays, since a text is held as a whole."""
@@ -43,7 +40,11 @@ Window = Sequence[int]
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts, each an entry of its own. A `Material`."""
+    """Texts, each an entry of its own. A `Material`.
+
+    Each batch of windows goes once through the model, without its output layer, on which no routing depends. Of an
+    encoder-decoder model, the windows go masked through the encoder, and what was masked through the decoder.
+    """
 
     corpora: Sequence[Corpus]
     options: CollectOptions = DEFAULT
@@ -70,7 +71,7 @@ class Texts:
         """See `Material`."""
         return tuple(layer for layer in checkpoint.require_mixtures() if not layer.is_predicting)
 
-    def passes(self, runner: Runner, layers: Sequence[SparseLayer], tokenizer: Any) -> TextPasses:
+    def passes(self, runner: Runner, layers: Sequence[SparseLayer], tokenizer: Any) -> Passes:
         """See `Material`.
 
         Raises:
@@ -78,21 +79,65 @@ class Texts:
             UsageError: the model has fewer positions than the context.
             DataError: a text without tokens, or a chat that the tokenizer cannot take.
         """
-        restores = bool(runner.model.config.is_encoder_decoder)
-        require_task(runner.model, "translation" if restores else "lm")
+        model, device = runner.model, runner.device
+        restores = bool(model.config.is_encoder_decoder)
+        require_task(model, "translation" if restores else "lm")
         marks = marks_of(tokenizer) if restores else None
         if marks is not None:
-            require_tokens(tokenizer, runner.model, [marks.sentinels])
-        length = window_length(runner.model, tokenizer, self.options.context)
-        vocabulary = vocabulary_size(runner.model.config)
+            require_tokens(tokenizer, model, [marks.sentinels])
+        length = window_length(model, tokenizer, self.options.context)
+        vocabulary = vocabulary_size(model.config)
         windows = {
             corpus.name: text_windows(tokenizer, corpus, length, self.options.max_tokens, vocabulary)
             for corpus in self.corpora
         }
-        padding = padding_id(runner.model, tokenizer)
+        padding, equal = padding_id(model, tokenizer), depends_on_padding(model)
         observer = StockObserver(layers, self.outputs)
-        given = runner, windows, self.options.batch_tokens, padding, observer
-        return TextPasses(*given) if marks is None else DenoisingPasses(*given, marks)
+
+        def read(batch: TextBatch) -> None:
+            observer.text = batch.name
+            if marks is None:
+                ids, mask = pad(batch.windows, padding)
+                given = None if bool(mask.all()) else mask.to(device)
+                with observer.reading(given):
+                    model.base_model(input_ids=ids.to(device), attention_mask=given, use_cache=False)
+                return
+            inputs, targets = zip(*(masked(window, marks) for window in batch.windows), strict=True)
+            (ids, mask), (labels, labels_mask) = (
+                [tensor.to(device) for tensor in pad(rows, padding)] for rows in (inputs, targets)
+            )
+            with observer.reading(labels_mask, mask):
+                model.base_model(
+                    input_ids=ids,
+                    attention_mask=mask,
+                    decoder_input_ids=decoder_inputs(model, labels),
+                    use_cache=False,
+                )
+
+        def run(run: Run, batches: Sequence[TextBatch], sums: Sums, advance: Advance) -> None:
+            if run.restored is not None:
+                sums.restore(run.restored)
+            run.forward(
+                [partial(read, batch) for batch in batches],
+                observer=observer,
+                reduce=partial(sums.add, [[(batch.name,)] for batch in batches]),
+                finish=lambda number, _output: advance(batches[number].size),
+                keeping=sums.kept,
+            )
+
+        return Passes(
+            observer,
+            {name: ((name,),) for name in windows},
+            sum(len(window) for own in windows.values() for window in own),
+            "tokens",
+            (
+                TextBatch(name, [own[row] for row in rows])
+                for name, own in windows.items()
+                for rows in length_bucketed([*map(len, own)], self.options.batch_tokens, equal=equal)
+            ),
+            lambda batches: {"decoder": len(batches)},
+            run,
+        )
 
 
 @dataclass(frozen=True)
@@ -103,111 +148,17 @@ class TextBatch:
     windows: Sequence[Window]
 
     @property
-    def tokens(self) -> int:
-        """Of all windows, without padding."""
+    def size(self) -> int:
+        """Tokens of all windows, without padding."""
         return sum(map(len, self.windows))
 
-
-@dataclass(frozen=True)
-class TextPasses:
-    """Each batch of windows once through the model, without its output layer, on which no routing depends. `Passes`.
-
-    Attributes:
-        windows: of each text.
-        batch_tokens: padded tokens of a batch.
-        padding: id that fills up rows.
-    """
-
-    runner: Runner
-    windows: Mapping[str, Sequence[Window]]
-    batch_tokens: int
-    padding: int
-    observer: StockObserver
-    names = TEXT_SUMS
-    unit = "tokens"
-
-    @property
-    def total(self) -> int:
-        """See `Passes`."""
-        return sum(len(window) for windows in self.windows.values() for window in windows)
-
-    def batches(self) -> Iterator[TextBatch]:
-        """See `Passes`."""
-        equal = depends_on_padding(self.runner.model)
-        for name, windows in self.windows.items():
-            for rows in length_bucketed([len(window) for window in windows], self.batch_tokens, equal=equal):
-                yield TextBatch(name, [windows[row] for row in rows])
-
-    def size(self, batch: TextBatch) -> int:
-        """See `Passes`."""
-        return batch.tokens
-
-    def cost(self, runner: Layerwise, batch: TextBatch) -> BatchCost:
-        """See `Passes`."""
-        rows, length = len(batch.windows), max(map(len, batch.windows))
+    def cost(self, runner: Layerwise) -> BatchCost:
+        """What it takes layer by layer."""
+        rows, length = len(self.windows), max(map(len, self.windows))
         return BatchCost(
             stock_activation_bytes(runner.shape, rows, length),
             (stock_state_bytes(runner.shape, rows * length),),
         )
-
-    def steps(self, batches: Sequence[TextBatch]) -> Mapping[Side, int]:
-        """See `Passes`."""
-        return {"decoder": len(batches)}
-
-    def run(self, run: Run, batches: Sequence[TextBatch], sums: Sums, advance: Advance) -> None:
-        """See `Passes`."""
-        if run.restored is not None:
-            sums.restore(run.restored)
-        run.forward(
-            [partial(self._read, batch) for batch in batches],
-            observer=self.observer,
-            reduce=partial(sums.add, [[(batch.name,)] for batch in batches]),
-            finish=lambda number, _output: advance(batches[number].tokens),
-            keeping=sums.kept,
-        )
-
-    def entries(self, sums: Mapping[Entry, GateSums]) -> dict[str, GateSums]:
-        """See `Passes`."""
-        for name in self.windows:
-            if (name,) not in sums:
-                raise incomplete(name)
-        return {name: sums[name,] for name in self.windows}
-
-    def _read(self, batch: TextBatch) -> None:
-        self.observer.text = batch.name
-        ids, mask = pad(batch.windows, self.padding)
-        given: Tensor | None = None if bool(mask.all()) else mask.to(self.runner.device)
-        model = self.runner.model
-        with self.observer.reading(given):
-            model.base_model(
-                input_ids=ids.to(self.runner.device, torch.int64), attention_mask=given, use_cache=False
-            )
-
-
-@dataclass(frozen=True)
-class DenoisingPasses(TextPasses):
-    """Each batch of windows once, masked, through the encoder, and what was masked through the decoder. `Passes`.
-
-    Attributes:
-        marks: what stands for masked spans.
-    """
-
-    marks: Marks
-
-    def _read(self, batch: TextBatch) -> None:
-        self.observer.text = batch.name
-        model, device = self.runner.model, self.runner.device
-        inputs, targets = zip(*(masked(window, self.marks) for window in batch.windows), strict=True)
-        (ids, mask), (labels, labels_mask) = (
-            tuple(tensor.to(device) for tensor in pad(rows, self.padding)) for rows in (inputs, targets)
-        )
-        with self.observer.reading(labels_mask, mask):
-            model.base_model(
-                input_ids=ids,
-                attention_mask=mask,
-                decoder_input_ids=decoder_inputs(model, labels),
-                use_cache=False,
-            )
 
 
 def text_windows(
@@ -233,7 +184,7 @@ def text_windows(
     windows: list[Window] = []
     left = max_tokens
     for ids in token_rows(tokenizer, corpus, vocabulary):
-        row = array("i", ids if left is None else ids[:left])
+        row = array("i", ids[:left])
         windows += [row[start : start + length] for start in range(0, len(row), length)]
         if left is not None and (left := left - len(row)) <= 0:
             break

@@ -12,15 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prunecli.architectures.records import Side
 from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import beam_cache, sound_settings
 from prunecli.methods.experts.observer import GateObserver
-from prunecli.methods.experts.score import DEFAULT, CollectOptions, Entry, Sums, incomplete
+from prunecli.methods.experts.score import DEFAULT, CollectOptions, Passes, Sums
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.sparse_layer import SparseLayer
-from prunecli.results.gate_sums import SUMS, GateSums, Mode
-from prunecli.results.gates import ANY
+from prunecli.results.gates import ANY, Mode
 from prunecli.running.encoding import padding_id, require_task
 from prunecli.running.layerwise.budget import activation_bytes, state_bytes
 from prunecli.running.layerwise.runner import Layerwise
@@ -77,7 +75,7 @@ class Translation:
         """See `Material`."""
         return checkpoint.require_mixtures()
 
-    def passes(self, runner: Runner, layers: Sequence[SparseLayer], tokenizer: Any) -> TranslationPasses:
+    def passes(self, runner: Runner, layers: Sequence[SparseLayer], tokenizer: Any) -> Passes:
         """See `Material`.
 
         Raises:
@@ -87,42 +85,58 @@ class Translation:
         require_task(runner.model, "translation")
         for language in dict.fromkeys(name for pair in self.pairs for name in pair):
             language_id(tokenizer, language)
-        return TranslationPasses(self, runner, tokenizer, GateObserver(layers))
+        passes = _Passes(runner, tokenizer, GateObserver(layers), self.options)
+        return Passes(
+            passes.observer,
+            {pair_name(source, target): ((source, ANY), (source, target)) for source, target in self.pairs},
+            len(self.text) * len(self.pairs),
+            "sentences",
+            batches_of(runner.model, tokenizer, self.text, self.pairs, self.options.batch_tokens),
+            lambda batches: {
+                "encoder": len(batches),
+                "decoder": sum(len(batch.targets) for batch in batches),
+            },
+            passes.run,
+        )
 
 
 @dataclass(frozen=True)
-class TranslationPasses:
-    """Of each batch the encoder once, then the decoder for every target. `Passes`."""
+class Batch:
+    """Sentences of one source, to be decoded into every target; `targets[language][sentence]` are label ids."""
 
-    material: Translation
+    source: str
+    sources: Sequence[Ids]
+    targets: Mapping[str, Sequence[Ids]]
+
+    @property
+    def size(self) -> int:
+        """Sentences to be decoded: those of all targets."""
+        return len(self.sources) * len(self.targets)
+
+    def cost(self, runner: Layerwise) -> BatchCost:
+        """What it takes layer by layer: states while the encoder runs; beside its output, while the decoder does."""
+        shape, sentences = runner.shape, len(self.sources)
+
+        def states(rows: Sequence[Ids]) -> int:
+            return state_bytes(shape, sentences * max(map(len, rows)), sum(map(len, rows)))
+
+        keys = max(map(len, self.sources))
+        lengths = (keys, *(max(map(len, labels)) for labels in self.targets.values()))
+        output = sentences * keys * shape.d_model * shape.itemsize
+        return BatchCost(
+            max(activation_bytes(shape, sentences, length, keys) for length in lengths),
+            (states(self.sources) + output, output + sum(map(states, self.targets.values()))),
+        )
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Of each batch the encoder once, then the decoder for every target."""
+
     runner: Runner
     tokenizer: Any
     observer: GateObserver
-    names = SUMS
-    unit = "sentences"
-
-    @property
-    def total(self) -> int:
-        """See `Passes`."""
-        return len(self.material.text) * len(self.material.pairs)
-
-    def batches(self) -> Iterator[Batch]:
-        """See `Passes`."""
-        material = self.material
-        size = material.options.batch_tokens
-        return batches_of(self.runner.model, self.tokenizer, material.text, material.pairs, size)
-
-    def size(self, batch: Batch) -> int:
-        """See `Passes`."""
-        return batch.sentences
-
-    def cost(self, runner: Layerwise, batch: Batch) -> BatchCost:
-        """See `Passes`."""
-        return batch_cost(runner, batch)
-
-    def steps(self, batches: Sequence[Batch]) -> Mapping[Side, int]:
-        """See `Passes`."""
-        return {"encoder": len(batches), "decoder": sum(len(batch.targets) for batch in batches)}
+    options: CollectOptions
 
     def run(self, run: Run, batches: Sequence[Batch], sums: Sums, advance: Advance) -> None:
         """See `Passes`."""
@@ -143,7 +157,7 @@ class TranslationPasses:
             keeping=keeping,
         )
         targets = [(number, target) for number, batch in enumerate(batches) for target in batch.targets]
-        decode = self._force if self.material.mode == "forced" else self._search
+        decode = self._force if self.options.mode == "forced" else self._search
         run.forward(
             [partial(decode, run, batches[number], target, encoded[number]) for number, target in targets],
             side="decoder",
@@ -155,26 +169,15 @@ class TranslationPasses:
             keeping=keeping,
         )
 
-    def entries(self, sums: Mapping[Entry, GateSums]) -> dict[str, GateSums]:
-        """See `Passes`."""
-        found = {}
-        for source, target in self.material.pairs:
-            name = pair_name(source, target)
-            if (source, target) not in sums or (source, ANY) not in sums:
-                raise incomplete(name)
-            found[name] = sums[source, ANY] + sums[source, target]
-        return found
-
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Ids and mask `[batch, tokens]`."""
         ids, mask = pad(rows, padding_id(self.runner.model, self.tokenizer))
         return ids.to(self.runner.device), mask.to(self.runner.device)
 
-    def _encode(self, batch: Batch) -> Tensor:
+    def _encode(self, batch: Batch) -> Any:
         """The encoder's output `[batch, source tokens, d_model]`."""
         ids, mask = self._padded(batch.sources)
-        output: Tensor = self.runner.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
-        return output
+        return self.runner.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
 
     def _force(self, run: Run, batch: Batch, target: str, encoded: Any) -> None:
         """Run the decoder on the reference: start token, then all labels but the last (teacher forcing)."""
@@ -194,10 +197,9 @@ class TranslationPasses:
         """Translate with beam search; a sentence's beams count until it is finished."""
         from transformers.modeling_outputs import MoEModelOutput
 
-        model, mask = self.runner.model, self._padded(batch.sources)[1]
+        model, beam, mask = self.runner.model, self.options.beam, self._padded(batch.sources)[1]
         positions = int(model.config.max_position_embeddings)
         longest = torch.tensor([length_limit(n, positions) for n in mask.sum(dim=1).tolist()])
-        beam = self.material.options.beam
         with self.observer.searching(model, beam, longest.to(mask.device)), sound_settings(model):
             model.generate(
                 # generate expands the value that it is given: of its own for each target
@@ -212,20 +214,6 @@ class TranslationPasses:
             )
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Sentences of one source, to be decoded into every target; `targets[language][sentence]` are label ids."""
-
-    source: str
-    sources: Sequence[Ids]
-    targets: Mapping[str, Sequence[Ids]]
-
-    @property
-    def sentences(self) -> int:
-        """To be decoded: those of all targets."""
-        return len(self.sources) * len(self.targets)
-
-
 def batches_of(
     model: Any, tokenizer: Any, text: ParallelText, pairs: Sequence[Pair], batch_tokens: int
 ) -> Iterator[Batch]:
@@ -234,36 +222,20 @@ def batches_of(
     bounds = {"max_length": config.max_position_embeddings - 1, "vocabulary": config.vocab_size}
     rows: dict[str, list[Ids]] = {}  # as targets, in which languages are met again for each source
 
-    def labels_of(language: str) -> list[Ids]:
-        if language not in rows:
-            found = encode(tokenizer, text.sentences[language], language, as_target=True, **bounds)
-            rows[language] = [array("i", ids) for ids in found]
-        return rows[language]
+    def ids_of(language: str, as_target: bool) -> list[Ids]:
+        found = encode(tokenizer, text.sentences[language], language, as_target=as_target, **bounds)
+        return [array("i", ids) for ids in found]
 
     for source in dict.fromkeys(pair[0] for pair in pairs):
-        found = encode(tokenizer, text.sentences[source], source, **bounds)
-        sources = [array("i", ids) for ids in found]
-        labels = {target: labels_of(target) for name, target in pairs if name == source}
-        lengths = [(len(ids), max(len(rows[i]) for rows in labels.values())) for i, ids in enumerate(sources)]
+        sources = ids_of(source, False)
+        targets = [target for name, target in pairs if name == source]
+        rows |= {target: ids_of(target, True) for target in targets if target not in rows}
+        lengths = [
+            (len(ids), max(len(rows[target][row]) for target in targets)) for row, ids in enumerate(sources)
+        ]
         for batch in length_bucketed(lengths, batch_tokens):
             yield Batch(
                 source,
-                [sources[i] for i in batch],
-                {target: [rows[i] for i in batch] for target, rows in labels.items()},
+                [sources[row] for row in batch],
+                {target: [rows[target][row] for row in batch] for target in targets},
             )
-
-
-def batch_cost(runner: Layerwise, batch: Batch) -> BatchCost:
-    """What a batch takes layer by layer: states while the encoder runs; beside its output, while the decoder does."""
-    shape = runner.shape
-
-    def states(rows: Sequence[Ids]) -> int:
-        return state_bytes(shape, len(rows) * max(map(len, rows)), sum(map(len, rows)))
-
-    keys = max(map(len, batch.sources))
-    lengths = (keys, *(max(map(len, labels)) for labels in batch.targets.values()))
-    output = len(batch.sources) * keys * shape.d_model * shape.itemsize
-    return BatchCost(
-        max(activation_bytes(shape, len(batch.sources), length, keys) for length in lengths),
-        (states(batch.sources) + output, output + sum(map(states, batch.targets.values()))),
-    )

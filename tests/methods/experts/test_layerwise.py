@@ -21,8 +21,7 @@ from prunecli.modules import grouped, threads
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.progress import Progress
-from prunecli.results.gate_sums import SUMS
-from prunecli.results.gates import GateStatistics
+from prunecli.results.gates import SUMS, GateStatistics
 from prunecli.running.layerwise import runner
 from prunecli.running.layerwise.runner import Layerwise, Resources, Room, RunReport
 from prunecli.running.layerwise.snapshot import Snapshots

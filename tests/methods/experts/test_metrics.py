@@ -19,8 +19,7 @@ from prunecli.methods.experts.metrics import (
     random_values,
 )
 from prunecli.model.axes import Axis
-from prunecli.results.gate_sums import SUMS, TEXT_SUMS, GateSums
-from prunecli.results.gates import GateStatistics
+from prunecli.results.gates import SUMS, TEXT_SUMS, GateStatistics, GateSums
 from tests.reference import expert_metrics, routed_outputs
 
 OF_GATES = [name for name, metric in METRICS.items() if metric.needs <= set(SUMS)]
@@ -72,7 +71,7 @@ def statistics_of(sums: GateSums, lacks: frozenset[str] = frozenset()) -> GateSt
 @given(seed=st.integers(0, 10**6), tokens=st.integers(1, 12), experts=st.integers(2, 6))
 def test_metrics_are_those_of_the_paper(name: str, seed: int, tokens: int, experts: int) -> None:
     layers = routed(seed, tokens, experts), routed(seed + 1, tokens + 3, experts)
-    values = METRICS[name](sums_of(*layers))
+    values = METRICS[name].values(sums_of(*layers))
     for row, gates in zip(values, layers, strict=True):
         assert_allclose(row, expert_metrics.metric(name, gates), rtol=1e-12, atol=0)
 
@@ -83,7 +82,7 @@ def test_metrics_of_language_models_are_those_of_the_raw_routing(
     name: str, seed: int, tokens: int, experts: int
 ) -> None:
     layers = tokens_of(seed, tokens, experts), tokens_of(seed + 1, tokens + 3, experts)
-    values = METRICS[name](text_sums_of(experts, *layers))
+    values = METRICS[name].values(text_sums_of(experts, *layers))
     for row, raw in zip(values, layers, strict=True):
         assert_allclose(row, routed_outputs.metric(name, raw, experts), rtol=1e-12, atol=0)
 
@@ -92,14 +91,14 @@ def test_reap_by_hand() -> None:
     # Expert 0: (0.5 x 2 + 0.25 x 4) / 2 = 1; expert 1: 0.5 x 6 = 3, its one token; expert 2: 0.75 x 4 / 1 = 3.
     tokens = [((0, 1), (0.5, 0.5), (2.0, 6.0)), ((2, 0), (0.75, 0.25), (4.0, 4.0))]
     sums = text_sums_of(4, tokens)
-    assert_allclose(METRICS["reap"](sums)[0], [1.0, 3.0, 3.0, 0.0])
-    assert_allclose(METRICS["man"](sums)[0], [3.0, 6.0, 4.0, 0.0])
+    assert_allclose(METRICS["reap"].values(sums)[0], [1.0, 3.0, 3.0, 0.0])
+    assert_allclose(METRICS["man"].values(sums)[0], [3.0, 6.0, 4.0, 0.0])
 
 
 def test_importance_by_hand() -> None:
     # Expert 0: first for 3 of 4 tokens at gates 0.5, 0.7, 0.6, so 0.75 x exp(0.6); expert 1: 0.25 x exp(0.9).
     gates = [[0.5, 0.3, 0.2], [0.7, 0.2, 0.1], [0.6, 0.1, 0.3], [0.05, 0.9, 0.05]]
-    values = METRICS["importance"](sums_of(gates))[0]
+    values = METRICS["importance"].values(sums_of(gates))[0]
     assert_allclose(values, [0.75 * np.exp(0.6), 0.25 * np.exp(0.9), 0.0])
 
 
@@ -110,12 +109,12 @@ def test_adding_sums_of_texts_is_counting_both(seed: int, first: int, second: in
     assert (added.routed == together.routed).all()
     assert (added.norm_max == together.norm_max).all()
     for name in METRICS:
-        assert_allclose(METRICS[name](added), METRICS[name](together), rtol=1e-12)
+        assert_allclose(METRICS[name].values(added), METRICS[name].values(together), rtol=1e-12)
 
 
 def test_a_layer_without_tokens_gives_zeros() -> None:
     for metric in METRICS.values():
-        assert (metric(GateSums.zeros(2, 3, TEXT_SUMS)) == 0).all()
+        assert (metric.values(GateSums.zeros(2, 3, TEXT_SUMS)) == 0).all()
 
 
 def test_values_are_named_by_axis() -> None:

@@ -18,8 +18,7 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.pipeline import apply
 from prunecli.processes import ALONE
-from prunecli.results.gate_sums import SUMS, GateSums
-from prunecli.results.gates import GateStatistics
+from prunecli.results.gates import SUMS, GateStatistics, GateSums
 from prunecli.running.runner import InMemory
 from prunecli.selection.cut import cut
 from prunecli.text.parallel import ParallelText

@@ -16,8 +16,7 @@ from prunecli.methods.experts.texts import Texts, text_windows
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.stock_experts import expert_modules
 from prunecli.processes import ALONE, ProcessGroup
-from prunecli.results.gate_sums import TEXT_SUMS
-from prunecli.results.gates import GateStatistics
+from prunecli.results.gates import TEXT_SUMS, GateStatistics
 from prunecli.running import runner
 from prunecli.running.runner import InMemory
 from prunecli.text.corpus import Corpus

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from prunecli.errors import PruneError, UnsupportedModelError
-from prunecli.methods.experts.stock_observer import StockObserver
+from prunecli.methods.experts.observer import StockObserver
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.stock_experts import expert_modules
-from prunecli.results.gate_sums import TEXT_SUMS, GateSums
+from prunecli.results.gates import TEXT_SUMS, GateSums
 from tests.reference.routed_outputs import sums
 from tests.reference.stock_experts import every_output, expert_calls
 from tests.stock_mixtures import tiny_mixture

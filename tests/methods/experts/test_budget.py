@@ -21,9 +21,12 @@ from prunecli.methods.experts.budget import (
     kept_counts,
     least_experts,
     parse_balance,
+    released_threshold,
+    select_experts,
+    shares,
     starved,
+    threshold,
 )
-from prunecli.methods.experts.select import released_threshold, select_experts, shares, threshold
 from prunecli.model.axes import Axis
 from prunecli.model.sparse_layer import Groups
 from tests.reference import expert_selection, released_statistics

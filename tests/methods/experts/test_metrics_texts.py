@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from prunecli.errors import StatisticsError
-from prunecli.methods.experts.measured import measure_texts, scarcity_warning
-from prunecli.results.gate_sums import TEXT_SUMS, GateSums
-from prunecli.results.gates import GateStatistics
+from prunecli.methods.experts.metrics import measure_texts, scarcity_warning
+from prunecli.results.gates import TEXT_SUMS, GateStatistics, GateSums
 from tests.reference import routed_outputs
 
 NAMES = ("model.layers.0.mlp", "model.layers.1.mlp")
