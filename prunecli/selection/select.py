@@ -182,18 +182,17 @@ def places_of(
     """
     places = []
     for axis in axes:
-        name = "" if axis.layer is None else axis.module
         size = len(axis.ids) // groups
         for group in range(groups):
             own = slice(group * size, (group + 1) * size)
             places.append(
                 Ranked.of(
-                    (name, axis.side, axis.layer),
+                    (axis.name, axis.side, axis.layer),
                     axis.ids[own],
                     kept[axis.name],
                     None if values is None else np.asarray(values[axis.name])[own],
-                    kind=axis.attention,
-                    cut=f"{name}, group {group}" if groups > 1 else cut,
+                    attention=axis.attention,
+                    cut=f"{axis.name}, group {group}" if groups > 1 else cut,
                     alone={
                         text: np.isin(sorted(axis.ids[own]), of_text[axis.name])
                         for text, of_text in (alone or {}).items()

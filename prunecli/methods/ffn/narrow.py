@@ -121,7 +121,7 @@ def plan_widths(
     decision = Decision(
         "unit",
         tuple(
-            replace(place, tokens=tokens.get(place.name))
+            replace(place, tokens=tokens.get(place.module))
             for place in places_of(axes, kept, None if is_random else values)
         ),
         None if is_random else options.metric,

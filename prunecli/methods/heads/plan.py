@@ -151,7 +151,7 @@ def _decision(
     origin = Origin(texts=scores.texts, split=scores.split, sentences=scores.examples)
     return Decision(
         "head",
-        tuple(replace(place, tokens=scores.tokens.get(place.name)) for place in places),
+        tuple(replace(place, tokens=scores.tokens.get(place.module)) for place in places),
         f"importance by {scores.method}{by}",
         "as many stay in every attention" if options.uniform else "the lowest of all attentions go",
         f"every attention keeps {options.least} at least" if options.least else "",

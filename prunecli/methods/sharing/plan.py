@@ -80,7 +80,8 @@ def plan_ffn(
     decision = Decision(
         "unit",
         tuple(
-            replace(place, tokens=measured.tokens.get(place.name)) for place in places_of(axes, kept, scores)
+            replace(place, tokens=measured.tokens.get(place.module))
+            for place in places_of(axes, kept, scores)
         ),
         options.keep_units,
         "the highest of each FFN as --init makes it stay",

@@ -219,7 +219,7 @@ def select_tokens(
     reason = {number: place for place, name in enumerate(reasons, 1) for number in ids[name]}
     labels = [tokens.get(number, "") for number in range(size)]
     ranked = Ranked.of(
-        ("", "", None),
+        ("tokens", "", None),
         range(size),
         kept_ids,
         [counts.counts.get(label, 0) for label in labels],
