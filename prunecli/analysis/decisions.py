@@ -100,7 +100,7 @@ def place_name(decision: Decision, place: Ranked) -> str:
     if decision.part == "layer":
         return f"{place.side} layers"
     where = f"{place.side} layer {place.layer}"
-    if place.kind == "cross":
+    if place.attention == "cross":
         where += f", {KIND_NAMES['cross']}"
     group = place.cut.rpartition(", ")[2]
     return f"{where}, {group}" if group.startswith("group ") else where
@@ -122,7 +122,7 @@ def component_name(decision: Decision, place: Ranked, number: int) -> str:
         return f"{place.side.capitalize()} layer {number}"
     of = {"expert": "", "unit": "the FFN of "}.get(decision.part, "")
     if decision.part == "head":
-        of = f"the {'cross-attention' if place.kind == 'cross' else 'self-attention'} of "
+        of = f"the {'cross-attention' if place.attention == 'cross' else 'self-attention'} of "
     return f"{decision.part.capitalize()} {number} of {of}{place.side} layer {place.layer}"
 
 

@@ -94,12 +94,12 @@ class Explained:
         Raises:
             DataError: nothing is told of it.
         """
-        by_place: dict[tuple[Any, ...], list[tuple[int, int, Ranked, int]]] = {}
+        by_place: dict[str, list[tuple[int, int, Ranked, int]]] = {}
         for step, decision in sorted(self.decisions.items()):
             for index, place in enumerate(decision.places if decision.part == question.part else ()):
                 number = _token_id(place, question.text) if question.part == "token" else question.number
                 if number is not None and _is_asked(question, place) and place.place_of(number) is not None:
-                    key = place.side, place.kind, place.layer
+                    key = place.name
                     by_place.setdefault(key, []).append((step, index, place, number))
         found: list[Answer] = []
         for steps in by_place.values():
@@ -130,7 +130,7 @@ class Explained:
         rank, margins, cut = decision.ranks[index], decision.margins(index), decision.cuts[index]
         fields: dict[str, Any] = {
             "part": decision.part,
-            "place": place.name,
+            "place": place.module,
             "side": place.side,
             "layer": place.layer,
             "id": number,
@@ -149,7 +149,7 @@ class Explained:
     def _now(self, step: int, _index: int, place: Ranked, number: int) -> Iterator[Answer]:
         """Where it is in the result, if its number or that of its layer is another one."""
         part, at = self.decisions[step].part, place.place_of(number)
-        if number in self.structure.constants.get(place.name, ()):
+        if number in self.structure.constants.get(place.module, ()):
             yield Answer("Its mean output stands in its place.")
         if not place.kept[at]:
             return
@@ -166,7 +166,7 @@ class Explained:
             yield Answer(f"{place.side.capitalize()} layer {place.layer} itself is gone by now.")
             return
         layer = layers.index(place.layer)
-        name = place.name.replace(f".{place.layer}.", f".{layer}.", 1)
+        name = place.module.replace(f".{place.layer}.", f".{layer}.", 1)
         if name in self.structure.removed:
             yield Answer(f"{name} is gone by now.")
         elif name in self.structure.shared:
@@ -223,7 +223,7 @@ def _is_asked(question: Question, place: Ranked) -> bool:
     return (
         question.side in (None, place.side)
         and question.layer in (None, place.layer)
-        and (question.kind is None or (question.kind == "cross") == (place.kind == "cross"))
+        and (question.kind is None or (question.kind == "cross") == (place.attention == "cross"))
     )
 
 

@@ -64,13 +64,13 @@ class Ranked:
     """The components of one place, in the order of their ids.
 
     Attributes:
-        name: of the place: "model.encoder.layers.3.ffn"; of layers and tokens "".
-        side: of the stack; "" of tokens.
-        layer: its number, as `ids` count; None: of layers and tokens.
+        name: of the axis: "model.encoder.layers.3.ffn.experts", "encoder.layers", "tokens".
+        side: of the stack; "" for tokens.
+        layer: its number, as `ids` count; None for layers and tokens.
         ids: `[n]`, ascending: of experts and heads those of the original model, of others those of the step's source
             (in a file those of the original model too).
         kept: `[n]`, which stay.
-        kind: of an attention: encoder, decoder or cross; else "".
+        attention: "encoder", "decoder" or "cross"; "" if the components are no heads.
         values: `[n]`, by what they were ranked; None: by nothing. NaN: nothing is known of one.
         cut: what is compared with each other has one name; "": the place alone.
         tokens: that the values were measured on here, where it is known.
@@ -86,7 +86,7 @@ class Ranked:
     layer: int | None
     ids: NDArray[np.int64]
     kept: Bools
-    kind: str = ""
+    attention: str = ""
     values: Floats | None = None
     cut: str = ""
     tokens: int | None = None
@@ -99,7 +99,7 @@ class Ranked:
     @classmethod
     def of(
         cls,
-        place: tuple[str, str, int | None],
+        axis: tuple[str, str, int | None],
         ids: Sequence[int],
         kept: Sequence[int],
         values: ArrayLike | None = None,
@@ -108,7 +108,7 @@ class Ranked:
         """From ids in any order.
 
         Args:
-            place: name, side, layer.
+            axis: name, side, layer.
             ids: all components.
             kept: those that stay.
             values: one of each id, in their order.
@@ -118,7 +118,12 @@ class Ranked:
         order = np.argsort(numbers, kind="stable")
         found = None if values is None else np.asarray(values, np.float64)[order]
         marked = np.isin(numbers[order], np.asarray(kept, np.int64))
-        return cls(*place, ids=numbers[order], kept=marked, values=found, **more)
+        return cls(*axis, ids=numbers[order], kept=marked, values=found, **more)
+
+    @property
+    def module(self) -> str:
+        """Name of the module whose components these are, such as "model.encoder.layers.3.ffn"; "" if there is none."""
+        return "" if self.layer is None else self.name.rpartition(".")[0]
 
     @property
     def num_kept(self) -> int:
@@ -203,7 +208,7 @@ class Decision:
 
     @cached_property
     def _keys(self) -> tuple[str, ...]:
-        return tuple(place.cut or f"{place.name}\n{place.side}" for place in self.places)
+        return tuple(place.cut or place.name for place in self.places)
 
     @cached_property
     def _together(self) -> dict[str, list[int]]:

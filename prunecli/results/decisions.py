@@ -19,7 +19,7 @@ from pydantic import Field, field_serializer
 
 from prunecli import __version__
 from prunecli.errors import CheckpointError, DataError, reason_of
-from prunecli.model.axes import Kind
+from prunecli.model.axes import Kind, axis_name
 from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.progress import Say, unsaid
@@ -39,7 +39,7 @@ LONGEST_LIST = 65_536
 """Components of a decision; the values of more are packed, rounded to float16 where they are no whole numbers."""
 REMEDY = "Copy the file again from the result that prunecli wrote, or remove it: the model does without."
 
-AS_THEY_ARE = ("name", "side", "layer", "kind", "cut", "tokens", "metric")
+AS_THEY_ARE = ("name", "side", "layer", "attention", "cut", "tokens", "metric")
 """Fields of a `Ranked` that are written as they are."""
 STATED = tuple(field.name for field in fields(Decision) if field.name != "places")
 """Fields of a `Decision` that are written as they are."""
@@ -58,7 +58,7 @@ class PlaceRecord(Record):
     name: str = ""
     side: str = ""
     layer: Count | None = None
-    kind: str = ""
+    attention: str = ""
     cut: str = ""
     count: Annotated[int, Field(ge=0, le=MOST_COMPONENTS)]
     cutoff: Number | None = None
@@ -84,12 +84,11 @@ class PlaceRecord(Record):
         values = None if self.values is None else _array(self.values).astype(np.float64)
         reason = None if self.reason is None else _array(self.reason).astype(np.uint8)
         labels = None if self.labels is None else self.labels.texts()
-        where = self.name or self.side
         lengths = {len(part) for part in (ids, values, reason, labels) if part is not None}
         if lengths != {self.count} or (len(ids) > 1 and (np.diff(ids) <= 0).any()):
-            raise ValueError(f"{where}: lists of other than {self.count} components")
+            raise ValueError(f"{self.name}: lists of other than {self.count} components")
         if reason is not None and int(reason.max(initial=0)) > len(self.reasons):
-            raise ValueError(f"{where}: a reason without its words")
+            raise ValueError(f"{self.name}: a reason without its words")
         return Ranked(
             **{name: getattr(self, name) for name in AS_THEY_ARE},
             ids=ids,
@@ -105,10 +104,10 @@ class PlaceRecord(Record):
         array = _array(own)
         if isinstance(own, Packed):
             if own.dtype != "bits" or len(array) != self.count:
-                raise ValueError(f"{self.name or self.side}: lists of other than {self.count} components")
+                raise ValueError(f"{self.name}: lists of other than {self.count} components")
             return array
         if len(set(own)) != len(own) or not np.isin(array, ids).all():
-            raise ValueError(f"{self.name or self.side}: ids that were not there")
+            raise ValueError(f"{self.name}: ids that were not there")
         return np.isin(ids, array)
 
 
@@ -141,7 +140,7 @@ class DecisionRecord(Record):
         made = Decision(places=places, **{name: getattr(self, name) for name in STATED})
         for place, ranks in zip(places, made.ranks, strict=True):
             if place.values is not None and ranks is None:
-                raise ValueError(f"{place.name or place.side}: compared with what has no values")
+                raise ValueError(f"{place.name}: compared with what has no values")
         return made
 
     @field_serializer("origin")
@@ -196,7 +195,8 @@ class Decisions(Document):
 
     FORMAT: ClassVar[str] = "prunecli.decisions/2"
     FIRST: ClassVar[str] = "prunecli.decisions/1"
-    """Of version 0.2.0: layers, hidden units and tokens by their numbers in the source of the step."""
+    """Of version 0.2.0: places are named by modules (layers and tokens have no name), the attention is called `kind`,
+    and layers, hidden units and tokens have their numbers in the source of the step."""
 
     decisions: list[DecisionRecord]
 
@@ -205,7 +205,21 @@ class Decisions(Document):
         found = super().from_json(payload, path)
         if sum(place.count for one in found.decisions for place in one.places) > MOST_COMPONENTS:
             raise DataError(f"{path}: more than {MOST_COMPONENTS:,} components, as no model has", REMEDY)
-        return found
+        return found._upgraded() if found.format == cls.FIRST else found
+
+    def _upgraded(self) -> Decisions:
+        """A file of the first version with the names of axes; `read_decisions`, which knows the history, renumbers."""
+        decisions = []
+        for one in self.decisions:
+            names = (axis_name(place.name or place.side, one.part).lstrip(".") for place in one.places)
+            places = [
+                place.model_copy(
+                    update={"name": name, "attention": str((place.model_extra or {}).get("kind", ""))}
+                )
+                for name, place in zip(names, one.places, strict=True)
+            ]
+            decisions.append(one.model_copy(update={"places": places}))
+        return self.model_copy(update={"decisions": decisions})
 
     def _tables(self) -> Tables:
         """`decisions`: a component that was up for a choice."""
@@ -299,10 +313,10 @@ def in_original_ids(
             ids = np.array([layer_of(place.side, number) for number in ids.tolist()], np.int64)
         if layer is not None:
             layer = layer_of(place.side, layer)
-            name = f"{name}.".replace(f".{place.layer}.", f".{layer}.", 1)[:-1]
+            name = name.replace(f".{place.layer}.", f".{layer}.", 1)
         if decision.part in ("unit", "token"):
             same = (one for other in before if other.part == decision.part for one in other.places)
-            held = next((one for one in same if (one.side, one.layer) == (place.side, layer)), None)
+            held = next((one for one in same if one.name == name), None)
             ids = ids if held is None else held.ids[held.kept][ids]
         places.append(replace(place, ids=ids, name=name, layer=layer))
     return replace(decision, places=tuple(places))

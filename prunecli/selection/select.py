@@ -169,6 +169,7 @@ def places_of(
     cut: str = "",
     groups: int = 1,
     alone: Mapping[str, Kept] | None = None,
+    tokens: Mapping[str, int] | None = None,
 ) -> tuple[Ranked, ...]:
     """The units that were up for a choice, axis by axis or group by group, with what they were compared by.
 
@@ -178,22 +179,23 @@ def places_of(
         values: None: they were compared by nothing.
         cut: what all axes are compared under; "": each is compared alone.
         groups: of each axis.
+        tokens: name of an axis -> tokens that its values were measured on.
         alone: language or text -> the units that would stay for it alone, of the axes where it counts.
     """
     places = []
     for axis in axes:
-        name = "" if axis.layer is None else axis.module
         size = len(axis.ids) // groups
         for group in range(groups):
             own = slice(group * size, (group + 1) * size)
             places.append(
                 Ranked.of(
-                    (name, axis.side, axis.layer),
+                    (axis.name, axis.side, axis.layer),
                     axis.ids[own],
                     kept[axis.name],
                     None if values is None else np.asarray(values[axis.name])[own],
-                    kind=axis.attention,
-                    cut=f"{name}, group {group}" if groups > 1 else cut,
+                    attention=axis.attention,
+                    tokens=(tokens or {}).get(axis.name),
+                    cut=f"{axis.name}, group {group}" if groups > 1 else cut,
                     alone={
                         text: np.isin(sorted(axis.ids[own]), of_text[axis.name])
                         for text, of_text in (alone or {}).items()

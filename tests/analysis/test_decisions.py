@@ -52,8 +52,8 @@ def test_a_threshold_tells_the_share_before_an_expert() -> None:
 def test_a_head_that_its_layer_needs_says_so() -> None:
     # 0.1 and 0.2 go; 0.15 is the last one of its attention.
     places = [
-        Ranked.of(("a", "decoder", 0), [0, 1, 2], [2], [0.1, 0.2, 0.9], kind="cross", cut="heads"),
-        Ranked.of(("b", "decoder", 1), [1], [1], [0.15], kind="decoder", cut="heads"),
+        Ranked.of(("a", "decoder", 0), [0, 1, 2], [2], [0.1, 0.2, 0.9], attention="cross", cut="heads"),
+        Ranked.of(("b", "decoder", 1), [1], [1], [0.15], attention="decoder", cut="heads"),
     ]
     decision = Decision("head", tuple(places), "importance", least="every attention keeps 1 at least")
     assert said(decision, 0, 1) == (

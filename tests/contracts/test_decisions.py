@@ -182,7 +182,7 @@ def test_the_kept_are_exactly_those_that_the_result_tells_of(result: tuple[str, 
     named = kept_ids(rewrite.structure, part)
     kept_in: dict[str, list[int]] = {}
     for place in told.places:  # the groups of a router have one name
-        kept_in.setdefault(place.side if part == "layer" else place.name, []).extend(
+        kept_in.setdefault(place.side if part == "layer" else place.module, []).extend(
             place.ids[place.kept].tolist()
         )
     assert {name: tuple(kept_in[name]) for name in named} == named
@@ -195,7 +195,9 @@ def test_any_component_is_explained(result: tuple[str, Path, Rewrite]) -> None:
     place = rewrite.decision.places[-1]
     for at in (0, len(place.ids) // 2, len(place.ids) - 1):
         where = f"of {place.side} layer {place.layer}" if place.layer is not None else ""
-        cross = "cross-attention" if place.kind == "cross" else "self-attention" if place.kind else ""
+        cross = (
+            "cross-attention" if place.attention == "cross" else "self-attention" if place.attention else ""
+        )
         words = f"{part} {place.ids[at]} {cross} {where}"
         if part == "layer":
             words = f"{place.side} layer {place.ids[at]}"
@@ -239,7 +241,7 @@ def test_later_steps_carry_it_along(tmp_path: Path) -> None:
 def hostile(one: DecisionRecord, **changes: object) -> dict[str, object]:
     payload = json.loads(json.dumps(one.to_json()))
     payload["places"][0] |= changes
-    return {"format": "prunecli.decisions/1", "decisions": [payload | {"step": 0, "command": "prune-layers"}]}
+    return {"format": "prunecli.decisions/2", "decisions": [payload | {"step": 0, "command": "prune-layers"}]}
 
 
 @pytest.mark.parametrize(

@@ -174,8 +174,8 @@ def test_places_are_compared_together_alone_or_by_group() -> None:
     ]
     values = {"m.0.heads": np.array([5.0, 7.0]), "m.1.heads": np.array([1.0, 2.0])}
     first, second = places_of(axes, {"m.0.heads": (2,), "m.1.heads": ()}, values, cut="heads")
-    assert (first.name, first.side, first.layer, first.kind, first.cut) == (
-        "m.0",
+    assert (first.name, first.side, first.layer, first.attention, first.cut) == (
+        "m.0.heads",
         "encoder",
         0,
         "encoder",
@@ -185,9 +185,9 @@ def test_places_are_compared_together_alone_or_by_group() -> None:
     assert first.kept.tolist() == [False, True]
     assert first.values is not None
     assert first.values.tolist() == [7.0, 5.0]
-    assert (second.kind, second.num_kept) == ("cross", 0)
+    assert (second.attention, second.num_kept) == ("cross", 0)
     parted = places_of(axes[:1], {"m.0.heads": (2,)}, groups=2)
     assert [(place.cut, place.ids.tolist()) for place in parted] == [
-        ("m.0, group 0", [2]),
-        ("m.0, group 1", [0]),
+        ("m.0.heads, group 0", [2]),
+        ("m.0.heads, group 1", [0]),
     ]

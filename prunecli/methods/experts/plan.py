@@ -172,8 +172,8 @@ def _by_metric(
         # The published ratios do not say how many tokens they were measured on.
         replace(
             place,
-            metric=AIMER if place.name in measured.unseen else "",
-            tokens=measured.tokens.get(place.name),
+            metric=AIMER if place.module in measured.unseen else "",
+            tokens=measured.tokens.get(place.module),
         )
         for place in decision.places
     )

@@ -147,14 +147,10 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, measure: Measure
         "dtype": options.dtype,
     }
     step = history_step(COMMAND, checkpoint, given(arguments), files_of(options.scores))
-    tokens = {axis.module: scores.tokens.get(axis.name) for axis in axes} if scores else {}
     origin = Origin.of_text(options.text)
     decision = Decision(
         "unit",
-        tuple(
-            replace(place, tokens=tokens.get(place.name))
-            for place in places_of(axes, kept, None if is_random else values)
-        ),
+        places_of(axes, kept, None if is_random else values, tokens=scores.tokens if scores else None),
         None if is_random else metric,
         f"drawn at random (seed {options.seed})" if is_random else rule,
         origin=scores.origin.read_from(step) if scores and options.scores is not None else origin,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import fsum, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -146,14 +146,18 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
         "dtype": options.dtype,
     }
     step = history_step(COMMAND, checkpoint, given(arguments), () if scores is None else files)
-    places = places_of(chosen, kept, None if scores is None else values, cut="" if even else "heads")
+    cut = "" if even else "heads"
+    places = (
+        places_of(chosen, kept, values, cut=cut, tokens=scores.tokens)
+        if scores
+        else places_of(chosen, kept, cut=cut)
+    )
     decision = Decision("head", places, how=f"drawn at random (seed {options.seed})")
     if scores is not None:
         by = "" if normalize == "none" else ", over the l2 norm of its attention"
-        counted = {axis.module: scores.tokens.get(axis.name) for axis in axes}
         decision = Decision(
             "head",
-            tuple(replace(place, tokens=counted[place.name]) for place in places),
+            places,
             f"importance by {scores.method}{by}",
             "as many stay in every attention" if options.uniform else "the lowest of all attentions go",
             f"every attention keeps {options.least} at least" if options.least else "",

@@ -14,7 +14,7 @@ from prunecli.choices import Choices
 from prunecli.errors import StatisticsError, UnsupportedModelError, UsageError
 from prunecli.methods.layers.names import LayerMetric
 from prunecli.methods.layers.select import best_runs, nearest_run, parse_layers
-from prunecli.model.axes import Axis, module_of
+from prunecli.model.axes import Axis
 from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.find_axes import axes_of
@@ -181,11 +181,10 @@ def _decision(
     name, how = f"{scores.method} score", "the lowest go"
     if options.contiguous:
         name, how = "angle of its best run", "the run of layers side by side whose angle is least goes"
-    tokens = {module_of(name): count for name, count in scores.tokens.items()}
     is_given = options.scores is not None
     return Decision(
         "layer",
-        tuple(replace(place, tokens=tokens.get(place.side)) for place in places),
+        tuple(replace(place, tokens=scores.tokens.get(place.name)) for place in places),
         name,
         how,
         "one layer of each stack stays",

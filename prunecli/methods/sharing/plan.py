@@ -83,10 +83,7 @@ def plan_ffn(
     units = {axis.module: kept[axis.name] for axis in axes}
     decision = Decision(
         "unit",
-        tuple(
-            replace(place, tokens=tokens.get(axis_name(place.name, "unit")))
-            for place in places_of(axes, kept, scores)
-        ),
+        places_of(axes, kept, scores, tokens=tokens),
         options.keep_units,
         "the highest of each FFN as --init makes it stay",
         origin=Origin.of_text(options.text),

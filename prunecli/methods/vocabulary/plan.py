@@ -219,7 +219,7 @@ def select_tokens(
     for place, name in enumerate(reasons, 1):
         reason[list(ids[name])] = place
     ranked = Ranked.of(
-        ("", "", None),
+        ("tokens", "", None),
         range(size),
         kept,
         [counts.get(labels.get(number, ""), 0) for number in range(size)],

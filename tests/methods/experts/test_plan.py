@@ -59,7 +59,7 @@ def test_each_language_alone_keeps_what_a_plan_for_it_keeps(model: Path, granula
             side = {"encoder": ("sources",), "decoder": ("targets",)}[place.side]
             only = pair if granularity == "pair" else {key: pair[key] for key in side}
             alone = planned(model, gates=gates, granularity=granularity, **only)
-            assert tuple(place.ids[marked].tolist()) == tuple(alone.kept[f"{place.name}.experts"])
+            assert tuple(place.ids[marked].tolist()) == tuple(alone.kept[place.name])
             seen += 1
     assert seen == (2 if granularity == "language" else 4) * len(both.decision.places)
     assert any(
