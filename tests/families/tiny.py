@@ -1,0 +1,157 @@
+"""Tiny random models of every text model type that the installed transformers names, made by rule.
+
+The rules read the fields of transformers' own config classes: each size becomes small, each list with an
+entry for every layer keeps the first layer of each kind. `OVERRIDES` holds what the rules get wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+HEADS = {
+    "causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    "seq2seq": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    "masked": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+}
+"""Head -> model type -> class name, as transformers' auto classes map them."""
+LAYERS = 3
+VOCAB = 99
+FIRST_SPECIAL = 90
+"""Special token ids that do not fit the tiny vocabulary become ids from here on."""
+LENGTH = 12
+"""Tokens in each row of `inputs`: more than an attention window or a chunk of a recurrence."""
+
+_NAMES = {
+    LAYERS: "num_hidden_layers n_layer n_layers num_layers encoder_layers num_encoder_layers",
+    LAYERS + 1: "decoder_layers num_decoder_layers",
+    1: "first_k_dense_replace num_dense_layers num_mtp_layers num_nextn_predict_layers topk_group num_kv_shared_layers"
+    " num_codebooks",
+    2: "num_key_value_heads num_experts_per_tok moe_topk moe_k top_k_experts n_group linear_num_key_heads index_topk_blocks"
+    " mamba_n_groups n_groups decoder_sparse_step encoder_sparse_step attn_layer_period attn_layer_offset",
+    4: "num_attention_heads n_head n_heads num_heads attention_heads encoder_attention_heads decoder_attention_heads"
+    " num_encoder_attention_heads num_decoder_attention_heads swa_num_attention_heads swa_num_key_value_heads"
+    " linear_num_value_heads linear_num_heads index_n_heads",
+    8: "num_experts num_local_experts n_routed_experts moe_num_experts mamba_n_heads mamba_num_heads sliding_window"
+    " attention_window window_size local_attention sliding_window_size attention_window_size attention_chunk_size"
+    " chunk_size mamba_chunk_size index_topk linear_key_head_dim qk_nope_head_dim",
+    6: "linear_value_head_dim qk_rope_head_dim",
+    12: "mamba_head_dim mamba_d_head v_head_dim",
+    10: "linear_head_dim mamba_d_state state_size ssm_state_size",
+    14: "moe_latent_size",
+    16: "head_dim index_head_dim d_kv d_head attention_head_size kv_channels dim_head swa_head_dim",
+    20: "q_lora_rank",
+    24: "kv_lora_rank",
+    28: "moe_intermediate_size expert_ffn_hidden_size",
+    36: "shared_expert_intermediate_size shared_intermediate_size moe_shared_expert_intermediate_size"
+    " shared_experts_intermediate_size",
+    32: "embedding_size",
+    48: "hidden_size d_model n_embd dim emb_dim",
+    64: "max_position_embeddings n_positions n_ctx context_length max_seq_len max_source_positions"
+    " max_target_positions max_encoder_position_embeddings max_decoder_position_embeddings",
+    80: "intermediate_size d_ff ffn_dim encoder_ffn_dim decoder_ffn_dim hidden_dim dff dim_ff n_inner d_inner"
+    " ffn_hidden_size feed_forward_size",
+    88: "intermediate_size_mlp dense_intermediate_size",
+    VOCAB: "vocab_size vocab_size_per_layer_input src_vocab_size tgt_vocab_size decoder_vocab_size",
+}
+SIZES = {name: size for size, names in _NAMES.items() for name in names.split()}
+ALWAYS = ("num_key_value_heads",)
+"""Sizes that are set although the class's default is None. Other sizes that follow from others stay so."""
+OVERRIDES: dict[str, dict[str, Any]] = {}
+CANNOT: dict[str, str] = {}
+
+
+def model_types() -> list[str]:
+    """All text model types with a causal, a sequence-to-sequence or a masked class that can be built."""
+    return sorted(set().union(*HEADS.values()) - set(CANNOT))
+
+
+def heads(model_type: str) -> list[str]:
+    """The keys of `HEADS` that name a class for this type: causal first, then seq2seq, then masked."""
+    return [head for head, names in HEADS.items() if model_type in names]
+
+
+def auto_class(model_type: str, head: str | None = None) -> type[PreTrainedModel]:
+    """The class that transformers' auto class of this head builds. Default: the first of `heads`."""
+    return getattr(transformers, HEADS[head or heads(model_type)[0]][model_type])
+
+
+def tiny_config(model_type: str, head: str | None = None) -> PreTrainedConfig:
+    """The tiny config of this type, as the class of this head takes it (the text part of a composite one)."""
+    config_class = transformers.CONFIG_MAPPING[model_type]
+    config = config_class(**{**_values(config_class()), **OVERRIDES.get(model_type, {})})
+    model_class = auto_class(model_type, head)
+    if (head or heads(model_type)[0]) == "causal" and "masked" in heads(model_type):
+        config.is_decoder = True
+    text = config.sub_configs.get("text_config")
+    return config.get_text_config() if text and model_class.config_class is text else config
+
+
+@functools.cache
+def _fields(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
+    """Name -> default of the fields that the class adds to `PreTrainedConfig`."""
+    common = {field.name for field in dataclasses.fields(PreTrainedConfig)}
+    return {f.name: f.default for f in dataclasses.fields(config_class) if f.name not in common}
+
+
+def _values(default: PreTrainedConfig) -> dict[str, Any]:
+    """Tiny values for the fields of a config and its nested configs, given an instance of defaults."""
+    values: dict[str, Any] = {"dtype": "float32"}
+    special = FIRST_SPECIAL
+    for name, declared in _fields(type(default)).items():
+        value = vars(default).get(name, declared)
+        if isinstance(value, PreTrainedConfig):
+            values[name] = {"model_type": value.model_type, **_values(value)}
+        elif name in SIZES and (declared is not None or name in ALWAYS):
+            values[name] = SIZES[name]
+        elif "dropout" in name or name.endswith(("_pdrop", "layerdrop")):
+            values[name] = value if value is None or isinstance(value, bool) else type(value)(0)
+        elif name.endswith(("_token_id", "_token_index")) and isinstance(value, int) and value >= FIRST_SPECIAL:
+            values[name] = special
+            special += 1
+    return {**values, **_lists(default)}
+
+
+def _lists(default: PreTrainedConfig) -> dict[str, list[Any]]:
+    """The lists with an entry for every layer, cut to the first layer of each kind (at least `LAYERS`)."""
+    depth = getattr(default, "num_hidden_layers", None)
+    if not isinstance(depth, int):
+        return {}
+    lists = {
+        name: list(value)
+        for name in _fields(type(default))
+        if isinstance(value := vars(default).get(name), list | tuple) and len(value) == depth
+    }
+    kinds = [repr(kind) for kind in zip(*lists.values(), strict=True)]
+    kept = [layer for layer, kind in enumerate(kinds) if kind not in kinds[:layer]]
+    kept += [layer for layer in range(depth) if layer not in kept][: max(0, LAYERS - len(kept))]
+    return {name: [value[layer] for layer in sorted(kept)] for name, value in lists.items()}
+
+
+def build(model_type: str, seed: int = 0, head: str | None = None) -> PreTrainedModel:
+    """A model in evaluation mode, float32, whose random weights make the logits vary."""
+    torch.manual_seed(seed)
+    model = auto_class(model_type, head)(tiny_config(model_type, head)).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape)
+            if weight.dim() > 1 and "A_log" not in name:
+                weight.copy_(noise * weight.shape[-1] ** -0.5)
+            else:  # norms, biases, decays: near what the class starts with
+                weight.add_(noise * 0.1)
+    return model
+
+
+def inputs(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Two rows of token ids without padding and, for a sequence-to-sequence model, the decoder's."""
+    generator = torch.Generator().manual_seed(1)
+    rows = {"input_ids": torch.randint(10, FIRST_SPECIAL, (2, LENGTH), generator=generator)}
+    if model.config.is_encoder_decoder:
+        rows["decoder_input_ids"] = torch.randint(10, FIRST_SPECIAL, (2, LENGTH - 3), generator=generator)
+    return rows
