@@ -31,16 +31,16 @@ LENGTH = 12
 _NAMES = {
     LAYERS: "num_hidden_layers n_layer n_layers num_layers encoder_layers num_encoder_layers",
     LAYERS + 1: "decoder_layers num_decoder_layers",
-    1: "first_k_dense_replace num_dense_layers num_mtp_layers num_nextn_predict_layers topk_group num_kv_shared_layers"
+    1: "first_k_dense_replace num_dense_layers num_mtp_layers num_nextn_predict_layers topk_group attn_layer_offset num_kv_shared_layers"
     " num_codebooks",
     2: "num_key_value_heads num_experts_per_tok moe_topk moe_k top_k_experts n_group linear_num_key_heads index_topk_blocks"
-    " mamba_n_groups n_groups decoder_sparse_step encoder_sparse_step attn_layer_period attn_layer_offset",
+    " mamba_n_groups n_groups decoder_sparse_step encoder_sparse_step attn_layer_period",
     4: "num_attention_heads n_head n_heads num_heads attention_heads encoder_attention_heads decoder_attention_heads"
     " num_encoder_attention_heads num_decoder_attention_heads swa_num_attention_heads swa_num_key_value_heads"
     " linear_num_value_heads linear_num_heads index_n_heads",
     8: "num_experts num_local_experts n_routed_experts moe_num_experts mamba_n_heads mamba_num_heads sliding_window"
     " attention_window window_size local_attention sliding_window_size attention_window_size attention_chunk_size"
-    " chunk_size mamba_chunk_size index_topk linear_key_head_dim qk_nope_head_dim",
+    " chunk_size mamba_chunk_size rotary_dim index_topk linear_key_head_dim qk_nope_head_dim",
     6: "linear_value_head_dim qk_rope_head_dim",
     12: "mamba_head_dim mamba_d_head v_head_dim",
     10: "linear_head_dim mamba_d_state state_size ssm_state_size",
@@ -58,12 +58,57 @@ _NAMES = {
     80: "intermediate_size d_ff ffn_dim encoder_ffn_dim decoder_ffn_dim hidden_dim dff dim_ff n_inner d_inner"
     " ffn_hidden_size feed_forward_size",
     88: "intermediate_size_mlp dense_intermediate_size",
-    VOCAB: "vocab_size vocab_size_per_layer_input src_vocab_size tgt_vocab_size decoder_vocab_size",
+    96: "mamba_d_ssm",
+    VOCAB: "entity_vocab_size pronunciation_vocab_size shape_vocab_size vocab_size vocab_size_per_layer_input src_vocab_size tgt_vocab_size decoder_vocab_size",
 }
 SIZES = {name: size for size, names in _NAMES.items() for name in names.split()}
 ALWAYS = ("num_key_value_heads",)
 """Sizes that are set although the class's default is None. Other sizes that follow from others stay so."""
-OVERRIDES: dict[str, dict[str, Any]] = {}
+_MLA = {"num_key_value_heads": 4}
+_MIXED = ["linear_attention", "full_attention", "linear_attention"]
+_INDEXER = {
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 16,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 2,
+}
+OVERRIDES: dict[str, dict[str, Any]] = {
+    # Without attention by default; a cache without an attention layer cannot be asked for its length.
+    "bamba": {"layers_block_type": _MIXED},
+    "granitemoehybrid": {"layer_types": _MIXED},
+    # The class reads head_dim, which the default config leaves None.
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16},
+    "ministral": {"head_dim": 16},
+    # As many key/value heads as heads.
+    "dots3_note": {"text_config": _MLA},
+    "esmc": {"num_key_value_heads": 4},
+    # heads x head_dim must be the hidden size.
+    "helium": {"head_dim": 12},
+    "squeezebert": {"embedding_size": 48},
+    "reformer": {"axial_pos_embds_dim": (16, 32), "axial_pos_shape": (8, 8)},
+    # heads x head_dim must be expand x hidden size.
+    "mamba2": {"head_dim": 24},
+    # The rotary embedding takes head_dim, the attention qk_rope_head_dim.
+    "longcat_flash": {"head_dim": 6},
+    # A quarter of the head width is rotated: it must be even.
+    "stablelm": {"hidden_size": 64},
+    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "esm": {"vocab_size": 99, "pad_token_id": 1, "mask_token_id": 4},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "gpt_neo": {"attention_types": [[["global", "local", "global"], 1]]},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
+    "qwen4_exp": {"text_config": _INDEXER},
+    "qwen4_exp_text": _INDEXER,
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {
+        "layers_block_type": ["linear_attention", "linear_attention", "hybrid", "hybrid"],
+        "num_hidden_layers": 4,
+    },
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+}
 CANNOT: dict[str, str] = {}
 
 
@@ -85,12 +130,15 @@ def auto_class(model_type: str, head: str | None = None) -> type[PreTrainedModel
 def tiny_config(model_type: str, head: str | None = None) -> PreTrainedConfig:
     """The tiny config of this type, as the class of this head takes it (the text part of a composite one)."""
     config_class = transformers.CONFIG_MAPPING[model_type]
-    config = config_class(**{**_values(config_class()), **OVERRIDES.get(model_type, {})})
+    values = _values(config_class())
+    for name, value in OVERRIDES.get(model_type, {}).items():
+        values[name] = {**values[name], **value} if name in config_class.sub_configs else value
+    config = config_class(**values)
     model_class = auto_class(model_type, head)
     if (head or heads(model_type)[0]) == "causal" and "masked" in heads(model_type):
         config.is_decoder = True
-    text = config.sub_configs.get("text_config")
-    return config.get_text_config() if text and model_class.config_class is text else config
+    parts = [name for name, part in config.sub_configs.items() if part is model_class.config_class]
+    return getattr(config, parts[0]) if parts else config
 
 
 @functools.cache
@@ -109,29 +157,35 @@ def _values(default: PreTrainedConfig) -> dict[str, Any]:
         if isinstance(value, PreTrainedConfig):
             values[name] = {"model_type": value.model_type, **_values(value)}
         elif name in SIZES and (declared is not None or name in ALWAYS):
-            values[name] = SIZES[name]
+            values[name] = min(SIZES[name], value) if isinstance(value, int) else SIZES[name]
         elif "dropout" in name or name.endswith(("_pdrop", "layerdrop")):
             values[name] = value if value is None or isinstance(value, bool) else type(value)(0)
         elif name.endswith(("_token_id", "_token_index")) and isinstance(value, int) and value >= FIRST_SPECIAL:
             values[name] = special
             special += 1
+    if "kv_lora_rank" in values:  # latent attention: every head has keys of its own
+        values["num_key_value_heads"] = values["num_attention_heads"]
     return {**values, **_lists(default)}
 
 
-def _lists(default: PreTrainedConfig) -> dict[str, list[Any]]:
-    """The lists with an entry for every layer, cut to the first layer of each kind (at least `LAYERS`)."""
-    depth = getattr(default, "num_hidden_layers", None)
-    if not isinstance(depth, int):
-        return {}
+def _lists(default: PreTrainedConfig) -> dict[str, Any]:
+    """The lists with an entry for every layer, cut to the first layer of each kind, and their length."""
+    depth = vars(default).get("num_hidden_layers")
     lists = {
         name: list(value)
         for name in _fields(type(default))
-        if isinstance(value := vars(default).get(name), list | tuple) and len(value) == depth
+        if name not in SIZES and isinstance(value := vars(default).get(name), list) and len(value) == depth
     }
-    kinds = [repr(kind) for kind in zip(*lists.values(), strict=True)]
+    indices = [name for name, value in lists.items() if value == list(range(len(value)))]
+    kinds = [
+        repr(kind) for kind in zip(*(lists[name] for name in lists if name not in indices), strict=True)
+    ]
+    if not kinds:
+        return {}
     kept = [layer for layer, kind in enumerate(kinds) if kind not in kinds[:layer]]
-    kept += [layer for layer in range(depth) if layer not in kept][: max(0, LAYERS - len(kept))]
-    return {name: [value[layer] for layer in sorted(kept)] for name, value in lists.items()}
+    kept += [layer for layer in range(len(kinds)) if layer not in kept][: max(0, LAYERS - len(kept))]
+    cut = {name: [value[layer] for layer in sorted(kept)] for name, value in lists.items()}
+    return {**cut, **{name: list(range(len(kept))) for name in indices}, "num_hidden_layers": len(kept)}
 
 
 def build(model_type: str, seed: int = 0, head: str | None = None) -> PreTrainedModel:
