@@ -64,7 +64,6 @@ _NAMES = {
 SIZES = {name: size for size, names in _NAMES.items() for name in names.split()}
 ALWAYS = ("num_key_value_heads",)
 """Sizes that are set although the class's default is None. Other sizes that follow from others stay so."""
-_MLA = {"num_key_value_heads": 4}
 _MIXED = ["linear_attention", "full_attention", "linear_attention"]
 _INDEXER = {
     "indexer_n_heads": 2,
@@ -75,15 +74,15 @@ _INDEXER = {
 }
 OVERRIDES: dict[str, dict[str, Any]] = {
     # Without attention by default; a cache without an attention layer cannot be asked for its length.
-    "bamba": {"layers_block_type": _MIXED},
+    "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": _MIXED},
     # The class reads head_dim, which the default config leaves None.
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
     "ministral": {"head_dim": 16},
-    # As many key/value heads as heads.
-    "dots3_note": {"text_config": _MLA},
-    "esmc": {"num_key_value_heads": 4},
+    # As many key/value heads as heads; 64 tokens by default.
+    "dots3_note": {"audio_config": {"adapter_in_dim": 48}},
+    "esmc": {"num_key_value_heads": 4, "vocab_size": VOCAB},
     # heads x head_dim must be the hidden size.
     "helium": {"head_dim": 12},
     "squeezebert": {"embedding_size": 48},
@@ -96,7 +95,16 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "stablelm": {"hidden_size": 64},
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "esm": {"vocab_size": 99, "pad_token_id": 1, "mask_token_id": 4},
-    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "falcon_h1": {"mamba_d_head": 12},
+    "blt": {"decoder_config": {"hidden_size_global": 48}},
+    # Hundreds of millions of parameters beside the text model.
+    "vibevoice_asr": {
+        "semantic_tokenizer_encoder_config": {"num_filters": 2},
+        "acoustic_tokenizer_encoder_config": {"num_filters": 2},
+    },
+    "perceiver": {"d_latents": 32, "num_self_attends_per_block": 3, "num_latents": 16},
     "gpt_neo": {"attention_types": [[["global", "local", "global"], 1]]},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
@@ -109,7 +117,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
 }
-CANNOT: dict[str, str] = {}
+CANNOT = {
+    "gemma3n": "its vision tower needs timm (gemma3n_text is built)",
+    "gemma4_assistant": "a drafter: it reads the keys and values of another model",
+    "gemma4_unified_assistant": "a drafter: it reads the keys and values of another model",
+    "nemo_speechlm": "its audio part has sizes that no rule here fits together",
+    "voxtral_realtime": "it takes audio with every token",
+}
+"""Types that cannot be built from their config and run on token ids, with the reason."""
 
 
 def model_types() -> list[str]:
