@@ -31,16 +31,19 @@ LENGTH = 12
 _NAMES = {
     LAYERS: "num_hidden_layers n_layer n_layers num_layers encoder_layers num_encoder_layers",
     LAYERS + 1: "decoder_layers num_decoder_layers",
-    1: "first_k_dense_replace num_dense_layers num_mtp_layers num_nextn_predict_layers topk_group attn_layer_offset num_kv_shared_layers"
-    " num_codebooks",
-    2: "num_key_value_heads num_experts_per_tok moe_topk moe_k top_k_experts n_group linear_num_key_heads index_topk_blocks"
-    " mamba_n_groups n_groups decoder_sparse_step encoder_sparse_step attn_layer_period",
-    4: "num_attention_heads n_head n_heads num_heads attention_heads encoder_attention_heads decoder_attention_heads"
-    " num_encoder_attention_heads num_decoder_attention_heads swa_num_attention_heads swa_num_key_value_heads"
-    " linear_num_value_heads linear_num_heads index_n_heads",
-    8: "num_experts num_local_experts n_routed_experts moe_num_experts mamba_n_heads mamba_num_heads sliding_window"
-    " attention_window window_size local_attention sliding_window_size attention_window_size attention_chunk_size"
-    " chunk_size mamba_chunk_size rotary_dim index_topk linear_key_head_dim qk_nope_head_dim",
+    1: "first_k_dense_replace num_dense_layers num_mtp_layers num_nextn_predict_layers topk_group"
+    " attn_layer_offset num_kv_shared_layers num_codebooks",
+    2: "num_key_value_heads num_experts_per_tok moe_topk moe_k top_k_experts n_group"
+    " linear_num_key_heads index_topk_blocks mamba_n_groups n_groups decoder_sparse_step"
+    " encoder_sparse_step attn_layer_period",
+    4: "num_attention_heads n_head n_heads num_heads attention_heads encoder_attention_heads"
+    " decoder_attention_heads num_encoder_attention_heads num_decoder_attention_heads"
+    " swa_num_attention_heads swa_num_key_value_heads linear_num_value_heads linear_num_heads"
+    " index_n_heads",
+    8: "num_experts num_local_experts n_routed_experts moe_num_experts mamba_n_heads mamba_num_heads"
+    " sliding_window attention_window window_size local_attention sliding_window_size"
+    " attention_window_size attention_chunk_size chunk_size mamba_chunk_size rotary_dim index_topk"
+    " linear_key_head_dim qk_nope_head_dim",
     6: "linear_value_head_dim qk_rope_head_dim",
     12: "mamba_head_dim mamba_d_head v_head_dim",
     10: "linear_head_dim mamba_d_state state_size ssm_state_size",
@@ -55,11 +58,12 @@ _NAMES = {
     48: "hidden_size d_model n_embd dim emb_dim",
     64: "max_position_embeddings n_positions n_ctx context_length max_seq_len max_source_positions"
     " max_target_positions max_encoder_position_embeddings max_decoder_position_embeddings",
-    80: "intermediate_size d_ff ffn_dim encoder_ffn_dim decoder_ffn_dim hidden_dim dff dim_ff n_inner d_inner"
-    " ffn_hidden_size feed_forward_size",
+    80: "intermediate_size d_ff ffn_dim encoder_ffn_dim decoder_ffn_dim hidden_dim dff dim_ff n_inner"
+    " d_inner ffn_hidden_size feed_forward_size",
     88: "intermediate_size_mlp dense_intermediate_size",
     96: "mamba_d_ssm",
-    VOCAB: "entity_vocab_size pronunciation_vocab_size shape_vocab_size vocab_size vocab_size_per_layer_input src_vocab_size tgt_vocab_size decoder_vocab_size",
+    VOCAB: "entity_vocab_size encoder_hash_byte_group_vocab pronunciation_vocab_size shape_vocab_size"
+    " vocab_size vocab_size_per_layer_input src_vocab_size tgt_vocab_size decoder_vocab_size",
 }
 SIZES = {name: size for size, names in _NAMES.items() for name in names.split()}
 ALWAYS = ("num_key_value_heads",)
@@ -81,7 +85,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 16},
     "ministral": {"head_dim": 16},
     # As many key/value heads as heads; 64 tokens by default.
-    "dots3_note": {"audio_config": {"adapter_in_dim": 48}},
+    "dots3_note": {"vision_config": {"adapter_in_dim": 48}, "audio_config": {"adapter_input_size": 48}},
     "esmc": {"num_key_value_heads": 4, "vocab_size": VOCAB},
     # heads x head_dim must be the hidden size.
     "helium": {"head_dim": 12},
@@ -115,7 +119,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "layers_block_type": ["linear_attention", "linear_attention", "hybrid", "hybrid"],
         "num_hidden_layers": 4,
     },
-    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    },
 }
 CANNOT = {
     "gemma3n": "its vision tower needs timm (gemma3n_text is built)",
@@ -175,7 +181,9 @@ def _values(default: PreTrainedConfig) -> dict[str, Any]:
             values[name] = min(SIZES[name], value) if isinstance(value, int) else SIZES[name]
         elif "dropout" in name or name.endswith(("_pdrop", "layerdrop")):
             values[name] = value if value is None or isinstance(value, bool) else type(value)(0)
-        elif name.endswith(("_token_id", "_token_index")) and isinstance(value, int) and value >= FIRST_SPECIAL:
+        elif (
+            name.endswith(("_token_id", "_token_index")) and isinstance(value, int) and value >= FIRST_SPECIAL
+        ):
             values[name] = special
             special += 1
     if "kv_lora_rank" in values:  # latent attention: every head has keys of its own
@@ -192,9 +200,7 @@ def _lists(default: PreTrainedConfig) -> dict[str, Any]:
         if name not in SIZES and isinstance(value := vars(default).get(name), list) and len(value) == depth
     }
     indices = [name for name, value in lists.items() if value == list(range(len(value)))]
-    kinds = [
-        repr(kind) for kind in zip(*(lists[name] for name in lists if name not in indices), strict=True)
-    ]
+    kinds = [repr(kind) for kind in zip(*(lists[name] for name in lists if name not in indices), strict=True)]
     if not kinds:
         return {}
     kept = [layer for layer, kind in enumerate(kinds) if kind not in kinds[:layer]]
