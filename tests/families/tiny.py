@@ -55,7 +55,7 @@ _NAMES = {
     36: "shared_expert_intermediate_size shared_intermediate_size moe_shared_expert_intermediate_size"
     " shared_experts_intermediate_size",
     32: "embedding_size",
-    48: "hidden_size d_model n_embd dim emb_dim",
+    48: "adapter_in_dim adapter_out_dim adapter_input_size hidden_size d_model n_embd dim emb_dim",
     64: "max_position_embeddings n_positions n_ctx context_length max_seq_len max_source_positions"
     " max_target_positions max_encoder_position_embeddings max_decoder_position_embeddings",
     80: "intermediate_size d_ff ffn_dim encoder_ffn_dim decoder_ffn_dim hidden_dim dff dim_ff n_inner"
@@ -85,7 +85,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 16},
     "ministral": {"head_dim": 16},
     # As many key/value heads as heads; 64 tokens by default.
-    "dots3_note": {"vision_config": {"adapter_in_dim": 48}, "audio_config": {"adapter_input_size": 48}},
     "esmc": {"num_key_value_heads": 4, "vocab_size": VOCAB},
     # heads x head_dim must be the hidden size.
     "helium": {"head_dim": 12},
@@ -97,11 +96,17 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "longcat_flash": {"head_dim": 6},
     # A quarter of the head width is rotated: it must be even.
     "stablelm": {"hidden_size": 64},
+    # Its expert counts are None by default, and the class needs them.
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    # Its vocabulary and padding id are None by default.
     "esm": {"vocab_size": 99, "pad_token_id": 1, "mask_token_id": 4},
+    # The class reads a rope_theta that the nested config does not declare, and clamps to None.
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
+    # Top-k is None by default.
     "deepseek_v2": {"num_experts_per_tok": 2},
+    # heads x head width must be mamba_d_ssm.
     "falcon_h1": {"mamba_d_head": 12},
+    # The decoder reads the width of the global transformer from its own config.
     "blt": {"decoder_config": {"hidden_size_global": 48}},
     # Hundreds of millions of parameters beside the text model.
     "vibevoice_asr": {
@@ -109,16 +114,22 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "acoustic_tokenizer_encoder_config": {"num_filters": 2},
     },
     "perceiver": {"d_latents": 32, "num_self_attends_per_block": 3, "num_latents": 16},
+    # A compressed list of kinds, whose counts must add up to the number of layers.
     "gpt_neo": {"attention_types": [[["global", "local", "global"], 1]]},
+    # By default only attention, or no list at all.
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
+    # The indexer's sizes are None by default, and the class divides them.
     "qwen4_exp": {"text_config": _INDEXER},
     "qwen4_exp_text": _INDEXER,
+    # The adapter of a language is chosen by the config.
     "xmod": {"default_language": "en_XX"},
+    # The first of at least two hybrid layers holds the shared weights, and must be layer 2.
     "zamba": {
         "layers_block_type": ["linear_attention", "linear_attention", "hybrid", "hybrid"],
         "num_hidden_layers": 4,
     },
+    # The default has no rope parameters for the only kind of layer.
     "cohere_compass_text": {
         "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}
     },
