@@ -11,7 +11,7 @@ same count as another (`word_embed_proj_dim=hidden_size`); a `!` before it turns
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Part = Literal["embeddings", "attention", "ffn", "experts", "router", "norm"]
 Side = Literal["encoder", "decoder"]
@@ -333,6 +333,7 @@ class Architecture:
         window_start: config key of the first layer that sees a window; None: no such key.
         no_rope_interval: config key of a period: every so many-th layer has no rotary positions, where config.json has
             no `no_rope_layers`; None: no such rule.
+        found: the class that was asked, where nothing is declared (`model.found.Found`); None: the record is declared.
         numbered: config key that makes what a layer computes depend on its number; None: nothing does.
     """
 
@@ -361,8 +362,9 @@ class Architecture:
     window_start: str | None = None
     no_rope_interval: str | None = None
     numbered: str | None = None
+    found: Any = None
 
     @property
     def must_be_stock(self) -> bool:
         """Whether only transformers' own class runs it, its routers being in that: a result has to be a stock model."""
-        return self.mixture is not None and self.stock_fault is None
+        return (self.mixture is not None or self.found is not None) and self.stock_fault is None

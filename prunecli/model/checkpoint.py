@@ -9,12 +9,12 @@ from typing import Any
 
 from prunecli.architectures import EXPERTS_ONLY, FAMILIES, REDUCED_PREFIX, WHOLE_MIXTURES, Architecture
 from prunecli.errors import CheckpointError, UnsupportedModelError, located
-from prunecli.model.declared import Sizes, require_type
+from prunecli.model.declared import Sizes
 from prunecli.model.embedding import resolve_tables, resolve_ties
 from prunecli.model.fingerprint import fingerprint, router_fingerprint, samples_of
 from prunecli.model.layout import ModelLayout, resolve
 from prunecli.model.mixtures import find_mixtures
-from prunecli.model.names import resemblance, same_values, stored_names
+from prunecli.model.names import same_values, stored_names
 from prunecli.model.quantisation import method_of, value_dtype
 from prunecli.model.quantised import QuantisedWeight, find_quantised, names_of_values, values_of
 from prunecli.model.sparse_layer import SparseLayer
@@ -221,7 +221,7 @@ class Checkpoint(TensorReader):
         if self._is_checked:
             return
         layout = self.resolved
-        if self.runs_stock:  # what is wrong with mixtures is said in their words
+        if self.family is not None and self.runs_stock:  # what is wrong with mixtures is said in their words
             _ = self.require_mixtures() if self.architecture is None else self.mixtures
         if faults := layout.faults({name: info.shape for name, info in self.unquantised.items()}):
             raise CheckpointError(
@@ -237,25 +237,23 @@ class Checkpoint(TensorReader):
         return None
 
     def require_architecture(self) -> Architecture:
-        """The declared family.
+        """The family's record: declared, or found by asking its class.
 
         Raises:
-            UnsupportedModelError: the family is not declared.
+            UnsupportedModelError: no more than its experts are declared, or its class says nothing.
         """
         if self.family is not None and self.architecture is None:
             raise UnsupportedModelError(
                 f"{self.path}: of a model of type {self.model_type} prunecli changes the experts alone",
                 "prune-experts, collect-gates, finetune, evaluate, bench-latency and inspect work.",
             )
-        if self.architecture is None:
-            require_type(self.path, self.config)
-            supported = ", ".join((*FAMILIES, *WHOLE_MIXTURES))
-            raise UnsupportedModelError(
-                f'{self.path}: the model family "{self.model_type}" is not supported'
-                + resemblance(self.config, self.tensors),
-                f"inspect, evaluate and bench-latency work all the same. Supported: {supported}.",
-            )
-        return self.architecture
+        return self.architecture or self._found_family
+
+    @cached_property
+    def _found_family(self) -> Architecture:
+        from prunecli.model.found import found_family
+
+        return found_family(self)
 
     def require_built(self) -> Architecture:
         """The declared family, of models that prunecli builds.

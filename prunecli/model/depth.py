@@ -151,6 +151,11 @@ def config_of_layers(sizes: Sizes, before: Structure, after: Structure) -> Mappi
         kept[stack.side] = [held.kept.index(number) for number in left.kept]
     if all(len(kept[stack.side]) == sizes.depth(stack) for stack in sizes.family.stacks):
         return sizes.config
+    if (found := sizes.family.found) is not None:
+        layers: Mapping[str, Any] = found.with_layers(
+            sizes.config, {stack.depth: kept[stack.side] for stack in sizes.family.stacks}
+        )
+        return layers
     config = dict(sizes.config)
     for stack in sizes.family.stacks:
         config[stack.depth] = len(kept[stack.side])

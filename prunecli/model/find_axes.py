@@ -5,6 +5,7 @@ from __future__ import annotations
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.axes import Axis, Carrier, Kind, axis_name
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.declared import with_keys
 
 VOCABULARY = "vocab_size"
 
@@ -33,12 +34,12 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
             for layer in checkpoint.mixtures
         )
     if kind == "token":
-        size = vocabulary_size(checkpoint)
+        size, key = vocabulary_size(checkpoint), vocabulary_key(checkpoint)
         config = checkpoint.config
-        keys = [key for key, value in config.items() if key.endswith(VOCABULARY) and value == size]
+        keys = [name for name, value in config.items() if name.endswith(VOCABULARY) and value == size]
         ids = tuple(range(size))
         carriers = _token_carriers(checkpoint)
-        return (Axis("tokens", kind, ids, size, carriers=carriers, keys=(VOCABULARY, *keys)),)
+        return (Axis("tokens", kind, ids, size, carriers=carriers, keys=(key, *keys)),)
     layout = checkpoint.layout
     if kind == "head":
         return tuple(
@@ -88,10 +89,25 @@ def vocabulary_size(checkpoint: Checkpoint) -> int:
     Raises:
         CheckpointError: config.json holds no such number.
     """
-    size = checkpoint.layout.sizes.value(VOCABULARY)
+    key = vocabulary_key(checkpoint)
+    size = checkpoint.layout.sizes.value(key)
     if type(size) is not int or size < 1:
-        raise CheckpointError(f'{checkpoint.path}: config.json: "{VOCABULARY}" is {size!r}, not a count')
+        raise CheckpointError(f'{checkpoint.path}: config.json: "{key}" is {size!r}, not a count')
     return size
+
+
+def vocabulary_key(checkpoint: Checkpoint) -> str:
+    """The key of config.json that holds the rows of the token embeddings.
+
+    Raises:
+        UnsupportedModelError: the family is not declared, and no key of its config is known to be it.
+    """
+    found = checkpoint.require_architecture().found
+    if found is not None and found.vocabulary is None:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: no key of its config.json is known to hold the number of tokens and nothing else"
+        )
+    return VOCABULARY if found is None else str(found.vocabulary)
 
 
 def _token_carriers(checkpoint: Checkpoint) -> dict[str, Carrier]:
@@ -99,7 +115,7 @@ def _token_carriers(checkpoint: Checkpoint) -> dict[str, Carrier]:
     have (`final_logits_bias`, `lm_head.bias`) the one that is as long as it."""
     layout, size = checkpoint.layout, vocabulary_size(checkpoint)
     shapes = layout.shapes
-    grown = layout.changed(config={**layout.config, VOCABULARY: size + 1}).shapes
+    grown = layout.changed(config=with_keys(layout.config, {vocabulary_key(checkpoint): size + 1})).shapes
     carriers: dict[str, Carrier] = {}
     config = checkpoint.config
     for name, info in checkpoint.tensors.items():

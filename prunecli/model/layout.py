@@ -71,7 +71,7 @@ class ModelLayout:
         Raises:
             CheckpointError: config.json lacks a size, or holds one that is no count.
         """
-        return _expected(self)
+        return _expected(self) if self.family.found is None else _found(self)
 
     @property
     def family(self) -> Architecture:
@@ -147,7 +147,7 @@ class ModelLayout:
 
     def is_extra(self, name: str) -> bool:
         """Whether a tensor belongs to a part that only some classes of the family have, and that no method changes."""
-        return name.startswith(self.family.extras)
+        return self.family.found is not None or name.startswith(self.family.extras)
 
     def faults(self, tensors: Mapping[str, tuple[int, ...]]) -> str:
         """How these tensors, name -> shape, are not those that it stores; "": they are."""
@@ -183,6 +183,23 @@ def resolve(family: Architecture, config: Mapping[str, Any], structure: Structur
         tables,
         resolve_ties(sizes, tables),
     )
+
+
+def _found(layout: ModelLayout) -> dict[str, Declared]:
+    """The tensors of a class that was asked: of a config with the widths and heads that the model has now."""
+    sizes, family = layout.sizes, layout.family
+    changes: dict[str, int] = {}
+    for ffn in layout.ffns:
+        if ffn.tensors:
+            changes[ffn.stack.ffn.width] = ffn.width
+    for layer in layout.attentions[:1]:
+        changes |= {key: sizes.count(key) * layer.num_heads // layer.stated_heads for key in family.head_counts}
+        if family.head_width is not None:
+            changes[family.head_width] = sizes.count(family.head_width)
+    parts: dict[str, Part] = {name: "ffn" for ffn in layout.ffns for name in ffn.tensor_names}
+    parts |= {name: "attention" for layer in layout.attentions for name in layer.tensors}
+    stored = family.found.stored(layout.config, changes)
+    return {name: (shape, parts.get(name, "embeddings")) for name, shape in stored.items() if name not in layout.ties}
 
 
 def _expected(layout: ModelLayout) -> dict[str, Declared]:

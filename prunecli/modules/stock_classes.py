@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import class_names, depths_beyond, require_type
+from prunecli.model.declared import class_names, depths_beyond
 from prunecli.model.mixtures import stated_counts
+from prunecli.model.skeleton import class_named, classes_of_type, config_class
 from prunecli.modules.building import making
 from prunecli.modules.constant_experts import class_of_constants, class_of_counts
 from prunecli.modules.stock_names import StockNames
@@ -24,55 +25,16 @@ def stock_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
         UnsupportedModelError: there is none, or it is of another family.
         CheckpointError: config.json names no type.
     """
-    import transformers
-
-    require_type(checkpoint.path, checkpoint.config)
     if name is None:
         name = next(iter(class_names(checkpoint.config)), "") or _class_of_type(checkpoint)
-    found, model_type = getattr(transformers, name, None), checkpoint.model_type
-    is_of_type = getattr(getattr(found, "config_class", None), "model_type", None) == model_type
-    # `architectures` alone is not believed: a class of another family would fill what it lacks with random numbers.
-    if found is None or not (is_of_type or name in _classes_of_type(model_type)):
-        raise UnsupportedModelError(
-            f'{checkpoint.path}: the model family "{model_type}" is unknown here (class {name or "not given"})',
-            "It runs code of its own (auto_map), which prunecli never does."
-            if "auto_map" in checkpoint.config
-            else "Check model_type and architectures in its config.json.",
-        )
-    return found
-
-
-def config_class(checkpoint: Checkpoint, model_class: Any) -> Any:
-    """The config class of `model_class`; of a type that only borrows the class, that of the type."""
-    from transformers import CONFIG_MAPPING
-
-    own = model_class.config_class
-    return own if own.model_type == checkpoint.model_type else CONFIG_MAPPING[checkpoint.model_type]
-
-
-def _classes_of_type(model_type: str) -> list[str]:
-    """The classes that transformers opens models of a type with, those with a head for text first, the base last."""
-    from transformers.models.auto import modeling_auto
-
-    heads = (
-        "SEQ_TO_SEQ_CAUSAL_LM",
-        "MASKED_LM",
-        "CAUSAL_LM",
-        "SEQUENCE_CLASSIFICATION",
-        "TOKEN_CLASSIFICATION",
-    )
-    mappings = (*(f"FOR_{head}_" for head in (*heads, "QUESTION_ANSWERING", "IMAGE_TEXT_TO_TEXT")), "")
-    named = (
-        getattr(modeling_auto, f"MODEL_{mapping}MAPPING_NAMES").get(model_type, ()) for mapping in mappings
-    )
-    return [name for names in named for name in ((names,) if isinstance(names, str) else names)]
+    return class_named(checkpoint, name)
 
 
 def _class_of_type(checkpoint: Checkpoint) -> str:
     """The first class of the model's type whose parameters are all there."""
     if checkpoint.family is not None:
         return checkpoint.family.model_class
-    for name in _classes_of_type(checkpoint.model_type):
+    for name in classes_of_type(checkpoint.model_type):
         model = empty_model(checkpoint, stock_class(checkpoint, name))
         names = StockNames(checkpoint, model)
         held = {*model.all_tied_weights_keys, *map(names.parameter, checkpoint.tensors)}

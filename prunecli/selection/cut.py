@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from prunecli.architectures.records import Side
-from prunecli.errors import UnsupportedModelError, UsageError
+from prunecli.errors import UnsupportedModelError, UsageError, located
 from prunecli.model.axes import Axis, Kind, axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import Sizes, with_keys
@@ -67,7 +67,13 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
         cast("Side", axes[name].side): own for name, own in places.items() if axes[name].kind == "layer"
     }
     own_names = _member_names(axes, places)
-    rename = renaming(source.resolved.family, kept_layers)
+    family = source.resolved.family
+    if kept_layers and family.found is not None:
+        with located(source.path):
+            family.found.try_layers(
+                {stack.depth: kept_layers[stack.side] for stack in family.stacks if stack.side in kept_layers}
+            )
+    rename = renaming(family, kept_layers)
     moved = _inherited(source, kept_layers, rename) if kept_layers else {}
     carriers = {
         tensor: (carrier, places[name], len(axes[name].ids))

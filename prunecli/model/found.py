@@ -1,0 +1,278 @@
+"""The record of a family that nobody declared, found by asking its class and tried on a small copy of the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from os.path import commonprefix
+from typing import TYPE_CHECKING, Any
+
+from prunecli.architectures.records import (
+    Architecture,
+    Attention,
+    FeedForward,
+    HeadAxis,
+    Side,
+    Stack,
+    TensorSpec,
+)
+from prunecli.errors import CheckpointError, UnsupportedModelError, kind_and_reason
+from prunecli.model.axes import Carrier
+from prunecli.model.declared import with_keys
+from prunecli.model.probe import (
+    HIDDEN,
+    VOCABULARY,
+    WIDTH,
+    LayerKey,
+    UnitKeys,
+    head_keys,
+    layer_keys,
+    numbers,
+    value_of,
+    width_keys,
+)
+from prunecli.model.skeleton import Changes, Shape, Skeleton, skeleton_of
+from prunecli.model.trial import NEAR, Trial
+
+if TYPE_CHECKING:
+    from prunecli.model.checkpoint import Checkpoint
+
+Carriers = Mapping[str, Carrier]
+_CROSS = re.compile(r"cross|encoder_attn|enc_?dec", re.IGNORECASE)
+_NO_FFN = FeedForward("", "0", (), ())
+
+
+@dataclass(frozen=True)
+class Found:
+    """A class that was asked what a model is made of.
+
+    Attributes:
+        skeleton: of the model.
+        layers: its stacks.
+        vocabulary: key of config.json of the number of tokens; None: none was found.
+    """
+
+    skeleton: Skeleton
+    layers: tuple[LayerKey, ...]
+    vocabulary: str | None
+
+    def stored(self, config: Mapping[str, Any], changes: Changes) -> dict[str, Shape]:
+        """Name in files -> shape of each tensor of the model of this config with these values.
+
+        Raises:
+            CheckpointError: transformers cannot build it.
+        """
+        try:
+            return replace(self.skeleton, config=with_keys(config, changes)).stored
+        except Exception as error:  # of any kind: what a class makes of its config
+            raise CheckpointError(
+                f"config.json: transformers cannot make the model ({kind_and_reason(error)})"
+            ) from error
+
+    def with_layers(self, config: Mapping[str, Any], kept: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+        """config.json of the model that has only these layers of the stacks under these keys."""
+        skeleton = replace(self.skeleton, config=config)
+        return skeleton.settled(self._changes(skeleton, kept))
+
+    def try_layers(self, kept: Mapping[str, Sequence[int]]) -> None:
+        """Cut a small copy of the whole depth to these layers, and compare.
+
+        Raises:
+            UnsupportedModelError: it is not what the copy computes that skips the others.
+        """
+        for stack in self.layers:
+            own = kept.get(stack.key, range(stack.depth))
+            if len(own) == stack.depth:
+                continue
+            try:
+                trial = Trial.of(self.skeleton, self.layers, whole=True)
+                small = next(one for one in layer_keys(trial.skeleton) if one.key == stack.key) if trial else None
+                apart = trial.of_layers(small, own) if trial and small else inf
+            except Exception as error:  # as above
+                raise UnsupportedModelError(
+                    f"a small copy of the model cannot lose these layers ({kind_and_reason(error)})",
+                    "Remove others: --metric last removes the last ones.",
+                ) from error
+            if apart > NEAR:
+                raise UnsupportedModelError(
+                    "a small copy of the model computes something else without these layers than when it skips them "
+                    f"(by {apart:.0%} of what they do): what a layer does depends on its number",
+                    "Remove others: --metric last removes the last ones.",
+                )
+
+    def _changes(self, skeleton: Skeleton, kept: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+        changes: dict[str, Any] = {}
+        for stack in self.layers:
+            if stack.key in kept:
+                changes |= stack.changes(skeleton, kept[stack.key])
+        return changes
+
+
+def found_family(checkpoint: Checkpoint) -> Architecture:
+    """What a class of transformers says of a model, as a record: layers, hidden units, heads and tokens.
+
+    Only what a small random copy of the model confirms is in it. The result has to be a stock model.
+
+    Raises:
+        UnsupportedModelError: transformers has no such class, cannot build it, or nothing is found.
+        CheckpointError: config.json names no type.
+    """
+    skeleton = skeleton_of(checkpoint)
+    where = f'{checkpoint.path}: the model family "{checkpoint.model_type}" is not supported'
+    try:
+        layers = layer_keys(skeleton)
+        trial = Trial.of(skeleton, layers)
+    except Exception as error:  # of any kind: what a class makes of its config
+        raise UnsupportedModelError(f"{where} ({kind_and_reason(error)})") from error
+    if trial is None or not layers:
+        why = "no key of its config.json says how many layers it has" if trial else "no small copy of it can be made"
+        raise UnsupportedModelError(f"{where}: {why}", "inspect, evaluate and bench-latency work all the same.")
+    widths = _tried(width_keys(skeleton, WIDTH), width_keys(trial.skeleton, WIDTH), trial.of_units)
+    heads = _tried(head_keys(skeleton), head_keys(trial.skeleton), trial.of_units)
+    tokens = [
+        key
+        for units, _ in _tried(
+            width_keys(skeleton, VOCABULARY),
+            width_keys(trial.skeleton, VOCABULARY),
+            partial(trial.of_units, are_tokens=True),
+        )
+        for key in units.keys
+    ]
+    small = {stack.key: stack for stack in layer_keys(trial.skeleton)}
+    sound = [stack for stack in layers if stack.key in small and _is_same(trial, small[stack.key])]
+    values = skeleton.effective
+    stacks = _stacks(skeleton, sound, widths, heads)
+    hidden = next((name for name, _ in numbers(values) if name.rpartition(".")[2] in HIDDEN), None)
+    units = next((units for units, _ in heads), None)
+    return Architecture(
+        model_type=checkpoint.model_type,
+        model_class=skeleton.model_class.__name__,
+        auto_class=skeleton.auto_class,
+        stacks=stacks,
+        tied=_tied(skeleton, checkpoint.tensors),
+        head_counts=() if units is None else tuple(units.keys),
+        head_width=None if units is None else _width_key(values, units),
+        heads_divide=None if units is None or _takes_any(skeleton, units) else hidden,
+        attributes={**dict(numbers(values)), **({} if units is None else units.stated)},
+        found=Found(skeleton, tuple(layers), next((key for key in tokens), None)),
+    )
+
+
+def _tied(skeleton: Skeleton, tensors: Container[str]) -> dict[str, str]:
+    """Name that the files leave out -> the tied one that they hold."""
+    pairs = [(str(alias), str(name)) for alias, name in skeleton.model.all_tied_weights_keys.items()]
+    return {alias: name for alias, name in pairs if alias not in tensors} | {
+        name: alias for alias, name in pairs if alias in tensors and name not in tensors
+    }
+
+
+def _tried(
+    found: Sequence[UnitKeys], small: Sequence[UnitKeys], difference: Callable[[UnitKeys, Carriers], float]
+) -> list[tuple[UnitKeys, Carriers]]:
+    """Of what was found: what the small model confirms, in the layout in which it does."""
+    confirmed = []
+    for units in found:
+        own = next((one for one in small if one.keys.keys() == units.keys.keys()), None)
+        for number, layout in enumerate(own.layouts if own else ()):
+            try:
+                if own is not None and difference(own, layout) < NEAR:
+                    confirmed.append((units, units.layouts[min(number, len(units.layouts) - 1)]))
+                    break
+            except Exception:  # of any kind: transformers opens no such model
+                continue
+    return confirmed
+
+
+def _is_same(trial: Trial, stack: LayerKey) -> bool:
+    try:
+        return trial.of_layers(stack, [number for number in range(stack.depth) if number != 1]) < NEAR
+    except Exception:  # as above
+        return False
+
+
+def _stacks(
+    skeleton: Skeleton,
+    layers: Sequence[LayerKey],
+    widths: Sequence[tuple[UnitKeys, Carriers]],
+    heads: Sequence[tuple[UnitKeys, Carriers]],
+) -> tuple[Stack, ...]:
+    """The deepest stack of each side, with the FFN and the attentions of its layers."""
+    is_pair = bool(skeleton.effective.get("is_encoder_decoder"))
+    by_side: dict[Side, Stack] = {}
+    for stack in sorted(layers, key=lambda stack: -stack.depth):
+        if len(stack.prefixes) > 1:
+            continue
+        (prefix,) = stack.prefixes
+        side: Side = "encoder" if (is_pair and "decoder" not in prefix) or skeleton.is_masked else "decoder"
+        ffn = next((made for units, carriers in widths if (made := _ffn(prefix, units, carriers))), _NO_FFN)
+        attentions = [one for units, carriers in heads for one in _attentions(prefix, units, carriers)]
+        made = Stack(side, f"{prefix}.{{layer}}", stack.key, tuple(attentions), ffn, ())
+        by_side.setdefault(side, made)
+    return tuple(by_side[side] for side in ("encoder", "decoder") if side in by_side)
+
+
+def _within(prefix: str, carriers: Carriers) -> dict[str, Carrier]:
+    """Names within a layer of a stack -> carrier."""
+    start = re.compile(rf"{re.escape(prefix)}\.\d+\.")
+    return {
+        name[match.end() :]: carrier for name, carrier in carriers.items() if (match := start.match(name))
+    }
+
+
+def _ffn(prefix: str, units: UnitKeys, carriers: Carriers) -> FeedForward | None:
+    own = _within(prefix, carriers)
+    if not own or any("expert" in name for name in own):
+        return None
+    owner = _common(own)
+    start = len(owner) + 1 if owner else 0
+    (key,) = units.keys
+    specs = tuple(
+        TensorSpec(name[start:], (), "ffn", hidden=carrier.dim, hidden_blocks=len(carrier.blocks))
+        for name, carrier in own.items()
+    )
+    return FeedForward(owner, key, (), specs)
+
+
+def _attentions(prefix: str, units: UnitKeys, carriers: Carriers) -> list[Attention]:
+    own = _within(prefix, carriers)
+    parents: dict[str, dict[str, Carrier]] = {}
+    for name, carrier in own.items():
+        parents.setdefault(name.rpartition(".")[0].rpartition(".")[0], {})[name] = carrier
+    keys = [*units.keys]
+    made = []
+    for owner, tensors in parents.items():
+        output = next((name for name, carrier in tensors.items() if carrier.dim == 1), None)
+        if output is not None:
+            specs = tuple(
+                TensorSpec(
+                    name, (), "attention", heads=HeadAxis(carrier.dim, tuple(map(str, carrier.blocks)))
+                )
+                for name, carrier in tensors.items()
+            )
+            kind = "cross" if _CROSS.search(owner) else "self"
+            queries = keys[0] if len(keys) > 1 else None
+            made.append(
+                Attention(owner, kind, keys[-1], specs, output.removesuffix(".weight"), (), queries=queries)
+            )
+    return made
+
+
+def _common(names: Iterable[str]) -> str:
+    """The module that holds all the modules of these tensors; "" where the layer itself does."""
+    parents = [name.split(".")[:-2] for name in names]
+    return ".".join(commonprefix(parents))
+
+
+def _width_key(values: Mapping[str, Any], units: UnitKeys) -> str | None:
+    """The key of the width of a head: the one that has to be stated, or one that is."""
+    within = next(iter(units.keys)).rpartition(".")[0]
+    names = (f"{within}.{name}" if within else name for name in ("head_dim", "d_kv", "attention_head_dim"))
+    return next(iter(units.stated), None) or next((name for name in names if value_of(values, name)), None)
+
+
+def _takes_any(skeleton: Skeleton, units: UnitKeys) -> bool:
+    """Whether the class takes a number of heads that does not divide its hidden size."""
+    return units.held < 3 or skeleton.changed(units.changes(units.held - 1)) is not None

@@ -1,0 +1,229 @@
+"""The axes of a model, found by asking its class: one key of config.json is changed, and what moves is seen.
+
+Nothing is declared. The name of a key says no more than that it is worth a try; what it moves says what it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prunecli.model.axes import Carrier
+from prunecli.model.skeleton import Changes, Shape, Skeleton
+
+WIDTH = re.compile(r"intermediate|ffn|(^|_)ff(_|$)|inner|mlp|feed_?forward|hidden_dim$")
+VOCABULARY = re.compile(r"(?<!type_)vocab_size$")
+_HEADS = re.compile(r"heads?($|_kv$|_key_value$)|kv_heads")
+_KEY_VALUE = re.compile(r"kv|key_value")
+_NO_COUNT = re.compile(r"dim|size|width|index")
+_HEAD_WIDTHS = ("head_dim", "d_kv", "attention_head_dim", "head_size", "kv_channels")
+HIDDEN = ("hidden_size", "d_model", "n_embd")
+_OTHER_SENSES = re.compile(r"vision|audio|image|speech|codec|video")
+
+
+@dataclass(frozen=True)
+class LayerKey:
+    """Layers that one key counts.
+
+    Attributes:
+        key: of config.json.
+        prefixes: what the names of their tensors begin with in files; several where lists of modules grow together.
+        modules: the same in the model.
+        depth: how many layers there are.
+        lists: keys of lists with an entry a layer.
+    """
+
+    key: str
+    prefixes: tuple[str, ...]
+    modules: tuple[str, ...]
+    depth: int
+    lists: tuple[str, ...]
+
+    def changes(self, skeleton: Skeleton, kept: Sequence[int]) -> dict[str, Any]:
+        """What config.json says of these layers alone."""
+        held = {name: value_of(skeleton.effective, name) for name in self.lists}
+        return {
+            self.key: len(kept),
+            **{name: [entries[number] for number in kept] for name, entries in held.items()},
+        }
+
+
+@dataclass(frozen=True)
+class UnitKeys:
+    """What the keys of a size move.
+
+    Attributes:
+        keys: of config.json -> how much one unit counts there.
+        held: units that there are.
+        carriers: name of a tensor in files -> where they may lie in it: shapes do not always tell.
+        stated: other keys that config.json has to state, and their values.
+    """
+
+    keys: Mapping[str, int]
+    held: int
+    carriers: Mapping[str, tuple[Carrier, ...]]
+    stated: Changes = field(default_factory=dict)
+
+    @property
+    def layouts(self) -> list[dict[str, Carrier]]:
+        """The carriers by each of the layouts that shapes allow."""
+        most = max(map(len, self.carriers.values()))
+        return [
+            {name: own[min(number, len(own) - 1)] for name, own in self.carriers.items()}
+            for number in range(most)
+        ]
+
+    def changes(self, kept: int) -> dict[str, Any]:
+        """What config.json says of so many units."""
+        return {**{key: each * kept for key, each in self.keys.items()}, **self.stated}
+
+
+def numbers(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, int]]:
+    """Key and whole number of a config, and of the configs within it that are for text; of even lists their number."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and "model_type" in value and not _OTHER_SENSES.search(key):
+            yield from numbers(value, f"{within}{key}.")
+        elif type(value) is int:
+            yield f"{within}{key}", value
+        elif isinstance(value, list) and value and all(type(one) is int and one == value[0] for one in value):
+            yield f"{within}{key}", value[0]
+
+
+def value_of(values: Mapping[str, Any], key: str) -> Any:
+    """The value under a key, which may lie within others; None: there is none."""
+    found: Any = values
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def layer_keys(skeleton: Skeleton) -> list[LayerKey]:
+    """The stacks of layers whose depth a key says."""
+    depths, in_model = _depths(skeleton.stored), _depths(skeleton.shapes)
+    found = []
+    for key, depth in numbers(skeleton.effective):
+        if depth < 2 or depth not in depths.values():
+            continue
+        before, dot, _ = key.rpartition(".")
+        config = value_of(skeleton.effective, before) if dot else skeleton.effective
+        entries = (name for name, value in config.items() if isinstance(value, list) and len(value) == depth)
+        own = tuple(f"{before}{dot}{name}" for name in entries)
+        for lists in dict.fromkeys((own, ())):
+            made = LayerKey(key, (), (), depth, lists)
+            other = skeleton.changed(made.changes(skeleton, range(depth - 1)))
+            if other is None:
+                continue
+            prefixes, modules = (
+                tuple(name for name in old if old[name] == depth and new.get(name) == depth - 1)
+                for old, new in ((depths, _depths(other.stored)), (in_model, _depths(other.shapes)))
+            )
+            last = tuple(f"{prefix}.{depth - 1}." for prefix in prefixes)
+            if prefixes and {name for name in skeleton.stored if not name.startswith(last)} == {*other.stored}:
+                found.append(LayerKey(key, prefixes, modules, depth, lists))
+                break
+    return found
+
+
+def width_keys(skeleton: Skeleton, pattern: re.Pattern[str]) -> list[UnitKeys]:
+    """The sizes under keys of such names; tensors have each unit once, or several times in blocks."""
+    found = []
+    for key, value in (*numbers(skeleton.effective), *_unstated(skeleton, pattern)):
+        moved = _moved(skeleton, {key: value + 1}) if value > 1 and pattern.search(_last(key)) else None
+        if moved and all(before == (after - before) * value for _, before, after in moved.values()):
+            carriers = {
+                name: (Carrier(dim, (1,) * (after - before)), Carrier(dim))[: min(after - before, 2)]
+                for name, (dim, before, after) in moved.items()
+            }
+            found.append(UnitKeys({key: 1}, value, carriers))
+    return found
+
+
+def head_counts(values: Mapping[str, Any]) -> dict[str, int]:
+    """The numbers of heads of a config, of queries or of keys and values, by their keys."""
+    return {
+        key: value
+        for key, value in numbers(values)
+        if _HEADS.search(_last(key)) and not _NO_COUNT.search(_last(key))
+    }
+
+
+def head_keys(skeleton: Skeleton) -> list[UnitKeys]:
+    """The numbers of heads that a stock config can say; those of key/value heads where several queries share one."""
+    counts = head_counts(skeleton.effective)
+    found = []
+    for key, queries in counts.items():
+        if queries < 2 or _KEY_VALUE.search(_last(key)):
+            continue
+        shared = [one for one in counts if _KEY_VALUE.search(_last(one)) and one[: -len(_last(one))] == key[: -len(_last(key))]]
+        for pair in (*shared, None):
+            held = queries if pair is None else counts[pair]
+            if held < 2 or queries % held:
+                continue
+            keys = {key: queries // held} if pair is None else {key: queries // held, pair: 1}
+            heads = (_heads(skeleton, keys, held, left) for left in dict.fromkeys((held // 2, held - 1)))
+            if (one := next(filter(None, heads), None)) is not None:
+                found.append(one)
+                break
+    return found
+
+
+def _heads(skeleton: Skeleton, keys: Mapping[str, int], held: int, left: int) -> UnitKeys | None:
+    """The heads under these keys, if with `left` of them the tensors lose as large a part of one dimension each."""
+    first = next(iter(keys))
+    within, each = first[: -len(_last(first))], keys[first]
+    hidden = next((size for name in HIDDEN if type(size := value_of(skeleton.effective, within + name)) is int), 0)
+    options: list[dict[str, int]] = [{}]
+    if hidden % (each * held) == 0:
+        options += [{within + name: hidden // (each * held)} for name in _HEAD_WIDTHS]
+    for stated in options:
+        made = UnitKeys(keys, held, {}, stated)
+        moved = _moved(skeleton, made.changes(left))
+        if moved and all(b % held == 0 and a * held == b * left for _, b, a in moved.values()):
+            outputs = [before for dim, before, _ in moved.values() if dim == 1]  # as wide as all queries
+            fused = {(each + 2) * outputs[0] // each: (each, 1, 1), 2 * outputs[0] // each: (1, 1)} if outputs else {}
+            carriers = {
+                name: (*([Carrier(dim, fused[before])] if before in fused and dim == 0 else []), Carrier(dim))
+                for name, (dim, before, _) in moved.items()
+            }
+            return UnitKeys(keys, held, carriers, stated)
+    return None
+
+
+def _moved(skeleton: Skeleton, changes: Changes) -> dict[str, tuple[int, int, int]]:
+    """Name of a tensor -> the one dimension that moves, its length before and after; empty: other things move too."""
+    other = skeleton.changed(changes)
+    if other is None or other.shapes.keys() != skeleton.shapes.keys() or other.shapes == skeleton.shapes:
+        return {}
+    moved: dict[str, tuple[int, int, int]] = {}
+    for name, shape in skeleton.stored.items():
+        after = other.stored.get(name, ())
+        dims = [dim for dim, (old, new) in enumerate(zip(shape, after, strict=False)) if old != new]
+        if len(shape) != len(after) or len(dims) > 1:
+            return {}
+        for dim in dims:
+            moved[name] = (dim, shape[dim], after[dim])
+    return moved
+
+
+def _unstated(skeleton: Skeleton, pattern: re.Pattern[str]) -> Iterator[tuple[str, int]]:
+    """Key that is null, and the size that is meant: four times the hidden one."""
+    hidden = next((skeleton.effective[name] for name in HIDDEN if skeleton.effective.get(name)), 0)
+    for key in [key for key, value in skeleton.effective.items() if value is None and pattern.search(key)]:
+        other = skeleton.changed({key: 4 * hidden})
+        if other is not None and other.shapes == skeleton.shapes:
+            yield key, 4 * hidden
+
+
+def _depths(names: Mapping[str, Shape]) -> dict[str, int]:
+    """Name of a list of modules, the outermost -> its length."""
+    found: dict[str, set[int]] = {}
+    for name in names:
+        if match := re.match(r"(.*?)\.(\d+)\.", name):
+            found.setdefault(match[1], set()).add(int(match[2]))
+    return {prefix: len(seen) for prefix, seen in found.items() if seen == {*range(len(seen))}}
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]

@@ -1,0 +1,218 @@
+"""The class of transformers that opens a model, built from config.json without weights: names and shapes of tensors.
+
+The names are those of the model's files: transformers' own rules for saving turn the module's names into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from prunecli.errors import CheckpointError, UnsupportedModelError, kind_and_reason
+from prunecli.model.declared import class_names, require_type, with_keys
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from prunecli.model.checkpoint import Checkpoint
+
+Shape = tuple[int, ...]
+Changes = Mapping[str, Any]
+"""Key of config.json -> new value; a key may lie within another: `text_config.vocab_size`."""
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """A stock class and a config.
+
+    Attributes:
+        model_class: of transformers.
+        config_class: of the model's type.
+        config: config.json.
+    """
+
+    model_class: Any
+    config_class: Any
+    config: Mapping[str, Any]
+
+    @property
+    def auto_class(self) -> str:
+        """The `AutoModel…` that opens the class."""
+        from transformers.models.auto import modeling_auto
+
+        mappings = {
+            "AutoModelForSeq2SeqLM": "FOR_SEQ_TO_SEQ_CAUSAL_LM_",
+            "AutoModelForCausalLM": "FOR_CAUSAL_LM_",
+            "AutoModelForMaskedLM": "FOR_MASKED_LM_",
+        }
+        for name, mapping in mappings.items():
+            if self.model_class.__name__ in getattr(modeling_auto, f"MODEL_{mapping}MAPPING_NAMES").values():
+                return name
+        return "AutoModel"
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether every token of a text sees all others."""
+        from transformers.models.auto import modeling_auto
+
+        model_type = self.config.get("model_type")
+        return (
+            model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+            and model_type not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        )
+
+    @cached_property
+    def effective(self) -> dict[str, Any]:
+        """config.json with all that the config class fills in."""
+        found: dict[str, Any] = self.config_class.from_dict(dict(self.config)).to_dict()
+        return found
+
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        """Name of each tensor, as a module has it -> its shape."""
+        return {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
+
+    @cached_property
+    def stored(self) -> dict[str, Shape]:
+        """Name of each tensor, as the files have it -> its shape."""
+        return {name: tuple(tensor.shape) for name, tensor in stored_form(self.model).items()}
+
+    @cached_property
+    def model(self) -> Any:
+        """The model on the meta device.
+
+        Raises:
+            Exception: of any kind: what transformers makes of a config that it cannot build.
+        """
+        import torch
+        from transformers import initialization
+
+        config = self.config_class.from_dict(dict(self.config))
+        with torch.device("meta"), initialization.no_init_weights():
+            return self.model_class._from_config(config)
+
+    def changed(self, changes: Changes) -> Skeleton | None:
+        """The same class with other values, all others as they were in effect; None: transformers refuses them."""
+        other = Skeleton(
+            self.model_class, self.config_class, with_keys(self.explicit.config, changes)
+        )
+        with suppress(Exception):  # of any kind: classes check their configs in many ways
+            other.shapes  # noqa: B018
+            return other
+        return None
+
+    @cached_property
+    def explicit(self) -> Skeleton:
+        """The same model, from a config that leaves nothing to defaults, so that keys do not follow from one another."""
+        other = Skeleton(self.model_class, self.config_class, self.effective)
+        with suppress(Exception):
+            if other.shapes == self.shapes:
+                return other
+        return self
+
+    def settled(self, changes: Changes) -> dict[str, Any]:
+        """config.json with these values, and with those that would follow from them as they were before."""
+        wanted = with_keys(self.effective, changes)
+        changed = with_keys(self.config, changes)
+        found = self.config_class.from_dict(dict(changed)).to_dict()
+        return _stating(changed, found, wanted)
+
+
+def stored_form(model: Any) -> dict[str, Tensor]:
+    """The tensors of a model by their names in files."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    found: dict[str, Tensor] = revert_weight_conversion(model, dict(model.state_dict()))
+    return found
+
+
+def _stating(config: dict[str, Any], found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """`config`, of which `found` is made, with what it takes to be `wanted`."""
+    for key, value in wanted.items():
+        if found.get(key) == value:
+            continue
+        if isinstance(value, Mapping) and isinstance(found.get(key), Mapping):
+            config[key] = _stating(dict(config.get(key) or {}), found[key], value)
+        else:
+            config[key] = value
+    return config
+
+
+def skeleton_of(checkpoint: Checkpoint) -> Skeleton:
+    """The class that config.json names, or the first of the model's type whose tensors are all there.
+
+    Raises:
+        UnsupportedModelError: transformers has none, or cannot build it.
+        CheckpointError: config.json names no type.
+    """
+    names = class_names(checkpoint.config)[:1] or classes_of_type(checkpoint.model_type)
+    for name in names:
+        model_class = class_named(checkpoint, name)
+        made = Skeleton(model_class, config_class(checkpoint, model_class), checkpoint.config)
+        try:
+            stored = made.stored
+        except Exception as error:  # of any kind: what a class makes of its config
+            raise CheckpointError(
+                f"{checkpoint.path}/config.json: transformers cannot make the model ({kind_and_reason(error)})",
+                "Correct the value, or copy the file again.",
+            ) from error
+        if class_names(checkpoint.config) or stored.keys() <= checkpoint.tensors.keys():
+            return made
+    raise class_unknown(checkpoint, "")
+
+
+def class_named(checkpoint: Checkpoint, name: str) -> Any:
+    """The class of transformers of this name.
+
+    Raises:
+        UnsupportedModelError: there is none, or it is of another family.
+        CheckpointError: config.json names no type.
+    """
+    import transformers
+
+    require_type(checkpoint.path, checkpoint.config)
+    found, model_type = getattr(transformers, name, None), checkpoint.model_type
+    is_of_type = getattr(getattr(found, "config_class", None), "model_type", None) == model_type
+    # `architectures` alone is not believed: a class of another family would fill what it lacks with random numbers.
+    if found is None or not (is_of_type or name in classes_of_type(model_type)):
+        raise class_unknown(checkpoint, name)
+    return found
+
+
+def class_unknown(checkpoint: Checkpoint, name: str) -> UnsupportedModelError:
+    """Transformers has no such class."""
+    return UnsupportedModelError(
+        f'{checkpoint.path}: the model family "{checkpoint.model_type}" is unknown here (class {name or "not given"})',
+        "It runs code of its own (auto_map), which prunecli never does."
+        if "auto_map" in checkpoint.config
+        else "Check model_type and architectures in its config.json.",
+    )
+
+
+def config_class(checkpoint: Checkpoint, model_class: Any) -> Any:
+    """The config class of `model_class`; of a type that only borrows the class, that of the type."""
+    from transformers import CONFIG_MAPPING
+
+    own = model_class.config_class
+    return own if own.model_type == checkpoint.model_type else CONFIG_MAPPING[checkpoint.model_type]
+
+
+def classes_of_type(model_type: str) -> list[str]:
+    """The classes that transformers opens models of a type with, those with a head for text first, the base last."""
+    from transformers.models.auto import modeling_auto
+
+    heads = (
+        "SEQ_TO_SEQ_CAUSAL_LM",
+        "MASKED_LM",
+        "CAUSAL_LM",
+        "SEQUENCE_CLASSIFICATION",
+        "TOKEN_CLASSIFICATION",
+    )
+    mappings = (*(f"FOR_{head}_" for head in (*heads, "QUESTION_ANSWERING", "IMAGE_TEXT_TO_TEXT")), "")
+    named = (
+        getattr(modeling_auto, f"MODEL_{mapping}MAPPING_NAMES").get(model_type, ()) for mapping in mappings
+    )
+    return [name for names in named for name in ((names,) if isinstance(names, str) else names)]

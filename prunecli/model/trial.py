@@ -1,0 +1,264 @@
+"""What was found of a class is tried first: a small random model of the very config, cut, does what it does masked.
+
+The small model has the same switches and lists, and sizes as small as its class allows.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from prunecli.model.axes import Carrier
+from prunecli.model.probe import HIDDEN, LayerKey, UnitKeys, head_counts
+from prunecli.model.skeleton import Skeleton, stored_form
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NEAR = 1e-4
+"""Difference of logits over what the units make of them, from which on a cut model is another one than the masked."""
+_COUNTS = re.compile(
+    r"layer|heads$|n_head$|experts|groups?$|top_?k|kernel|steps?$|bucket|period|interval|pattern|freq|beam|length|"
+    r"(^|_)num_|(^|_)n_(?!embd|inner)|version|multiple|type|blocks|ratio|stride|seed"
+)
+"""Keys of whole numbers that do not shrink with the sizes of tensors."""
+_TOKENS, _POSITIONS, _WINDOW = 96, 64, 4
+_MOST = 1 << 26
+"""Numbers that the small model has at most."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A small random model.
+
+    Attributes:
+        skeleton: its class and config.
+        model: with its weights, in evaluation mode, in double precision where the class takes it.
+    """
+
+    skeleton: Skeleton
+    model: Any
+
+    @classmethod
+    def of(cls, skeleton: Skeleton, layers: Sequence[LayerKey], *, whole: bool = False) -> Trial | None:
+        """The smallest one of this config that answers; None: there is none.
+
+        Args:
+            layers: of the model.
+            whole: whether it has all layers; else four of each stack.
+        """
+        short = skeleton.explicit
+        for stack in () if whole else layers:
+            if stack.depth > 4:
+                kept = (0, 1, stack.depth - 2, stack.depth - 1)
+                short = short.changed(stack.changes(short, kept)) or short
+        for scale in (128, 64, 32, 16, 8, 4, 2, 1):
+            made = Skeleton(skeleton.model_class, skeleton.config_class, _scaled(short.effective, scale))
+            for kind in ("float64", "float32"):
+                with suppress(Exception):  # of any kind: what a class makes of sizes that it does not like
+                    is_alike = _divided(made.config) == _divided(skeleton.effective)
+                    if is_alike and sum(map(prod, made.shapes.values())) < _MOST:
+                        trial = cls(made, _drawn(made, kind))
+                        _logits(trial.model)
+                        return trial
+        return None
+
+    def of_units(self, units: UnitKeys, carriers: Mapping[str, Carrier], *, are_tokens: bool = False) -> float:
+        """By how much the model without some units differs from the one whose units are zero; see `NEAR`.
+
+        Tokens are not zeroed: both models answer the same text.
+
+        Raises:
+            Exception: of any kind: transformers opens no such model.
+        """
+        import torch
+
+        drawn = torch.randperm(units.held, generator=torch.Generator().manual_seed(2)).tolist()
+        kept = sorted(drawn[: units.held // 2])
+        gone = sorted(set(drawn).difference(kept))
+        stored = stored_form(self.model)
+        cut, masked = dict(stored), dict(stored)
+        for name, carrier in carriers.items():
+            tensor = stored[name]
+
+            def places(own: Sequence[int], tensor: Tensor = tensor, carrier: Carrier = carrier) -> Tensor:
+                ranges = carrier.ranges(own, tensor.shape[carrier.dim], units.held)
+                return torch.cat([torch.arange(*each) for each in ranges])
+
+            cut[name] = tensor.index_select(carrier.dim, places(kept))
+            masked[name] = tensor.index_fill(carrier.dim, places(gone), 0)
+        smaller = self._opened(self.skeleton.changed(units.changes(len(kept))), cut)
+        if are_tokens:
+            text = torch.randint(8, len(kept), (2, 12), generator=torch.Generator().manual_seed(1))
+            known = torch.tensor(kept)
+            expected = _logits(self.model, known[text])[..., known]
+            return _apart(expected, _logits(smaller, text), torch.zeros_like(expected))
+        expected = _logits(self._opened(self.skeleton, masked))
+        return _apart(expected, _logits(smaller), _logits(self.model))
+
+    def of_layers(self, stack: LayerKey, kept: Sequence[int]) -> float:
+        """The same of layers, which hand on what they are given.
+
+        Raises:
+            Exception: as `of_units`.
+        """
+        pattern = re.compile(rf"({'|'.join(map(re.escape, stack.prefixes))})\.(\d+)\.")
+        new = {old: place for place, old in enumerate(kept)}
+        cut = {}
+        for name, tensor in stored_form(self.model).items():
+            match = pattern.match(name)
+            if match is None:
+                cut[name] = tensor
+            elif int(match[2]) in new:
+                cut[f"{match[1]}.{new[int(match[2])]}.{name[match.end() :]}"] = tensor
+        smaller = self._opened(self.skeleton.changed(stack.changes(self.skeleton, kept)), cut)
+        whole = _logits(self.model)
+        hooks = [
+            self.model.get_submodule(module)[number].register_forward_hook(_hand_on, with_kwargs=True)
+            for module in stack.modules
+            for number in range(stack.depth)
+            if number not in new
+        ]
+        try:
+            expected = _logits(self.model)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return _apart(expected, _logits(smaller), whole)
+
+    def _opened(self, skeleton: Skeleton | None, tensors: Mapping[str, Tensor]) -> Any:
+        """The model that transformers opens of these tensors.
+
+        Raises:
+            ValueError: it refuses the config, or takes other tensors.
+        """
+        if skeleton is None:
+            raise ValueError("transformers refuses the smaller config")
+        with _silent():
+            model, told = skeleton.model_class.from_pretrained(
+                None,
+                config=skeleton.config_class.from_dict(dict(skeleton.config)),
+                state_dict=dict(tensors),
+                dtype=self.model.dtype,
+                attn_implementation="eager",
+                output_loading_info=True,
+            )
+        if odd := [name for kind in ("missing_keys", "mismatched_keys", "unexpected_keys") for name in told[kind]]:
+            raise ValueError(f"its tensors do not fit the smaller config: {odd[0]}")
+        return _plain(model)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Inside, transformers prints neither reports nor progress."""
+    from transformers.utils import logging
+
+    before, shows = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if shows:
+            logging.enable_progress_bar()
+
+
+def _drawn(skeleton: Skeleton, kind: str) -> Any:
+    """The model of a skeleton, its matrices drawn at random and its vectors moved."""
+    import torch
+
+    config = skeleton.config_class.from_dict(dict(skeleton.config))
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = skeleton.model_class._from_config(config, attn_implementation="eager")
+        model = model.to(getattr(torch, kind))
+        for parameter in model.parameters():
+            noise = torch.randn_like(parameter)
+            if parameter.ndim > 1:
+                parameter.copy_(noise * parameter.shape[-1] ** -0.5)
+            else:
+                parameter.add_(noise * 0.1)
+    return _plain(model)
+
+
+def _plain(model: Any) -> Any:
+    """The model in evaluation mode, its experts computed one by one, which works for every type of numbers."""
+    with suppress(Exception):
+        model.set_experts_implementation("eager")
+    return model.eval()
+
+
+def _logits(model: Any, tokens: Tensor | None = None) -> Tensor:
+    """`[2, 12, vocabulary]`: what a model says of random tokens, or of these.
+
+    Raises:
+        ValueError: no finite numbers.
+        Exception: of any kind: the class fails.
+    """
+    import torch
+
+    if tokens is None:
+        tokens = torch.randint(8, _TOKENS - 8, (2, 12), generator=torch.Generator().manual_seed(1))
+    taken = inspect.signature(model.forward).parameters.values()
+    more: dict[str, Any] = {"decoder_input_ids": tokens.flip(1)} if model.config.is_encoder_decoder else {}
+    if any(one.name == "use_cache" or one.kind == one.VAR_KEYWORD for one in taken):
+        more["use_cache"] = False
+    with torch.no_grad():
+        found: Tensor = model(input_ids=tokens, return_dict=True, **more)[0]
+    if not bool(torch.isfinite(found).all()):
+        raise ValueError("logits are not finite")
+    return found
+
+
+def _apart(expected: Tensor, found: Tensor, whole: Tensor) -> float:
+    """Largest difference from what is expected, over the largest that the units make.
+
+    Raises:
+        ValueError: they make none, so that nothing can be said.
+    """
+    effect = float((whole - expected).abs().max())
+    if effect == 0:
+        raise ValueError("the model says the same without them")
+    return float((expected - found).abs().max()) / effect
+
+
+def _hand_on(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+    given = args[0] if args else kwargs["hidden_states"]
+    return (given, *output[1:]) if isinstance(output, tuple) else given
+
+
+def _scaled(values: Mapping[str, Any], scale: int) -> dict[str, Any]:
+    """A config with sizes divided by `scale`."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and "model_type" in value:
+            found[key] = _scaled(value, scale)
+        elif type(value) is int:
+            found[key] = _small(key, value, scale)
+        elif isinstance(value, list) and all(type(one) is int for one in value):
+            found[key] = [_small(key, one, scale) for one in value]
+        else:
+            found[key] = value
+    return found
+
+
+def _divided(values: Mapping[str, Any]) -> list[bool]:
+    """Whether the heads of each kind divide the hidden size."""
+    hidden = next((values[name] for name in HIDDEN if values.get(name)), 0)
+    return [hidden % count == 0 for count in head_counts(values).values() if count > 0]
+
+
+def _small(key: str, value: int, scale: int) -> int:
+    if re.search(r"_ids?$", key):
+        return value if value < 8 else value % 7 + 1
+    bounds = {r"vocab_size": _TOKENS, r"position": _POSITIONS, r"window|chunk|block_size|local_": _WINDOW}
+    for pattern, most in bounds.items():
+        if re.search(pattern, key):
+            return min(value, most)
+    return value if value < 16 or _COUNTS.search(key) else max(value // scale, 2)
