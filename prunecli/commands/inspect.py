@@ -21,6 +21,7 @@ from prunecli.commands.options import (
     refuse_without_fit,
 )
 from prunecli.commands.outputs import check_table, write_table, written
+from prunecli.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from prunecli.evaluation.capacity import Capacity
@@ -239,18 +240,28 @@ def _show_surmise(opened: Checkpoint, inventory: Inventory, found: Surmise) -> N
         console.out(f"{column}: {layers} layers, by their numbers")
     for group, experts in found.experts.items():
         console.out(f"{group}: {experts} experts, by their names")
-    near = f" Its layers resemble those of {found.nearest}." if found.nearest else ""
-    if found.text_type:
-        near = f" It holds a language model, {found.text_type}, beside other parts."
     if opened.family is not None:
         console.note(
             f'Of the family "{opened.model_type}" the experts alone are known: prune-experts and collect-gates work, '
             "evaluate and bench-latency run it as plain transformers does."
         )
         return
+    try:
+        family, sizes = opened.require_architecture(), opened.layout.sizes
+    except (CheckpointError, UnsupportedModelError) as error:
+        console.note(f"Nothing can be removed from it: {error.message}")
+        return
+    parts = [f"{sizes.depth(stack):,} {stack.side} layers ({stack.depth})" for stack in family.stacks]
+    parts += [
+        f"{sizes.count(key):,} hidden units of an FFN ({key})"
+        for key in dict.fromkeys(stack.ffn.width for stack in family.stacks if stack.ffn.tensors)
+    ]
+    parts += [f"{sizes.count(key)} heads ({key})" for key in family.head_counts]
+    if family.found.vocabulary is not None:
+        parts.append(f"{sizes.count(family.found.vocabulary):,} tokens ({family.found.vocabulary})")
     console.note(
-        f'The family "{opened.model_type}" is not supported: parts are told by names alone.{near} '
-        "evaluate and bench-latency run it where transformers does; nothing can be removed from it."
+        f"Found by asking {family.model_class}, and tried on a small copy: {'; '.join(parts)}. What is removed from "
+        "these leaves a stock model."
     )
 
 

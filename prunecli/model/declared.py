@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,11 @@ class Sizes:
 
     family: Architecture
     config: Mapping[str, Any]
+
+    @cached_property
+    def stored(self) -> Collection[str] | None:
+        """Names of the tensors that the class has that was asked; None: the record says which there are."""
+        return None if self.family.found is None else self.family.found.stored(self.config)
 
     def value(self, key: str) -> Any:
         """A key of config.json, or transformers' default where it is left out; a null stands for a default in words.

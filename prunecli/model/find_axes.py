@@ -73,12 +73,19 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
             for ffn in layout.ffns
             if ffn.tensors and not ffn.is_shared
         )
-    structure, axes = layout.structure, []
+    structure, axes, found = layout.structure, [], layout.family.found
     for stack in layout.family.stacks:
+        if found is not None and stack.depth not in found.movable:
+            continue
         units = structure.units(stack.side, "layer", layout.sizes.depth(stack))
         members = stack.layers.replace("{layer}", "{}")
         axes.append(
             Axis(axis_name(stack.side, "layer"), kind, units.kept, units.of, stack.side, members=members)
+        )
+    if not axes:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: a small copy of the model computes something else without a layer than when it skips "
+            "it: none can be removed"
         )
     return tuple(axes)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import takewhile
 from math import inf
-from os.path import commonprefix
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 from prunecli.architectures.records import (
     Architecture,
@@ -30,7 +31,9 @@ from prunecli.model.probe import (
     UnitKeys,
     head_keys,
     layer_keys,
+    layer_of,
     numbers,
+    owners,
     value_of,
     width_keys,
 )
@@ -52,21 +55,25 @@ class Found:
     Attributes:
         skeleton: of the model.
         layers: its stacks.
+        movable: keys of those whose layers a small copy can lose.
         vocabulary: key of config.json of the number of tokens; None: none was found.
     """
 
     skeleton: Skeleton
     layers: tuple[LayerKey, ...]
+    movable: tuple[str, ...]
     vocabulary: str | None
 
-    def stored(self, config: Mapping[str, Any], changes: Changes) -> dict[str, Shape]:
+    def stored(self, config: Mapping[str, Any], changes: Changes = MappingProxyType({})) -> dict[str, Shape]:
         """Name in files -> shape of each tensor of the model of this config with these values.
 
         Raises:
             CheckpointError: transformers cannot build it.
         """
         try:
-            return replace(self.skeleton, config=with_keys(config, changes)).stored
+            changed = with_keys(config, changes)
+            same = changed == self.skeleton.config
+            return self.skeleton.stored if same else replace(self.skeleton, config=changed).stored
         except Exception as error:  # of any kind: what a class makes of its config
             raise CheckpointError(
                 f"config.json: transformers cannot make the model ({kind_and_reason(error)})"
@@ -89,7 +96,9 @@ class Found:
                 continue
             try:
                 trial = Trial.of(self.skeleton, self.layers, whole=True)
-                small = next(one for one in layer_keys(trial.skeleton) if one.key == stack.key) if trial else None
+                small = (
+                    next(one for one in layer_keys(trial.skeleton) if one.key == stack.key) if trial else None
+                )
                 apart = trial.of_layers(small, own) if trial and small else inf
             except Exception as error:  # as above
                 raise UnsupportedModelError(
@@ -128,23 +137,24 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
     except Exception as error:  # of any kind: what a class makes of its config
         raise UnsupportedModelError(f"{where} ({kind_and_reason(error)})") from error
     if trial is None or not layers:
-        why = "no key of its config.json says how many layers it has" if trial else "no small copy of it can be made"
-        raise UnsupportedModelError(f"{where}: {why}", "inspect, evaluate and bench-latency work all the same.")
-    widths = _tried(width_keys(skeleton, WIDTH), width_keys(trial.skeleton, WIDTH), trial.of_units)
-    heads = _tried(head_keys(skeleton), head_keys(trial.skeleton), trial.of_units)
-    tokens = [
-        key
-        for units, _ in _tried(
-            width_keys(skeleton, VOCABULARY),
-            width_keys(trial.skeleton, VOCABULARY),
-            partial(trial.of_units, are_tokens=True),
+        why = (
+            "no key of its config.json says how many layers it has"
+            if trial
+            else "no small copy of it can be made"
         )
-        for key in units.keys
-    ]
+        raise UnsupportedModelError(
+            f"{where}: {why}", "inspect, evaluate and bench-latency work all the same."
+        )
+    small_widths, small_tokens = (width_keys(trial.skeleton, names) for names in (WIDTH, VOCABULARY))
+    widths = _tried(
+        trial, width_keys(skeleton, WIDTH), small_widths, lambda own: {name: layer_of(name) for name in own}
+    )
+    heads = _tried(trial, head_keys(skeleton), head_keys(trial.skeleton), owners)
+    tokens = _tried(trial, width_keys(skeleton, VOCABULARY), small_tokens, lambda _: {})
     small = {stack.key: stack for stack in layer_keys(trial.skeleton)}
-    sound = [stack for stack in layers if stack.key in small and _is_same(trial, small[stack.key])]
+    movable = tuple(key for key, stack in small.items() if _is_same(trial, stack))
     values = skeleton.effective
-    stacks = _stacks(skeleton, sound, widths, heads)
+    stacks = _stacks(skeleton, layers, widths, heads)
     hidden = next((name for name, _ in numbers(values) if name.rpartition(".")[2] in HIDDEN), None)
     units = next((units for units, _ in heads), None)
     return Architecture(
@@ -156,29 +166,39 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
         head_counts=() if units is None else tuple(units.keys),
         head_width=None if units is None else _width_key(values, units),
         heads_divide=None if units is None or _takes_any(skeleton, units) else hidden,
-        attributes={**dict(numbers(values)), **({} if units is None else units.stated)},
-        found=Found(skeleton, tuple(layers), next((key for key in tokens), None)),
+        attributes={
+            **dict(numbers(values)),
+            **{key: str(one.held) for one, _ in widths for key in one.keys},  # where config.json holds a null
+            **({} if units is None else units.stated),
+        },
+        found=Found(
+            skeleton, tuple(layers), movable, next((key for units, _ in tokens for key in units.keys), None)
+        ),
     )
 
 
 def _tied(skeleton: Skeleton, tensors: Container[str]) -> dict[str, str]:
     """Name that the files leave out -> the tied one that they hold."""
-    pairs = [(str(alias), str(name)) for alias, name in skeleton.model.all_tied_weights_keys.items()]
+    tied = skeleton.model.all_tied_weights_keys
+    pairs = [(skeleton.stored_name(alias), skeleton.stored_name(name)) for alias, name in tied.items()]
     return {alias: name for alias, name in pairs if alias not in tensors} | {
         name: alias for alias, name in pairs if alias in tensors and name not in tensors
     }
 
 
 def _tried(
-    found: Sequence[UnitKeys], small: Sequence[UnitKeys], difference: Callable[[UnitKeys, Carriers], float]
+    trial: Trial,
+    found: Sequence[UnitKeys],
+    small: Sequence[UnitKeys],
+    axes: Callable[[Carriers], Mapping[str, str]],
 ) -> list[tuple[UnitKeys, Carriers]]:
     """Of what was found: what the small model confirms, in the layout in which it does."""
-    confirmed = []
+    confirmed: list[tuple[UnitKeys, Carriers]] = []
     for units in found:
         own = next((one for one in small if one.keys.keys() == units.keys.keys()), None)
         for number, layout in enumerate(own.layouts if own else ()):
             try:
-                if own is not None and difference(own, layout) < NEAR:
+                if own is not None and trial.of_units(own, layout, axes(layout)) < NEAR:
                     confirmed.append((units, units.layouts[min(number, len(units.layouts) - 1)]))
                     break
             except Exception:  # of any kind: transformers opens no such model
@@ -187,10 +207,10 @@ def _tried(
 
 
 def _is_same(trial: Trial, stack: LayerKey) -> bool:
-    try:
-        return trial.of_layers(stack, [number for number in range(stack.depth) if number != 1]) < NEAR
-    except Exception:  # as above
-        return False
+    for gone in (1, 0, stack.depth - 1):  # a class may need layers of each kind
+        with suppress(Exception):  # as above
+            return trial.of_layers(stack, [number for number in range(stack.depth) if number != gone]) < NEAR
+    return False
 
 
 def _stacks(
@@ -207,10 +227,11 @@ def _stacks(
             continue
         (prefix,) = stack.prefixes
         side: Side = "encoder" if (is_pair and "decoder" not in prefix) or skeleton.is_masked else "decoder"
-        ffn = next((made for units, carriers in widths if (made := _ffn(prefix, units, carriers))), _NO_FFN)
+        ffns = (_ffn(prefix, units, carriers) for units, carriers in widths)
+        ffn = next(filter(None, ffns), _NO_FFN)
         attentions = [one for units, carriers in heads for one in _attentions(prefix, units, carriers)]
-        made = Stack(side, f"{prefix}.{{layer}}", stack.key, tuple(attentions), ffn, ())
-        by_side.setdefault(side, made)
+        layers_of = f"{prefix}.{{layer}}"
+        by_side.setdefault(side, Stack(side, layers_of, stack.key, tuple(attentions), ffn, ()))
     return tuple(by_side[side] for side in ("encoder", "decoder") if side in by_side)
 
 
@@ -224,7 +245,7 @@ def _within(prefix: str, carriers: Carriers) -> dict[str, Carrier]:
 
 def _ffn(prefix: str, units: UnitKeys, carriers: Carriers) -> FeedForward | None:
     own = _within(prefix, carriers)
-    if not own or any("expert" in name for name in own):
+    if not own or any("expert" in name or carrier.dim > 1 for name, carrier in own.items()):
         return None
     owner = _common(own)
     start = len(owner) + 1 if owner else 0
@@ -239,8 +260,8 @@ def _ffn(prefix: str, units: UnitKeys, carriers: Carriers) -> FeedForward | None
 def _attentions(prefix: str, units: UnitKeys, carriers: Carriers) -> list[Attention]:
     own = _within(prefix, carriers)
     parents: dict[str, dict[str, Carrier]] = {}
-    for name, carrier in own.items():
-        parents.setdefault(name.rpartition(".")[0].rpartition(".")[0], {})[name] = carrier
+    for name, owner in owners(own).items():
+        parents.setdefault(owner, {})[name] = own[name]
     keys = [*units.keys]
     made = []
     for owner, tensors in parents.items():
@@ -252,7 +273,7 @@ def _attentions(prefix: str, units: UnitKeys, carriers: Carriers) -> list[Attent
                 )
                 for name, carrier in tensors.items()
             )
-            kind = "cross" if _CROSS.search(owner) else "self"
+            kind: Literal["self", "cross"] = "cross" if _CROSS.search(owner) else "self"
             queries = keys[0] if len(keys) > 1 else None
             made.append(
                 Attention(owner, kind, keys[-1], specs, output.removesuffix(".weight"), (), queries=queries)
@@ -262,8 +283,8 @@ def _attentions(prefix: str, units: UnitKeys, carriers: Carriers) -> list[Attent
 
 def _common(names: Iterable[str]) -> str:
     """The module that holds all the modules of these tensors; "" where the layer itself does."""
-    parents = [name.split(".")[:-2] for name in names]
-    return ".".join(commonprefix(parents))
+    columns = zip(*(name.split(".")[:-2] for name in names), strict=False)
+    return ".".join(one for one, *others in takewhile(lambda column: len({*column}) == 1, columns))
 
 
 def _width_key(values: Mapping[str, Any], units: UnitKeys) -> str | None:

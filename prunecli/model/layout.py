@@ -193,13 +193,19 @@ def _found(layout: ModelLayout) -> dict[str, Declared]:
         if ffn.tensors:
             changes[ffn.stack.ffn.width] = ffn.width
     for layer in layout.attentions[:1]:
-        changes |= {key: sizes.count(key) * layer.num_heads // layer.stated_heads for key in family.head_counts}
+        changes |= {
+            key: sizes.count(key) * layer.num_heads // layer.stated_heads for key in family.head_counts
+        }
         if family.head_width is not None:
             changes[family.head_width] = sizes.count(family.head_width)
     parts: dict[str, Part] = {name: "ffn" for ffn in layout.ffns for name in ffn.tensor_names}
     parts |= {name: "attention" for layer in layout.attentions for name in layer.tensors}
     stored = family.found.stored(layout.config, changes)
-    return {name: (shape, parts.get(name, "embeddings")) for name, shape in stored.items() if name not in layout.ties}
+    return {
+        name: (shape, parts.get(name, "embeddings"))
+        for name, shape in stored.items()
+        if name not in layout.ties
+    }
 
 
 def _expected(layout: ModelLayout) -> dict[str, Declared]:

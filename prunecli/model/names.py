@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from prunecli.architectures import FAMILIES, Architecture
-from prunecli.model.declared import Sizes
+from prunecli.architectures import Architecture
 from prunecli.model.quantisation import method_of
 from prunecli.tensors.reader import Handle, Stored, TensorInfo, read_into
 
@@ -19,9 +18,6 @@ SAMPLES = 256
 
 BLOCK = 4096
 """Bytes in a block."""
-
-NEAR = 0.5
-"""Part of a family's kinds of tensors that a checkpoint must have for its names to be called like that family's."""
 
 _TABLES = ("embed_tokens", "word_embeddings", "wte", "embed_in", "tok_embeddings", "shared")
 
@@ -37,7 +33,6 @@ class Surmise:
         experts: mixture of experts, layers as `*` -> how many in each, the most where layers differ.
         quantisation: method that config.json names ("awq"), or "".
         text_type: model type of the language model that this one wraps, or "".
-        nearest: model type of the declared family with the most tensors of the same names, or "".
     """
 
     modules: Mapping[str, tuple[str, ...]]
@@ -46,7 +41,6 @@ class Surmise:
     experts: Mapping[str, int] = field(default_factory=dict)
     quantisation: str = ""
     text_type: str = ""
-    nearest: str = ""
 
 
 def stored_names(
@@ -146,7 +140,6 @@ def surmise(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Sur
         {group: len(seen) for group, seen in experts.items() if len(seen) > 1},
         method_of(config),
         text_type(config),
-        nearest_family(tensors),
     )
 
 
@@ -154,22 +147,6 @@ def text_type(config: Mapping[str, Any]) -> str:
     """Model type of the language model that config.json describes under `text_config`; "" where it has none."""
     settings = config.get("text_config")
     return str(settings.get("model_type") or "") if isinstance(settings, Mapping) else ""
-
-
-def nearest_family(names: Iterable[str]) -> str:
-    """The declared family most of whose tensors, numbers and the first part of names aside, occur among `names`."""
-    kinds = {_kind(name) for name in names}
-    shares = {family.model_type: _share(family, kinds) for family in FAMILIES.values()}
-    best = max(shares, key=lambda model_type: shares[model_type])
-    return best if shares[best] > NEAR else ""
-
-
-def resemblance(config: Mapping[str, Any], names: Iterable[str]) -> str:
-    """What an undeclared family has in common with a declared one, to follow "is not supported"."""
-    if (inner := text_type(config)) in FAMILIES:
-        return f": it holds a {inner} beside other parts, which is supported only on its own"
-    near = nearest_family(names)
-    return f" (its layers resemble those of {near}, which is)" if near else ""
 
 
 def _beginnings(family: Architecture) -> tuple[str, tuple[str, ...]]:
@@ -183,31 +160,6 @@ def _beginnings(family: Architecture) -> tuple[str, tuple[str, ...]]:
         *family.extras,
         *((f"{family.embedding.input}.",) if family.embedding else ()),
     )
-
-
-def _share(family: Architecture, kinds: set[str]) -> float:
-    """|common| / |either|, of the kinds of tensors in layers but for experts'."""
-    declared = {
-        _kind(f"{owner}.{spec.name}")
-        for stack in family.stacks
-        for owner, specs in (
-            (stack.layers, stack.norms),
-            (f"{stack.layers}.{stack.ffn.name}".rstrip("."), stack.ffn.tensors),
-            *((stack.layers, attention.tensors) for attention in stack.attentions),
-        )
-        for spec in specs
-        if Sizes(family, {}).holds(spec.optional)
-    }
-    return len(declared & kinds) / len(
-        declared | {kind for kind in kinds if "*" in kind and "expert" not in kind}
-    )
-
-
-def _kind(name: str) -> str:
-    """Numbers as `*`, and no more before them than a word: "model.layers.3.mlp.wo" -> "layers.*.mlp.wo"."""
-    starred = re.sub(r"(?<=\.)(?:\d+|\{\w+\})(?=\.|$)", "*", name)
-    before, star, after = starred.partition(".*")
-    return f"{before.rpartition('.')[2]}{star}{after}" if star else starred
 
 
 def _starred(pieces: Iterable[str]) -> str:

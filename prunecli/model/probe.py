@@ -6,8 +6,9 @@ Nothing is declared. The name of a key says no more than that it is worth a try;
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from prunecli.model.axes import Carrier
@@ -40,6 +41,19 @@ class LayerKey:
     modules: tuple[str, ...]
     depth: int
     lists: tuple[str, ...]
+
+    def renamed(self, names: Iterable[str], kept: Sequence[int]) -> dict[str, str]:
+        """Name of a tensor in the model with these layers alone -> its name before, of those that are in it."""
+        pattern = re.compile(rf"({'|'.join(map(re.escape, self.prefixes))})\.(\d+)\.")
+        new = {old: place for place, old in enumerate(kept)}
+        found = {}
+        for name in names:
+            match = pattern.match(name)
+            if match is None:
+                found[name] = name
+            elif int(match[2]) in new:
+                found[f"{match[1]}.{new[int(match[2])]}.{name[match.end() :]}"] = name
+        return found
 
     def changes(self, skeleton: Skeleton, kept: Sequence[int]) -> dict[str, Any]:
         """What config.json says of these layers alone."""
@@ -91,6 +105,28 @@ def numbers(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, 
             yield f"{within}{key}", value[0]
 
 
+def owners(carriers: Mapping[str, Carrier]) -> dict[str, str]:
+    """Name of a tensor of heads -> its attention: the module around an output and what is computed for it."""
+    outputs = [name for name, carrier in carriers.items() if carrier.dim == 1 and name.endswith(".weight")]
+    inputs = [name for name, carrier in carriers.items() if carrier.dim == 0]
+    around = set()
+    for name in outputs:
+        owner = name
+        while owner and not any(other.startswith(f"{owner}.") for other in inputs):
+            owner = owner.rpartition(".")[0]
+        around.add(owner)
+    return {
+        name: max((owner for owner in around if name.startswith(f"{owner}.")), key=len, default="")
+        for name in carriers
+    }
+
+
+def layer_of(name: str) -> str:
+    """What the name of a tensor begins with, up to the number of its layer; "" outside of layers."""
+    match = re.match(r".*?\.\d+(?=\.)", name)
+    return match[0] if match else ""
+
+
 def value_of(values: Mapping[str, Any], key: str) -> Any:
     """The value under a key, which may lie within others; None: there is none."""
     found: Any = values
@@ -110,18 +146,19 @@ def layer_keys(skeleton: Skeleton) -> list[LayerKey]:
         config = value_of(skeleton.effective, before) if dot else skeleton.effective
         entries = (name for name, value in config.items() if isinstance(value, list) and len(value) == depth)
         own = tuple(f"{before}{dot}{name}" for name in entries)
-        for lists in dict.fromkeys((own, ())):
+        # The last goes, or the first: a class may need layers of each kind.
+        for lists, kept in product(dict.fromkeys((own, ())), (range(depth - 1), range(1, depth))):
             made = LayerKey(key, (), (), depth, lists)
-            other = skeleton.changed(made.changes(skeleton, range(depth - 1)))
+            other = skeleton.changed(made.changes(skeleton, kept))
             if other is None:
                 continue
             prefixes, modules = (
                 tuple(name for name in old if old[name] == depth and new.get(name) == depth - 1)
                 for old, new in ((depths, _depths(other.stored)), (in_model, _depths(other.shapes)))
             )
-            last = tuple(f"{prefix}.{depth - 1}." for prefix in prefixes)
-            if prefixes and {name for name in skeleton.stored if not name.startswith(last)} == {*other.stored}:
-                found.append(LayerKey(key, prefixes, modules, depth, lists))
+            made = LayerKey(key, prefixes, modules, depth, lists)
+            if prefixes and {*made.renamed(skeleton.stored, kept)} == {*other.stored}:
+                found.append(made)
                 break
     return found
 
@@ -130,8 +167,11 @@ def width_keys(skeleton: Skeleton, pattern: re.Pattern[str]) -> list[UnitKeys]:
     """The sizes under keys of such names; tensors have each unit once, or several times in blocks."""
     found = []
     for key, value in (*numbers(skeleton.effective), *_unstated(skeleton, pattern)):
-        moved = _moved(skeleton, {key: value + 1}) if value > 1 and pattern.search(_last(key)) else None
-        if moved and all(before == (after - before) * value for _, before, after in moved.values()):
+        moved = _moved(skeleton, {key: value + 1}) if value > 1 and pattern.search(_last(key)) else {}
+        blocks = {after - before for _, before, after in moved.values()} or {0}
+        if blocks <= {1, 2} and all(
+            before == (after - before) * value for _, before, after in moved.values()
+        ):
             carriers = {
                 name: (Carrier(dim, (1,) * (after - before)), Carrier(dim))[: min(after - before, 2)]
                 for name, (dim, before, after) in moved.items()
@@ -156,7 +196,11 @@ def head_keys(skeleton: Skeleton) -> list[UnitKeys]:
     for key, queries in counts.items():
         if queries < 2 or _KEY_VALUE.search(_last(key)):
             continue
-        shared = [one for one in counts if _KEY_VALUE.search(_last(one)) and one[: -len(_last(one))] == key[: -len(_last(key))]]
+        shared = [
+            one
+            for one in counts
+            if _KEY_VALUE.search(_last(one)) and one[: -len(_last(one))] == key[: -len(_last(key))]
+        ]
         for pair in (*shared, None):
             held = queries if pair is None else counts[pair]
             if held < 2 or queries % held:
@@ -173,7 +217,9 @@ def _heads(skeleton: Skeleton, keys: Mapping[str, int], held: int, left: int) ->
     """The heads under these keys, if with `left` of them the tensors lose as large a part of one dimension each."""
     first = next(iter(keys))
     within, each = first[: -len(_last(first))], keys[first]
-    hidden = next((size for name in HIDDEN if type(size := value_of(skeleton.effective, within + name)) is int), 0)
+    hidden = next(
+        (size for name in HIDDEN if type(size := value_of(skeleton.effective, within + name)) is int), 0
+    )
     options: list[dict[str, int]] = [{}]
     if hidden % (each * held) == 0:
         options += [{within + name: hidden // (each * held)} for name in _HEAD_WIDTHS]
@@ -182,7 +228,11 @@ def _heads(skeleton: Skeleton, keys: Mapping[str, int], held: int, left: int) ->
         moved = _moved(skeleton, made.changes(left))
         if moved and all(b % held == 0 and a * held == b * left for _, b, a in moved.values()):
             outputs = [before for dim, before, _ in moved.values() if dim == 1]  # as wide as all queries
-            fused = {(each + 2) * outputs[0] // each: (each, 1, 1), 2 * outputs[0] // each: (1, 1)} if outputs else {}
+            fused = (
+                {(each + 2) * outputs[0] // each: (each, 1, 1), 2 * outputs[0] // each: (1, 1)}
+                if outputs
+                else {}
+            )
             carriers = {
                 name: (*([Carrier(dim, fused[before])] if before in fused and dim == 0 else []), Carrier(dim))
                 for name, (dim, before, _) in moved.items()

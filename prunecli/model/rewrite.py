@@ -58,10 +58,11 @@ def rewritten(
     if source.runs_stock and not (
         (support := stock_support(source, structure)).is_stock or support.is_fitted
     ):
+        units = "prune-ffn" if source.family is None else "prune-experts"
         heads = ", prune-heads --uniform" if source.resolved.family.head_width is not None else ""
         raise UnsupportedModelError(
             f"{source.path}: {support.reason}; models of type {source.model_type} run in their stock class alone",
-            f"Use {support.nearest or f'prune-experts, prune-layers{heads} or trim-vocabulary'}.",
+            f"Use {support.nearest or f'prune-layers{heads}, {units} or trim-vocabulary'}.",
         )
     _refuse_quantised(source, outputs)
     if step:

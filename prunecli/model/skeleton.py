@@ -64,10 +64,14 @@ class Skeleton:
             and model_type not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         )
 
+    def config_of(self, config: Mapping[str, Any]) -> Any:
+        """A config of transformers with these values."""
+        return self.config_class.from_dict(self.config_class._decode_special_floats(dict(config)))
+
     @cached_property
     def effective(self) -> dict[str, Any]:
         """config.json with all that the config class fills in."""
-        found: dict[str, Any] = self.config_class.from_dict(dict(self.config)).to_dict()
+        found: dict[str, Any] = self.config_of(self.config).to_dict()
         return found
 
     @cached_property
@@ -80,6 +84,12 @@ class Skeleton:
         """Name of each tensor, as the files have it -> its shape."""
         return {name: tuple(tensor.shape) for name, tensor in stored_form(self.model).items()}
 
+    def stored_name(self, name: str) -> str:
+        """The name in files of a tensor of the model."""
+        from transformers.core_model_loading import revert_weight_conversion
+
+        return str(next(iter(revert_weight_conversion(self.model, {name: self.model.state_dict()[name]}))))
+
     @cached_property
     def model(self) -> Any:
         """The model on the meta device.
@@ -90,15 +100,12 @@ class Skeleton:
         import torch
         from transformers import initialization
 
-        config = self.config_class.from_dict(dict(self.config))
         with torch.device("meta"), initialization.no_init_weights():
-            return self.model_class._from_config(config)
+            return self.model_class._from_config(self.config_of(self.config))
 
     def changed(self, changes: Changes) -> Skeleton | None:
         """The same class with other values, all others as they were in effect; None: transformers refuses them."""
-        other = Skeleton(
-            self.model_class, self.config_class, with_keys(self.explicit.config, changes)
-        )
+        other = Skeleton(self.model_class, self.config_class, with_keys(self.explicit.config, changes))
         with suppress(Exception):  # of any kind: classes check their configs in many ways
             other.shapes  # noqa: B018
             return other
@@ -106,7 +113,7 @@ class Skeleton:
 
     @cached_property
     def explicit(self) -> Skeleton:
-        """The same model, from a config that leaves nothing to defaults, so that keys do not follow from one another."""
+        """The same model, from a config that leaves nothing to defaults: no key follows from another."""
         other = Skeleton(self.model_class, self.config_class, self.effective)
         with suppress(Exception):
             if other.shapes == self.shapes:
@@ -117,8 +124,7 @@ class Skeleton:
         """config.json with these values, and with those that would follow from them as they were before."""
         wanted = with_keys(self.effective, changes)
         changed = with_keys(self.config, changes)
-        found = self.config_class.from_dict(dict(changed)).to_dict()
-        return _stating(changed, found, wanted)
+        return _stating(changed, self.config_of(changed).to_dict(), wanted)
 
 
 def stored_form(model: Any) -> dict[str, Tensor]:

@@ -184,7 +184,7 @@ def _ffns(result: ModelLayout) -> StockSupport:
             return StockSupport(
                 reason=f"FFNs are {'gone' if layer.removed else 'shared'}, which no config.json can say"
             )
-        if layer.is_sparse:  # no method changes the width of its experts
+        if not layer.tensors:  # no method changes the width of experts
             continue
         widths.setdefault(layer.stack.ffn.width, set()).add(layer.width)
     for stack_widths in widths.values():

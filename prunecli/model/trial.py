@@ -68,35 +68,44 @@ class Trial:
                         return trial
         return None
 
-    def of_units(self, units: UnitKeys, carriers: Mapping[str, Carrier], *, are_tokens: bool = False) -> float:
+    def of_units(self, units: UnitKeys, carriers: Mapping[str, Carrier], axes: Mapping[str, str]) -> float:
         """By how much the model without some units differs from the one whose units are zero; see `NEAR`.
 
-        Tokens are not zeroed: both models answer the same text.
+        Args:
+            units: of which half go.
+            carriers: where they lie.
+            axes: name of a tensor -> what its units are one axis of: of each, others go. Empty: they are tokens, which
+                are not zeroed: both models answer the same text.
 
         Raises:
             Exception: of any kind: transformers opens no such model.
         """
         import torch
 
-        drawn = torch.randperm(units.held, generator=torch.Generator().manual_seed(2)).tolist()
-        kept = sorted(drawn[: units.held // 2])
-        gone = sorted(set(drawn).difference(kept))
+        own: dict[str, list[int]] = {}
+        for seed, axis in enumerate(dict.fromkeys(("", *axes.values()))):
+            drawn = torch.randperm(units.held, generator=torch.Generator().manual_seed(2 + seed)).tolist()
+            own[axis] = sorted(drawn[: units.held // 2])
         stored = stored_form(self.model)
         cut, masked = dict(stored), dict(stored)
         for name, carrier in carriers.items():
-            tensor = stored[name]
+            tensor, kept = stored[name], own[axes.get(name, "")]
+            gone = sorted({*range(units.held)}.difference(kept))
 
-            def places(own: Sequence[int], tensor: Tensor = tensor, carrier: Carrier = carrier) -> Tensor:
-                ranges = carrier.ranges(own, tensor.shape[carrier.dim], units.held)
+            def places(
+                units_of: Sequence[int], tensor: Tensor = tensor, carrier: Carrier = carrier
+            ) -> Tensor:
+                ranges = carrier.ranges(units_of, tensor.shape[carrier.dim], units.held)
                 return torch.cat([torch.arange(*each) for each in ranges])
 
             cut[name] = tensor.index_select(carrier.dim, places(kept))
             masked[name] = tensor.index_fill(carrier.dim, places(gone), 0)
-        smaller = self._opened(self.skeleton.changed(units.changes(len(kept))), cut)
-        if are_tokens:
-            text = torch.randint(8, len(kept), (2, 12), generator=torch.Generator().manual_seed(1))
-            known = torch.tensor(kept)
-            expected = _logits(self.model, known[text])[..., known]
+        smaller = self._opened(self.skeleton.changed(units.changes(units.held // 2)), cut)
+        if not axes:
+            known = torch.tensor(own[""])
+            text = torch.randint(8, len(known), (2, 12), generator=torch.Generator().manual_seed(1))
+            expected = _logits(self.model, known[text])
+            expected = expected[..., known] if expected.shape[-1] == units.held else expected
             return _apart(expected, _logits(smaller, text), torch.zeros_like(expected))
         expected = _logits(self._opened(self.skeleton, masked))
         return _apart(expected, _logits(smaller), _logits(self.model))
@@ -107,22 +116,15 @@ class Trial:
         Raises:
             Exception: as `of_units`.
         """
-        pattern = re.compile(rf"({'|'.join(map(re.escape, stack.prefixes))})\.(\d+)\.")
-        new = {old: place for place, old in enumerate(kept)}
-        cut = {}
-        for name, tensor in stored_form(self.model).items():
-            match = pattern.match(name)
-            if match is None:
-                cut[name] = tensor
-            elif int(match[2]) in new:
-                cut[f"{match[1]}.{new[int(match[2])]}.{name[match.end() :]}"] = tensor
+        stored = stored_form(self.model)
+        cut = {new: stored[name] for new, name in stack.renamed(stored, kept).items()}
         smaller = self._opened(self.skeleton.changed(stack.changes(self.skeleton, kept)), cut)
         whole = _logits(self.model)
         hooks = [
             self.model.get_submodule(module)[number].register_forward_hook(_hand_on, with_kwargs=True)
             for module in stack.modules
             for number in range(stack.depth)
-            if number not in new
+            if number not in kept
         ]
         try:
             expected = _logits(self.model)
@@ -142,13 +144,15 @@ class Trial:
         with _silent():
             model, told = skeleton.model_class.from_pretrained(
                 None,
-                config=skeleton.config_class.from_dict(dict(skeleton.config)),
+                config=skeleton.config_of(skeleton.config),
                 state_dict=dict(tensors),
                 dtype=self.model.dtype,
                 attn_implementation="eager",
                 output_loading_info=True,
             )
-        if odd := [name for kind in ("missing_keys", "mismatched_keys", "unexpected_keys") for name in told[kind]]:
+        if odd := [
+            name for kind in ("missing_keys", "mismatched_keys", "unexpected_keys") for name in told[kind]
+        ]:
             raise ValueError(f"its tensors do not fit the smaller config: {odd[0]}")
         return _plain(model)
 
@@ -173,7 +177,7 @@ def _drawn(skeleton: Skeleton, kind: str) -> Any:
     """The model of a skeleton, its matrices drawn at random and its vectors moved."""
     import torch
 
-    config = skeleton.config_class.from_dict(dict(skeleton.config))
+    config = skeleton.config_of(skeleton.config)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         model = skeleton.model_class._from_config(config, attn_implementation="eager")
@@ -228,7 +232,7 @@ def _apart(expected: Tensor, found: Tensor, whole: Tensor) -> float:
     return float((expected - found).abs().max()) / effect
 
 
-def _hand_on(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+def _hand_on(_: Any, args: Any, kwargs: Any, output: Any) -> Any:
     given = args[0] if args else kwargs["hidden_states"]
     return (given, *output[1:]) if isinstance(output, tuple) else given
 

@@ -13,6 +13,7 @@ from prunecli.errors import CheckpointError, reason_of
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.mixtures import stated_counts
 from prunecli.model.opening import WEIGHTS_KEY, result_config
+from prunecli.model.skeleton import config_class
 from prunecli.modules.building import build_model, missing_tensors
 from prunecli.modules.constant_experts import fill_constants
 from prunecli.modules.cpu_linear import pack_linears
@@ -23,7 +24,7 @@ from prunecli.modules.hops import Spread, connect
 from prunecli.modules.machine import give_back, keep_freed_blocks
 from prunecli.modules.saving import keeping_config
 from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.modules.stock_classes import config_class, fitted_class, stock_class
+from prunecli.modules.stock_classes import fitted_class, stock_class
 from prunecli.modules.stock_model import load_stock_model, refused_by_layer
 from prunecli.tensors.hub.names import origin
 

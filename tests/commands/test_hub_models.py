@@ -142,7 +142,7 @@ def test_a_family_that_is_not_known_is_refused(folder, name):
     command, options = COMMANDS[name]
     config = folder / "source" / "config.json"
     config.write_text(config.read_text().replace('"nllb-moe"', '"deberta"'))
-    refused(call(command, "source", *options), '"deberta" is not supported', 1)
+    refused(call(command, "source", *options), '"deberta" is unknown here', 1)
 
 
 def test_finetune_refuses_its_output_before_anything_is_fetched(folder, hub):

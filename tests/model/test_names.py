@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 
-from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import open_model
-from prunecli.model.names import nearest_family, surmise
+from prunecli.model.names import surmise
 from prunecli.pipeline import apply
 from prunecli.tensors.reader import TensorInfo
 from tests.contracts.method_contract import logits
-from tests.families import MODEL_TYPES, stored_shapes, tiny_config_of
-from tests.families.records import CASES
 from tests.selections import kept_heads
 from tests.tiny import tiny_nllb_moe, write_json
 
@@ -23,18 +20,6 @@ from tests.tiny import tiny_nllb_moe, write_json
 def tensors(**shapes: tuple[int, ...]) -> dict[str, TensorInfo]:
     names = {name.replace("__", "."): shape for name, shape in shapes.items()}
     return {name: TensorInfo(name, "F16", shape) for name, shape in names.items()}
-
-
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_the_nearest_family_has_layers_of_the_same_names(model_type: str) -> None:
-    names = stored_shapes(json.dumps(tiny_config_of(model_type), sort_keys=True))
-    nearest, own = CASES[nearest_family(f"inner.{name}" for name in names)], CASES[model_type]
-    assert (nearest.norms, nearest.ffns.tensors) == (own.norms, own.ffns.tensors)
-
-
-def test_unlike_names_resemble_nothing() -> None:
-    assert nearest_family(["backbone.layers.0.mixer.in_proj.weight", "backbone.norm_f.weight"]) == ""
-    assert nearest_family([]) == ""
 
 
 def test_stacked_and_numbered_experts() -> None:
@@ -63,15 +48,6 @@ def test_stacked_and_numbered_experts() -> None:
 def test_what_config_json_says(config: dict[str, Any], found: tuple[str, str]) -> None:
     made = surmise(config, {})
     assert (made.quantisation, made.text_type) == found
-
-
-def test_a_language_model_inside_of_another_is_named(tmp_path: Path) -> None:
-    changes = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}
-    with (
-        open_model(tiny_nllb_moe(tmp_path / "model", config=changes)) as opened,
-        pytest.raises(UnsupportedModelError, match="holds a gemma3_text beside other parts"),
-    ):
-        opened.require_architecture()
 
 
 def test_results_of_older_types_have_the_name_of_today(tmp_path: Path) -> None:

@@ -196,14 +196,16 @@ def _chosen(layers: Sequence[FfnLayer], options: NarrowOptions) -> set[str]:
     sides = [layer.side for layer in layers]
     if options.side is not None and options.side not in sides:
         raise UsageError(f"--side {options.side}: the model has no {options.side}.", "Leave it out.")
-    own = [layer for layer in layers if options.side in (None, layer.side) and not layer.removed]
+    own = [
+        layer for layer in layers if options.side in (None, layer.side) and (layer.is_sparse or layer.tensors)
+    ]
     dense = [layer for layer in own if not layer.is_sparse]
     if not dense or (len(dense) < len(own) and not options.dense_only):
         remedy = f"Add --dense-only to narrow the other {len(dense)} and leave these."
         raise UnsupportedModelError(
             f"{len(own) - len(dense)} of the {len(own)} FFNs are mixtures of experts."
             if own
-            else "The model has no FFN left.",
+            else "The model has no FFN that could get narrower.",
             remedy if dense else "Only a dense FFN can get narrower; see prunecli prune-experts.",
         )
     outside = next(

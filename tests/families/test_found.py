@@ -1,0 +1,124 @@
+"""Families that nobody declared: what is found of their classes, cut, does what the model does masked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.model.checkpoint import open_model
+from prunecli.model.find_axes import axes_of
+from prunecli.selection.cut import cut
+from prunecli.selection.selection import Selection
+from tests.families import cutting, tiny
+
+EVERY = {"layer", "unit", "head"}
+FOUND: dict[str, set[str]] = {
+    # A decoder whose branches are scaled, one with biases.
+    "granite": EVERY,
+    "phi": EVERY,
+    # A head is as wide as their number says: by head, by block, of an encoder, of one with windows.
+    "gpt_neox": {"layer", "unit"},
+    "falcon": {"layer", "unit"},
+    "bloom": {"layer"},
+    "electra": {"layer", "unit"},
+    "modernbert": {"layer", "unit"},
+    # A norm over all heads; one within the FFN.
+    "olmo2": {"layer", "unit"},
+    "bitnet": {"layer"},
+    # Two stacks; a bias of positions in each layer, and in the first alone, which holds all heads.
+    "umt5": EVERY,
+    "longt5": {"layer", "unit"},
+    # Layers of several kinds; other names in files than in the model; a config within another.
+    "qwen3_5_text": EVERY,
+    "gte": EVERY,
+    "gemma3": EVERY,
+    # Branches scaled by the depth: no layer can go.
+    "minicpm3": {"unit", "head"},
+    # No width under a key, or one that is a multiple of another size.
+    "lfm2": {"layer", "head"},
+    "gpt_neox_japanese": {"layer"},
+    # Matrices that lie as a Conv1D has them.
+    "gptj": {"layer", "unit"},
+}
+
+
+@pytest.mark.parametrize("model_type", FOUND)
+def test_a_cut_model_is_the_masked_one(model_type: str, tmp_path: Path) -> None:
+    model = cutting.saved(model_type, tmp_path / "model")
+    with open_model(tmp_path / "model") as checkpoint:
+        found = cutting.axes_found(checkpoint)
+        assert {*found} == FOUND[model_type]
+        every = [axis for axes in found.values() for axis in axes]
+        assert cutting.apart(model, checkpoint, every, tmp_path / "out") < 2e-4
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["model_type"] == json.loads((tmp_path / "model" / "config.json").read_text())["model_type"]
+    assert "auto_map" not in config
+
+
+@pytest.mark.parametrize("model_type", ["granite", "gte", "umt5"])
+def test_tokens_are_found(model_type: str, tmp_path: Path) -> None:
+    cutting.saved(model_type, tmp_path)
+    with open_model(tmp_path) as checkpoint:
+        (axis,) = axes_of(checkpoint, "token")
+        assert {*axis.carriers} == {
+            name for name, info in checkpoint.tensors.items() if tiny.VOCAB in info.shape
+        }
+
+
+def test_layers_whose_number_matters_are_refused(tmp_path: Path) -> None:
+    """Only layers of one kind can change places: the others have no experts."""
+    cutting.saved("flint", tmp_path)
+    with open_model(tmp_path) as checkpoint:
+        (axis,) = axes_of(checkpoint, "layer")
+        with pytest.raises(UnsupportedModelError, match="a small copy of the model cannot lose these layers"):
+            cut(checkpoint, Selection({axis.name: axis.ids[1:]}))
+        assert (
+            cut(checkpoint, Selection({axis.name: axis.ids[:-1]})).config["num_hidden_layers"]
+            == len(axis.ids) - 1
+        )
+
+
+def test_layers_that_the_depth_scales_are_refused(tmp_path: Path) -> None:
+    cutting.saved("minicpm3", tmp_path)
+    with (
+        open_model(tmp_path) as checkpoint,
+        pytest.raises(UnsupportedModelError, match="none can be removed"),
+    ):
+        axes_of(checkpoint, "layer")
+
+
+def test_missing_tensors_are_named(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    cutting.saved("granite", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    named = r"1 missing \(model\.layers\.1\.mlp\.up_proj\.weight\)"
+    with open_model(tmp_path) as checkpoint, pytest.raises(CheckpointError, match=named):
+        checkpoint.check()
+
+
+def test_a_config_that_its_class_refuses_is_named(tmp_path: Path) -> None:
+    cutting.saved("granite", tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "hidden_act": "none of these"}))
+    with (
+        open_model(tmp_path) as checkpoint,
+        pytest.raises(CheckpointError, match=r"config\.json: transformers"),
+    ):
+        checkpoint.require_architecture()
+
+
+def test_random_numbers_of_the_caller_are_left_alone(tmp_path: Path) -> None:
+    cutting.saved("granite", tmp_path)
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    with open_model(tmp_path) as checkpoint:
+        checkpoint.require_architecture()
+    assert torch.rand(1) == expected
