@@ -7,7 +7,7 @@ PYTEST = $(BIN)/python -m pytest -n $$(( $$($(PYTHON) -c 'import os; print(os.cp
 FAST := tests/tensors tests/model tests/text tests/analysis tests/methods/*/test_plan.py tests/test_docs.py
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test fast lint types imports docs pytest gpu coverage clean
+.PHONY: demo test fast lint types imports docs pytest gpu coverage families clean
 
 demo: $(INSTALLED)
 	$(BIN)/prunecli run quickstart
@@ -40,6 +40,9 @@ pytest: $(INSTALLED)
 
 gpu: $(INSTALLED)  # on the card at hand, and on pretended ones
 	$(BIN)/python -m pytest -rs tests/gpu
+
+families: $(INSTALLED)  # what can be removed from which type; writes docs/families.md
+	.venv/bin/python -m tests.families
 
 coverage: $(INSTALLED)
 	$(PYTEST) --cov --cov-report=term-missing

@@ -27,6 +27,7 @@ ACROSS = {
     "methods/heads/test_layer_major.py": "head scores whose model stays on disk",
     "results/test_reading.py": "`results.read`, of every format",
     "running/layerwise/test_families.py": "every family, layer by layer",
+    "families/test_found.py": "families that nobody declared",
     "families/test_tiny.py": "tiny models of every text model type",
     "tensors/hub/test_fetched_files.py": "what is fetched, of a server",
     "training/test_features.py": "training of encoders without a head",

@@ -168,7 +168,7 @@ class Checkpoint(TensorReader):
         Raises:
             UnsupportedModelError, CheckpointError: as `layout`.
         """
-        family = self.family or self.require_architecture()
+        family = self.__dict__.get("_found_family", self.family) or self.require_architecture()
         with located(self.path):
             layout = resolve(family, self.config, self.structure)
             len(layout.tensors)  # here, where errors get the path
@@ -240,20 +240,17 @@ class Checkpoint(TensorReader):
         """The family's record: declared, or found by asking its class.
 
         Raises:
-            UnsupportedModelError: no more than its experts are declared, or its class says nothing.
+            UnsupportedModelError: it is not declared, and its class says nothing.
         """
-        if self.family is not None and self.architecture is None:
-            raise UnsupportedModelError(
-                f"{self.path}: of a model of type {self.model_type} prunecli changes the experts alone",
-                "prune-experts, collect-gates, finetune, evaluate, bench-latency and inspect work.",
-            )
         return self.architecture or self._found_family
 
     @cached_property
     def _found_family(self) -> Architecture:
         from prunecli.model.found import found_family
 
-        return found_family(self)
+        found = found_family(self)
+        self.__dict__.pop("resolved", None)  # which knows the experts alone
+        return found
 
     def require_built(self) -> Architecture:
         """The declared family, of models that prunecli builds.

@@ -152,13 +152,25 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
     heads = _tried(trial, head_keys(skeleton), head_keys(trial.skeleton), owners)
     tokens = _tried(trial, width_keys(skeleton, VOCABULARY), small_tokens, lambda _: {})
     small = {stack.key: stack for stack in layer_keys(trial.skeleton)}
-    movable = tuple(key for key, stack in small.items() if _is_same(trial, stack))
+    movable = tuple(
+        stack.key
+        for stack in layers
+        if stack.key in small
+        # The class does not have layers that predict further tokens: nothing would say which number they get.
+        and not any(
+            name.startswith(f"{prefix}.{stack.depth}.")
+            for prefix in stack.prefixes
+            for name in checkpoint.tensors
+        )
+        and _is_same(trial, small[stack.key])
+    )
     values = skeleton.effective
     stacks = _stacks(skeleton, layers, widths, heads)
     hidden = next((name for name, _ in numbers(values) if name.rpartition(".")[2] in HIDDEN), None)
     units = next((units for units, _ in heads), None)
-    return Architecture(
-        model_type=checkpoint.model_type,
+    declared = checkpoint.family or Architecture(checkpoint.model_type, "", "")  # of its experts
+    return replace(
+        declared,
         model_class=skeleton.model_class.__name__,
         auto_class=skeleton.auto_class,
         stacks=stacks,
@@ -168,6 +180,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
         heads_divide=None if units is None or _takes_any(skeleton, units) else hidden,
         attributes={
             **dict(numbers(values)),
+            **declared.attributes,
             **{key: str(one.held) for one, _ in widths for key in one.keys},  # where config.json holds a null
             **({} if units is None else units.stated),
         },

@@ -150,12 +150,10 @@ def layer_keys(skeleton: Skeleton) -> list[LayerKey]:
         for lists, kept in product(dict.fromkeys((own, ())), (range(depth - 1), range(1, depth))):
             made = LayerKey(key, (), (), depth, lists)
             other = skeleton.changed(made.changes(skeleton, kept))
-            if other is None:
+            modules = _shorter(in_model, other.shapes, depth) if other else ()
+            if other is None or not modules:
                 continue
-            prefixes, modules = (
-                tuple(name for name in old if old[name] == depth and new.get(name) == depth - 1)
-                for old, new in ((depths, _depths(other.stored)), (in_model, _depths(other.shapes)))
-            )
+            prefixes = _shorter(depths, other.stored, depth)
             made = LayerKey(key, prefixes, modules, depth, lists)
             if prefixes and {*made.renamed(skeleton.stored, kept)} == {*other.stored}:
                 found.append(made)
@@ -246,14 +244,19 @@ def _moved(skeleton: Skeleton, changes: Changes) -> dict[str, tuple[int, int, in
     other = skeleton.changed(changes)
     if other is None or other.shapes.keys() != skeleton.shapes.keys() or other.shapes == skeleton.shapes:
         return {}
+    # Names in files take long where there are many experts.
+    return _moves(skeleton.shapes, other.shapes) and _moves(skeleton.stored, other.stored)
+
+
+def _moves(before: Mapping[str, Shape], after: Mapping[str, Shape]) -> dict[str, tuple[int, int, int]]:
     moved: dict[str, tuple[int, int, int]] = {}
-    for name, shape in skeleton.stored.items():
-        after = other.stored.get(name, ())
-        dims = [dim for dim, (old, new) in enumerate(zip(shape, after, strict=False)) if old != new]
-        if len(shape) != len(after) or len(dims) > 1:
+    for name, shape in before.items():
+        new = after.get(name, ())
+        dims = [dim for dim, (one, other) in enumerate(zip(shape, new, strict=False)) if one != other]
+        if len(shape) != len(new) or len(dims) > 1:
             return {}
         for dim in dims:
-            moved[name] = (dim, shape[dim], after[dim])
+            moved[name] = (dim, shape[dim], new[dim])
     return moved
 
 
@@ -264,6 +267,12 @@ def _unstated(skeleton: Skeleton, pattern: re.Pattern[str]) -> Iterator[tuple[st
         other = skeleton.changed({key: 4 * hidden})
         if other is not None and other.shapes == skeleton.shapes:
             yield key, 4 * hidden
+
+
+def _shorter(before: Mapping[str, int], names: Mapping[str, Shape], depth: int) -> tuple[str, ...]:
+    """The lists of this length that have lost one module."""
+    after = _depths(names)
+    return tuple(name for name in before if before[name] == depth and after.get(name) == depth - 1)
 
 
 def _depths(names: Mapping[str, Shape]) -> dict[str, int]:

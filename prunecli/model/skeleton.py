@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import CheckpointError, UnsupportedModelError, kind_and_reason
 from prunecli.model.declared import class_names, require_type, with_keys
+from prunecli.model.quantisation import KEYS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -157,7 +158,8 @@ def skeleton_of(checkpoint: Checkpoint) -> Skeleton:
     names = class_names(checkpoint.config)[:1] or classes_of_type(checkpoint.model_type)
     for name in names:
         model_class = class_named(checkpoint, name)
-        made = Skeleton(model_class, config_class(checkpoint, model_class), checkpoint.config)
+        config = {key: value for key, value in checkpoint.config.items() if key not in KEYS}
+        made = Skeleton(model_class, config_class(checkpoint, model_class), config)
         try:
             stored = made.stored
         except Exception as error:  # of any kind: what a class makes of its config

@@ -34,7 +34,7 @@ def test_a_question_and_the_overview(folder: Path) -> None:
     assert made.status == 0, made.err
     (folder / "heads.json").unlink()  # the result is enough
     decision = json.loads(made.out)["decision"]
-    place = next(one for one in decision["places"] if one["kind"] == "cross")
+    place = next(one for one in decision["places"] if one["attention"] == "cross")
     answer = ask(
         "pruned-heads", "head", "1", "of", "decoder", "cross-attention", "layer", str(place["layer"])
     )

@@ -1,39 +1,46 @@
-"""Build every tiny model and print a table: `python -m tests.families [model type ...]`."""
+"""Cut every found family's tiny model and write the table of docs/families.md: `python -m tests.families [TYPE ...]`."""
 
 from __future__ import annotations
 
+import re
 import sys
-import time
+import tempfile
+from pathlib import Path
 
 import transformers
-from torch import nn
 
-from tests.families import masked, tiny
+from prunecli.architectures import FAMILIES, WHOLE_MIXTURES
+from tests.families import cutting, tiny
+
+PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+NAMES = {"layer": "layers", "unit": "hidden units", "head": "heads", "token": "tokens"}
+NEAR = 2e-4
 
 
 def main() -> None:
-    """Print a row for every model type and head, and the processor time of building alone."""
-    transformers.logging.set_verbosity_error()
-    total = 0.0
-    for model_type in sys.argv[1:] or tiny.model_types():
-        for head in tiny.heads(model_type):
-            name = tiny.auto_class(model_type, head).__name__  # imports the module, outside the clock
-            started = time.process_time()
-            try:
-                model = tiny.build(model_type, head=head)
-                seconds = time.process_time() - started
-                total += seconds
-                logits = masked.logits(model, tiny.inputs(model))
-            except Exception as error:
-                sys.stdout.write(f"{model_type} {head} {name}: {type(error).__name__}: {str(error)[:150]}\n")
-                continue
-            lists = [path for path, part in model.named_modules() if isinstance(part, nn.ModuleList)]
-            outer = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists)]
-            sys.stdout.write(
-                f"{model_type} {head} {name} parameters={model.num_parameters()} seconds={seconds:.2f}"
-                f" finite={bool(logits.isfinite().all())} std={logits.std():.2f} lists={','.join(outer)}\n"
-            )
-    sys.stdout.write(f"{total:.1f} s of processor time\n")
+    """Print what each type can lose; without types, write it into the page too."""
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    transformers.utils.logging.disable_progress_bar()
+    types = [name for name in tiny.model_types() if name not in FAMILIES | WHOLE_MIXTURES]
+    groups: dict[str, list[str]] = {}
+    wrong = []
+    for model_type in sys.argv[1:] or types:
+        with tempfile.TemporaryDirectory() as directory:
+            told = cutting.outcome(model_type, Path(directory))
+        sys.stdout.write(f"{model_type}: {told}\n")
+        wrong += [model_type for value in told.values() if isinstance(value, float) and not value < NEAR]
+        able = [name for kind, name in NAMES.items() if isinstance(told.get(kind), float)]
+        groups.setdefault(", ".join(able) or "nothing", []).append(f"`{model_type}`")
+    rows = sorted(groups.items(), key=lambda group: -len(group[1]))
+    table = "\n".join(f"| {able} | {len(names)} | {', '.join(names)} |" for able, names in rows)
+    sys.stdout.write(f"{table}\nwrong: {wrong}\n")
+    if not sys.argv[1:]:
+        text = PAGE.read_text(encoding="utf-8")
+        made = f"<!-- found -->\n| can lose | types | |\n| --- | ---: | --- |\n{table}\n<!-- end -->"
+        PAGE.write_text(
+            re.sub(r"<!-- found -->.*<!-- end -->", lambda _: made, text, flags=re.DOTALL), encoding="utf-8"
+        )
+    sys.exit(bool(wrong))
 
 
 if __name__ == "__main__":

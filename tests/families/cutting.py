@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -20,7 +21,6 @@ from prunecli.selection.selection import Selection
 from tests.families import masked, tiny
 
 KINDS: tuple[Kind, ...] = ("layer", "unit", "head")
-DROPPED = ("layer",)
 
 
 def saved(model_type: str, directory: Path, head: str | None = None) -> PreTrainedModel:
@@ -98,10 +98,12 @@ def apart(
 
 
 def outcome(model_type: str, directory: Path) -> dict[Kind | str, str | float]:
-    """Kind -> difference, or why it is refused; of each kind alone."""
+    """Kind -> difference, or why it is refused; of each kind alone. Tokens are found, not cut."""
     model = saved(model_type, directory / "model")
     told: dict[Kind | str, str | float] = {}
     with open_model(directory / "model") as checkpoint:
+        if checkpoint.architecture is not None:  # saved as a type that is declared
+            return told
         found = axes_found(checkpoint)
         for kind, axes in found.items():
             for layer in (1, 0, 2) if kind == "layer" else (0,):
@@ -110,4 +112,7 @@ def outcome(model_type: str, directory: Path) -> dict[Kind | str, str | float]:
                     break
                 except PruneError as error:
                     told[kind] = error.message
+        with suppress(PruneError):
+            (axis,) = axes_of(checkpoint, "token")
+            told["token"] = 0.0 if axis.carriers else "no tensor of tokens"
     return told
