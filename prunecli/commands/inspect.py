@@ -242,8 +242,8 @@ def _show_surmise(opened: Checkpoint, inventory: Inventory, found: Surmise) -> N
         console.out(f"{group}: {experts} experts, by their names")
     if opened.family is not None:
         console.note(
-            f'Of the family "{opened.model_type}" the experts alone are known: prune-experts and collect-gates work, '
-            "evaluate and bench-latency run it as plain transformers does."
+            f'Of the family "{opened.model_type}" the experts are declared: prune-experts and collect-gates work. Its '
+            "layers, heads, dense FFNs and tokens are found by asking its class when a command needs them."
         )
         return
     try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from prunecli.errors import PruneError
+from prunecli.errors import PruneError, UnsupportedModelError
 from prunecli.methods.experts.budget import Request
 from prunecli.methods.experts.memory_fit import MemoryFit, at_ratios, fit_payload, margin_bytes, nearest_ratio
 from prunecli.model.cache import find_cache
@@ -107,7 +107,13 @@ def what_fits(
     """
     from prunecli.modules.stock_model import refused_by_layer
 
-    family = checkpoint.family or checkpoint.require_architecture()
+    family = checkpoint.family
+    if family is None:
+        checkpoint.require_architecture()  # refuses a class that is not known
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: what a model of type {checkpoint.model_type} takes while it decodes is not declared",
+            "Measure it: prunecli bench-latency.",
+        )
     stock = checkpoint.runs_stock
     sparse = bool(family.mixture and checkpoint.mixtures) and not checkpoint.has_constants
     targets = _dtypes(checkpoint, dtype)

@@ -45,7 +45,8 @@ class Sizes:
     @cached_property
     def stored(self) -> Collection[str] | None:
         """Names of the tensors that the class has that was asked; None: the record says which there are."""
-        return None if self.family.found is None else self.family.found.stored(self.config)
+        found = self.family.found
+        return None if found is None else found.stored(self.config).keys() - self.family.tied.keys()
 
     def value(self, key: str) -> Any:
         """A key of config.json, or transformers' default where it is left out; a null stands for a default in words.

@@ -38,7 +38,7 @@ from prunecli.model.probe import (
     width_keys,
 )
 from prunecli.model.skeleton import Changes, Shape, Skeleton, skeleton_of
-from prunecli.model.trial import NEAR, Trial
+from prunecli.model.trial import EXPERTS, FEW, NEAR, Trial
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -132,6 +132,9 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
     skeleton = skeleton_of(checkpoint)
     where = f'{checkpoint.path}: the model family "{checkpoint.model_type}" is not supported'
     try:
+        # Names in files take long where there are thousands of experts.
+        many = {key: FEW for key, value in numbers(skeleton.effective) if EXPERTS.search(key) and value > FEW}
+        whole, skeleton = skeleton, (skeleton.changed(many) if many else None) or skeleton
         layers = layer_keys(skeleton)
         trial = Trial.of(skeleton, layers)
     except Exception as error:  # of any kind: what a class makes of its config
@@ -174,7 +177,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
         model_class=skeleton.model_class.__name__,
         auto_class=skeleton.auto_class,
         stacks=stacks,
-        tied=_tied(skeleton, checkpoint.tensors),
+        tied=_tied(whole, checkpoint.tensors),
         head_counts=() if units is None else tuple(units.keys),
         head_width=None if units is None else _width_key(values, units),
         heads_divide=None if units is None or _takes_any(skeleton, units) else hidden,
@@ -185,7 +188,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
             **({} if units is None else units.stated),
         },
         found=Found(
-            skeleton, tuple(layers), movable, next((key for units, _ in tokens for key in units.keys), None)
+            whole, tuple(layers), movable, next((key for units, _ in tokens for key in units.keys), None)
         ),
     )
 

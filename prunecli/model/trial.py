@@ -14,7 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from prunecli.model.axes import Carrier
-from prunecli.model.probe import HIDDEN, LayerKey, UnitKeys, head_counts
+from prunecli.model.probe import HIDDEN, LayerKey, UnitKeys, head_counts, numbers
 from prunecli.model.skeleton import Skeleton, stored_form
 
 if TYPE_CHECKING:
@@ -27,6 +27,11 @@ _COUNTS = re.compile(
     r"(^|_)num_|(^|_)n_(?!embd|inner)|version|multiple|type|blocks|ratio|stride|seed"
 )
 """Keys of whole numbers that do not shrink with the sizes of tensors."""
+_HEAD_WIDTH = re.compile(r"head_dim$|d_kv$|head_size$|kv_channels$")
+EXPERTS = re.compile(r"(?<!shared_)experts$")
+"""Keys of numbers of experts that are routed to."""
+FEW = 16
+"""Experts that a small model has at most."""
 _TOKENS, _POSITIONS, _WINDOW = 96, 64, 4
 _MOST = 1 << 26
 """Numbers that the small model has at most."""
@@ -82,33 +87,47 @@ class Trial:
         """
         import torch
 
-        own: dict[str, list[int]] = {}
-        for seed, axis in enumerate(dict.fromkeys(("", *axes.values()))):
-            drawn = torch.randperm(units.held, generator=torch.Generator().manual_seed(2 + seed)).tolist()
-            own[axis] = sorted(drawn[: units.held // 2])
-        stored = stored_form(self.model)
-        cut, masked = dict(stored), dict(stored)
-        for name, carrier in carriers.items():
-            tensor, kept = stored[name], own[axes.get(name, "")]
-            gone = sorted({*range(units.held)}.difference(kept))
-
-            def places(
-                units_of: Sequence[int], tensor: Tensor = tensor, carrier: Carrier = carrier
-            ) -> Tensor:
-                ranges = carrier.ranges(units_of, tensor.shape[carrier.dim], units.held)
-                return torch.cat([torch.arange(*each) for each in ranges])
-
-            cut[name] = tensor.index_select(carrier.dim, places(kept))
-            masked[name] = tensor.index_fill(carrier.dim, places(gone), 0)
-        smaller = self._opened(self.skeleton.changed(units.changes(units.held // 2)), cut)
+        drawn = torch.randperm(units.held, generator=torch.Generator().manual_seed(2)).tolist()
+        half = units.held // 2
+        halves = sorted(drawn[:half]), sorted(drawn[half : 2 * half])
         if not axes:
-            known = torch.tensor(own[""])
-            text = torch.randint(8, len(known), (2, 12), generator=torch.Generator().manual_seed(1))
+            known = torch.tensor(halves[0])
+            cut, _ = self._without(units.held, carriers, dict.fromkeys(carriers, halves[0]))
+            smaller = self._opened(self.skeleton.changed(units.changes(half)), cut)
+            text = torch.randint(8, half, (2, 12), generator=torch.Generator().manual_seed(1))
             expected = _logits(self.model, known[text])
             expected = expected[..., known] if expected.shape[-1] == units.held else expected
             return _apart(expected, _logits(smaller, text), torch.zeros_like(expected))
-        expected = _logits(self._opened(self.skeleton, masked))
-        return _apart(expected, _logits(smaller), _logits(self.model))
+        numbers_of = {axis: number for number, axis in enumerate(dict.fromkeys(axes.values()))}
+        apart = 0.0
+        # Of any two axes other units go in one of these rounds: what one uses of the other then shows.
+        for bit in range(max(1, (len(numbers_of) - 1).bit_length())):
+            kept = {name: halves[numbers_of[axes[name]] >> bit & 1] for name in carriers}
+            cut, masked = self._without(units.held, carriers, kept)
+            expected = _logits(self._opened(self.skeleton, masked))
+            smaller = self._opened(self.skeleton.changed(units.changes(half)), cut)
+            apart = max(apart, _apart(expected, _logits(smaller), _logits(self.model)))
+        return apart
+
+    def _without(
+        self, held: int, carriers: Mapping[str, Carrier], kept: Mapping[str, Sequence[int]]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The tensors in files without the units that go, and with them as zeros."""
+        import torch
+
+        stored = stored_form(self.model)
+        cut, masked = dict(stored), dict(stored)
+        for name, carrier in carriers.items():
+            tensor = stored[name]
+            stays, goes = (
+                torch.cat(
+                    [torch.arange(*each) for each in carrier.ranges(own, tensor.shape[carrier.dim], held)]
+                )
+                for own in (kept[name], sorted({*range(held)}.difference(kept[name])))
+            )
+            cut[name] = tensor.index_select(carrier.dim, stays)
+            masked[name] = tensor.index_fill(carrier.dim, goes, 0)
+        return cut, masked
 
     def of_layers(self, stack: LayerKey, kept: Sequence[int]) -> float:
         """The same of layers, which hand on what they are given.
@@ -199,7 +218,7 @@ def _plain(model: Any) -> Any:
 
 
 def _logits(model: Any, tokens: Tensor | None = None) -> Tensor:
-    """`[2, 12, vocabulary]`: what a model says of random tokens, or of these.
+    """`[4, 12, vocabulary]`: what a model says of random tokens, or of these, without and with a cache.
 
     Raises:
         ValueError: no finite numbers.
@@ -211,10 +230,11 @@ def _logits(model: Any, tokens: Tensor | None = None) -> Tensor:
         tokens = torch.randint(8, _TOKENS - 8, (2, 12), generator=torch.Generator().manual_seed(1))
     taken = inspect.signature(model.forward).parameters.values()
     more: dict[str, Any] = {"decoder_input_ids": tokens.flip(1)} if model.config.is_encoder_decoder else {}
-    if any(one.name == "use_cache" or one.kind == one.VAR_KEYWORD for one in taken):
-        more["use_cache"] = False
+    # Some classes share keys and values between layers through the cache alone.
+    caches = any(one.name == "use_cache" or one.kind == one.VAR_KEYWORD for one in taken)
+    passes: list[dict[str, Any]] = [{"use_cache": False}, {"use_cache": True}] if caches else [{}]
     with torch.no_grad():
-        found: Tensor = model(input_ids=tokens, return_dict=True, **more)[0]
+        found = torch.cat([model(input_ids=tokens, return_dict=True, **more, **one)[0] for one in passes])
     if not bool(torch.isfinite(found).all()):
         raise ValueError("logits are not finite")
     return found
@@ -253,7 +273,9 @@ def _scaled(values: Mapping[str, Any], scale: int) -> dict[str, Any]:
 
 
 def _divided(values: Mapping[str, Any]) -> list[bool]:
-    """Whether the heads of each kind divide the hidden size."""
+    """Whether the heads of each kind divide the hidden size, where their width follows from that."""
+    if any(_HEAD_WIDTH.search(key) for key, _ in numbers(values)):
+        return []
     hidden = next((values[name] for name in HIDDEN if values.get(name)), 0)
     return [hidden % count == 0 for count in head_counts(values).values() if count > 0]
 
@@ -261,7 +283,12 @@ def _divided(values: Mapping[str, Any]) -> list[bool]:
 def _small(key: str, value: int, scale: int) -> int:
     if re.search(r"_ids?$", key):
         return value if value < 8 else value % 7 + 1
-    bounds = {r"vocab_size": _TOKENS, r"position": _POSITIONS, r"window|chunk|block_size|local_": _WINDOW}
+    bounds = {
+        r"vocab_size": _TOKENS,
+        r"position": _POSITIONS,
+        r"window(?!_layers)|chunk_size$|block_size|local_attention": _WINDOW,
+        EXPERTS.pattern: FEW,
+    }
     for pattern, most in bounds.items():
         if re.search(pattern, key):
             return min(value, most)

@@ -1,4 +1,4 @@
-"""Cut every found family's tiny model and write the table of docs/families.md: `python -m tests.families [TYPE ...]`."""
+"""Cut the tiny models of all found families, write the table of docs/families.md: `python -m tests.families`."""
 
 from __future__ import annotations
 

@@ -91,7 +91,8 @@ def apart(
                 width = state[name].shape[1] // len(axis.ids)
                 columns = [place * width + column for place in gone for column in range(width)]
                 state[name][:, columns] = 0
-    other = type(model).from_pretrained(None, config=model.config, state_dict=state).eval()
+    held = {name: value for name, value in state.items() if name in checkpoint.tensors}
+    other = type(model).from_pretrained(None, config=model.config, state_dict=held).eval()
     rows = tiny.inputs(other)
     expected = masked.logits(masked.without_layers(other, skipped), rows)
     return float((expected - masked.logits(reduced, rows)).abs().max() / expected.std())
@@ -110,8 +111,8 @@ def outcome(model_type: str, directory: Path) -> dict[Kind | str, str | float]:
                 try:
                     told[kind] = apart(model, checkpoint, axes, directory / f"{kind}{layer}", layer)
                     break
-                except PruneError as error:
-                    told[kind] = error.message
+                except (PruneError, ValueError) as error:  # a class may need layers of each kind to answer
+                    told[kind] = str(error)
         with suppress(PruneError):
             (axis,) = axes_of(checkpoint, "token")
             told["token"] = 0.0 if axis.carriers else "no tensor of tokens"

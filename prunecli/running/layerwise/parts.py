@@ -12,13 +12,21 @@ import torch
 from torch import nn
 
 from prunecli.architectures.records import Side
+from prunecli.errors import UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules import building
 from prunecli.modules.attention import module_name
 from prunecli.modules.filling import Destination, destinations, expert_names, fill
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
-from prunecli.modules.stock_model import StockExperts, compute_buffers, make_stock_model, tie
+from prunecli.modules.stock_model import (
+    StockExperts,
+    compute_buffers,
+    make_stock_model,
+    refused_by_layer,
+    tie,
+)
+from prunecli.modules.stock_names import REMEDY
 
 ALIGNMENT = 64
 """Bytes at whose multiples a tensor begins in a buffer."""
@@ -172,6 +180,8 @@ def make_skeleton(
 def _make_stock_skeleton(
     checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, *, output: bool
 ) -> Skeleton:
+    if checkpoint.family is None:
+        raise UsageError(f"--memory: {refused_by_layer(checkpoint)}", REMEDY)
     made = make_stock_model(checkpoint, dtype, output=output)
     stages = []
     for path, module in made.layers:
