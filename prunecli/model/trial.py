@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +45,12 @@ class Trial:
     Attributes:
         skeleton: its class and config.
         model: with its weights, in evaluation mode, in double precision where the class takes it.
+        cached: whether it answers with a cache of keys and values too, through which alone some classes share them.
     """
 
     skeleton: Skeleton
     model: Any
+    cached: bool
 
     @classmethod
     def of(cls, skeleton: Skeleton, layers: Sequence[LayerKey], *, whole: bool = False) -> Trial | None:
@@ -64,12 +67,12 @@ class Trial:
                 short = short.changed(stack.changes(short, kept)) or short
         for scale in (128, 64, 32, 16, 8, 4, 2, 1):
             made = Skeleton(skeleton.model_class, skeleton.config_class, _scaled(short.effective, scale))
-            for kind in ("float64", "float32"):
+            for kind, cached in product(("float64", "float32"), (True, False)):
                 with suppress(Exception):  # of any kind: what a class makes of sizes that it does not like
                     is_alike = _divided(made.config) == _divided(skeleton.effective)
                     if is_alike and sum(map(prod, made.shapes.values())) < _MOST:
-                        trial = cls(made, _drawn(made, kind))
-                        _logits(trial.model)
+                        trial = cls(made, _drawn(made, kind), cached)
+                        trial._logits(trial.model)
                         return trial
         return None
 
@@ -95,18 +98,18 @@ class Trial:
             cut, _ = self._without(units.held, carriers, dict.fromkeys(carriers, halves[0]))
             smaller = self._opened(self.skeleton.changed(units.changes(half)), cut)
             text = torch.randint(8, half, (2, 12), generator=torch.Generator().manual_seed(1))
-            expected = _logits(self.model, known[text])
+            expected = self._logits(self.model, known[text])
             expected = expected[..., known] if expected.shape[-1] == units.held else expected
-            return _apart(expected, _logits(smaller, text), torch.zeros_like(expected))
+            return _apart(expected, self._logits(smaller, text), torch.zeros_like(expected))
         numbers_of = {axis: number for number, axis in enumerate(dict.fromkeys(axes.values()))}
         apart = 0.0
         # Of any two axes other units go in one of these rounds: what one uses of the other then shows.
         for bit in range(max(1, (len(numbers_of) - 1).bit_length())):
             kept = {name: halves[numbers_of[axes[name]] >> bit & 1] for name in carriers}
             cut, masked = self._without(units.held, carriers, kept)
-            expected = _logits(self._opened(self.skeleton, masked))
+            expected = self._logits(self._opened(self.skeleton, masked))
             smaller = self._opened(self.skeleton.changed(units.changes(half)), cut)
-            apart = max(apart, _apart(expected, _logits(smaller), _logits(self.model)))
+            apart = max(apart, _apart(expected, self._logits(smaller), self._logits(self.model)))
         return apart
 
     def _without(
@@ -138,7 +141,7 @@ class Trial:
         stored = stored_form(self.model)
         cut = {new: stored[name] for new, name in stack.renamed(stored, kept).items()}
         smaller = self._opened(self.skeleton.changed(stack.changes(self.skeleton, kept)), cut)
-        whole = _logits(self.model)
+        whole = self._logits(self.model)
         hooks = [
             self.model.get_submodule(module)[number].register_forward_hook(_hand_on, with_kwargs=True)
             for module in stack.modules
@@ -146,11 +149,35 @@ class Trial:
             if number not in kept
         ]
         try:
-            expected = _logits(self.model)
+            expected = self._logits(self.model)
         finally:
             for hook in hooks:
                 hook.remove()
-        return _apart(expected, _logits(smaller), whole)
+        return _apart(expected, self._logits(smaller), whole)
+
+    def _logits(self, model: Any, tokens: Tensor | None = None) -> Tensor:
+        """`[2 or 4, 12, vocabulary]`: what a model says of random tokens, or of these, without and with a cache.
+
+        Raises:
+            ValueError: no finite numbers.
+            Exception: of any kind: the class fails.
+        """
+        import torch
+
+        if tokens is None:
+            tokens = torch.randint(8, _TOKENS - 8, (2, 12), generator=torch.Generator().manual_seed(1))
+        taken = inspect.signature(model.forward).parameters.values()
+        more: dict[str, Any] = (
+            {"decoder_input_ids": tokens.flip(1)} if model.config.is_encoder_decoder else {}
+        )
+        passes: list[dict[str, Any]] = [{}]
+        if any(one.name == "use_cache" or one.kind == one.VAR_KEYWORD for one in taken):
+            passes = [{"use_cache": False}, *([{"use_cache": True}] if self.cached else [])]
+        with torch.no_grad():
+            found = torch.cat([model(input_ids=tokens, return_dict=True, **more, **one)[0] for one in passes])
+        if not bool(torch.isfinite(found).all()):
+            raise ValueError("logits are not finite")
+        return found
 
     def _opened(self, skeleton: Skeleton | None, tensors: Mapping[str, Tensor]) -> Any:
         """The model that transformers opens of these tensors.
@@ -215,29 +242,6 @@ def _plain(model: Any) -> Any:
     with suppress(Exception):
         model.set_experts_implementation("eager")
     return model.eval()
-
-
-def _logits(model: Any, tokens: Tensor | None = None) -> Tensor:
-    """`[4, 12, vocabulary]`: what a model says of random tokens, or of these, without and with a cache.
-
-    Raises:
-        ValueError: no finite numbers.
-        Exception: of any kind: the class fails.
-    """
-    import torch
-
-    if tokens is None:
-        tokens = torch.randint(8, _TOKENS - 8, (2, 12), generator=torch.Generator().manual_seed(1))
-    taken = inspect.signature(model.forward).parameters.values()
-    more: dict[str, Any] = {"decoder_input_ids": tokens.flip(1)} if model.config.is_encoder_decoder else {}
-    # Some classes share keys and values between layers through the cache alone.
-    caches = any(one.name == "use_cache" or one.kind == one.VAR_KEYWORD for one in taken)
-    passes: list[dict[str, Any]] = [{"use_cache": False}, {"use_cache": True}] if caches else [{}]
-    with torch.no_grad():
-        found = torch.cat([model(input_ids=tokens, return_dict=True, **more, **one)[0] for one in passes])
-    if not bool(torch.isfinite(found).all()):
-        raise ValueError("logits are not finite")
-    return found
 
 
 def _apart(expected: Tensor, found: Tensor, whole: Tensor) -> float:
