@@ -153,6 +153,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
         trial, width_keys(skeleton, WIDTH), small_widths, lambda own: {name: layer_of(name) for name in own}
     )
     heads = _tried(trial, head_keys(skeleton), head_keys(trial.skeleton), owners)
+    heads = sorted(heads, key=lambda one: -len(one[1]))[:1]  # others are of linear attentions
     tokens = _tried(trial, width_keys(skeleton, VOCABULARY), small_tokens, lambda _: {})
     small = {stack.key: stack for stack in layer_keys(trial.skeleton)}
     movable = tuple(

@@ -167,7 +167,9 @@ def skeleton_of(checkpoint: Checkpoint) -> Skeleton:
                 f"{checkpoint.path}/config.json: transformers cannot make the model ({kind_and_reason(error)})",
                 "Correct the value, or copy the file again.",
             ) from error
-        if class_names(checkpoint.config) or stored.keys() <= checkpoint.tensors.keys():
+        pairs = made.model.all_tied_weights_keys.items()
+        tied = {made.stored_name(name) for pair in pairs for name in pair}
+        if class_names(checkpoint.config) or stored.keys() - tied <= checkpoint.tensors.keys():
             return made
     raise class_unknown(checkpoint, "")
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from prunecli.architectures import Architecture
 from prunecli.architectures.mixtures import BY_LAYER, ONE_COUNT
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import TIE_KEY, Sizes
@@ -92,8 +93,13 @@ def uniform_heads(source: Checkpoint) -> tuple[int, ...]:
     if family.head_width is None or family.stock_fault is not None:
         return ()
     sizes = source.layout.sizes
-    counted = sizes.count(family.stacks[0].attentions[0].heads)
+    counted = sizes.count(_heads_key(family))
     return tuple(kept for kept in range(1, counted + 1) if not _undivided(sizes, kept, counted))
+
+
+def _heads_key(family: Architecture) -> str:
+    """The config key of the number of heads: of the first stack that has attentions."""
+    return next(one.heads for stack in family.stacks for one in stack.attentions)
 
 
 def _experts(source: Checkpoint, result: ModelLayout) -> StockSupport:
@@ -142,7 +148,7 @@ def _heads(result: ModelLayout) -> StockSupport:
         return StockSupport(
             reason=f"heads are gone, and a config of type {family.model_type} cannot say how many"
         )
-    counted = sizes.count(family.stacks[0].attentions[0].heads)
+    counted = sizes.count(_heads_key(family))
     if len(kept) > 1 or kept == {0}:
         reason = f"heads differ between layers ({_range(kept)})" if len(kept) > 1 else "no heads are left"
         return StockSupport(reason=reason, nearest="`prune-heads --uniform`")

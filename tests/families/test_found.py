@@ -92,6 +92,17 @@ def test_layers_that_the_depth_scales_are_refused(tmp_path: Path) -> None:
         axes_of(checkpoint, "layer")
 
 
+@pytest.mark.parametrize("model_type", ["granite", "modernbert", "umt5"])
+def test_the_class_is_found_by_the_tensors(model_type: str, tmp_path: Path) -> None:
+    model = cutting.saved(model_type, tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["architectures"]
+    path.write_text(json.dumps(config))
+    with open_model(tmp_path) as checkpoint:
+        assert checkpoint.require_architecture().model_class == type(model).__name__
+
+
 def test_missing_tensors_are_named(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
