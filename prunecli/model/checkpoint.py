@@ -248,6 +248,7 @@ class Checkpoint(TensorReader):
     def _found_family(self) -> Architecture:
         from prunecli.model.found import found_family
 
+        self.refuse_constants()
         found = found_family(self)
         self.__dict__.pop("resolved", None)  # which knows the experts alone
         return found

@@ -97,7 +97,7 @@ class Trial:
             known = torch.tensor(halves[0])
             cut, _ = self._without(units.held, carriers, dict.fromkeys(carriers, halves[0]))
             smaller = self._opened(self.skeleton.changed(units.changes(half)), cut)
-            text = torch.randint(8, half, (2, 12), generator=torch.Generator().manual_seed(1))
+            text = _text(half)
             expected = self._logits(self.model, known[text])
             expected = expected[..., known] if expected.shape[-1] == units.held else expected
             return _apart(expected, self._logits(smaller, text), torch.zeros_like(expected))
@@ -165,7 +165,7 @@ class Trial:
         import torch
 
         if tokens is None:
-            tokens = torch.randint(8, _TOKENS - 8, (2, 12), generator=torch.Generator().manual_seed(1))
+            tokens = _text(model.get_input_embeddings().weight.shape[0])
         taken = inspect.signature(model.forward).parameters.values()
         more: dict[str, Any] = (
             {"decoder_input_ids": tokens.flip(1)} if model.config.is_encoder_decoder else {}
@@ -242,6 +242,14 @@ def _plain(model: Any) -> Any:
     with suppress(Exception):
         model.set_experts_implementation("eager")
     return model.eval()
+
+
+def _text(vocabulary: int) -> Tensor:
+    """`[2, 12]`: random tokens, those of the lowest ids left out, which may be special."""
+    import torch
+
+    least = min(8, vocabulary // 4)
+    return torch.randint(least, vocabulary, (2, 12), generator=torch.Generator().manual_seed(1))
 
 
 def _apart(expected: Tensor, found: Tensor, whole: Tensor) -> float:

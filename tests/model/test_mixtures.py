@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError
+from prunecli.errors import CheckpointError, PruneError
 from prunecli.methods.experts.constant import rewrite_constant
 from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
@@ -69,14 +69,13 @@ def test_dense_layers_are_none(saved: Callable[[str], Path]) -> None:
         assert parts["router"].parameters == 2 * 8 * 32
 
 
-def test_other_methods_refuse_in_one_sentence(saved: Callable[[str], Path]) -> None:
-    with (
-        open_model(saved("phimoe")) as checkpoint,
-        pytest.raises(
-            UnsupportedModelError, match="of a model of type phimoe prunecli changes the experts alone"
-        ),
-    ):
-        checkpoint.layout
+def test_what_is_not_declared_is_found(saved: Callable[[str], Path]) -> None:
+    with open_model(saved("phimoe")) as checkpoint:
+        before = checkpoint.resolved.family.stacks
+        (stack,) = checkpoint.layout.family.stacks
+        assert (before, stack.layers) == ((), "model.layers.{layer}")
+        assert checkpoint.resolved is checkpoint.layout
+        assert checkpoint.resolved.family.mixture is not None
 
 
 def narrow_router(tensors: Tensors) -> None:
