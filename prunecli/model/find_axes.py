@@ -84,8 +84,8 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
         )
     if not axes:
         raise UnsupportedModelError(
-            f"{checkpoint.path}: a small copy of the model computes something else without a layer than when it skips "
-            "it: none can be removed"
+            f"{checkpoint.path}: no layer can be removed: a small copy of the model computes something else without "
+            "one than when it skips it, or the files hold layers that its class does not have (for further tokens)"
         )
     return tuple(axes)
 

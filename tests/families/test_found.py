@@ -87,7 +87,7 @@ def test_layers_that_the_depth_scales_are_refused(tmp_path: Path) -> None:
     cutting.saved("minicpm3", tmp_path)
     with (
         open_model(tmp_path) as checkpoint,
-        pytest.raises(UnsupportedModelError, match="none can be removed"),
+        pytest.raises(UnsupportedModelError, match="no layer can be removed"),
     ):
         axes_of(checkpoint, "layer")
 
