@@ -12,13 +12,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import CheckpointError, UnsupportedModelError, kind_and_reason
-from prunecli.model.declared import class_names, require_type, with_keys
+from prunecli.model.declared import class_names, depths_beyond, require_type, with_keys
 from prunecli.model.quantisation import KEYS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from prunecli.model.checkpoint import Checkpoint
+
+SHARED_LAYERS = 1000
+"""Layers that a model may have with fewer tensors than layers: all may share one's, as in ALBERT."""
 
 Shape = tuple[int, ...]
 Changes = Mapping[str, Any]
@@ -155,6 +158,7 @@ def skeleton_of(checkpoint: Checkpoint) -> Skeleton:
         UnsupportedModelError: transformers has none, or cannot build it.
         CheckpointError: config.json names no type.
     """
+    require_depth(checkpoint)
     names = class_names(checkpoint.config)[:1] or classes_of_type(checkpoint.model_type)
     for name in names:
         model_class = class_named(checkpoint, name)
@@ -226,3 +230,14 @@ def classes_of_type(model_type: str) -> list[str]:
         getattr(modeling_auto, f"MODEL_{mapping}MAPPING_NAMES").get(model_type, ()) for mapping in mappings
     )
     return [name for names in named for name in ((names,) if isinstance(names, str) else names)]
+
+
+def require_depth(checkpoint: Checkpoint) -> None:
+    """Refuse depths that transformers would make one layer after another for hours."""
+    most = max(SHARED_LAYERS, len(checkpoint.tensors))
+    for key, depth in depths_beyond(checkpoint.config, most).items():
+        raise CheckpointError(
+            f"{checkpoint.path}/config.json: {key} is {depth:,}, and the checkpoint has "
+            f"{len(checkpoint.tensors):,} tensors",
+            "Correct the value, or copy the file again.",
+        )

@@ -34,7 +34,7 @@ EXPERTS = re.compile(r"(?<!shared_)experts$")
 FEW = 16
 """Experts that a small model has at most."""
 _TOKENS, _POSITIONS, _WINDOW = 96, 64, 4
-_MOST = 1 << 26
+_MOST = 1 << 24
 """Numbers that the small model has at most."""
 
 

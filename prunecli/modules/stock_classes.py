@@ -5,17 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import class_names, depths_beyond
+from prunecli.model.declared import class_names
 from prunecli.model.mixtures import stated_counts
-from prunecli.model.skeleton import class_named, classes_of_type, config_class
+from prunecli.model.skeleton import class_named, classes_of_type, config_class, require_depth
 from prunecli.modules.building import making
 from prunecli.modules.constant_experts import class_of_constants, class_of_counts
 from prunecli.modules.stock_names import StockNames
-
-SHARED_LAYERS = 1000
-"""Layers that a model may have with fewer tensors than layers: all may share one's, as in ALBERT."""
 
 
 def stock_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
@@ -49,7 +45,7 @@ def empty_model(checkpoint: Checkpoint, model_class: Any, **options: Any) -> Any
     Raises:
         CheckpointError: transformers refuses a value of config.json.
     """
-    _require_depth(checkpoint)
+    require_depth(checkpoint)
     with making(checkpoint):
         own = config_class(checkpoint, model_class)
         config = own.from_pretrained(checkpoint.path, local_files_only=True)
@@ -64,7 +60,7 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
         UnsupportedModelError: as `stock_class`.
         CheckpointError: config.json says more layers than there can be.
     """
-    _require_depth(checkpoint)
+    require_depth(checkpoint)
     stock, family = stock_class(checkpoint, name), checkpoint.family
     mixture = None if family is None else family.mixture
     if mixture is None:
@@ -83,14 +79,3 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
         return {re.sub(r"(\.\d+)\..*", r"\1", place): count for place, count in places.items()}
 
     return class_of_counts(stock, mixture, counts_of)
-
-
-def _require_depth(checkpoint: Checkpoint) -> None:
-    """Refuse depths that transformers would make one layer after another for hours."""
-    most = max(SHARED_LAYERS, len(checkpoint.tensors))
-    for key, depth in depths_beyond(checkpoint.config, most).items():
-        raise CheckpointError(
-            f"{checkpoint.path}/config.json: {key} is {depth:,}, and the checkpoint has "
-            f"{len(checkpoint.tensors):,} tensors",
-            "Correct the value, or copy the file again.",
-        )
