@@ -172,8 +172,9 @@ def resolve(family: Architecture, config: Mapping[str, Any], structure: Structur
         CheckpointError: config.json lacks a size, or it or the structure says what cannot be.
     """
     sizes = Sizes(family, config)
-    check_layers(sizes, structure)
-    check_parts(sizes, structure)
+    if family.stacks:  # else its experts alone are known
+        check_layers(sizes, structure)
+        check_parts(sizes, structure)
     tables = resolve_tables(sizes, structure)
     return ModelLayout(
         sizes,

@@ -165,7 +165,10 @@ class Trial:
         import torch
 
         if tokens is None:
-            tokens = _text(model.get_input_embeddings().weight.shape[0])
+            vocabulary = _TOKENS
+            with suppress(Exception):  # some have no table, or several
+                vocabulary = min(vocabulary, model.get_input_embeddings().weight.shape[0])
+            tokens = _text(vocabulary)
         taken = inspect.signature(model.forward).parameters.values()
         more: dict[str, Any] = (
             {"decoder_input_ids": tokens.flip(1)} if model.config.is_encoder_decoder else {}
