@@ -41,7 +41,7 @@ def test_without_an_address_their_text_is_left(setup: dict[str, Any]) -> None:
     page = parse(made)
     assert page.links == tuple(link for link in parse(README).links if "://" in link)
     assert page.typed == parse(README).typed
-    assert "of BERT to Llama: layers" in made
+    assert "of any family that transformers knows: layers" in made
 
 
 @pytest.mark.parametrize(
