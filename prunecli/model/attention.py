@@ -115,7 +115,7 @@ def resolve_attentions(sizes: Sizes, structure: Structure) -> tuple[AttentionLay
         for attention in stack.attentions
     ]
     # Of a class that was asked some layers may have no attention.
-    layers = [layer for layer in layers if layer.tensors or sizes.stored is None]
+    layers = [layer for layer in layers if layer.tensors]
     return tuple(sorted(layers, key=lambda layer: (KINDS.index(layer.kind), layer.layer)))
 
 
@@ -140,9 +140,7 @@ def _layer(
     axes = {
         f"{owner}.{spec.name}": Carrier(spec.heads.axis, tuple(map(sizes.count, spec.heads.blocks)))
         for spec in attention.tensors
-        if spec.heads is not None
-        and sizes.holds(spec.optional)
-        and (sizes.stored is None or f"{owner}.{spec.name}" in sizes.stored)
+        if spec.heads is not None and sizes.holds(spec.optional) and sizes.has(f"{owner}.{spec.name}")
     }
     kind: AttentionKind = "cross" if attention.kind == "cross" else stack.side
     output = f"{owner}.{attention.output}"

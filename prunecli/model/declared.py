@@ -43,10 +43,13 @@ class Sizes:
     config: Mapping[str, Any]
 
     @cached_property
-    def stored(self) -> Collection[str] | None:
-        """Names of the tensors that the class has that was asked; None: the record says which there are."""
-        found = self.family.found
-        return None if found is None else found.stored(self.config).keys() - self.family.tied.keys()
+    def _stored(self) -> Collection[str]:
+        stored: Mapping[str, Any] = self.family.found.stored(self.config)
+        return stored.keys() - self.family.tied.keys()
+
+    def has(self, name: str) -> bool:
+        """Whether the class that was asked stores a tensor; of a declared family its record says so."""
+        return self.family.found is None or name in self._stored
 
     def value(self, key: str) -> Any:
         """A key of config.json, or transformers' default where it is left out; a null stands for a default in words.
@@ -54,7 +57,7 @@ class Sizes:
         Raises:
             CheckpointError: neither has it.
         """
-        default, stated = self.family.attributes.get(key), self._stated(key)
+        default, stated = self.family.attributes.get(key), value_of(self.config, key)
         if stated is not None or (key in self.config and not isinstance(default, str)):
             return stated
         if default is not None:
@@ -85,7 +88,7 @@ class Sizes:
 
     def states(self, key: str) -> bool:
         """Whether config.json itself holds a value under `key`, which may lie within others: `text_config.top_k`."""
-        return self._stated(key) is not None
+        return value_of(self.config, key) is not None
 
     def even(self, key: str) -> int:
         """A count that config.json states once, or for every layer alike.
@@ -93,7 +96,7 @@ class Sizes:
         Raises:
             CheckpointError: it is no count, or layers differ.
         """
-        stated = self._stated(key)
+        stated = value_of(self.config, key)
         if isinstance(stated, list) and stated and all(value == stated[0] for value in stated):
             stated = stated[0]
         if type(stated) is not int or not 0 <= stated <= LARGEST:
@@ -152,14 +155,6 @@ class Sizes:
         """Number and name of each layer of a stack."""
         return ((number, stack.layers.format(layer=number)) for number in range(self.depth(stack)))
 
-    def _stated(self, key: str) -> Any:
-        """The value under `key` of config.json; None where there is none."""
-        if key in self.config or "." not in key:
-            return self.config.get(key)
-        outer, _, inner = key.partition(".")
-        values = self.config.get(outer)
-        return values.get(inner) if isinstance(values, Mapping) else None
-
     def _factor(self, name: str) -> int:
         if name.isdecimal():
             return int(name)
@@ -171,6 +166,14 @@ class Sizes:
         if value > LARGEST:
             raise CheckpointError(f'config.json: "{name}" is {value}; no model is so large')
         return value
+
+
+def value_of(values: Mapping[str, Any], key: str) -> Any:
+    """The value under a key, which may lie within others; None: there is none."""
+    found: Any = values
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
 
 
 def with_keys(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -88,14 +88,14 @@ def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:
         own = stack.ffn.expert_width if is_sparse(sizes, structure, stack, number) else None
         return sizes.count(own or stack.ffn.width)
 
-    stored, layers = sizes.stored, []
+    layers = []
     for name, (stack, number) in positions.items():
         removed, owner = name in structure.removed, structure.shared.get(name, name)
         sparse = is_sparse(sizes, structure, stack, number)
         specs = () if removed or sparse else stack.ffn.tensors
-        specs = tuple(spec for spec in specs if sizes.holds(spec.optional))
-        if stored is not None:
-            specs = tuple(spec for spec in specs if f"{owner}.{spec.name}" in stored)
+        specs = tuple(
+            spec for spec in specs if sizes.holds(spec.optional) and sizes.has(f"{owner}.{spec.name}")
+        )
         norms = () if removed else own_norms(stack, stack.ffn)
         layers.append(
             FfnLayer(

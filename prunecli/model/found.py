@@ -20,9 +20,9 @@ from prunecli.architectures.records import (
     Stack,
     TensorSpec,
 )
-from prunecli.errors import CheckpointError, UnsupportedModelError, kind_and_reason
+from prunecli.errors import UnsupportedModelError, kind_and_reason
 from prunecli.model.axes import Carrier
-from prunecli.model.declared import with_keys
+from prunecli.model.declared import value_of, with_keys
 from prunecli.model.probe import (
     HIDDEN,
     VOCABULARY,
@@ -34,10 +34,9 @@ from prunecli.model.probe import (
     layer_of,
     numbers,
     owners,
-    value_of,
     width_keys,
 )
-from prunecli.model.skeleton import Changes, Shape, Skeleton, skeleton_of
+from prunecli.model.skeleton import Changes, Shape, Skeleton, cannot_make, skeleton_of
 from prunecli.model.trial import EXPERTS, FEW, NEAR, Trial
 
 if TYPE_CHECKING:
@@ -75,9 +74,7 @@ class Found:
             same = changed == self.skeleton.config
             return self.skeleton.stored if same else replace(self.skeleton, config=changed).stored
         except Exception as error:  # of any kind: what a class makes of its config
-            raise CheckpointError(
-                f"config.json: transformers cannot make the model ({kind_and_reason(error)})"
-            ) from error
+            raise cannot_make("config.json", error) from error
 
     def with_layers(self, config: Mapping[str, Any], kept: Mapping[str, Sequence[int]]) -> dict[str, Any]:
         """config.json of the model that has only these layers of the stacks under these keys."""
@@ -211,15 +208,14 @@ def _tried(
 ) -> list[tuple[UnitKeys, Carriers]]:
     """Of what was found: what the small model confirms, in the layout in which it does."""
     confirmed: list[tuple[UnitKeys, Carriers]] = []
+    by_keys = {frozenset(units.keys): units for units in small}
     for units in found:
-        own = next((one for one in small if one.keys.keys() == units.keys.keys()), None)
+        own = by_keys.get(frozenset(units.keys))
         for number, layout in enumerate(own.layouts if own else ()):
-            try:
+            with suppress(Exception):  # of any kind: transformers opens no such model
                 if own is not None and trial.of_units(own, layout, axes(layout)) < NEAR:
                     confirmed.append((units, units.layouts[min(number, len(units.layouts) - 1)]))
                     break
-            except Exception:  # of any kind: transformers opens no such model
-                continue
     return confirmed
 
 

@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any
 
 from prunecli.model.axes import Carrier
+from prunecli.model.declared import value_of
 from prunecli.model.skeleton import Changes, Shape, Skeleton
 
 WIDTH = re.compile(r"intermediate|ffn|(^|_)ff(_|$)|inner|mlp|feed_?forward|hidden_dim$")
@@ -19,7 +20,7 @@ VOCABULARY = re.compile(r"(?<!type_)vocab_size$")
 _HEADS = re.compile(r"heads?($|_kv$|_key_value$)|kv_heads")
 _KEY_VALUE = re.compile(r"kv|key_value")
 _NO_COUNT = re.compile(r"dim|size|width|index")
-_HEAD_WIDTHS = ("head_dim", "d_kv", "attention_head_dim", "head_size", "kv_channels")
+HEAD_WIDTHS = ("head_dim", "d_kv", "attention_head_dim", "head_size", "kv_channels")
 HIDDEN = ("hidden_size", "d_model", "n_embd")
 _OTHER_SENSES = re.compile(r"vision|audio|image|speech|codec|video")
 
@@ -127,14 +128,6 @@ def layer_of(name: str) -> str:
     return match[0] if match else ""
 
 
-def value_of(values: Mapping[str, Any], key: str) -> Any:
-    """The value under a key, which may lie within others; None: there is none."""
-    found: Any = values
-    for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
-
-
 def layer_keys(skeleton: Skeleton) -> list[LayerKey]:
     """The stacks of layers whose depth a key says."""
     depths, in_model = _depths(skeleton.stored), _depths(skeleton.shapes)
@@ -220,7 +213,7 @@ def _heads(skeleton: Skeleton, keys: Mapping[str, int], held: int, left: int) ->
     )
     options: list[dict[str, int]] = [{}]
     if hidden % (each * held) == 0:
-        options += [{within + name: hidden // (each * held)} for name in _HEAD_WIDTHS]
+        options += [{within + name: hidden // (each * held)} for name in HEAD_WIDTHS]
     for stated in options:
         made = UnitKeys(keys, held, {}, stated)
         moved = _moved(skeleton, made.changes(left))

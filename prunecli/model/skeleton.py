@@ -5,8 +5,8 @@ The names are those of the model's files: transformers' own rules for saving tur
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -90,9 +90,7 @@ class Skeleton:
 
     def stored_name(self, name: str) -> str:
         """The name in files of a tensor of the model."""
-        from transformers.core_model_loading import revert_weight_conversion
-
-        return str(next(iter(revert_weight_conversion(self.model, {name: self.model.state_dict()[name]}))))
+        return next(iter(stored_form(self.model, {name: self.model.state_dict()[name]})))
 
     @cached_property
     def model(self) -> Any:
@@ -131,11 +129,12 @@ class Skeleton:
         return _stating(changed, self.config_of(changed).to_dict(), wanted)
 
 
-def stored_form(model: Any) -> dict[str, Tensor]:
-    """The tensors of a model by their names in files."""
+def stored_form(model: Any, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The tensors of a model, or some of them, by their names in files."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    found: dict[str, Tensor] = revert_weight_conversion(model, dict(model.state_dict()))
+    own = model.state_dict() if state is None else state
+    found: dict[str, Tensor] = revert_weight_conversion(model, dict(own))
     return found
 
 
@@ -167,15 +166,20 @@ def skeleton_of(checkpoint: Checkpoint) -> Skeleton:
         try:
             stored = made.stored
         except Exception as error:  # of any kind: what a class makes of its config
-            raise CheckpointError(
-                f"{checkpoint.path}/config.json: transformers cannot make the model ({kind_and_reason(error)})",
-                "Correct the value, or copy the file again.",
-            ) from error
+            raise cannot_make(f"{checkpoint.path}/config.json", error) from error
         pairs = made.model.all_tied_weights_keys.items()
         tied = {made.stored_name(name) for pair in pairs for name in pair}
         if class_names(checkpoint.config) or stored.keys() - tied <= checkpoint.tensors.keys():
             return made
     raise class_unknown(checkpoint, "")
+
+
+def cannot_make(config: str, error: Exception) -> CheckpointError:
+    """Transformers refuses a value of a config.json."""
+    return CheckpointError(
+        f"{config}: transformers cannot make the model ({kind_and_reason(error)})",
+        "Correct the value, or copy the file again.",
+    )
 
 
 def class_named(checkpoint: Checkpoint, name: str) -> Any:
@@ -241,3 +245,17 @@ def require_depth(checkpoint: Checkpoint) -> None:
             f"{len(checkpoint.tensors):,} tensors",
             "Correct the value, or copy the file again.",
         )
+
+
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """Inside, transformers shows no progress bars."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

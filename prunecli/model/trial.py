@@ -10,13 +10,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from prunecli.model.axes import Carrier
-from prunecli.model.probe import HIDDEN, LayerKey, UnitKeys, head_counts, numbers
-from prunecli.model.skeleton import Skeleton, stored_form
+from prunecli.model.probe import HEAD_WIDTHS, HIDDEN, LayerKey, UnitKeys, head_counts, numbers
+from prunecli.model.skeleton import Skeleton, no_bars, stored_form
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +29,6 @@ _COUNTS = re.compile(
     r"(^|_)num_|(^|_)n_(?!embd|inner)|version|multiple|type|blocks|ratio|stride|seed"
 )
 """Keys of whole numbers that do not shrink with the sizes of tensors."""
-_HEAD_WIDTH = re.compile(r"head_dim$|d_kv$|head_size$|kv_channels$")
 EXPERTS = re.compile(r"(?<!shared_)experts$")
 """Keys of numbers of experts that are routed to."""
 FEW = 16
@@ -102,14 +102,15 @@ class Trial:
             expected = expected[..., known] if expected.shape[-1] == units.held else expected
             return _apart(expected, self._logits(smaller, text), torch.zeros_like(expected))
         numbers_of = {axis: number for number, axis in enumerate(dict.fromkeys(axes.values()))}
+        smaller_skeleton = self.skeleton.changed(units.changes(half))
         apart = 0.0
         # Of any two axes other units go in one of these rounds: what one uses of the other then shows.
         for bit in range(max(1, (len(numbers_of) - 1).bit_length())):
             kept = {name: halves[numbers_of[axes[name]] >> bit & 1] for name in carriers}
             cut, masked = self._without(units.held, carriers, kept)
             expected = self._logits(self._opened(self.skeleton, masked))
-            smaller = self._opened(self.skeleton.changed(units.changes(half)), cut)
-            apart = max(apart, _apart(expected, self._logits(smaller), self._logits(self.model)))
+            smaller = self._opened(smaller_skeleton, cut)
+            apart = max(apart, _apart(expected, self._logits(smaller), self._whole))
         return apart
 
     def _without(
@@ -141,7 +142,7 @@ class Trial:
         stored = stored_form(self.model)
         cut = {new: stored[name] for new, name in stack.renamed(stored, kept).items()}
         smaller = self._opened(self.skeleton.changed(stack.changes(self.skeleton, kept)), cut)
-        whole = self._logits(self.model)
+        whole = self._whole
         hooks = [
             self.model.get_submodule(module)[number].register_forward_hook(_hand_on, with_kwargs=True)
             for module in stack.modules
@@ -154,6 +155,11 @@ class Trial:
             for hook in hooks:
                 hook.remove()
         return _apart(expected, self._logits(smaller), whole)
+
+    @cached_property
+    def _whole(self) -> Tensor:
+        """What the model says with all that it has."""
+        return self._logits(self.model)
 
     def _logits(self, model: Any, tokens: Tensor | None = None) -> Tensor:
         """`[2 or 4, 12, vocabulary]`: what a model says of random tokens, or of these, without and with a cache.
@@ -211,15 +217,13 @@ def _silent() -> Iterator[None]:
     """Inside, transformers prints neither reports nor progress."""
     from transformers.utils import logging
 
-    before, shows = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    before = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
     try:
-        yield
+        with no_bars():
+            yield
     finally:
         logging.set_verbosity(before)
-        if shows:
-            logging.enable_progress_bar()
 
 
 def _drawn(skeleton: Skeleton, kind: str) -> Any:
@@ -289,7 +293,7 @@ def _scaled(values: Mapping[str, Any], scale: int) -> dict[str, Any]:
 
 def _divided(values: Mapping[str, Any]) -> list[bool]:
     """Whether the heads of each kind divide the hidden size, where their width follows from that."""
-    if any(_HEAD_WIDTH.search(key) for key, _ in numbers(values)):
+    if any(key.endswith(HEAD_WIDTHS) for key, _ in numbers(values)):
         return []
     hidden = next((values[name] for name in HIDDEN if values.get(name)), 0)
     return [hidden % count == 0 for count in head_counts(values).values() if count > 0]

@@ -11,10 +11,11 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from prunecli.architectures.records import Architecture
-from prunecli.errors import CheckpointError, kind_and_reason, reason_of
+from prunecli.errors import CheckpointError, reason_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.opening import WEIGHTS_KEY, auto_classes, readable, result_config
+from prunecli.model.skeleton import cannot_make
 from prunecli.model.structure import KEY
 from prunecli.modules.attention import fit_attention, module_name
 from prunecli.modules.cpu_linear import speed_up_linears
@@ -244,10 +245,7 @@ def making(checkpoint: Checkpoint) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
-        raise CheckpointError(
-            f"{checkpoint.path}/config.json: transformers cannot make the model ({kind_and_reason(error)})",
-            "Correct the value, or copy the file again.",
-        ) from error
+        raise cannot_make(f"{checkpoint.path}/config.json", error) from error
 
 
 class NoValues(TorchFunctionMode):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +11,7 @@ from prunecli.errors import CheckpointError, reason_of
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.mixtures import stated_counts
 from prunecli.model.opening import WEIGHTS_KEY, result_config
-from prunecli.model.skeleton import config_class
+from prunecli.model.skeleton import config_class, no_bars
 from prunecli.modules.building import build_model, missing_tensors
 from prunecli.modules.constant_experts import fill_constants
 from prunecli.modules.cpu_linear import pack_linears
@@ -108,20 +106,6 @@ def load_for_decoding(
 def sparse_ffns(model: Any) -> dict[str, SparseFFN]:
     """Layer's name, as in `Structure`, -> its sparse FFN; in the order of the layers."""
     return {name: module for name, module in model.named_modules() if isinstance(module, SparseFFN)}
-
-
-@contextmanager
-def no_bars() -> Iterator[None]:
-    """Without them, whatever they were set to before."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _generation_config(checkpoint: Checkpoint, model: Any) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.skeleton import stored_form
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.filling import tensors_of
 
@@ -117,8 +118,8 @@ def not_run(model: Any, source: Checkpoint) -> tuple[str, ...]:
         UnsupportedModelError: what the model holds is not what `source` does under other names; nothing could be
             written as it was stored.
     """
-    held = _as_stored(model, {name: tensor.to("meta") for name, tensor in model.state_dict().items()})
-    tied = {*_as_stored(model, {alias: torch.empty(0) for alias in model.all_tied_weights_keys})}
+    held = stored_form(model, {name: tensor.to("meta") for name, tensor in model.state_dict().items()})
+    tied = {*stored_form(model, {alias: torch.empty(0) for alias in model.all_tied_weights_keys})}
     odd = [
         name
         for name, tensor in held.items()
@@ -139,14 +140,7 @@ def stored_tensors(state: Mapping[str, Tensor], model: Any, source: Checkpoint) 
     Args:
         model: loaded of `source`, for which `not_run` raises nothing.
     """
-    held = _as_stored(model, state)
+    held = stored_form(model, state)
     absent = [name for name in source.tensors if name not in held]
     held |= zip(absent, tensors_of(source, absent), strict=True)
     return {name: held[name] for name in source.tensors}
-
-
-def _as_stored(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    from transformers.core_model_loading import revert_weight_conversion
-
-    found: dict[str, Tensor] = revert_weight_conversion(model, dict(state))
-    return found

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from prunecli.choices import paths
 from prunecli.errors import StatisticsError
+from prunecli.model.axes import Axis
 from prunecli.model.depth import renaming_since
+from prunecli.model.find_axes import axes_of
 from prunecli.model.quantisation import method_of
 from prunecli.results.gates import GateStatistics
+from prunecli.results.unit_scores import COMMANDS, Kind, Scores, merge, read_scores
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -127,3 +132,75 @@ def _fingerprints(checkpoint: Checkpoint) -> set[str | None]:
 
 def _ends(names: Sequence[str]) -> str:
     return "none" if not names else names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+
+
+def match_scores(scores: Scores, checkpoint: Checkpoint, axes: Sequence[Axis] | None = None) -> Scores:
+    """The scores of the axes that `checkpoint` still has, under their present names.
+
+    Scores of the model that a pruned checkpoint was made from match too: ids are the original ones, and scores of
+    removed units are ignored. Hidden units have no original ids: a checkpoint whose FFNs were changed since does not
+    match.
+
+    Args:
+        scores: read from a file or just collected.
+        checkpoint: the checkpoint to prune.
+        axes: of the checkpoint, that must have scores; None: all of the kind.
+
+    Raises:
+        StatisticsError: another fingerprint, or units of the checkpoint that were not scored.
+    """
+    structure = checkpoint.structure
+    again = f"Score the {scores.kind}s of this checkpoint: prunecli {COMMANDS[scores.kind]}."
+    made_of = [step.get("source", {}).get("fingerprint") for step in structure.history]
+    known = [*made_of, checkpoint.fingerprint]
+    since = structure.history[known.index(scores.fingerprint) :] if scores.fingerprint in known else ()
+    changed = scores.kind == "unit" and any(
+        step.get("command") in ("prune-ffn", "share-ffn") for step in since
+    )
+    if scores.fingerprint not in known or changed:
+        raise StatisticsError(
+            f"The scores are of another model than {checkpoint.path}, or of another pruning of it.", again
+        )
+    rename = renaming_since(checkpoint.require_architecture(), structure, scores.fingerprint)
+    if rename is not None:
+        fields = {
+            field: {
+                new: value
+                for name, value in getattr(scores, field).items()
+                if (new := rename(name)) is not None
+            }
+            for field in ("ids", "values", "counts", "distances", "p_values")
+        }
+        scores = scores.model_copy(update={**fields, "also": [], "best": {}, "reported": None})
+    for axis in axes_of(checkpoint, scores.kind) if axes is None else axes:
+        held = {*scores.ids.get(axis.name, ())}
+        if lacking := [number for number in axis.ids if number not in held]:
+            raise StatisticsError(
+                f"The scores lack {axis.kind} {lacking[0]} of {axis.module}, which {checkpoint.path} holds.",
+                again,
+            )
+    return scores
+
+
+def scores_for(
+    checkpoint: Checkpoint,
+    given: Scores | Path | str | Sequence[Path | str],
+    kind: Kind,
+    axes: Sequence[Axis] | None = None,
+) -> Scores:
+    """The scores of one or several files, merged, of this checkpoint or of one that it was made from.
+
+    Args:
+        given: scores, or their files.
+        axes: see `match_scores`.
+
+    Raises:
+        StatisticsError: damaged files, of another model, or that do not go together.
+    """
+    match = partial(match_scores, checkpoint=checkpoint, axes=axes)
+    if isinstance(given, Scores):
+        return match(given)
+    files = paths(given)
+    remedy = f"Score the {kind}s first: prunecli {COMMANDS[kind]}."
+    parts = read_matching(files, partial(read_scores, kind=kind), match, remedy)
+    return merge(parts, [str(path) for path in files])

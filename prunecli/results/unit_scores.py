@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
@@ -15,12 +14,9 @@ from prunecli.choices import paths
 from prunecli.errors import PruneError, StatisticsError, reason_of
 from prunecli.model.axes import Axis, axis_name, module_of
 from prunecli.model.decision import Origin
-from prunecli.model.depth import renaming_since
-from prunecli.model.find_axes import axes_of
 from prunecli.results.arrays import MOST
 from prunecli.results.document import Count, Document, Model, Number, Record, first_fault
 from prunecli.results.header import asked, header, joined, split_of
-from prunecli.results.matching import read_matching
 from prunecli.results.tabled import Row, Tables
 from prunecli.tensors.json_files import read_json
 
@@ -452,78 +448,6 @@ def merge(parts: Sequence[Scores], names: Sequence[str] | None = None) -> Scores
             "split": joined(part.split for part in parts),
         }
     )
-
-
-def match_scores(scores: Scores, checkpoint: Checkpoint, axes: Sequence[Axis] | None = None) -> Scores:
-    """The scores of the axes that `checkpoint` still has, under their present names.
-
-    Scores of the model that a pruned checkpoint was made from match too: ids are the original ones, and scores of
-    removed units are ignored. Hidden units have no original ids: a checkpoint whose FFNs were changed since does not
-    match.
-
-    Args:
-        scores: read from a file or just collected.
-        checkpoint: the checkpoint to prune.
-        axes: of the checkpoint, that must have scores; None: all of the kind.
-
-    Raises:
-        StatisticsError: another fingerprint, or units of the checkpoint that were not scored.
-    """
-    structure = checkpoint.structure
-    again = f"Score the {scores.kind}s of this checkpoint: prunecli {COMMANDS[scores.kind]}."
-    made_of = [step.get("source", {}).get("fingerprint") for step in structure.history]
-    known = [*made_of, checkpoint.fingerprint]
-    since = structure.history[known.index(scores.fingerprint) :] if scores.fingerprint in known else ()
-    changed = scores.kind == "unit" and any(
-        step.get("command") in ("prune-ffn", "share-ffn") for step in since
-    )
-    if scores.fingerprint not in known or changed:
-        raise StatisticsError(
-            f"The scores are of another model than {checkpoint.path}, or of another pruning of it.", again
-        )
-    rename = renaming_since(checkpoint.require_architecture(), structure, scores.fingerprint)
-    if rename is not None:
-        fields = {
-            field: {
-                new: value
-                for name, value in getattr(scores, field).items()
-                if (new := rename(name)) is not None
-            }
-            for field in ("ids", "values", "counts", "distances", "p_values")
-        }
-        scores = scores.model_copy(update={**fields, "also": [], "best": {}, "reported": None})
-    for axis in axes_of(checkpoint, scores.kind) if axes is None else axes:
-        held = {*scores.ids.get(axis.name, ())}
-        if lacking := [number for number in axis.ids if number not in held]:
-            raise StatisticsError(
-                f"The scores lack {axis.kind} {lacking[0]} of {axis.module}, which {checkpoint.path} holds.",
-                again,
-            )
-    return scores
-
-
-def scores_for(
-    checkpoint: Checkpoint,
-    given: Scores | Path | str | Sequence[Path | str],
-    kind: Kind,
-    axes: Sequence[Axis] | None = None,
-) -> Scores:
-    """The scores of one or several files, merged, of this checkpoint or of one that it was made from.
-
-    Args:
-        given: scores, or their files.
-        axes: see `match_scores`.
-
-    Raises:
-        StatisticsError: damaged files, of another model, or that do not go together.
-    """
-    match = partial(match_scores, checkpoint=checkpoint, axes=axes)
-    if isinstance(given, Scores):
-        return match(given)
-    files = paths(given)
-    remedy = f"Score the {kind}s first: prunecli {COMMANDS[kind]}."
-    parts = read_matching(files, partial(read_scores, kind=kind), match, remedy)
-    return merge(parts, [str(path) for path in files])
 
 
 def files_of(given: Scores | Path | str | Sequence[Path | str] | None) -> tuple[Path, ...]:

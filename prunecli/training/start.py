@@ -146,8 +146,8 @@ def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, se
         PruneError: a config or tokenizer that cannot be used, or that do not fit together.
     """
     from prunecli.model.described import ConfiguredCheckpoint
+    from prunecli.model.skeleton import no_bars
     from prunecli.modules.drawing import random_model
-    from prunecli.modules.loading import no_bars
     from prunecli.training.room import require_room_to_draw
 
     file = _file(config)

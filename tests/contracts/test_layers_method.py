@@ -24,8 +24,7 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from prunecli.results.gates import GateStatistics, GateSums
-from prunecli.results.matching import match_gates
-from prunecli.results.unit_scores import match_scores
+from prunecli.results.matching import match_gates, match_scores
 from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
     CachedGeneration,

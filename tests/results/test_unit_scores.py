@@ -13,15 +13,14 @@ import pytest
 from prunecli.errors import StatisticsError
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
+from prunecli.results.matching import match_scores, scores_for
 from prunecli.results.unit_scores import (
     Effects,
     Method,
     Reported,
     Scores,
-    match_scores,
     merge,
     read_scores,
-    scores_for,
 )
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection

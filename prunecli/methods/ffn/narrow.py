@@ -20,7 +20,8 @@ from prunecli.model.decision import Decision, Origin
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.find_axes import axes_of
 from prunecli.model.history import given, history_step
-from prunecli.results.unit_scores import Array, Scores, files_of, from_files, scores_for
+from prunecli.results.matching import scores_for
+from prunecli.results.unit_scores import Array, Scores, files_of, from_files
 from prunecli.selection.given import selection_of_file
 from prunecli.selection.select import Budget, places_of, select
 from prunecli.selection.selection import Selection

@@ -19,7 +19,8 @@ from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.find_axes import axes_of
 from prunecli.model.history import given, history_step
-from prunecli.results.unit_scores import Scores, files_of, from_files, scores_for
+from prunecli.results.matching import scores_for
+from prunecli.results.unit_scores import Scores, files_of, from_files
 from prunecli.selection.saved import read_kept
 from prunecli.selection.select import Budget, places_of, select
 from prunecli.selection.selection import Selection
