@@ -148,7 +148,10 @@ def _layer(
     shared = {
         f"{owner}.{spec.name}": f"{source}{spec.name}"
         for spec in attention.tensors
-        if holder != name and not spec.first and sizes.holds(spec.optional)
+        if holder != name
+        and not spec.first
+        and sizes.holds(spec.optional)
+        and sizes.has(f"{owner}.{spec.name}")
     }
     return AttentionLayer(
         name=name,

@@ -12,7 +12,7 @@ from prunecli.model.changes import EmbeddingChange
 from prunecli.model.declared import class_names
 from prunecli.model.embedding import describe_embeddings
 from prunecli.model.layout import ModelLayout
-from prunecli.model.opening import SHIM, WEIGHTS_KEY, shim_classes
+from prunecli.model.opening import SHIM, shim_classes
 from prunecli.model.parts import describe_parts
 from prunecli.model.source_card import (
     HISTORY,
@@ -21,7 +21,7 @@ from prunecli.model.source_card import (
     front_matter,
     original_text,
 )
-from prunecli.model.structure import Structure, statistics_files
+from prunecli.model.structure import WEIGHTS_KEY, Structure, statistics_files
 
 DIRECTORY = "path/to/this/directory"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from prunecli.architectures.records import (
     Architecture,
@@ -33,15 +33,18 @@ from prunecli.model.probe import (
     layer_keys,
     layer_of,
     numbers,
+    outputs,
     owners,
     width_keys,
 )
 from prunecli.model.skeleton import Changes, Shape, Skeleton, cannot_make, skeleton_of
+from prunecli.model.traced import traced_heads, with_scaled
 from prunecli.model.trial import EXPERTS, FEW, NEAR, Trial
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
+Value = TypeVar("Value")
 Carriers = Mapping[str, Carrier]
 _CROSS = re.compile(r"cross|encoder_attn|enc_?dec", re.IGNORECASE)
 _NO_FFN = FeedForward("", "0", (), ())
@@ -56,12 +59,14 @@ class Found:
         layers: its stacks.
         movable: keys of those whose layers a small copy can lose.
         vocabulary: key of config.json of the number of tokens; None: none was found.
+        uneven: key of the heads or hidden units of which each layer may keep another number -> what it moves.
     """
 
     skeleton: Skeleton
     layers: tuple[LayerKey, ...]
     movable: tuple[str, ...]
     vocabulary: str | None
+    uneven: Mapping[str, UnitKeys]
 
     def stored(self, config: Mapping[str, Any], changes: Changes = MappingProxyType({})) -> dict[str, Shape]:
         """Name in files -> shape of each tensor of the model of this config with these values.
@@ -146,13 +151,20 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
             f"{where}: {why}", "inspect, evaluate and bench-latency work all the same."
         )
     small_widths, small_tokens = (width_keys(trial.skeleton, names) for names in (WIDTH, VOCABULARY))
-    widths = _tried(
-        trial, width_keys(skeleton, WIDTH), small_widths, lambda own: {name: layer_of(name) for name in own}
-    )
-    heads = _tried(trial, head_keys(skeleton), head_keys(trial.skeleton), owners)
-    heads = sorted(heads, key=lambda one: -len(one[1]))[:1]  # others are of linear attentions
-    tokens = _tried(trial, width_keys(skeleton, VOCABULARY), small_tokens, lambda _: {})
     small = {stack.key: stack for stack in layer_keys(trial.skeleton)}
+    uneven: dict[str, UnitKeys] = {}
+    widths = _tried(
+        trial,
+        width_keys(skeleton, WIDTH),
+        small_widths,
+        lambda own: {name: layer_of(name) for name in own},
+        uneven,
+    )
+    heads = _tried(trial, head_keys(skeleton), head_keys(trial.skeleton), owners, uneven, 0)
+    heads = sorted(heads, key=lambda one: -len(one[1]))[:1]  # others are of linear attentions
+    units = next((units for units, _ in heads), None)
+    heads = heads or _traced(trial, skeleton, [*small.values()], uneven)
+    tokens = _tried(trial, width_keys(skeleton, VOCABULARY), small_tokens, lambda _: {}, {})
     movable = tuple(
         stack.key
         for stack in layers
@@ -168,7 +180,6 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
     values = skeleton.effective
     stacks = _stacks(skeleton, layers, widths, heads)
     hidden = next((name for name, _ in numbers(values) if name.rpartition(".")[2] in HIDDEN), None)
-    units = next((units for units, _ in heads), None)
     declared = checkpoint.family or Architecture(checkpoint.model_type, "", "")  # of its experts
     return replace(
         declared,
@@ -186,7 +197,11 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
             **({} if units is None else units.stated),
         },
         found=Found(
-            whole, tuple(layers), movable, next((key for units, _ in tokens for key in units.keys), None)
+            whole,
+            tuple(layers),
+            movable,
+            next((key for units, _ in tokens for key in units.keys), None),
+            uneven,
         ),
     )
 
@@ -205,8 +220,15 @@ def _tried(
     found: Sequence[UnitKeys],
     small: Sequence[UnitKeys],
     axes: Callable[[Carriers], Mapping[str, str]],
+    uneven: dict[str, UnitKeys],
+    least: int = 1,
 ) -> list[tuple[UnitKeys, Carriers]]:
-    """Of what was found: what the small model confirms, in the layout in which it does."""
+    """Of what was found: what the small model confirms, in the layout in which it does.
+
+    Args:
+        uneven: takes what it confirms with another number of units in each layer too.
+        least: units that a layer keeps at least.
+    """
     confirmed: list[tuple[UnitKeys, Carriers]] = []
     by_keys = {frozenset(units.keys): units for units in small}
     for units in found:
@@ -215,8 +237,41 @@ def _tried(
             with suppress(Exception):  # of any kind: transformers opens no such model
                 if own is not None and trial.of_units(own, layout, axes(layout)) < NEAR:
                     confirmed.append((units, units.layouts[min(number, len(units.layouts) - 1)]))
+                    if (most := _uneven(trial, own, layout, axes(layout), least)) is not None:
+                        uneven[[*units.keys][-1]] = replace(units, least=most)
                     break
     return confirmed
+
+
+def _traced(
+    trial: Trial, skeleton: Skeleton, layers: Sequence[LayerKey], uneven: dict[str, UnitKeys]
+) -> list[tuple[UnitKeys, Carriers]]:
+    """Heads whose width follows from their number, of which each layer may keep another one.
+
+    Args:
+        layers: of the small model.
+    """
+    confirmed: list[tuple[UnitKeys, Carriers]] = []
+    for small in traced_heads(trial, layers):
+        (key,) = small.keys
+        units = with_scaled(key, skeleton)
+        for layout in small.layouts if units else ():
+            if units and (least := _uneven(trial, small, layout, owners(layout), 0)) is not None:
+                confirmed.append((units, layout))
+                uneven[key] = replace(units, least=least)
+                break
+    return confirmed
+
+
+def _uneven(
+    trial: Trial, units: UnitKeys, layout: Carriers, axes: Mapping[str, str], least: int
+) -> int | None:
+    """Units that a layer keeps at least where each may keep another number; None: as many have to stay in all."""
+    for count in range(least, 2) if axes else ():
+        with suppress(Exception):  # as above
+            if trial.of_uneven(units, layout, axes, count) < NEAR:
+                return count
+    return None
 
 
 def _is_same(trial: Trial, stack: LayerKey) -> bool:
@@ -240,15 +295,16 @@ def _stacks(
             continue
         (prefix,) = stack.prefixes
         side: Side = "encoder" if (is_pair and "decoder" not in prefix) or skeleton.is_masked else "decoder"
-        ffns = (_ffn(prefix, units, carriers) for units, carriers in widths)
+        names = _within(prefix, skeleton.stored)
+        ffns = (_ffn(prefix, names, units, carriers) for units, carriers in widths)
         ffn = next(filter(None, ffns), _NO_FFN)
-        attentions = [one for units, carriers in heads for one in _attentions(prefix, units, carriers)]
+        attentions = [one for units, carriers in heads for one in _attentions(prefix, names, units, carriers)]
         layers_of = f"{prefix}.{{layer}}"
         by_side.setdefault(side, Stack(side, layers_of, stack.key, tuple(attentions), ffn, ()))
     return tuple(by_side[side] for side in ("encoder", "decoder") if side in by_side)
 
 
-def _within(prefix: str, carriers: Carriers) -> dict[str, Carrier]:
+def _within(prefix: str, carriers: Mapping[str, Value]) -> dict[str, Value]:
     """Names within a layer of a stack -> carrier."""
     start = re.compile(rf"{re.escape(prefix)}\.\d+\.")
     return {
@@ -256,21 +312,28 @@ def _within(prefix: str, carriers: Carriers) -> dict[str, Carrier]:
     }
 
 
-def _ffn(prefix: str, units: UnitKeys, carriers: Carriers) -> FeedForward | None:
+def _beside(names: Iterable[str], carriers: Carriers) -> list[str]:
+    """Names of the other tensors of the linear layers that have the carriers: the output's bias."""
+    modules = {name.rpartition(".")[0] for name in carriers}
+    return [name for name in names if name.rpartition(".")[0] in modules and name not in carriers]
+
+
+def _ffn(prefix: str, names: Iterable[str], units: UnitKeys, carriers: Carriers) -> FeedForward | None:
     own = _within(prefix, carriers)
     if not own or any("expert" in name or carrier.dim > 1 for name, carrier in own.items()):
         return None
     owner = _common(own)
     start = len(owner) + 1 if owner else 0
     (key,) = units.keys
-    specs = tuple(
+    specs = [
         TensorSpec(name[start:], (), "ffn", hidden=carrier.dim, hidden_blocks=len(carrier.blocks))
         for name, carrier in own.items()
-    )
-    return FeedForward(owner, key, (), specs)
+    ]
+    others = (TensorSpec(name[start:], (), "ffn") for name in _beside(names, own))
+    return FeedForward(owner, key, (), (*specs, *others))
 
 
-def _attentions(prefix: str, units: UnitKeys, carriers: Carriers) -> list[Attention]:
+def _attentions(prefix: str, names: Iterable[str], units: UnitKeys, carriers: Carriers) -> list[Attention]:
     own = _within(prefix, carriers)
     parents: dict[str, dict[str, Carrier]] = {}
     for name, owner in owners(own).items():
@@ -278,18 +341,26 @@ def _attentions(prefix: str, units: UnitKeys, carriers: Carriers) -> list[Attent
     keys = [*units.keys]
     made = []
     for owner, tensors in parents.items():
-        output = next((name for name, carrier in tensors.items() if carrier.dim == 1), None)
-        if output is not None:
-            specs = tuple(
+        for output in outputs(tensors)[:1]:
+            specs = [
                 TensorSpec(
                     name, (), "attention", heads=HeadAxis(carrier.dim, tuple(map(str, carrier.blocks)))
                 )
                 for name, carrier in tensors.items()
-            )
+            ]
+            others = (TensorSpec(name, (), "attention") for name in _beside(names, tensors))
             kind: Literal["self", "cross"] = "cross" if _CROSS.search(owner) else "self"
             queries = keys[0] if len(keys) > 1 else None
             made.append(
-                Attention(owner, kind, keys[-1], specs, output.removesuffix(".weight"), (), queries=queries)
+                Attention(
+                    owner,
+                    kind,
+                    keys[-1],
+                    (*specs, *others),
+                    output.removesuffix(".weight"),
+                    (),
+                    queries=queries,
+                )
             )
     return made
 

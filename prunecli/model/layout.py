@@ -187,25 +187,28 @@ def resolve(family: Architecture, config: Mapping[str, Any], structure: Structur
 
 
 def _found(layout: ModelLayout) -> dict[str, Declared]:
-    """The tensors of a class that was asked: of a config with the widths and heads that the model has now."""
-    sizes, family = layout.sizes, layout.family
-    changes: dict[str, int] = {}
-    for ffn in layout.ffns:
-        if ffn.tensors:
-            changes[ffn.stack.ffn.width] = ffn.width
-    for layer in layout.attentions[:1]:
-        changes |= {
-            key: sizes.count(key) * layer.num_heads // layer.stated_heads for key in family.head_counts
-        }
-        if family.head_width is not None:
-            changes[family.head_width] = sizes.count(family.head_width)
+    """The tensors of a class that was asked, with the widths and heads that each layer has now."""
     parts: dict[str, Part] = {name: "ffn" for ffn in layout.ffns for name in ffn.tensor_names}
     parts |= {name: "attention" for layer in layout.attentions for name in layer.tensors}
-    stored = family.found.stored(layout.config, changes)
+    shapes = {name: [*shape] for name, shape in layout.family.found.stored(layout.config).items()}
+    gone = {*layout.ties}
+    for layer in layout.attentions:
+        gone.update(layer.shared_tensors)
+        for name, carrier in () if layer.is_shared else layer.tensors.items():
+            shapes[name][carrier.dim] = shapes[name][carrier.dim] * layer.num_heads // layer.stated_heads
+            if not layer.num_heads:
+                gone.add(name)
+    for ffn in layout.ffns:
+        if ffn.is_shared:
+            gone.update(f"{ffn.name}.{suffix}" for suffix in ffn.tensors)
+            continue
+        for suffix, dim in ffn.tensors.items():
+            if dim is not None:
+                shapes[f"{ffn.prefix}{suffix}"][dim] = ffn.width * ffn.blocks[suffix]
     return {
-        name: (shape, parts.get(name, "embeddings"))
-        for name, shape in stored.items()
-        if name not in layout.ties
+        name: (tuple(shape), parts.get(name, "embeddings"))
+        for name, shape in shapes.items()
+        if name not in gone
     }
 
 

@@ -18,10 +18,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import CLASS_PREFIX, TIE_KEY, class_names, with_keys
 from prunecli.model.layout import ModelLayout
 from prunecli.model.stock import stock_support
-from prunecli.model.structure import KEY, Structure
-
-WEIGHTS_KEY = "transformers_weights"
-"""The key of config.json under which transformers looks for the name of the file of weights."""
+from prunecli.model.structure import KEY, WEIGHTS_KEY, Structure
 
 SHIM = "modeling_prunecli"
 """The module, in the directory of a result, that opens it through `auto_map`."""

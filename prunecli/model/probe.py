@@ -74,12 +74,17 @@ class UnitKeys:
         held: units that there are.
         carriers: name of a tensor in files -> where they may lie in it: shapes do not always tell.
         stated: other keys that config.json has to state, and their values.
+        scaled: keys of sizes that a unit has as large a part of, in a model with fewer units of the same width: no
+            config says that of a model whose other parts are as they were.
+        least: units that each axis has to keep where they keep different numbers.
     """
 
     keys: Mapping[str, int]
     held: int
     carriers: Mapping[str, tuple[Carrier, ...]]
     stated: Changes = field(default_factory=dict)
+    scaled: Mapping[str, int] = field(default_factory=dict)
+    least: int = 0
 
     @property
     def layouts(self) -> list[dict[str, Carrier]]:
@@ -94,6 +99,10 @@ class UnitKeys:
         """What config.json says of so many units."""
         return {**{key: each * kept for key, each in self.keys.items()}, **self.stated}
 
+    def donor(self, kept: int) -> dict[str, Any]:
+        """What the config says of a model whose units are so many, whatever its other sizes are."""
+        return {**self.changes(kept), **{key: each * kept for key, each in self.scaled.items()}}
+
 
 def numbers(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, int]]:
     """Key and whole number of a config, and of the configs within it that are for text; of even lists their number."""
@@ -106,12 +115,21 @@ def numbers(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, 
             yield f"{within}{key}", value[0]
 
 
+def outputs(carriers: Mapping[str, Carrier]) -> list[str]:
+    """The tensors of heads that mix them: what is computed for each head has its bias among the heads'."""
+    biased = {name.rpartition(".")[0] for name in carriers if name.endswith(".bias")}
+    weights = [
+        name for name in carriers if name.endswith(".weight") and name.rpartition(".")[0] not in biased
+    ]
+    return [name for name in weights if carriers[name].dim == 1] or weights
+
+
 def owners(carriers: Mapping[str, Carrier]) -> dict[str, str]:
     """Name of a tensor of heads -> its attention: the module around an output and what is computed for it."""
-    outputs = [name for name, carrier in carriers.items() if carrier.dim == 1 and name.endswith(".weight")]
-    inputs = [name for name, carrier in carriers.items() if carrier.dim == 0]
+    mixing = outputs(carriers)
+    inputs = [name for name in carriers if name not in mixing]
     around = set()
-    for name in outputs:
+    for name in mixing:
         owner = name
         while owner and not any(other.startswith(f"{owner}.") for other in inputs):
             owner = owner.rpartition(".")[0]
@@ -180,17 +198,20 @@ def head_counts(values: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
+def is_key_value(key: str) -> bool:
+    """Whether a key counts heads of keys and values alone."""
+    return bool(_KEY_VALUE.search(_last(key)))
+
+
 def head_keys(skeleton: Skeleton) -> list[UnitKeys]:
     """The numbers of heads that a stock config can say; those of key/value heads where several queries share one."""
     counts = head_counts(skeleton.effective)
     found = []
     for key, queries in counts.items():
-        if queries < 2 or _KEY_VALUE.search(_last(key)):
+        if queries < 2 or is_key_value(key):
             continue
         shared = [
-            one
-            for one in counts
-            if _KEY_VALUE.search(_last(one)) and one[: -len(_last(one))] == key[: -len(_last(key))]
+            one for one in counts if is_key_value(one) and one[: -len(_last(one))] == key[: -len(_last(key))]
         ]
         for pair in (*shared, None):
             held = queries if pair is None else counts[pair]

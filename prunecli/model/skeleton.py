@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from prunecli.errors import CheckpointError, UnsupportedModelError, kind_and_reason
 from prunecli.model.declared import class_names, depths_beyond, require_type, with_keys
 from prunecli.model.quantisation import KEYS
+from prunecli.model.structure import KEY, WEIGHTS_KEY
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,6 +114,24 @@ class Skeleton:
             return other
         return None
 
+    def donor(self, changes: Changes) -> Any:
+        """The model with other values; made once.
+
+        Raises:
+            ValueError: transformers refuses them.
+        """
+        key = repr(changes)
+        if key not in self._donors:
+            other = self.changed(changes)
+            if other is None:
+                raise ValueError("transformers refuses a smaller config")
+            self._donors[key] = other.model
+        return self._donors[key]
+
+    @cached_property
+    def _donors(self) -> dict[str, Any]:
+        return {}
+
     @cached_property
     def explicit(self) -> Skeleton:
         """The same model, from a config that leaves nothing to defaults: no key follows from another."""
@@ -158,10 +177,11 @@ def skeleton_of(checkpoint: Checkpoint) -> Skeleton:
         CheckpointError: config.json names no type.
     """
     require_depth(checkpoint)
+    left_out = (*KEYS, KEY, WEIGHTS_KEY, "auto_map")
     names = class_names(checkpoint.config)[:1] or classes_of_type(checkpoint.model_type)
     for name in names:
         model_class = class_named(checkpoint, name)
-        config = {key: value for key, value in checkpoint.config.items() if key not in KEYS}
+        config = {key: value for key, value in checkpoint.config.items() if key not in left_out}
         made = Skeleton(model_class, config_class(checkpoint, model_class), config)
         try:
             stored = made.stored

@@ -146,17 +146,28 @@ def _heads(result: ModelLayout) -> StockSupport:
         return StockSupport()
     if family.head_width is None:
         return StockSupport(
-            reason=f"heads are gone, and a config of type {family.model_type} cannot say how many"
+            reason=f"heads are gone, and a config of type {family.model_type} cannot say how many",
+            is_fitted=_may_differ(family, attentions[0].spec.heads, kept),
         )
     counted = sizes.count(_heads_key(family))
     if len(kept) > 1 or kept == {0}:
         reason = f"heads differ between layers ({_range(kept)})" if len(kept) > 1 else "no heads are left"
-        return StockSupport(reason=reason, nearest="`prune-heads --uniform`")
+        return StockSupport(
+            reason=reason,
+            nearest="`prune-heads --uniform`",
+            is_fitted=_may_differ(family, attentions[0].spec.heads, kept),
+        )
     heads_each = kept.pop()
     if fault := _undivided(sizes, heads_each, counted):
         return StockSupport(reason=fault, nearest="`prune-heads --uniform`")
     heads = {key: sizes.count(key) * heads_each // counted for key in family.head_counts}
     return StockSupport({**heads, family.head_width: sizes.count(family.head_width)})
+
+
+def _may_differ(family: Architecture, key: str, kept: Collection[int]) -> bool:
+    """Whether layers may keep these numbers of what this key of a found family's config counts."""
+    units = family.found and family.found.uneven.get(key)
+    return units is not None and min(kept) >= units.least
 
 
 def _range(numbers: Collection[int]) -> str:
@@ -179,7 +190,10 @@ def _attentions(result: ModelLayout) -> StockSupport:
     for layer in result.attentions:
         if not layer.has_tensors:
             state = "gone" if layer.removed else "shared"
-            return StockSupport(reason=f"attentions are {state}, which no config.json can say")
+            return StockSupport(
+                reason=f"attentions are {state}, which no config.json can say",
+                is_fitted=result.family.found is not None and not layer.removed,
+            )
     return StockSupport()
 
 
@@ -188,14 +202,18 @@ def _ffns(result: ModelLayout) -> StockSupport:
     for layer in result.ffns:
         if layer.removed or layer.is_shared:
             return StockSupport(
-                reason=f"FFNs are {'gone' if layer.removed else 'shared'}, which no config.json can say"
+                reason=f"FFNs are {'gone' if layer.removed else 'shared'}, which no config.json can say",
+                is_fitted=result.family.found is not None and not layer.removed,
             )
         if not layer.tensors:  # no method changes the width of experts
             continue
         widths.setdefault(layer.stack.ffn.width, set()).add(layer.width)
-    for stack_widths in widths.values():
+    for key, stack_widths in widths.items():
         if len(stack_widths) > 1:
-            return StockSupport(reason=f"the widths of FFNs differ ({_range(stack_widths)})")
+            return StockSupport(
+                reason=f"the widths of FFNs differ ({_range(stack_widths)})",
+                is_fitted=_may_differ(result.family, key, stack_widths),
+            )
     return StockSupport(
         {key: stack_widths.pop() for key, stack_widths in widths.items() if result.structure.widths}
     )

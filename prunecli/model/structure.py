@@ -14,6 +14,9 @@ VERSION = 4
 KEY = "prunecli"
 """Where `Structure` lies in config.json."""
 
+WEIGHTS_KEY = "transformers_weights"
+"""The key of config.json under which transformers looks for the name of the file of weights."""
+
 STATISTICS_OF = "statistics_of"
 """In a step of history: the fingerprint of the model whose statistics it went by, where that is another form of its
 source."""

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from prunecli.model.axes import Carrier
+from prunecli.model.patchwork import fit_sizes, fitted
 from prunecli.model.probe import HEAD_WIDTHS, HIDDEN, LayerKey, UnitKeys, head_counts, numbers
 from prunecli.model.skeleton import Skeleton, no_bars, stored_form
 
@@ -113,6 +114,60 @@ class Trial:
             apart = max(apart, _apart(expected, self._logits(smaller), self._whole))
         return apart
 
+    def of_uneven(
+        self, units: UnitKeys, carriers: Mapping[str, Carrier], axes: Mapping[str, str], least: int
+    ) -> float:
+        """The same where each axis keeps another number of units, this one at least; see `of_units`.
+
+        Raises:
+            Exception: as `of_units`.
+        """
+        import torch
+
+        generator = torch.Generator().manual_seed(3)
+        kept: dict[str, Sequence[int]] = {}
+        for number, axis in enumerate(dict.fromkeys(axes.values())):
+            count = least + number % (units.held - least)
+            kept[axis] = sorted(torch.randperm(units.held, generator=generator)[:count].tolist())
+        cut, masked = self._without(units.held, carriers, {name: kept[axes[name]] for name in carriers})
+        cut = {name: tensor for name, tensor in cut.items() if tensor.numel()}
+
+        def fit(model: Any) -> None:
+            for axis, own in kept.items():
+                donor = self.skeleton.donor(units.donor(max(len(own), 1)))
+                within = {name: carrier for name, carrier in carriers.items() if axes[name] == axis}
+                fit_sizes(model, donor, self.modules.__getitem__, within, len(own), units.held)
+
+        expected = self._logits(self._opened(self.skeleton, masked))
+        return _apart(expected, self._logits(self._opened(self.skeleton, cut, fit)), self._whole)
+
+    @cached_property
+    def modules(self) -> dict[str, str]:
+        """Name of a tensor in files -> its name in the model."""
+        return {self.skeleton.stored_name(name): name for name in self.skeleton.shapes}
+
+    @cached_property
+    def linears(self) -> list[str]:
+        """Names of the linear layers, in the order in which they ran last."""
+        last: list[str] = []
+
+        def note(name: str, *_: Any) -> None:
+            if name in last:
+                last.remove(name)
+            last.append(name)
+
+        hooks = [
+            module.register_forward_hook(partial(note, name))
+            for name, module in self.model.named_modules()
+            if type(module).__name__ in ("Linear", "Conv1D")
+        ]
+        try:
+            self._logits(self.model)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return last
+
     def _without(
         self, held: int, carriers: Mapping[str, Carrier], kept: Mapping[str, Sequence[int]]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -125,7 +180,10 @@ class Trial:
             tensor = stored[name]
             stays, goes = (
                 torch.cat(
-                    [torch.arange(*each) for each in carrier.ranges(own, tensor.shape[carrier.dim], held)]
+                    [
+                        torch.arange(*each)
+                        for each in ((0, 0), *carrier.ranges(own, tensor.shape[carrier.dim], held))
+                    ]
                 )
                 for own in (kept[name], sorted({*range(held)}.difference(kept[name])))
             )
@@ -188,16 +246,22 @@ class Trial:
             raise ValueError("logits are not finite")
         return found
 
-    def _opened(self, skeleton: Skeleton | None, tensors: Mapping[str, Tensor]) -> Any:
-        """The model that transformers opens of these tensors.
+    def _opened(
+        self,
+        skeleton: Skeleton | None,
+        tensors: Mapping[str, Tensor],
+        fit: Callable[[Any], None] | None = None,
+    ) -> Any:
+        """The model that transformers opens of these tensors; with `fit`, of one whose layers differ.
 
         Raises:
             ValueError: it refuses the config, or takes other tensors.
         """
         if skeleton is None:
             raise ValueError("transformers refuses the smaller config")
+        model_class = skeleton.model_class if fit is None else fitted(skeleton.model_class, fit)
         with _silent():
-            model, told = skeleton.model_class.from_pretrained(
+            model, told = model_class.from_pretrained(
                 None,
                 config=skeleton.config_of(skeleton.config),
                 state_dict=dict(tensors),

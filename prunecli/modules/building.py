@@ -14,9 +14,9 @@ from prunecli.architectures.records import Architecture
 from prunecli.errors import CheckpointError, reason_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
-from prunecli.model.opening import WEIGHTS_KEY, auto_classes, readable, result_config
+from prunecli.model.opening import auto_classes, readable, result_config
 from prunecli.model.skeleton import cannot_make
-from prunecli.model.structure import KEY
+from prunecli.model.structure import KEY, WEIGHTS_KEY
 from prunecli.modules.attention import fit_attention, module_name
 from prunecli.modules.cpu_linear import speed_up_linears
 from prunecli.modules.define import fit_embeddings, has_module

@@ -10,8 +10,9 @@ import torch
 from prunecli.errors import CheckpointError, reason_of
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.mixtures import stated_counts
-from prunecli.model.opening import WEIGHTS_KEY, result_config
+from prunecli.model.opening import result_config
 from prunecli.model.skeleton import config_class, no_bars
+from prunecli.model.structure import WEIGHTS_KEY
 from prunecli.modules.building import build_model, missing_tensors
 from prunecli.modules.constant_experts import fill_constants
 from prunecli.modules.cpu_linear import pack_linears

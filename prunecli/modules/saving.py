@@ -14,9 +14,9 @@ from torch import Tensor
 
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import TIE_KEY
-from prunecli.model.opening import SHIM_FILE, WEIGHTS_KEY, shim_classes, shim_source
+from prunecli.model.opening import SHIM_FILE, shim_classes, shim_source
 from prunecli.model.sparse_layer import SparseLayer
-from prunecli.model.structure import KEY
+from prunecli.model.structure import KEY, WEIGHTS_KEY
 from prunecli.modules.attention import module_name
 from prunecli.modules.define import has_module
 from prunecli.modules.filling import DTYPES

@@ -8,7 +8,9 @@ from typing import Any
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.mixtures import stated_counts
+from prunecli.model.patchwork import fit_layers, fitted
 from prunecli.model.skeleton import class_named, classes_of_type, config_class, require_depth
+from prunecli.model.structure import WEIGHTS_KEY
 from prunecli.modules.building import making
 from prunecli.modules.constant_experts import class_of_constants, class_of_counts
 from prunecli.modules.stock_names import StockNames
@@ -62,6 +64,9 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
     """
     require_depth(checkpoint)
     stock, family = stock_class(checkpoint, name), checkpoint.family
+    if WEIGHTS_KEY in checkpoint.config and checkpoint.architecture is None:  # not that of a whole mixture
+        layout = checkpoint.layout
+        stock = fitted(stock, lambda model: fit_layers(model, layout, StockNames(checkpoint, model).place))
     mixture = None if family is None else family.mixture
     if mixture is None:
         return stock

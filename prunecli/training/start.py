@@ -21,8 +21,7 @@ from prunecli.choices import Choices
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, UsageError, kind_and_reason
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.declared import MOST_LAYERS, class_names, depths_beyond
-from prunecli.model.opening import WEIGHTS_KEY
-from prunecli.model.structure import KEY, Structure
+from prunecli.model.structure import KEY, WEIGHTS_KEY, Structure
 from prunecli.modules.pooling import has_modules
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.json_files import read_object
