@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from prunecli.analysis.components import Component
 from prunecli.architectures.records import Side
 from prunecli.errors import DataError, OutputError, UnsupportedModelError
-from prunecli.modules.attention import module_name
+from prunecli.model.patchwork import module_name
 from prunecli.running.batches import run_forward
 from prunecli.running.examples import Batch
 from prunecli.running.runner import Runner

@@ -55,7 +55,6 @@ _ATTENTION = Attention(
     ),
     output="attn.c_proj",
     norms=("ln_1",),
-    attributes={"split_size": "width"},
 )
 
 GPT2 = Architecture(

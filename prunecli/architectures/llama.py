@@ -255,8 +255,6 @@ _PHI3_STACK = replace(
                     heads=HeadAxis(0, ("num_attention_heads/num_key_value_heads", "1", "1")),
                 ),
             ),
-            attributes={"num_key_value_heads": "heads"},
-            config_counts=("num_attention_heads",),
         ),
     ),
     ffn=replace(

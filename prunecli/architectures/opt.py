@@ -44,7 +44,6 @@ _ATTENTION = Attention(
     ),
     output="self_attn.out_proj",
     norms=("self_attn_layer_norm",),
-    attributes={"num_heads": "heads"},
 )
 
 OPT = Architecture(

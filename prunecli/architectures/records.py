@@ -126,11 +126,7 @@ class Attention:
         tensors: relative to the layer.
         output: the linear layer that mixes the heads, relative to the layer: its input is their outputs in order.
         norms: those that belong to it, before or after it, relative to the layer: they go where the attention goes.
-        attributes: of the stock module that holds the projections, set where heads are removed: {attribute: what},
-            what being "heads" or "width" (heads times the width of one). Attributes that the module only uses at
-            its making are left out.
-        config_counts: config keys that the stock module reads while it runs, each a multiple of the number of heads.
-        projections: that stock module, relative to the layer, where it is not `name`.
+        projections: the stock module that holds the projections, relative to the layer, where it is not `name`.
         position_bias: whether it is given a position bias for all of the original heads, and picks its own.
         residual: of these, the one whose output is added to the residual stream; None: that of `output` is.
     """
@@ -141,8 +137,6 @@ class Attention:
     tensors: tuple[TensorSpec, ...]
     output: str
     norms: tuple[str, ...]
-    attributes: dict[str, Literal["heads", "width"]] = field(default_factory=dict)
-    config_counts: tuple[str, ...] = ()
     queries: str | None = None
     projections: str | None = None
     position_bias: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -29,6 +29,7 @@ from prunecli.model.probe import (
     WIDTH,
     LayerKey,
     UnitKeys,
+    head_counts,
     head_keys,
     layer_keys,
     layer_of,
@@ -36,9 +37,10 @@ from prunecli.model.probe import (
     outputs,
     owners,
     width_keys,
+    with_scaled,
 )
 from prunecli.model.skeleton import Changes, Shape, Skeleton, cannot_make, skeleton_of
-from prunecli.model.traced import traced_heads, with_scaled
+from prunecli.model.traced import traced_heads
 from prunecli.model.trial import EXPERTS, FEW, NEAR, Trial
 
 if TYPE_CHECKING:
@@ -80,6 +82,18 @@ class Found:
             return self.skeleton.stored if same else replace(self.skeleton, config=changed).stored
         except Exception as error:  # of any kind: what a class makes of its config
             raise cannot_make("config.json", error) from error
+
+    def may_keep(self, key: str, counts: Collection[int]) -> bool:
+        """Whether layers may have these numbers of what this key of the config counts."""
+        units = self.uneven.get(key)
+        if units is None or min(counts) < units.least:
+            return False
+        try:
+            for count in counts:
+                self.skeleton.donor(units.donor(max(count, 1)))
+        except ValueError:  # transformers refuses a model with so many
+            return False
+        return True
 
     def with_layers(self, config: Mapping[str, Any], kept: Mapping[str, Sequence[int]]) -> dict[str, Any]:
         """config.json of the model that has only these layers of the stacks under these keys."""
@@ -254,9 +268,10 @@ def _traced(
     confirmed: list[tuple[UnitKeys, Carriers]] = []
     for small in traced_heads(trial, layers):
         (key,) = small.keys
-        units = with_scaled(key, skeleton)
-        for layout in small.layouts if units else ():
-            if units and (least := _uneven(trial, small, layout, owners(layout), 0)) is not None:
+        held = head_counts(skeleton.effective)[key]
+        units = with_scaled(UnitKeys({key: 1}, held, {}), skeleton)
+        for layout in small.layouts:
+            if units.scaled and (least := _uneven(trial, small, layout, owners(layout), 0)) is not None:
                 confirmed.append((units, layout))
                 uneven[key] = replace(units, least=least)
                 break

@@ -7,14 +7,22 @@ the checkpoint has for it, and each module the numbers that it would have in a m
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from prunecli.architectures.records import Stack
+from prunecli.model.attention import AttentionLayer
 from prunecli.model.axes import Carrier
 from prunecli.model.layout import ModelLayout
+from prunecli.model.probe import UnitKeys, with_scaled
+from prunecli.model.skeleton import Skeleton
+
+SUBSET = "prunecli_heads"
+"""Name of the attention function that takes a position bias of all heads."""
 
 Names = Callable[[str], str]
 """From the name of a tensor in the files to its name in a model."""
@@ -67,6 +75,51 @@ class OnlyBias(Headless):
         return made if self.bias is None else made + self.bias
 
 
+class Nothing(nn.Module):
+    """In the place of an FFN, or a projection, that is removed: a zero without axes.
+
+    It is a buffer, so that a forward pass makes no tensor; its type never raises that of what it is added to.
+    """
+
+    zero: Tensor
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.register_buffer("zero", torch.zeros((), device=device), persistent=False)
+
+    def forward(self, *_: Any, **__: Any) -> Tensor:
+        """Whatever the input: 0 `[]`."""
+        return self.zero
+
+
+class NoAttention(Nothing):
+    """In the place of an attention that is removed.
+
+    A decoder's cache counts the tokens of its layers: self-attention keeps one zero a token in it.
+
+    Args:
+        layer: its number in the stack, under which the cache knows it; None: it has none (cross-attention, an encoder).
+        position_bias: whether it is given a position bias and returns one, between its output and its weights.
+        device: where the model will run.
+    """
+
+    def __init__(self, layer: int | None, *, position_bias: bool, device: torch.device) -> None:
+        super().__init__(device)
+        self.layer, self.position_bias = layer, position_bias
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, *_: Any, past_key_values: Any = None, **options: Any
+    ) -> tuple[Tensor | None, ...]:
+        """Hidden states `[batch, T, d_model]` -> 0 `[]`, and no weights."""
+        if past_key_values is not None and self.layer is not None:
+            batch, tokens, _width = hidden_states.shape
+            zeros = hidden_states.new_zeros(batch, 1, tokens, 1)
+            # An encoder-decoder's cache has one of its own for each of both kinds.
+            cache = getattr(past_key_values, "self_attention_cache", past_key_values)
+            cache.update(zeros, zeros, self.layer)
+        return (self.zero, options.get("position_bias"), None) if self.position_bias else (self.zero, None)
+
+
 class OwnCounts:
     """The config of one attention: the model's own, but for its counts of heads."""
 
@@ -96,35 +149,121 @@ def subclass(stock: Any, **members: Any) -> Any:
     )
 
 
-def fit_layers(model: Any, layout: ModelLayout, names: Names) -> None:
-    """Give each layer of a model, made on the meta device, what the checkpoint of a found family has in it.
+def fit_layers(
+    model: Any, layout: ModelLayout, skeleton: Skeleton, names: Names, device: torch.device
+) -> dict[str, str]:
+    """Give each layer of a model, made on the meta device, what the checkpoint has in it.
+
+    Modules of layers that share tensors become one, whose parameters are there once. An attention that shares stays a
+    module of its own, which knows its place in a cache, its window and its positions.
 
     Args:
+        skeleton: of the model.
         names: of tensors in the model.
+        device: where it will run.
+
+    Returns:
+        Name in the model -> name of the tensor that it shares.
     """
-    found = layout.family.found
     aliases: dict[str, str] = {}
     for layer in layout.attentions:
-        aliases |= {own: stored for own, stored in layer.shared_tensors.items() if own != stored}
-        if not layer.is_shared and layer.num_heads != layer.stated_heads:
-            units, kept = found.uneven[layer.spec.heads], layer.num_heads
-            donor = found.skeleton.donor(units.donor(max(kept, 1)))
-            fit_sizes(model, donor, names, layer.tensors, kept, layer.stated_heads)
+        aliases |= layer.shared_tensors
+        if layer.removed:
+            _remove_attention(model, layer, device)
+        elif not layer.is_whole:
+            if layer.num_heads != layer.stated_heads:
+                donor = skeleton.donor(_donor_values(layout, layer, skeleton))
+                fit_sizes(model, donor, names, layer.tensors, layer.num_heads, layer.stated_heads)
+            if layer.spec.position_bias:
+                _pick_bias(model, layer)
     for ffn in layout.ffns:
         key, held = ffn.stack.ffn.width, layout.sizes.count(ffn.stack.ffn.width)
+        carriers = {
+            f"{ffn.name}.{suffix}": Carrier(dim, (1,) * ffn.blocks[suffix])
+            for suffix, dim in ffn.tensors.items()
+            if dim is not None
+        }
+        if ffn.removed:
+            for norm in ffn.stack.ffn.norms:
+                name = f"{ffn.stack.layers.format(layer=ffn.layer)}.{norm}"
+                model.set_submodule(module_name(model, name), nn.Identity())
+            for part in _parts(ffn.stack):
+                model.set_submodule(module_name(model, f"{ffn.name}{part}"), Nothing(device))
+        elif carriers and ffn.width != held:
+            fit_sizes(model, skeleton.donor({key: ffn.width}), names, carriers, ffn.width, held)
         if ffn.is_shared:
             aliases |= {f"{ffn.name}.{suffix}": f"{ffn.prefix}{suffix}" for suffix in ffn.tensors}
-        elif ffn.tensors and ffn.width != held:
-            carriers = {
-                f"{ffn.prefix}{suffix}": Carrier(dim, (1,) * ffn.blocks[suffix])
-                for suffix, dim in ffn.tensors.items()
-                if dim is not None
-            }
-            fit_sizes(model, found.skeleton.donor({key: ffn.width}), names, carriers, ffn.width, held)
     tied = {names(own): names(stored) for own, stored in aliases.items()}
-    for own, stored in tied.items():
-        model.set_submodule(own.rpartition(".")[0], model.get_submodule(stored.rpartition(".")[0]))
-    model.all_tied_weights_keys |= tied
+    owners = {own.rpartition(".")[0]: stored.rpartition(".")[0] for own, stored in tied.items()}
+    for own, stored in owners.items():
+        model.set_submodule(own, model.get_submodule(stored))
+    return tied
+
+
+def _donor_values(layout: ModelLayout, layer: AttentionLayer, skeleton: Skeleton) -> dict[str, Any]:
+    """What the config says of a model with as many heads as an attention keeps, each as wide as here."""
+    family, kept = layout.family, max(layer.num_heads, 1)
+    if family.found is not None:
+        values: dict[str, Any] = family.found.uneven[layer.spec.heads].donor(kept)
+        return values
+    width = {family.head_width: layout.sizes.count(family.head_width)} if family.head_width else {}
+    return with_scaled(UnitKeys({layer.spec.heads: 1}, layer.stated_heads, {}, width), skeleton).donor(kept)
+
+
+def _remove_attention(model: Any, layer: AttentionLayer, device: torch.device) -> None:
+    """Let an attention add nothing: LN(h + A(h)) and h + A(LN(h)) both become h."""
+    block = layer.name.removesuffix(layer.spec.name)
+    for norm in layer.spec.norms:
+        model.set_submodule(module_name(model, f"{block}{norm}"), nn.Identity())
+    stock = module_name(model, f"{block}{layer.spec.projections or layer.spec.name}")
+    number = layer.layer if layer.kind == "decoder" else None  # only a decoder's has a cache
+    model.set_submodule(stock, NoAttention(number, position_bias=layer.spec.position_bias, device=device))
+    if not module_name(model, layer.output).startswith(f"{stock}."):
+        model.set_submodule(module_name(model, layer.output), Nothing(device))
+
+
+def _parts(stack: Stack) -> tuple[str, ...]:
+    """What follows an FFN's name in those of its modules: nothing where it is one; else its linear layers."""
+    if stack.ffn.name:
+        return ("",)
+    return tuple(dict.fromkeys(f".{spec.name.rpartition('.')[0]}" for spec in stack.ffn.tensors))
+
+
+def _pick_bias(model: Any, layer: AttentionLayer) -> None:
+    """Have an attention that is given the position bias of all heads use that of its own ones."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(SUBSET, _attend)
+    stock = model.get_submodule(module_name(model, layer.name))
+    stock.stock_config = stock.config
+    stock.config = OwnCounts(stock.config, {"_attn_implementation": SUBSET})
+    stock.heads, stock.n_heads = (
+        layer.heads or (0,),
+        layer.stated_heads,
+    )  # it makes one of all where it is given none
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """The stock attention function over the part of `position_bias` that belongs to the module's heads."""
+    from transformers import AttentionInterface
+
+    bias = options.pop("position_bias", None)
+    if bias is not None:
+        bias = bias[:, list(module.heads)]
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    attend = AttentionInterface().get_interface(module.stock_config._attn_implementation, eager)
+    result: tuple[Tensor, Tensor | None] = attend(
+        module, query, key, value, mask, position_bias=bias, **options
+    )
+    return result
+
+
+def module_name(model: Any, name: str) -> str:
+    """The name in `model` of what the stock layout calls `name`: a base model lacks the first part of the names."""
+    prefix = f"{model.base_model_prefix}."
+    return name if hasattr(model, model.base_model_prefix) else name.removeprefix(prefix)
 
 
 def fit_sizes(
@@ -144,7 +283,10 @@ def fit_sizes(
     """
     places = {names(name): carrier for name, carrier in carriers.items()}
     owner = common_owner(places)
-    for path, module in model.get_submodule(owner).named_modules():
+    is_layer = owner.rpartition(".")[2].isdecimal()  # it has parts of other sizes besides
+    for path, module in (
+        [("", model.get_submodule(owner))] if is_layer else model.get_submodule(owner).named_modules()
+    ):
         other = donor.get_submodule(".".join(filter(None, (owner, path))))
         if not [*module.children()] and [*module.parameters()]:
             continue  # its sizes are those of its tensors
@@ -156,7 +298,7 @@ def fit_sizes(
             counts = {
                 name: value for name, value in _numbers(other.config) if value != getattr(config, name, None)
             }
-            aliases = type(config).attribute_map.items()
+            aliases = config.attribute_map.items()
             counts |= {alias: counts[name] for alias, name in aliases if name in counts}
             module.config = OwnCounts(config, counts)
     for place, carrier in places.items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -220,9 +220,25 @@ def head_keys(skeleton: Skeleton) -> list[UnitKeys]:
             keys = {key: queries // held} if pair is None else {key: queries // held, pair: 1}
             heads = (_heads(skeleton, keys, held, left) for left in dict.fromkeys((held // 2, held - 1)))
             if (one := next(filter(None, heads), None)) is not None:
-                found.append(one)
+                found.append(with_scaled(one, skeleton))
                 break
     return found
+
+
+def with_scaled(units: UnitKeys, skeleton: Skeleton) -> UnitKeys:
+    """Heads, with the sizes of a model that has fewer of the same width; as they are where they do not divide these."""
+    first = next(iter(units.keys))
+    within = first[: -len(_last(first))]
+    values = skeleton.effective
+    sizes = {within + name: value_of(values, within + name) for name in (*HIDDEN, "dim")}
+    sizes = {name: size for name, size in sizes.items() if type(size) is int}
+    if any(size % units.held for size in sizes.values()):
+        return units
+    scaled = {name: size // units.held for name, size in sizes.items()}
+    for name, count in head_counts(values).items():
+        if name.startswith(within) and name not in units.keys and scaled:
+            scaled[name] = count // units.held if count % units.held == 0 else 1
+    return replace(units, scaled=scaled)
 
 
 def _heads(skeleton: Skeleton, keys: Mapping[str, int], held: int, left: int) -> UnitKeys | None:

@@ -165,9 +165,8 @@ def _heads(result: ModelLayout) -> StockSupport:
 
 
 def _may_differ(family: Architecture, key: str, kept: Collection[int]) -> bool:
-    """Whether layers may keep these numbers of what this key of a found family's config counts."""
-    units = family.found and family.found.uneven.get(key)
-    return units is not None and min(kept) >= units.least
+    """Whether layers may keep these numbers of what this key of the config counts, in a class that was asked."""
+    return family.found is not None and family.found.may_keep(key, kept)
 
 
 def _range(numbers: Collection[int]) -> str:

@@ -12,9 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from prunecli.model.axes import Carrier
-from prunecli.model.declared import value_of
-from prunecli.model.probe import HIDDEN, LayerKey, UnitKeys, head_counts, is_key_value
-from prunecli.model.skeleton import Skeleton
+from prunecli.model.probe import LayerKey, UnitKeys, head_counts, is_key_value, with_scaled
 
 if TYPE_CHECKING:
     from prunecli.model.trial import Trial
@@ -35,8 +33,8 @@ def traced_heads(trial: Trial, layers: Sequence[LayerKey]) -> list[UnitKeys]:
         key: count for key, count in head_counts(trial.skeleton.effective).items() if not is_key_value(key)
     }
     for key in counts:
-        units = with_scaled(key, trial.skeleton)
-        if units is None or units.held < 2:
+        units = with_scaled(UnitKeys({key: 1}, counts[key], {}), trial.skeleton)
+        if not units.scaled or units.held < 2:
             continue
         carriers: Options = {}
         for module in (
@@ -56,20 +54,6 @@ def traced_heads(trial: Trial, layers: Sequence[LayerKey]) -> list[UnitKeys]:
 
 
 _SIDES = ("encoder", "decoder")
-
-
-def with_scaled(key: str, skeleton: Skeleton) -> UnitKeys | None:
-    """Heads under one key, with the sizes of which each has a part; None: they do not divide these."""
-    within, dot, _ = key.rpartition(".")
-    values = skeleton.effective
-    sizes = {f"{within}{dot}{name}": value_of(values, f"{within}{dot}{name}") for name in (*HIDDEN, "dim")}
-    counts = head_counts(values)
-    held = counts.pop(key)
-    scaled = {name: size for name, size in sizes.items() if type(size) is int}
-    others = {name: count for name, count in counts.items() if name.startswith(f"{within}{dot}")}
-    if not scaled or any(size % held for size in (*scaled.values(), *others.values())):
-        return None
-    return UnitKeys({key: 1}, held, {}, {}, {name: size // held for name, size in (scaled | others).items()})
 
 
 def _attentions(module: Any, name: str) -> Iterator[str]:

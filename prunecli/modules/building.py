@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +16,11 @@ from prunecli.errors import CheckpointError, reason_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.opening import auto_classes, readable, result_config
-from prunecli.model.skeleton import cannot_make
+from prunecli.model.patchwork import fit_layers, module_name
+from prunecli.model.skeleton import Skeleton, cannot_make
 from prunecli.model.structure import KEY, WEIGHTS_KEY
-from prunecli.modules.attention import fit_attention, module_name
 from prunecli.modules.cpu_linear import speed_up_linears
 from prunecli.modules.define import fit_embeddings, has_module
-from prunecli.modules.ffn import fit_ffn
 from prunecli.modules.filling import Destination, chunk_for, destinations, expert_names, fill, read_into
 from prunecli.modules.hops import Spread, connect, places
 from prunecli.modules.int8 import fill_int8, linears_to_int8, read_int8_experts
@@ -126,11 +126,10 @@ def assemble(
             dtype=dtype,
         )
         model.set_submodule(module_name(model, mixture.name), module)
-    for attention in sorted(layout.attentions, key=lambda attention: attention.is_shared):  # owners first
-        fit_attention(model, attention, layout.shapes, device)
-    for ffn in sorted(layout.ffns, key=lambda ffn: ffn.is_shared):  # owners first
-        if not ffn.is_sparse:
-            fit_ffn(model, ffn, layout, device)
+    if not checkpoint.structure.is_stock:
+        dense = {stack.ffn.sparse_step: 0 for stack in family.stacks if stack.ffn.sparse_step}
+        skeleton = Skeleton(type(model), type(model.config), {**model.config.to_dict(), **dense})
+        fit_layers(model, layout, skeleton, partial(module_name, model), device)
     if device.type == "cpu":
         speed_up_linears(model)
     return model

@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from prunecli.model.define import SKIPPING, GroupLayer, UnitShape
 from prunecli.model.embedding import TokenTables
-from prunecli.modules.attention import module_name
+from prunecli.model.patchwork import module_name
 
 CHUNK_ROWS = 4096
 """Rows of the table that are expanded at a time."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.modules.attention import NoHeads, OnlyBias, module_name
+from prunecli.model.patchwork import NoHeads, OnlyBias, module_name
 from prunecli.modules.building import assemble, complete
 from prunecli.modules.define import DefineEmbedding, DefineOutput, has_module
 from prunecli.modules.saving import saving_as_stored

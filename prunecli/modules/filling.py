@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.patchwork import module_name
 from prunecli.model.sparse_layer import SparseLayer
-from prunecli.modules.attention import module_name
 from prunecli.modules.define import has_module
 from prunecli.modules.sparse_ffn import Router
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.modules.attention import module_name
+from prunecli.model.patchwork import module_name
 from prunecli.modules.define import has_module
 from prunecli.modules.stock_experts import expert_modules
 from prunecli.modules.trees import leaves, map_tree

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.modules.attention import module_name
+from prunecli.model.patchwork import module_name
 
 Outputs = dict[str, Any]
 """Module's name -> what its last call returned."""

@@ -15,9 +15,9 @@ from torch import Tensor
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import TIE_KEY
 from prunecli.model.opening import SHIM_FILE, shim_classes, shim_source
+from prunecli.model.patchwork import module_name
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY, WEIGHTS_KEY
-from prunecli.modules.attention import module_name
 from prunecli.modules.define import has_module
 from prunecli.modules.filling import DTYPES
 from prunecli.tensors.json_files import parsed
@@ -37,6 +37,7 @@ class KeepsConfig:
 
     _parts: tuple[Any, Any]
     _stored_config: Mapping[str, Any]
+    _shared_names: Mapping[str, str]
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
         """Write the model as a checkpoint that `prunecli.load_model` opens; options as in transformers.
@@ -48,6 +49,10 @@ class KeepsConfig:
             if options.get(option):
                 raise ValueError(f"{option}={options[option]}: not for a model that prunecli loads; {remedy}")
         model: Any = self
+        state = options.pop("state_dict", None)
+        options["state_dict"] = without_shared(
+            model.state_dict() if state is None else state, self._shared_names
+        )
         if any(parameter.is_cuda for parameter in model.parameters()):
             # All tensors of a file are on the host at once; transformers' files are of 50 GB.
             options.setdefault("max_shard_size", SHARD_BYTES)
@@ -77,7 +82,6 @@ class SavesAsStored(KeepsConfig):
     """
 
     _stored_layers: Sequence[SparseLayer]
-    _shared_names: Mapping[str, str]
     _own_ties: Mapping[str, str] | None = None
 
     def tie_weights(self, *arguments: Any, **options: Any) -> None:
@@ -106,7 +110,6 @@ class SavesAsStored(KeepsConfig):
         model: Any = self
         state = options.pop("state_dict", None)
         state = stock_names(model.state_dict() if state is None else state, self._stored_layers)
-        state = without_shared(state, self._shared_names)
         super().save_pretrained(save_directory, state_dict=state, **options)
 
 
@@ -170,6 +173,7 @@ def keeping_config(
         *(mixture.counts if mixture else ()),
     )
     model._stored_config = {key: config[key] for key in keys if key in config}
+    model._shared_names = getattr(model, "_shared_names", {})
     return model
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
+
+import torch
 
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
@@ -65,8 +68,7 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
     require_depth(checkpoint)
     stock, family = stock_class(checkpoint, name), checkpoint.family
     if WEIGHTS_KEY in checkpoint.config and checkpoint.architecture is None:  # not that of a whole mixture
-        layout = checkpoint.layout
-        stock = fitted(stock, lambda model: fit_layers(model, layout, StockNames(checkpoint, model).place))
+        stock = fitted(stock, partial(_fit, checkpoint))
     mixture = None if family is None else family.mixture
     if mixture is None:
         return stock
@@ -84,3 +86,11 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
         return {re.sub(r"(\.\d+)\..*", r"\1", place): count for place, count in places.items()}
 
     return class_of_counts(stock, mixture, counts_of)
+
+
+def _fit(checkpoint: Checkpoint, model: Any) -> None:
+    """Make a model of the stock class, at its making, what the checkpoint of a found family describes."""
+    layout, names = checkpoint.layout, StockNames(checkpoint, model)
+    aliases = fit_layers(model, layout, layout.family.found.skeleton, names.place, torch.device("meta"))
+    model._shared_names = aliases
+    model.all_tied_weights_keys |= aliases

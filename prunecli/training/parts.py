@@ -12,8 +12,8 @@ from torch import nn
 
 from prunecli.errors import PruneError, UsageError, reason_of
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.patchwork import module_name
 from prunecli.model.sparse_layer import parts_of
-from prunecli.modules.attention import module_name
 from prunecli.modules.stock_names import StockNames
 from prunecli.training.options import TrainedPart, TrainingOptions
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.history import history_step, named
-from prunecli.modules.attention import module_name
+from prunecli.model.patchwork import module_name
 from prunecli.modules.saving import save_tensors, stock_names
 from prunecli.modules.stock_names import stored_tensors
 from prunecli.tensors.dtypes import parse_dtype

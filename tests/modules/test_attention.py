@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from prunecli.model.checkpoint import open_model
-from prunecli.modules.attention import NoHeads, OnlyBias, masked_heads, output_projections
+from prunecli.model.patchwork import NoHeads, OnlyBias
+from prunecli.modules.attention import masked_heads, output_projections
 from prunecli.modules.loading import load_model
 from tests.tiny import tiny_nllb_moe
 
@@ -63,10 +64,14 @@ def test_hooks_go_when_the_block_fails(source: Path) -> None:
 
 
 def test_without_heads_only_the_bias_remains() -> None:
-    bias = torch.nn.Parameter(torch.arange(6.0))
-    assert torch.equal(OnlyBias(6, bias)(torch.ones(2, 3, 4)), torch.arange(6.0).expand(2, 3, 6))
-    assert torch.equal(OnlyBias(6, None)(torch.ones(2, 4)), torch.zeros(2, 6))
+    stock = torch.nn.Linear(4, 6)
+    with torch.no_grad():
+        stock.bias.copy_(torch.arange(6.0))
+    assert torch.equal(OnlyBias(stock, 6)(torch.ones(2, 3, 4)), torch.arange(6.0).expand(2, 3, 6))
+    unbiased = torch.nn.Linear(4, 6, bias=False, dtype=torch.bfloat16)
+    assert torch.equal(OnlyBias(unbiased, 6)(torch.ones(2, 4)), torch.zeros(2, 6))
+    assert torch.equal(NoHeads(unbiased, 8)(torch.ones(2, 3, 6)), torch.zeros(2, 3, 8, dtype=torch.bfloat16))
     assert torch.equal(
-        NoHeads(8)(torch.ones(2, 3, 6, dtype=torch.bfloat16)), torch.zeros(2, 3, 8, dtype=torch.bfloat16)
+        NoHeads(torch.nn.Embedding(5, 8), 2)(torch.ones(3, 4, dtype=torch.long)), torch.zeros(3, 4, 2)
     )
-    assert not list(NoHeads(8).parameters())
+    assert not list(NoHeads(stock, 8).parameters())

@@ -18,7 +18,7 @@ from prunecli.methods.ffn.names import UnitMetric
 from prunecli.model.axes import axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer
-from prunecli.modules.attention import module_name
+from prunecli.model.patchwork import module_name
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.unit_scores import Scores, scores_of
 from prunecli.running.batches import observe_batches

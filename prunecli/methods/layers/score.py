@@ -23,7 +23,7 @@ from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
 from prunecli.model.layout import ModelLayout
-from prunecli.modules.attention import module_name
+from prunecli.model.patchwork import module_name
 from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.arrays import LARGEST

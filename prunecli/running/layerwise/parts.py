@@ -14,9 +14,9 @@ from torch import nn
 from prunecli.architectures.records import Side
 from prunecli.errors import UsageError
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.patchwork import module_name
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules import building
-from prunecli.modules.attention import module_name
 from prunecli.modules.filling import Destination, destinations, expert_names, fill
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
 from prunecli.modules.stock_model import (
