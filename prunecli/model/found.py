@@ -40,6 +40,7 @@ from prunecli.model.probe import (
     with_scaled,
 )
 from prunecli.model.skeleton import Changes, Shape, Skeleton, cannot_make, skeleton_of
+from prunecli.model.structure import Structure
 from prunecli.model.traced import traced_heads
 from prunecli.model.trial import EXPERTS, FEW, NEAR, Trial
 
@@ -176,8 +177,13 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
     )
     heads = _tried(trial, head_keys(skeleton), head_keys(trial.skeleton), owners, uneven, 0)
     heads = sorted(heads, key=lambda one: -len(one[1]))[:1]  # others are of linear attentions
-    units = next((units for units, _ in heads), None)
-    heads = heads or _traced(trial, skeleton, [*small.values()], uneven)
+    if not heads:
+        heads = _traced(trial, skeleton, [*small.values()], uneven)
+        units = None
+    elif _has_one_each(checkpoint.structure, *heads[0]):
+        heads, units = [], None
+    else:
+        units = heads[0][0]
     tokens = _tried(trial, width_keys(skeleton, VOCABULARY), small_tokens, lambda _: {}, {})
     movable = tuple(
         stack.key
@@ -218,6 +224,12 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
             uneven,
         ),
     )
+
+
+def _has_one_each(structure: Structure, units: UnitKeys, carriers: Carriers) -> bool:
+    """Whether one key/value head was left in each attention: its query heads, which look like heads now, stay."""
+    left = [len(axis.kept) for axis in structure.of_kind("head").values()]
+    return left == [1] * len({*owners(carriers).values()}) and units.held > 1
 
 
 def _tied(skeleton: Skeleton, tensors: Container[str]) -> dict[str, str]:

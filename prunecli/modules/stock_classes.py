@@ -10,6 +10,7 @@ import torch
 
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
+from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import stated_counts
 from prunecli.model.patchwork import fit_layers, fitted
 from prunecli.model.skeleton import class_named, classes_of_type, config_class, require_depth
@@ -68,7 +69,7 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
     require_depth(checkpoint)
     stock, family = stock_class(checkpoint, name), checkpoint.family
     if WEIGHTS_KEY in checkpoint.config and checkpoint.architecture is None:  # not that of a whole mixture
-        stock = fitted(stock, partial(_fit, checkpoint))
+        stock = fitted(stock, partial(_fit, checkpoint, checkpoint.layout))
     mixture = None if family is None else family.mixture
     if mixture is None:
         return stock
@@ -88,9 +89,9 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
     return class_of_counts(stock, mixture, counts_of)
 
 
-def _fit(checkpoint: Checkpoint, model: Any) -> None:
+def _fit(checkpoint: Checkpoint, layout: ModelLayout, model: Any) -> None:
     """Make a model of the stock class, at its making, what the checkpoint of a found family describes."""
-    layout, names = checkpoint.layout, StockNames(checkpoint, model)
-    aliases = fit_layers(model, layout, layout.family.found.skeleton, names.place, torch.device("meta"))
+    names, skeleton = StockNames(checkpoint, model), layout.family.found.skeleton
+    aliases = fit_layers(model, layout, skeleton, names.place, torch.device("meta"))
     model._shared_names = aliases
     model.all_tied_weights_keys |= aliases

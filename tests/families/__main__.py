@@ -13,7 +13,15 @@ from prunecli.architectures import FAMILIES, WHOLE_MIXTURES
 from tests.families import cutting, tiny
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
-NAMES = {"layer": "layers", "unit": "hidden units", "head": "heads", "token": "tokens"}
+NAMES = {
+    "layer": "layers",
+    "unit": "hidden units",
+    "head": "heads",
+    "uneven head": "uneven heads",
+    "share ffn": "share-ffn",
+    "share attention": "share-attention",
+    "token": "tokens",
+}
 NEAR = 2e-4
 
 

@@ -13,10 +13,15 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from prunecli import load_model
 from prunecli.errors import PruneError
+from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
+from prunecli.methods.sharing.plan import plan_attention, plan_ffn
+from prunecli.methods.sharing.rewrite import own_tensors, rewrite_shared
 from prunecli.model.axes import Axis, Kind
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
+from prunecli.model.probe import outputs
 from prunecli.model.stock import uniform_heads
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
@@ -34,37 +39,61 @@ def saved(model_type: str, directory: Path, head: str | None = None) -> PreTrain
 
 
 def axes_found(checkpoint: Checkpoint) -> dict[Kind, list[Axis]]:
-    """Kind -> axes along which the result can be a stock model; without kinds that are refused."""
+    """Kind -> axes that can lose units; without kinds that are refused."""
     found: dict[Kind, list[Axis]] = {}
     for kind in KINDS:
-        try:
-            axes = [axis for axis in axes_of(checkpoint, kind) if axis.carriers or axis.members]
-            if axes and (kind != "head" or uniform_heads(checkpoint)):
+        with suppress(PruneError):
+            if axes := [axis for axis in axes_of(checkpoint, kind) if axis.carriers or axis.members]:
                 found[kind] = axes
-        except PruneError:
-            continue
     return found
 
 
-def kept_of(checkpoint: Checkpoint, axes: Sequence[Axis], layer: int) -> dict[str, tuple[int, ...]]:
-    """Half of the units of each axis of one kind, by chance but the same number in each; all layers but one."""
+def can_differ(checkpoint: Checkpoint, kind: Kind) -> bool:
+    """Whether each layer may keep another number of units."""
+    stacks, found = checkpoint.require_architecture().stacks, checkpoint.require_architecture().found
+    keys = {
+        "unit": [stack.ffn.width for stack in stacks],
+        "head": [attention.heads for stack in stacks for attention in stack.attentions],
+    }
+    return bool(set(keys.get(kind, ())) & found.uneven.keys())
+
+
+def kept_of(
+    checkpoint: Checkpoint, axes: Sequence[Axis], layer: int, *, uneven: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """Half of the units of each axis of one kind, by chance but the same number in each; all layers but one.
+
+    Args:
+        uneven: of each axis another number of units, where that can be.
+    """
     generator = torch.Generator().manual_seed(3)
     kept = {}
-    for axis in axes:
+    found = checkpoint.require_architecture().found
+    for number, axis in enumerate(axes):
         if axis.kind == "layer":
             gone = layer % len(axis.ids)
             kept[axis.name] = tuple(one for one in axis.ids if one != gone or len(axis.ids) < 2)
             continue
         held = len(axis.ids)
-        able = uniform_heads(checkpoint) if axis.kind == "head" else range(1, held + 1)
-        count = max(number for number in able if number <= max(held // 2, 1))
+        if uneven and can_differ(checkpoint, axis.kind):
+            least = 1 if axis.kind == "unit" else max(units.least for units in found.uneven.values())
+            count = least + number % (held - least)
+        else:
+            able = uniform_heads(checkpoint) if axis.kind == "head" else range(1, held + 1)
+            count = max(number for number in able if number <= max(held // 2, 1))
         drawn = torch.randperm(held, generator=generator)[:count].tolist()
         kept[axis.name] = tuple(axis.ids[place] for place in sorted(drawn))
     return kept
 
 
 def apart(
-    model: PreTrainedModel, checkpoint: Checkpoint, axes: Sequence[Axis], output: Path, layer: int = 1
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    axes: Sequence[Axis],
+    output: Path,
+    layer: int = 1,
+    *,
+    uneven: bool = False,
 ) -> float:
     """Largest difference between the cut model's logits and those of the masked one, over these' spread.
 
@@ -72,30 +101,28 @@ def apart(
         axes: to be cut together.
         output: where the result is written.
         layer: that goes of each stack, where stacks are among the axes.
+        uneven: see `kept_of`; the result is then opened by prunecli.
 
     Raises:
         PruneError: prunecli refuses.
     """
-    kept = kept_of(checkpoint, axes, layer)
+    kept = kept_of(checkpoint, axes, layer, uneven=uneven)
     apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), output)
-    reduced = type(model).from_pretrained(output).eval()
-    state = {
-        name: value.clone()
-        for name, value in revert_weight_conversion(model, dict(model.state_dict())).items()
-    }
+    reduced = load_model(output) if uneven else type(model).from_pretrained(output).eval()
+    state = stored(model)
     skipped, found = [], checkpoint.require_architecture().found
     for axis in axes:
         gone = [place for place, unit in enumerate(axis.ids) if unit not in kept[axis.name]]
         if axis.kind == "layer":
             (stack,) = [one for one in found.layers if axis.members.startswith(f"{one.prefixes[0]}.")]
             skipped += [f"{stack.modules[0]}.{place}" for place in gone]
-        for name, carrier in axis.carriers.items():
-            if carrier.dim == 1:  # what the units write is masked where it is read
-                width = state[name].shape[1] // len(axis.ids)
-                columns = [place * width + column for place in gone for column in range(width)]
-                state[name][:, columns] = 0
-    held = {name: value for name, value in state.items() if name in checkpoint.tensors}
-    other = type(model).from_pretrained(None, config=model.config, state_dict=held).eval()
+        width = {
+            name: state[name].shape[carrier.dim] // len(axis.ids) for name, carrier in axis.carriers.items()
+        }
+        for name in outputs(axis.carriers):  # what the units write is masked where it is read
+            rows = [place * width[name] + row for place in gone for row in range(width[name])]
+            state[name].index_fill_(axis.carriers[name].dim, torch.tensor(rows, dtype=torch.long), 0)
+    other = opened(model, checkpoint, state)
     rows = tiny.inputs(other)
     for name in skipped:
         # The layers stay in their lists: many classes look up by position what else a layer is given.
@@ -104,10 +131,48 @@ def apart(
     return float((expected - logits(reduced, rows)).abs().max() / expected.std())
 
 
-def outcome(model_type: str, directory: Path) -> dict[Kind | str, str | float]:
-    """Kind -> difference, or why it is refused; of each kind alone. Tokens are found, not cut."""
+def shared_apart(model: PreTrainedModel, checkpoint: Checkpoint, part: str, output: Path) -> float:
+    """The same of a model whose layers all run the first one's FFN, or self-attention, by what is copied.
+
+    Raises:
+        PruneError: prunecli refuses.
+    """
+    layout, sides = checkpoint.layout, {stack.side for stack in checkpoint.require_architecture().stacks}
+    treated: dict[str, Any] = dict.fromkeys(sides, "share")
+    if part == "ffn":
+        plan = plan_ffn(checkpoint, FfnOptions(init="first", dense_only=True, **treated))
+    else:
+        plan = plan_attention(checkpoint, AttentionOptions(init="first", **treated))
+    apply(checkpoint, rewrite_shared(checkpoint, plan), output)
+    state, first = stored(model), {}
+    layers: Sequence[Any] = layout.ffns if part == "ffn" else layout.attentions
+    for layer in (one for one in layers if one.kind != "cross"):
+        names = own_tensors(layer)
+        before = first.setdefault((layer.kind, getattr(layer, "window", "")), names)
+        state |= {name: state[other] for name, other in zip(names, before, strict=True) if name in state}
+    other = opened(model, checkpoint, state)
+    rows = tiny.inputs(other)
+    expected = logits(other, rows)
+    return float((expected - logits(load_model(output), rows)).abs().max() / expected.std())
+
+
+def stored(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Copies of a model's tensors by their names in files."""
+    state = revert_weight_conversion(model, dict(model.state_dict()))
+    return {name: value.clone() for name, value in state.items()}
+
+
+def opened(model: PreTrainedModel, checkpoint: Checkpoint, state: dict[str, torch.Tensor]) -> PreTrainedModel:
+    """A model like this one of other tensors."""
+    held = {name: value for name, value in state.items() if name in checkpoint.tensors}
+    other: PreTrainedModel = type(model).from_pretrained(None, config=model.config, state_dict=held)
+    return other.eval()
+
+
+def outcome(model_type: str, directory: Path) -> dict[str, str | float]:
+    """What is removed or shared -> difference, or why it is refused; each alone. Tokens are found, not cut."""
     model = saved(model_type, directory / "model")
-    told: dict[Kind | str, str | float] = {}
+    told: dict[str, str | float] = {}
     with open_model(directory / "model") as checkpoint:
         if checkpoint.architecture is not None:  # saved as a type that is declared
             return told
@@ -115,10 +180,19 @@ def outcome(model_type: str, directory: Path) -> dict[Kind | str, str | float]:
         for kind, axes in found.items():
             for layer in (1, 0, 2) if kind == "layer" else (0,):
                 try:
-                    told[kind] = apart(model, checkpoint, axes, directory / f"{kind}{layer}", layer)
+                    if kind != "head" or uniform_heads(checkpoint):
+                        told[kind] = apart(model, checkpoint, axes, directory / f"{kind}{layer}", layer)
                     break
                 except (PruneError, ValueError) as error:  # a class may need layers of each kind to answer
                     told[kind] = str(error)
+            if can_differ(checkpoint, kind):
+                output = directory / f"uneven {kind}"
+                told[f"uneven {kind}"] = apart(model, checkpoint, axes, output, uneven=True)
+        for part in ("ffn", "attention"):
+            try:
+                told[f"share {part}"] = shared_apart(model, checkpoint, part, directory / part)
+            except PruneError as error:
+                told[f"share {part}"] = str(error)
         with suppress(PruneError):
             (axis,) = axes_of(checkpoint, "token")
             told["token"] = 0.0 if axis.carriers else "no tensor of tokens"

@@ -8,41 +8,47 @@ from pathlib import Path
 import pytest
 import torch
 
+from prunecli import load_model
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
+from prunecli.model.stock import uniform_heads
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from tests.families import cutting, tiny
 
 EVERY = {"layer", "unit", "head"}
+BOTH = {*EVERY, "uneven head"}
 FOUND: dict[str, set[str]] = {
     # A decoder whose branches are scaled, one with biases.
-    "granite": EVERY,
-    "phi": EVERY,
+    "granite": BOTH,
+    "phi": BOTH,
     # A head is as wide as their number says: by head, by block, of an encoder, of one with windows.
-    "gpt_neox": {"layer", "unit"},
+    "gpt_neox": {"layer", "unit", "uneven head"},
     "falcon": {"layer", "unit"},
     "bloom": {"layer"},
-    "electra": {"layer", "unit"},
-    "modernbert": {"layer", "unit"},
+    "electra": {"layer", "unit", "uneven head"},
+    "modernbert": {"layer", "unit", "uneven head"},
     # A norm over all heads; one within the FFN.
     "olmo2": {"layer", "unit"},
     "bitnet": {"layer"},
     # Two stacks; a bias of positions in each layer, and in the first alone, which holds all heads.
-    "umt5": EVERY,
+    "umt5": BOTH,
     "longt5": {"layer", "unit"},
     # Layers of several kinds; other names in files than in the model; a config within another.
-    "qwen3_5_text": EVERY,
+    "qwen3_5_text": BOTH,
     "gte": EVERY,
-    "gemma3": EVERY,
+    "gemma3": BOTH,
     # Branches scaled by the depth: no layer can go.
-    "minicpm3": {"unit", "head"},
+    "minicpm3": {"unit", "head", "uneven head"},
     # No width under a key, or one that is a multiple of another size.
-    "lfm2": {"layer", "head"},
-    "gpt_neox_japanese": {"layer"},
+    "lfm2": {"layer", "head", "uneven head"},
+    "gpt_neox_japanese": {"layer", "uneven head"},
     # Matrices that lie as a Conv1D has them.
-    "gptj": {"layer", "unit"},
+    "gptj": {"layer", "unit", "uneven head"},
+    "openai-gpt": {"uneven head"},
+    # No attention can lose all heads, for the others' sinks.
+    "gpt_oss": {"layer", "head", "uneven head"},
 }
 
 
@@ -51,13 +57,34 @@ def test_a_cut_model_is_the_masked_one(model_type: str, tmp_path: Path) -> None:
     model = cutting.saved(model_type, tmp_path / "model")
     with open_model(tmp_path / "model") as checkpoint:
         found = cutting.axes_found(checkpoint)
-        assert {*found} == FOUND[model_type]
-        every = [axis for axes in found.values() for axis in axes]
+        able = {kind for kind in found if kind != "head" or uniform_heads(checkpoint)}
+        uneven = [kind for kind in found if cutting.can_differ(checkpoint, kind)]
+        assert {*able, *(f"uneven {kind}" for kind in uneven if kind == "head")} == FOUND[model_type]
+        every = [axis for kind in able for axis in found[kind]]
         gone = 2 if model_type == "lfm2" else 1  # its second layer is the only one with an attention
         assert cutting.apart(model, checkpoint, every, tmp_path / "out", gone) < 2e-4
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["model_type"] == json.loads((tmp_path / "model" / "config.json").read_text())["model_type"]
-    assert "auto_map" not in config
+        config = json.loads((tmp_path / "out" / "config.json").read_text())
+        before = json.loads((tmp_path / "model" / "config.json").read_text())
+        assert config["model_type"] == before["model_type"]
+        assert "auto_map" not in config
+        if uneven:
+            axes = [axis for kind in {*uneven, *found} & {*found} for axis in found[kind]]
+            assert cutting.apart(model, checkpoint, axes, tmp_path / "uneven", gone, uneven=True) < 2e-4
+            if "auto_map" in json.loads((tmp_path / "uneven" / "config.json").read_text()):
+                with pytest.raises(ValueError, match="Not a stock model"):
+                    type(model).from_pretrained(tmp_path / "uneven")
+
+
+@pytest.mark.parametrize("part", ["ffn", "attention"])
+@pytest.mark.parametrize("model_type", ["granite", "electra", "modernbert", "umt5", "gptj"])
+def test_layers_share(model_type: str, part: str, tmp_path: Path) -> None:
+    model = cutting.saved(model_type, tmp_path / "model")
+    with open_model(tmp_path / "model") as checkpoint:
+        assert cutting.shared_apart(model, checkpoint, part, tmp_path / "out") < 1e-6
+    before = load_model(tmp_path / "out")
+    before.save_pretrained(tmp_path / "again")
+    rows = tiny.inputs(model)
+    assert torch.equal(cutting.logits(before, rows), cutting.logits(load_model(tmp_path / "again"), rows))
 
 
 @pytest.mark.parametrize("model_type", ["granite", "gte", "umt5"])
