@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.commands import console
 from prunecli.errors import UsageError
-from prunecli.methods.sharing.arrange import Group, SharePlan, kind_of
-from prunecli.methods.sharing.rewrite import own_tensors
+from prunecli.methods.sharing.arrange import Group, SharePlan, kind_of, own_tensors
 from prunecli.model.parts import ranges
 from prunecli.results.sharing import AttentionSharing, FfnSharing, SharedGroup, Sharing
 from prunecli.tensors.quantities import whole_numbers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from prunecli.architectures import FAMILIES, REDUCED_PREFIX
@@ -137,10 +137,13 @@ def _layer(
             f"config.json names heads {list(ids)} of {name}, which had {original}",
             "config.json and the weights are not of one checkpoint; copy both again.",
         )
+    if (found := sizes.family.found) is not None:  # layers of one stack may differ
+        own = (spec for spec in attention.tensors if found.holds(stack, structure, number, spec.name))
+        attention = replace(attention, tensors=tuple(own))
     axes = {
         f"{owner}.{spec.name}": Carrier(spec.heads.axis, tuple(map(sizes.count, spec.heads.blocks)))
         for spec in attention.tensors
-        if spec.heads is not None and sizes.holds(spec.optional) and sizes.has(f"{owner}.{spec.name}")
+        if spec.heads is not None and sizes.holds(spec.optional)
     }
     kind: AttentionKind = "cross" if attention.kind == "cross" else stack.side
     output = f"{owner}.{attention.output}"
@@ -148,10 +151,7 @@ def _layer(
     shared = {
         f"{owner}.{spec.name}": f"{source}{spec.name}"
         for spec in attention.tensors
-        if holder != name
-        and not spec.first
-        and sizes.holds(spec.optional)
-        and sizes.has(f"{owner}.{spec.name}")
+        if holder != name and not spec.first and sizes.holds(spec.optional)
     }
     return AttentionLayer(
         name=name,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +40,6 @@ class Sizes:
 
     family: Architecture
     config: Mapping[str, Any]
-
-    @cached_property
-    def _stored(self) -> Collection[str]:
-        stored: Mapping[str, Any] = self.family.found.stored(self.config)
-        return stored.keys() - self.family.tied.keys()
-
-    def has(self, name: str) -> bool:
-        """Whether the class that was asked stores a tensor; of a declared family its record says so."""
-        return self.family.found is None or name in self._stored
 
     def value(self, key: str) -> Any:
         """A key of config.json, or transformers' default where it is left out; a null stands for a default in words.

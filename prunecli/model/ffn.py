@@ -93,9 +93,14 @@ def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:
         removed, owner = name in structure.removed, structure.shared.get(name, name)
         sparse = is_sparse(sizes, structure, stack, number)
         specs = () if removed or sparse else stack.ffn.tensors
-        specs = tuple(
-            spec for spec in specs if sizes.holds(spec.optional) and sizes.has(f"{owner}.{spec.name}")
-        )
+        if (found := sizes.family.found) is None:
+            specs = tuple(spec for spec in specs if sizes.holds(spec.optional))
+        else:
+            start = f"{stack.ffn.name}." if stack.ffn.name else ""
+            specs = tuple(
+                spec for spec in specs if found.holds(stack, structure, number, f"{start}{spec.name}")
+            )
+            sparse = not specs and not removed
         norms = () if removed else own_norms(stack, stack.ffn)
         layers.append(
             FfnLayer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import ChainMap
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -42,7 +43,7 @@ from prunecli.model.probe import (
 from prunecli.model.skeleton import Changes, Shape, Skeleton, cannot_make, skeleton_of
 from prunecli.model.structure import Structure
 from prunecli.model.traced import traced_heads
-from prunecli.model.trial import EXPERTS, FEW, NEAR, Trial
+from prunecli.model.trial import EXPERTS, FEW, NEAR, Trial, first_and_last
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -63,6 +64,8 @@ class Found:
         movable: keys of those whose layers a small copy can lose.
         vocabulary: key of config.json of the number of tokens; None: none was found.
         uneven: key of the heads or hidden units of which each layer may keep another number -> what it moves.
+        parts: names of the tensors of FFNs and attentions that can be cut.
+        structure: of the model.
     """
 
     skeleton: Skeleton
@@ -70,6 +73,21 @@ class Found:
     movable: tuple[str, ...]
     vocabulary: str | None
     uneven: Mapping[str, UnitKeys]
+    parts: frozenset[str]
+    structure: Structure
+
+    def holds(self, stack: Stack, structure: Structure, number: int, name: str) -> bool:
+        """Whether a layer has a tensor of this name that can be cut.
+
+        Args:
+            structure: of a model with some of the layers.
+            number: of the layer in that model.
+            name: relative to the layer.
+        """
+        original = structure.original_layer(stack.side, number)
+        while self.structure.original_layer(stack.side, number) != original:
+            number += 1
+        return f"{stack.layers.format(layer=number)}.{name}" in self.parts
 
     def stored(self, config: Mapping[str, Any], changes: Changes = MappingProxyType({})) -> dict[str, Shape]:
         """Name in files -> shape of each tensor of the model of this config with these values.
@@ -178,7 +196,8 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
     heads = _tried(trial, head_keys(skeleton), head_keys(trial.skeleton), owners, uneven, 0)
     heads = sorted(heads, key=lambda one: -len(one[1]))[:1]  # others are of linear attentions
     if not heads:
-        heads = _traced(trial, skeleton, [*small.values()], uneven)
+        short = [small[stack.key] for stack in layers if stack.key in small]
+        heads = _traced(trial, skeleton, layers, short, uneven) if len(short) == len(layers) else []
         units = None
     elif _has_one_each(checkpoint.structure, *heads[0]):
         heads, units = [], None
@@ -199,6 +218,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
     )
     values = skeleton.effective
     stacks = _stacks(skeleton, layers, widths, heads)
+    cut = dict(ChainMap(*(dict(carriers) for _, carriers in (*heads, *widths))))
     hidden = next((name for name, _ in numbers(values) if name.rpartition(".")[2] in HIDDEN), None)
     declared = checkpoint.family or Architecture(checkpoint.model_type, "", "")  # of its experts
     return replace(
@@ -222,6 +242,8 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
             movable,
             next((key for units, _ in tokens for key in units.keys), None),
             uneven,
+            frozenset(cut).union(_beside(whole.stored, cut)),
+            checkpoint.structure,
         ),
     )
 
@@ -270,24 +292,47 @@ def _tried(
 
 
 def _traced(
-    trial: Trial, skeleton: Skeleton, layers: Sequence[LayerKey], uneven: dict[str, UnitKeys]
+    trial: Trial,
+    skeleton: Skeleton,
+    layers: Sequence[LayerKey],
+    small_layers: Sequence[LayerKey],
+    uneven: dict[str, UnitKeys],
 ) -> list[tuple[UnitKeys, Carriers]]:
-    """Heads whose width follows from their number, of which each layer may keep another one.
-
-    Args:
-        layers: of the small model.
-    """
+    """Heads whose width follows from their number, of which each layer may keep another one."""
     confirmed: list[tuple[UnitKeys, Carriers]] = []
-    for small in traced_heads(trial, layers):
+    for small in traced_heads(trial, small_layers):
         (key,) = small.keys
         held = head_counts(skeleton.effective)[key]
         units = with_scaled(UnitKeys({key: 1}, held, {}), skeleton)
         for layout in small.layouts:
             if units.scaled and (least := _uneven(trial, small, layout, owners(layout), 0)) is not None:
-                confirmed.append((units, layout))
+                confirmed.append((units, _in_like_layers(skeleton, layers, small_layers, layout)))
                 uneven[key] = replace(units, least=least)
                 break
     return confirmed
+
+
+def _in_like_layers(
+    skeleton: Skeleton, layers: Sequence[LayerKey], small_layers: Sequence[LayerKey], small: Carriers
+) -> dict[str, Carrier]:
+    """Carriers of the model, by those of its small copy: in each layer that has the tensors of one of the copy's."""
+    found: dict[str, Carrier] = {}
+    for stack, short in zip(layers, small_layers, strict=True):
+        kept = first_and_last(stack.depth) if short.depth < stack.depth else range(stack.depth)
+        for prefix in stack.prefixes:
+            tensors = [_of_module(f"{prefix}.{number}", skeleton.stored) for number in range(stack.depth)]
+            for place, number in enumerate(kept):
+                own = _of_module(f"{prefix}.{place}", small)
+                for other in range(stack.depth):
+                    if tensors[other] == tensors[number]:
+                        found |= {f"{prefix}.{other}.{name}": carrier for name, carrier in own.items()}
+    return found
+
+
+def _of_module(module: str, values: Mapping[str, Value]) -> dict[str, Value]:
+    """By the names within a module."""
+    start = f"{module}."
+    return {name.removeprefix(start): value for name, value in values.items() if name.startswith(start)}
 
 
 def _uneven(

@@ -63,9 +63,7 @@ class Trial:
         """
         short = skeleton.explicit
         for stack in () if whole else layers:
-            if stack.depth > 4:
-                kept = (0, 1, stack.depth - 2, stack.depth - 1)
-                short = short.changed(stack.changes(short, kept)) or short
+            short = short.changed(stack.changes(short, first_and_last(stack.depth))) or short
         for scale in (128, 64, 32, 16, 8, 4, 2, 1):
             made = Skeleton(skeleton.model_class, skeleton.config_class, _scaled(short.effective, scale))
             for kind, cached in product(("float64", "float32"), (True, False)):
@@ -274,6 +272,11 @@ class Trial:
         ]:
             raise ValueError(f"its tensors do not fit the smaller config: {odd[0]}")
         return _plain(model)
+
+
+def first_and_last(depth: int) -> Sequence[int]:
+    """Numbers of the layers that a small model has of a stack, where its class can be so short."""
+    return (0, 1, depth - 2, depth - 1) if depth > 4 else range(depth)
 
 
 @contextmanager

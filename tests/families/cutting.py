@@ -14,10 +14,11 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from prunecli import load_model
-from prunecli.errors import PruneError
+from prunecli.errors import PruneError, UsageError
+from prunecli.methods.sharing.arrange import own_tensors
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
 from prunecli.methods.sharing.plan import plan_attention, plan_ffn
-from prunecli.methods.sharing.rewrite import own_tensors, rewrite_shared
+from prunecli.methods.sharing.rewrite import rewrite_shared
 from prunecli.model.axes import Axis, Kind
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
@@ -144,12 +145,14 @@ def shared_apart(model: PreTrainedModel, checkpoint: Checkpoint, part: str, outp
     else:
         plan = plan_attention(checkpoint, AttentionOptions(init="first", **treated))
     apply(checkpoint, rewrite_shared(checkpoint, plan), output)
-    state, first = stored(model), {}
-    layers: Sequence[Any] = layout.ffns if part == "ffn" else layout.attentions
-    for layer in (one for one in layers if one.kind != "cross"):
-        names = own_tensors(layer)
-        before = first.setdefault((layer.kind, getattr(layer, "window", "")), names)
-        state |= {name: state[other] for name, other in zip(names, before, strict=True) if name in state}
+    state = stored(model)
+    names = {layer.name: own_tensors(layer) for layer in (*layout.ffns, *layout.attentions)}
+    with open_model(output) as result:
+        shared = result.structure.shared
+    for name, owner in shared.items():
+        state |= {own: state[other] for own, other in zip(names[name], names[owner], strict=True)}
+    if not shared:
+        raise UsageError("no two layers are alike")
     other = opened(model, checkpoint, state)
     rows = tiny.inputs(other)
     expected = logits(other, rows)

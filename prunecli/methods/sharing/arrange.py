@@ -96,6 +96,13 @@ def kind_of(layer: Layer) -> AttentionKind:
     return layer.kind if isinstance(layer, AttentionLayer) else layer.side
 
 
+def own_tensors(layer: Layer) -> tuple[str, ...]:
+    """Full names of the tensors that an FFN or attention would have of its own."""
+    if isinstance(layer, AttentionLayer):
+        return layer.tensor_names
+    return tuple(f"{layer.name}.{suffix}" for suffix in layer.tensors)
+
+
 def arrange(
     layers: Sequence[Layer], options: FfnOptions | AttentionOptions, chosen: Configuration
 ) -> SharePlan:
@@ -120,12 +127,15 @@ def arrange(
     for layer in layers:
         if layer.name not in sparse:
             treated["drop" if layer.removed else getattr(chosen, kind_of(layer))].append(layer)
-    alike: dict[tuple[AttentionKind, str], list[Any]] = defaultdict(list)
+    alike: dict[tuple[AttentionKind, str, tuple[str, ...]], list[Any]] = defaultdict(list)
     for layer in treated["share"]:
-        alike["encoder" if chosen.across else kind_of(layer), getattr(layer, "window", "")].append(layer)
+        start = layer.name if is_ffn else layer.name.removesuffix(layer.spec.name)
+        names = tuple(name.removeprefix(start) for name in own_tensors(layer))
+        kind: AttentionKind = "encoder" if chosen.across else kind_of(layer)
+        alike[kind, getattr(layer, "window", ""), names].append(layer)
     clusters: list[list[Any]] = []
     counts = options.groups or (1,)
-    for (kind, window), own in alike.items():
+    for (kind, window, _), own in alike.items():
         words = "FFNs" if is_ffn else f"layers of {KIND_NAMES[kind]}" + (f" ({window})" if window else "")
         count = counts[min(KINDS.index(kind), len(counts) - 1)]
         numbers = group_numbers(len(own), count, options.order or "sequence", words)
@@ -204,6 +214,8 @@ def _check(
             what = kind if options.part == "FFN" else KIND_NAMES[kind]
             raise UsageError(f"--{kind} {treatment}: the model has no {what}.", "Leave it out.")
         dense = [layer for layer in own if layer.name not in sparse]
+        if options.part == "FFN" and not any(layer.stack.ffn.expert_tensors for layer in own):
+            raise UsageError(f"--{kind} {treatment}: no FFN was found in the {kind}.", "Leave it out.")
         if len(dense) < len(own) and not (options.dense_only and dense):
             remedy = f"Add --dense-only to {treatment} the other {len(dense)} and leave these."
             alone = "An FFN can only be shared or dropped where it is dense; see prunecli prune-experts."

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from prunecli.methods.ffn.hidden_units import ffn_tensor, weighted_sum
-from prunecli.methods.sharing.arrange import Layer, SharePlan
+from prunecli.methods.sharing.arrange import SharePlan, own_tensors
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint
@@ -63,13 +63,6 @@ def rewrite_shared(checkpoint: Checkpoint, plan: SharePlan) -> Rewrite:
     return rewritten(
         checkpoint, _structure(checkpoint, plan, layers), tuple(outputs), plan.step, plan.decision
     )
-
-
-def own_tensors(layer: Layer) -> tuple[str, ...]:
-    """Full names of the tensors that an FFN or attention would have of its own."""
-    if isinstance(layer, AttentionLayer):
-        return layer.tensor_names
-    return tuple(f"{layer.name}.{suffix}" for suffix in layer.tensors)
 
 
 def _structure(checkpoint: Checkpoint, plan: SharePlan, layers: Mapping[str, Any]) -> Structure:
