@@ -1,12 +1,13 @@
-"""The devices that a model runs on: which a name means, and what is said of one that cannot be used or is full."""
+"""The devices that a model runs on: their names, how a model is spread over several GPUs, and errors of full ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from prunecli.errors import UsageError
 from prunecli.processes import world_size
@@ -153,3 +154,48 @@ def _filling() -> str:
     except RuntimeError:  # an error of CUDA stays for the rest of the process
         return "the GPU"
     return f"cuda:{device} ({bytes_text(total)}, {bytes_text(here)} of it this process's, {bytes_text(free)} free)"
+
+
+def spread(model: Any, memory: Mapping[int, int]) -> dict[str, torch.device] | None:
+    """Which GPU each module is on, so that none is much fuller than the others; None if they do not hold the model.
+
+    accelerate places the modules in their order. Layers and sparse FFNs are not split, and modules that share
+    parameters are together. accelerate also leaves room for one more layer on the first GPU.
+
+    Args:
+        model: of transformers, on the meta device, tied.
+        memory: GPU -> bytes that the weights may take there.
+    """
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
+
+    whole = [*(model._no_split_modules or ()), "SparseFFN"]
+    for limits in (get_balanced_memory(model, dict(memory), whole), dict(memory)):
+        placed = infer_auto_device_map(model, limits, whole)
+        if "disk" not in placed.values():
+            return {name: torch.device("cuda", number) for name, number in placed.items()}
+    return None
+
+
+def module_devices(model: nn.Module, placed: Mapping[str, torch.device]) -> dict[int, torch.device]:
+    """Id of each module, of those that `spread` placed -> its GPU."""
+    modules = dict(model.named_modules())
+    return {
+        id(part): device
+        for name, device in placed.items()
+        if name in modules
+        for part in modules[name].modules()
+    }
+
+
+def dispatch(model: Any, placed: Mapping[str, torch.device]) -> None:
+    """Have each module move its inputs to its own GPU, and the model its outputs to where its inputs are.
+
+    Args:
+        placed: as `spread` returns it, nothing if the model is on one device.
+    """
+    if placed:
+        from accelerate import dispatch_model
+
+        first = next(iter(placed.values()))
+        dispatch_model(model, dict(placed), first, skip_keys=list(model._skip_keys_device_placement or ()))

@@ -16,11 +16,12 @@ import torch
 from prunecli.errors import MemoryShortError, Shortage
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.cost import Load, decoding_bytes, weight_bytes
-from prunecli.modules.devices import Devices, place_name
-from prunecli.modules.hops import Spread
+from prunecli.modules.building import assemble, tie
+from prunecli.modules.dequantised import as_run
+from prunecli.modules.devices import Devices, place_name, spread
 from prunecli.modules.machine import new_memory
 from prunecli.modules.precision import candidates, dtype_name, stored_as, type_line
-from prunecli.modules.spreading import LayerSizes, layer_sizes, spread_layers
+from prunecli.modules.stock_classes import empty_model, fitted_class
 from prunecli.processes import ALONE, ProcessGroup, neighbours
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.dtypes import parse_dtype
@@ -88,19 +89,24 @@ class Need:
 
     def fits(self, share: Fraction = FREE_SHARE) -> bool:
         """Whether so much of what is free holds it."""
-        return self.total <= share * self.free[0] or self.spread(share) is not None
+        return self.total <= share * self.free[0] or self.memory(share) is not None
 
-    def spread(self, share: Fraction = FREE_SHARE) -> Spread | None:
-        """Which GPU each layer is on, where it needs several of them; None: it does not, or they do not hold it."""
+    def memory(self, share: Fraction = FREE_SHARE) -> dict[int, int] | None:
+        """Bytes of weights that each GPU may take, where the model needs several; None: it does not, or does not fit."""
         if len(self.free) == 1 or not self.free[0] < self.total / share <= sum(self.free):
             return None
-        sizes = self._sizes()
-        room = [int(share * free) for free in self.free]
-        return None if sizes is None else spread_layers(sizes, self.devices.all, room)
-
-    def _sizes(self) -> LayerSizes | None:
-        beside = self.total - self.parts[WEIGHTS]
-        return layer_sizes(self.checkpoint, parse_dtype(str(self.dtype)), beside)
+        beside = (self.total - self.parts[WEIGHTS]) // len(self.free)
+        memory = {
+            device.index: max(0, int(share * free) - beside)
+            for device, free in zip(self.devices.all, self.free, strict=True)
+        }
+        if self.checkpoint.runs_stock:
+            model = empty_model(self.checkpoint, fitted_class(self.checkpoint), dtype=self.dtype)
+        else:
+            checkpoint = as_run(self.checkpoint, self.dtype)
+            model = assemble(checkpoint, torch.device("meta"), self.dtype)
+            tie(model, checkpoint)
+        return None if spread(model, memory) is None else memory
 
     def refusal(self, *, trains: bool = False, by_layer: str = "") -> MemoryShortError:
         """The error that says so.
@@ -134,10 +140,7 @@ class Need:
         """What is said of a model that several GPUs do not hold, though all their memory together is enough."""
         if len(self.free) == 1 or self.total > FREE_SHARE * sum(self.free):
             return ""
-        sizes = self._sizes()
-        if sizes is None:
-            return "; layers of a model of this type are not spread over several GPUs"
-        return f"; its layers, of up to {bytes_text(sizes.largest)}, do not find room side by side"
+        return "; its layers do not find room side by side"
 
 
 def fitting_dtype(
@@ -210,14 +213,12 @@ def _free(devices: Devices, process_group: ProcessGroup = ALONE) -> list[int]:
 
 def say_spread(label: str, need: Need, say: Say) -> None:
     """A line for a model that several GPUs hold together."""
-    spread = need.spread()
-    if spread is None:
-        return
-    first, *others = dict.fromkeys((need.devices.first, *spread.values()))
-    say(
-        f"{label}: takes {bytes_text(need.total)}, {bytes_text(need.free[0])} of {first} are free: its layers are "
-        f"spread over {place_name(Devices(first, tuple(others)))}."
-    )
+    if need.memory() is not None:
+        first = need.devices.first
+        say(
+            f"{label}: takes {bytes_text(need.total)}, {bytes_text(need.free[0])} of {first} are free: its layers are "
+            f"spread over {place_name(need.devices)}."
+        )
 
 
 def free_for_each(device: torch.device, process_group: ProcessGroup = ALONE) -> int:

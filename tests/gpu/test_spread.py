@@ -23,7 +23,6 @@ from prunecli.model.checkpoint import open_model
 from prunecli.modules.devices import Devices, choose_devices, devices_of
 from prunecli.modules.fitting import FREE_SHARE
 from prunecli.modules.loading import load_model
-from prunecli.modules.spreading import LayerSizes, spread_layers
 from tests.commands.calls import call, refused
 from tests.families import tiny_family
 from tests.gpu.pretend import Pretend

@@ -244,7 +244,7 @@ def memory_for(
     whole = weight_bytes(checkpoint, parse_dtype(str(dtype)))
     if material.whole(checkpoint) is not None or whole <= FREE_SHARE * free_for_each(device, process_group):
         return None
-    if devices.others and (need := need_of(checkpoint, devices, dtype)).spread() is not None:
+    if devices.others and (need := need_of(checkpoint, devices, dtype)).memory() is not None:
         say_spread(origin(checkpoint.path)["path"], need, say)
         return None
     free = min(process_group.all_gather(free_memory(device) // neighbours(device.type)))
