@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -157,22 +159,31 @@ def _filling() -> str:
 
 
 def spread(model: Any, memory: Mapping[int, int]) -> dict[str, torch.device] | None:
-    """Which GPU each module is on, so that none is much fuller than the others; None if they do not hold the model.
+    """Which GPU each module is on, all about equally full where that is possible; None if they do not hold the model.
 
-    accelerate places the modules in their order. Layers and sparse FFNs are not split, and modules that share
-    parameters are together. accelerate also leaves room for one more layer on the first GPU.
+    Modules are placed in their order. Layers and sparse FFNs are not split; modules that share parameters are together.
 
     Args:
-        model: of transformers, on the meta device, tied.
+        model: of transformers, tied; may be on the meta device.
         memory: GPU -> bytes that the weights may take there.
     """
     from accelerate import infer_auto_device_map
-    from accelerate.utils import get_balanced_memory
+    from accelerate.utils import compute_module_sizes, get_balanced_memory
 
     whole = [*(model._no_split_modules or ()), "SparseFFN"]
-    for limits in (get_balanced_memory(model, dict(memory), whole), dict(memory)):
-        placed = infer_auto_device_map(model, limits, whole)
-        if "disk" not in placed.values():
+    sizes = compute_module_sizes(model)
+    largest = max(
+        (sizes[name] for name, module in model.named_modules() if type(module).__name__ in whole), default=0
+    )
+    first = min(memory)
+    balanced = get_balanced_memory(model, dict(memory), whole)
+    # On the first GPU accelerate reserves memory for the largest of the layers to come, in case one is on the CPU.
+    for limits, reserved in product((balanced, dict(memory)), (largest, 0)):
+        placed = infer_auto_device_map(model, limits | {first: limits[first] + reserved}, whole)
+        used = Counter[int | str]()
+        for name, number in placed.items():
+            used[number] += sizes[name]
+        if all(size <= memory.get(number, 0) for number, size in used.items()):
             return {name: torch.device("cuda", number) for name, number in placed.items()}
     return None
 

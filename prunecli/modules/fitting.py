@@ -92,7 +92,7 @@ class Need:
         return self.total <= share * self.free[0] or self.memory(share) is not None
 
     def memory(self, share: Fraction = FREE_SHARE) -> dict[int, int] | None:
-        """Bytes of weights that each GPU may take, where the model needs several; None: it does not, or does not fit."""
+        """GPU -> bytes that weights may take there; None if the model needs no second GPU, or does not fit."""
         if len(self.free) == 1 or not self.free[0] < self.total / share <= sum(self.free):
             return None
         beside = (self.total - self.parts[WEIGHTS]) // len(self.free)

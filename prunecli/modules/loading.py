@@ -17,12 +17,12 @@ from prunecli.modules.building import build_model, missing_tensors
 from prunecli.modules.constant_experts import fill_constants
 from prunecli.modules.cpu_linear import pack_linears
 from prunecli.modules.dequantised import as_run
-from prunecli.modules.devices import Devices, choose_devices
+from prunecli.modules.devices import Devices, choose_devices, spread
 from prunecli.modules.fitting import fitting_dtype, holding, need_of
 from prunecli.modules.machine import give_back, keep_freed_blocks
 from prunecli.modules.saving import keeping_config
 from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.modules.stock_classes import fitted_class, stock_class
+from prunecli.modules.stock_classes import empty_model, fitted_class, stock_class
 from prunecli.modules.stock_model import load_stock_model, refused_by_layer
 from prunecli.tensors.hub.names import origin
 
@@ -153,7 +153,7 @@ def _from_pretrained(
     # Where a result would name the file of its weights it says why no stock class opens it.
     options: dict[str, Any] = {WEIGHTS_KEY: None} if WEIGHTS_KEY in checkpoint.config else {}
     if memory is not None:
-        options |= {"device_map": "auto", "max_memory": dict(memory)}
+        options["device_map"] = spread(empty_model(checkpoint, model_class, dtype=dtype), memory)
     try:
         if (config := config_class(checkpoint, model_class)) is not model_class.config_class:
             options["config"] = config.from_pretrained(checkpoint.path, local_files_only=True)
