@@ -180,7 +180,7 @@ def spread(model: Any, memory: Mapping[int, int]) -> dict[str, torch.device] | N
     # On the first GPU accelerate reserves memory for the largest of the layers to come, in case one is on the CPU.
     for limits, reserved in product((balanced, dict(memory)), (largest, 0)):
         placed = infer_auto_device_map(model, limits | {first: limits[first] + reserved}, whole)
-        used = Counter[int | str]()
+        used = Counter[Any]()
         for name, number in placed.items():
             used[number] += sizes[name]
         if all(size <= memory.get(number, 0) for number, size in used.items()):
