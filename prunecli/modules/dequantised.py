@@ -1,4 +1,4 @@
-"""A quantised checkpoint as one of plain weights, which are decoded to float32 a few rows at a time while they are read.
+"""A quantised checkpoint as one of plain weights, decoded to float32 a few rows at a time while they are read.
 
 With q the stored number, s the scale of its block and z its zero point, a value is s (q - z):
 
@@ -373,4 +373,5 @@ def _table(kind: np.dtype | int) -> np.ndarray:
     codes = ((np.arange(256)[:, None] >> np.arange(0, 8, bits)) & ((1 << bits) - 1)).astype(np.uint8)
     if isinstance(kind, int):
         return codes.astype(np.float32) - np.float32(1 << (bits - 1))
-    return codes.view(kind).astype(np.float32)
+    values: np.ndarray = codes.view(kind).astype(np.float32)
+    return values
