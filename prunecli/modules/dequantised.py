@@ -371,7 +371,9 @@ def _table(kind: np.dtype | int) -> np.ndarray:
     """
     bits = kind if isinstance(kind, int) else 4 if kind == FLOAT4 else 8
     codes = ((np.arange(256)[:, None] >> np.arange(0, 8, bits)) & ((1 << bits) - 1)).astype(np.uint8)
+    values: np.ndarray
     if isinstance(kind, int):
-        return codes.astype(np.float32) - np.float32(1 << (bits - 1))
-    values: np.ndarray = codes.view(kind).astype(np.float32)
+        values = codes.astype(np.float32) - np.float32(1 << (bits - 1))
+    else:
+        values = codes.view(kind).astype(np.float32)
     return values

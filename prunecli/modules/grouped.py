@@ -2,15 +2,25 @@
 
 `tokens` are `[assignments, in]`, one row per chosen expert of a token, sorted by expert; `counts` says how many rows
 each expert has. Nothing is dropped, and an expert without rows costs nothing.
+
+On a CPU whole experts are shared out to threads, each of which runs torch's operations alone: they do not wait for each
+other, as torch's own threads do after each product.
+
+A GPU that has no kernel for all experts at once runs one after another; the host waits to know which have rows.
+For the few tokens of a decoding step, `run_few` does without that wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +28,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from prunecli.modules.cpu_linear import dot_products, linear
-from prunecli.modules.threads import in_threads, pays
 
 MIN_EXPERTS = 24
 """Experts from which sharing out is as fast or faster, whatever their rows: measured with 2 and with 4 threads.
@@ -28,6 +37,21 @@ Fewer, as a decoding step has them, take turns with all of torch's threads: two 
 threads).
 """
 
+MIN_WEIGHT_BYTES = 8 << 20
+MIN_PRODUCTS = 1 << 26
+"""Below both of these bytes read and multiply-adds, handing work to threads costs more than it saves."""
+
+GATHERED_ROWS = 32
+GATHERED_BYTES = 64 << 20
+"""Rows and bytes moved up to which each row's weights are gathered: 64 MiB move in about the time of a wait and the
+kernels after it, started one by one (40 us at 1.6 TB/s)."""
+
+EVERY_TOKENS = 32
+"""Tokens up to which a GPU multiplies a matrix about as fast as it reads it, without tensor cores too."""
+
+ROWS_PER_EXPERT = 2
+"""Rows for each expert from which few have none: with random choices one in seven."""
+
 GROUPED_ON = (9, 10)
 """Major compute capabilities that torch's grouped product has a kernel for."""
 
@@ -36,6 +60,8 @@ Weights = tuple[Tensor, Tensor, Tensor, Tensor]
 
 Span = tuple[int, int, int]
 """An expert, its first row, its end row."""
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,6 +234,75 @@ def for_each_span(run: Callable[[Span], None], spans: Sequence[Span], *, shared_
             run(span)
 
 
+def pays(items: int, weight_bytes: int, products: int) -> bool:
+    """Whether threads are worth their while.
+
+    Args:
+        items: pieces of work.
+        weight_bytes: read in all.
+        products: multiply-adds in all.
+    """
+    return (
+        items > 1
+        and torch.get_num_threads() > 1
+        and (weight_bytes >= MIN_WEIGHT_BYTES or products >= MIN_PRODUCTS)
+    )
+
+
+def in_threads(function: Callable[[Item], None], items: Sequence[Item]) -> None:
+    """Call `function` on each item, without gradients, in `torch.get_num_threads()` threads, in any order.
+
+    Raises:
+        Exception: the first one that a call raised; items not yet begun are left out then.
+    """
+    waiting = deque(items)
+
+    def work(_number: int) -> None:
+        while waiting:
+            try:
+                item = waiting.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            function(item)
+
+    try:
+        for done in begun(work, range(min(torch.get_num_threads(), len(items)))):
+            done.result()
+    finally:  # after an interrupt or a failure, the threads stop at the items they are at
+        waiting.clear()
+
+
+def begun(function: Callable[[Item], None], items: Iterable[Item]) -> list[Future[None]]:
+    """`function` on each item, without gradients, each in one of `torch.get_num_threads()` threads."""
+    # such that the caller can use what is made
+    mode = torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad
+
+    def work(item: Item) -> None:
+        with mode():
+            function(item)
+
+    pool = _pool(torch.get_num_threads(), os.getpid())
+    return [pool.submit(work, item) for item in items]
+
+
+@cache
+def _pool(threads: int, _process: int) -> ThreadPoolExecutor:
+    """One pool per number of threads and per process (a fork copies no threads); each runs torch's operations alone."""
+    pool = ThreadPoolExecutor(threads, "expert", initializer=_work_alone)
+    ready = threading.Barrier(threads + 1)
+    for _ in range(threads):
+        pool.submit(ready.wait)
+    ready.wait()
+    # A thread's setting is also the default of threads to come: put back the caller's.
+    torch.set_num_threads(threads)
+    return pool
+
+
+def _work_alone() -> None:
+    torch.set_num_threads(1)
+    torch.get_num_threads()  # a thread's first look replaces its setting by the default: look while that is 1
+
+
 class _GroupedLinear(torch.autograd.Function):
     """The experts that have rows, each on its own, forwards and backwards, into preallocated results."""
 
@@ -247,3 +342,53 @@ class _GroupedLinear(torch.autograd.Function):
         spans = expert_spans(ctx.sizes)
         for_each_span(run, spans, shared_out=_on_cpu_threads(weight, spans))
         return to_tokens, to_weight, to_bias, None
+
+
+def are_few(tokens: Tensor, top_k: int, weight: Tensor) -> bool:
+    """Whether to use `run_few`: on a GPU, where no kernel multiplies all experts at once.
+
+    Args:
+        tokens: `[tokens, in]`, in the type that is computed in.
+        top_k: experts of each.
+        weight: `[num_experts, out, in]`.
+    """
+    if not tokens.is_cuda or tokens.dtype != weight.dtype or has_grouped_kernel(tokens, weight):
+        return False  # first of all: on a CPU a weight in int8 is no tensor
+    rows = len(tokens) * top_k
+    takes_every = len(tokens) <= EVERY_TOKENS and rows >= ROWS_PER_EXPERT * len(weight)
+    return takes_every or _gathers(rows, weight)
+
+
+def _gathers(rows: int, weight: Tensor) -> bool:
+    """Whether two matrices of each row's expert are gathered: they are read, written, and read again."""
+    return rows <= GATHERED_ROWS and 3 * rows * 2 * weight[0].nbytes <= GATHERED_BYTES
+
+
+def run_few(
+    tokens: Tensor, experts: Tensor, weights: Weights, activation: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """act(x W1 + b1) W2 + b2 of each token by each of its experts; no gradients.
+
+    The weights of each row are gathered, or every expert multiplies every token: the host need not know who has rows.
+
+    Args:
+        tokens: `[tokens, d_model]`, in the type of the weights.
+        experts: `[tokens, top_k]` int64.
+        weights: of all experts, contiguous.
+        activation: act.
+
+    Returns:
+        `[tokens * top_k, d_model]`, the experts of a token one after another.
+    """
+    chosen = experts.reshape(-1)
+    token = torch.arange(len(chosen), device=tokens.device) // experts.shape[1]
+    if _gathers(len(chosen), weights[0]):
+        rows = tokens.index_select(0, token).unsqueeze(2)
+        fc1_weight, fc1_bias, fc2_weight, fc2_bias = (tensor.index_select(0, chosen) for tensor in weights)
+        hidden = activation(torch.baddbmm(fc1_bias.unsqueeze(2), fc1_weight, rows))
+        return torch.baddbmm(fc2_bias.unsqueeze(2), fc2_weight, hidden).squeeze(2)
+    fc1_weight, fc1_bias, fc2_weight, fc2_bias = weights
+    every = tokens.expand(len(fc1_weight), -1, -1)
+    hidden = activation(torch.baddbmm(fc1_bias.unsqueeze(1), every, fc1_weight.transpose(1, 2)))
+    outputs = torch.baddbmm(fc2_bias.unsqueeze(1), hidden, fc2_weight.transpose(1, 2))
+    return outputs[chosen, token]

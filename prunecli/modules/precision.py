@@ -125,8 +125,7 @@ def _cpu_bfloat16() -> bool:
         return False
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return True
-    asked = (getattr(torch.cpu, f"_is_{what}_supported", None) for what in ("avx512_bf16", "amx_tile"))
-    return any(ask() for ask in asked if ask is not None)
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def type_line(labels: Iterable[str], stored: torch.dtype, dtype: torch.dtype, device: torch.device) -> str:
