@@ -17,7 +17,7 @@ from prunecli.commands.finetune import finetune
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.commands.score_heads import score_heads
 from prunecli.commands.share_ffn import share_ffn
-from prunecli.evaluation.shortage import option_size
+from prunecli.evaluation.capacity import option_size
 from prunecli.methods.embeddings import factorize
 from prunecli.model import cost
 from prunecli.model.checkpoint import open_model
