@@ -24,6 +24,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.modules.devices import Devices, choose_devices, devices_of
 from prunecli.modules.fitting import FREE_SHARE
 from prunecli.modules.loading import load_model
+from prunecli.modules.logits import Logits
 from tests.commands.calls import call, refused
 from tests.families import tiny_family
 from tests.gpu.pretend import Pretend
@@ -97,6 +98,10 @@ def test_what_two_cards_compute_is_what_a_cpu_does(name: str, models: Path) -> N
         logits = model(**there).logits
         assert logits.device == CARDS[0]
         found = logits.detach().cpu()
+        again = Logits(model, there, there["input_ids"] > 0, by_states=True)
+        assert again.has_states
+        again.block(0)
+        torch.testing.assert_close(again.block(0).detach().cpu().view_as(found), found)
         made = model.generate(**{key: there[key] for key in inputs}, **search).cpu()
     torch.testing.assert_close(found, whole(**inputs, **decoded).logits, rtol=1e-4, atol=1e-5)
     assert torch.equal(made, whole.generate(**inputs, **search))
