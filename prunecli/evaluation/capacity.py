@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 from typing import Any
 
 import torch
@@ -186,10 +187,7 @@ def _whole(checkpoint: Checkpoint, budget: int, target: str | None, load: Load) 
 
 def _memory_for(total: int) -> int:
     """The smallest memory of which the margin leaves so much."""
-    needed = total
-    while needed - margin_bytes(needed) < total:
-        needed += total - (needed - margin_bytes(needed))
-    return needed
+    return ceil(total / (1 - MARGIN))
 
 
 def _by_layer(checkpoint: Checkpoint, budget: int) -> Iterator[tuple[Way, int]]:

@@ -20,11 +20,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from prunecli.modules.cpu_linear import dot_products, linear
@@ -133,8 +132,9 @@ def grouped_linear(tokens: Tensor, weight: Tensor, bias: Tensor, groups: Groups)
             empty = (groups.counts == 0)[:, None, None]
             turned.register_hook(lambda gradient: gradient.masked_fill(empty, 0))  # type: ignore[no-untyped-call]
         return grouped_product(tokens, turned, bias, groups.counts)
-    result: Tensor = _GroupedLinear.apply(tokens, weight, bias, groups.sizes)  # type: ignore[no-untyped-call]
-    return result
+    experts = zip(torch.split(tokens, [*groups.sizes]), weight.unbind(), bias.unbind(), strict=True)
+    made = [functional.linear(rows, own, own_bias) for rows, own, own_bias in experts if len(rows)]
+    return torch.cat(made) if made else functional.linear(tokens, weight[0], bias[0])
 
 
 def grouped_product(tokens: Tensor, weight: Tensor, bias: Tensor | None, counts: Tensor) -> Tensor:
@@ -217,14 +217,6 @@ def multiplies_groups(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in GROUPED_ON
 
 
-def _on_cpu_threads(weight: Tensor, spans: Sequence[Span]) -> bool:
-    """Whether it pays to multiply these rows by their experts of `weight` `[experts, out, in]` in threads."""
-    per_expert = weight[0].numel()
-    weight_bytes = len(spans) * per_expert * weight.element_size()
-    rows = sum(end - start for _, start, end in spans)
-    return weight.device.type == "cpu" and pays(len(spans), weight_bytes, rows * per_expert)
-
-
 def for_each_span(run: Callable[[Span], None], spans: Sequence[Span], *, shared_out: bool) -> None:
     """Call `run` for each expert that has rows: each thread takes the next one, the largest first, or one by one."""
     if shared_out:
@@ -301,47 +293,6 @@ def _pool(threads: int, _process: int) -> ThreadPoolExecutor:
 def _work_alone() -> None:
     torch.set_num_threads(1)
     torch.get_num_threads()  # a thread's first look replaces its setting by the default: look while that is 1
-
-
-class _GroupedLinear(torch.autograd.Function):
-    """The experts that have rows, each on its own, forwards and backwards, into preallocated results."""
-
-    @staticmethod
-    def forward(ctx: Any, tokens: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        # Where no parameter asks for a gradient, the tokens are not needed again.
-        ctx.save_for_backward(tokens if ctx.needs_input_grad[1] else None, weight)
-        ctx.sizes = sizes
-        result = tokens.new_empty(tokens.shape[0], weight.shape[1])
-
-        def run(span: Span) -> None:
-            expert, start, end = span
-            torch.addmm(bias[expert], tokens[start:end], weight[expert].t(), out=result[start:end])
-
-        spans = expert_spans(sizes)
-        for_each_span(run, spans, shared_out=_on_cpu_threads(weight, spans))
-        return result
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        tokens, weight = ctx.saved_tensors
-        to_tokens = gradient.new_empty(len(gradient), weight.shape[2]) if ctx.needs_input_grad[0] else None
-        to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        to_bias = weight.new_zeros(weight.shape[:2]) if ctx.needs_input_grad[2] else None
-
-        def run(span: Span) -> None:
-            expert, start, end = span
-            rows = gradient[start:end]
-            if to_tokens is not None:
-                torch.mm(rows, weight[expert], out=to_tokens[start:end])
-            if to_weight is not None:
-                torch.mm(rows.t(), tokens[start:end], out=to_weight[expert])
-            if to_bias is not None:
-                torch.sum(rows, dim=0, out=to_bias[expert])
-
-        spans = expert_spans(ctx.sizes)
-        for_each_span(run, spans, shared_out=_on_cpu_threads(weight, spans))
-        return to_tokens, to_weight, to_bias, None
 
 
 def are_few(tokens: Tensor, top_k: int, weight: Tensor) -> bool:
