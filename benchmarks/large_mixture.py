@@ -45,8 +45,8 @@ from prunecli.model.layout import resolve
 from prunecli.model.structure import Structure
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.filling import chunk_for, read_into
+from prunecli.modules.fitting import choose_dtype, dtype_name
 from prunecli.modules.machine import disk_speed
-from prunecli.modules.precision import choose_dtype, dtype_name
 from prunecli.tensors.dtypes import itemsize
 from prunecli.tensors.quantities import parse_size
 

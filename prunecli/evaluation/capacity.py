@@ -32,7 +32,7 @@ from prunecli.model.cost import (
 from prunecli.model.quantisation import method_of, value_dtype
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.devices import found_device
-from prunecli.modules.fitting import FREE_SHARE
+from prunecli.modules.fitting import COMPUTE, FREE_SHARE, choose_dtype, dtype_name
 from prunecli.modules.machine import (
     CONTEXT_BYTES,
     available_memory,
@@ -40,7 +40,6 @@ from prunecli.modules.machine import (
     product_speed,
     resident_now,
 )
-from prunecli.modules.precision import COMPUTE, choose_dtype, dtype_name
 from prunecli.modules.stock_model import refused_by_layer
 from prunecli.results.inspection import ComputingTime, Fit, LayerWays, Pass, Way
 from prunecli.running.layerwise.budget import (

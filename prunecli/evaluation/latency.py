@@ -88,8 +88,7 @@ def _latency(
     import torch
 
     from prunecli.modules.devices import choose_devices
-    from prunecli.modules.fitting import decoding, decoding_room, fitting_dtype
-    from prunecli.modules.precision import COMPUTE, dtype_name
+    from prunecli.modules.fitting import COMPUTE, decoding, decoding_room, dtype_name, fitting_dtype
     from prunecli.results.header import header
     from prunecli.results.latency import Latency, Timed
 

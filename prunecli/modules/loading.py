@@ -46,7 +46,7 @@ def load_model(
         device: "auto" (a GPU where there is one; where it does not hold the model, its layers are spread over all), or
             any name that torch knows.
         dtype: "float32", "bfloat16" ("bf16"), "float16" ("fp16"), or "auto": by what is stored, what the device
-            multiplies well and what it has free; see `prunecli.modules.precision`. "int8": on a CPU, for a model that
+            multiplies well and what it has free; see `prunecli.modules.fitting`. "int8": on a CPU, for a model that
             only runs forward and is not saved; see `prunecli.modules.int8`.
         model_class: name of the class of transformers to open it as ("BartModel"), one whose tensors it has; None: the
             one that config.json names, and of NLLB-MoE the one that translates.

@@ -16,8 +16,8 @@ from prunecli.evaluation.hardware import model_sizes
 from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import weight_bytes
 from prunecli.modules import grouped, int8
+from prunecli.modules.fitting import candidates
 from prunecli.modules.int8 import Int8Linear, Int8SparseFFN, experts_to_int8, int8_product, quantise
-from prunecli.modules.precision import candidates
 from prunecli.modules.sparse_ffn import SparseFFN
 from tests.families import tiny_family
 from tests.reference import int8 as reference

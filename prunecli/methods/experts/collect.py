@@ -21,17 +21,20 @@ from prunecli.model.cost import Load, weight_bytes
 from prunecli.modules.devices import Devices, choose_devices
 from prunecli.modules.fitting import (
     FREE_SHARE,
+    choose_dtype,
     decoding,
     decoding_room,
+    dtype_name,
     fitting_dtype,
     free_for_each,
     need_of,
     nothing,
     say_spread,
+    stored_as,
+    type_line,
 )
 from prunecli.modules.loading import load_model
 from prunecli.modules.machine import free_memory
-from prunecli.modules.precision import choose_dtype, dtype_name, stored_as, type_line
 from prunecli.processes import ALONE, ProcessGroup, neighbours
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.gates import GateStatistics
