@@ -45,8 +45,8 @@ from prunecli.model.layout import resolve
 from prunecli.model.structure import Structure
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.filling import chunk_for, read_into
-from prunecli.modules.precision import choose_dtype, dtype_name
-from prunecli.modules.speeds import disk_speed
+from prunecli.modules.fitting import choose_dtype, dtype_name
+from prunecli.modules.machine import disk_speed
 from prunecli.tensors.dtypes import itemsize
 from prunecli.tensors.quantities import parse_size
 
@@ -347,14 +347,14 @@ def report_collect(options: argparse.Namespace, model: Path, config: Mapping[str
     products.append(products_seconds(options, config, dtype))
     placing = placing_seconds(model, config, dtype)
     multiplying, busy = (statistics.mean(column) for column in zip(*products, strict=True))
-    larger = max(reading.seconds, multiplying)
+    larger = max(stored / reading.rate, multiplying)
     print(ran.said.strip())
     print(
         f"collect-gates of {options.tokens} tokens: {ran.seconds:.1f} s, {ran.seconds / larger:.2f} of the larger; "
         f"{ran.processor:.1f} s of the processor; peak {ran.peak / 2**30:.2f} GiB of {options.memory}"
     )
     print(
-        f"  reading the files: {stored / 2**30:.2f} GiB, {reading.seconds:.1f} s, "
+        f"  reading the files: {stored / 2**30:.2f} GiB, {stored / reading.rate:.1f} s, "
         f"{reading.rate / 2**30:.2f} GiB a second; of these {read_bytes(ran.said) / stored:.3f} were read"
     )
     each = ", ".join(f"{seconds:.1f}" for seconds, _ in products)

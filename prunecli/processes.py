@@ -25,23 +25,6 @@ COMMAND: ContextVar[Sequence[str]] = ContextVar("COMMAND", default=())
 PATIENCE = timedelta(days=7)
 """How long one process waits for the others; one that ends is noticed at once."""
 
-SPINS = "10000"
-"""Turns for which a thread of torch that waits for the others keeps its core: some 0.3 ms.
-
-Decoding in int8, batch 1, on two cores: with 1,000 of them 0.75 of the speed with 100,000, with these 0.99; beside two
-busy neighbours 1.2 and 0.9.
-"""
-
-
-def wait_briefly() -> None:
-    """Have torch's threads, which start later, give up their cores while they wait; not where the user has said how.
-
-    GNU's OpenMP spins for some 10 ms by default. Beside a busy neighbour the thread that is waited for has no core
-    then, at each of a decoding step's hundreds of operations: one was seen to take 1.7 s instead of 0.1.
-    """
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = SPINS
-
 
 def rank() -> int:
     """The number of this process among those that were started together; 0 where it is alone."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from prunecli import processes
 from prunecli.errors import OutputError
 from prunecli.processes import ALONE, ProcessGroup, neighbours, rank, together, undisturbed, world_size
 from tests.forked import ended, start
@@ -162,14 +160,3 @@ def test_processes_that_cannot_join(folder: Path) -> None:
     ((status, _, err),) = ended([first])
     assert status == 1
     assert "the 2 processes cannot join" in err
-
-
-@pytest.mark.parametrize(
-    ("given", "spins"), [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)]
-)
-def test_threads_wait_briefly_unless_the_user_has_said_how(
-    given: dict[str, str], spins: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "environ", {**given})
-    processes.wait_briefly()
-    assert os.environ.get("GOMP_SPINCOUNT") == spins

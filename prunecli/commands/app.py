@@ -229,7 +229,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.unraisablehook = _again_if_lost
     _heed_signals()
     processes.end_with_parent()
-    processes.wait_briefly()
     gc.set_threshold(COLLECT_AFTER)
     try:
         arguments = _as_meant(arguments)

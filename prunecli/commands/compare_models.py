@@ -93,8 +93,7 @@ def compare_models(
     from prunecli.model.checkpoint import open_model
     from prunecli.model.history import pruned_pairs
     from prunecli.modules.devices import choose_devices
-    from prunecli.modules.fitting import fitting_dtype
-    from prunecli.modules.precision import dtype_name
+    from prunecli.modules.fitting import dtype_name, fitting_dtype
     from prunecli.results.header import header
     from prunecli.results.similarity import Similarity
     from prunecli.text.plain import read_plain

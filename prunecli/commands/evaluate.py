@@ -168,8 +168,7 @@ def evaluate(
 
     from prunecli.evaluation.decoding import DecodingOptions
     from prunecli.evaluation.evaluate import evaluate as run
-    from prunecli.evaluation.gate import Gate
-    from prunecli.evaluation.options import EvaluationOptions, labels_for
+    from prunecli.evaluation.options import EvaluationOptions, Gate, labels_for
     from prunecli.text.named import given_names
 
     gate = Gate(min_ratio, _limits("--min", least), _limits("--max", most))

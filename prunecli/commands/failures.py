@@ -56,7 +56,7 @@ REPORT = "please report it with what --debug shows."
 def describe(error: BaseException) -> tuple[str, int]:
     """The plain lines for a failure and the exit status; re-raises what is a bug."""
     if isinstance(error, MemoryShortError):
-        from prunecli.evaluation.shortage import remedy
+        from prunecli.evaluation.capacity import remedy
 
         error.remedy = remedy(error)
     if isinstance(error, PruneError):

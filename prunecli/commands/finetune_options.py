@@ -96,7 +96,7 @@ def chosen_dtype(asked: str, device: str) -> str:
         return asked
     import torch
 
-    from prunecli.modules.precision import multiplies_natively
+    from prunecli.modules.fitting import multiplies_natively
 
     on_gpu = device != "cpu" and torch.cuda.is_available()
     return "bfloat16" if on_gpu and multiplies_natively(torch.bfloat16, torch.device("cuda")) else "float32"

@@ -24,7 +24,6 @@ from prunecli.commands.outputs import check_table, write_table, written
 from prunecli.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from prunecli.evaluation.capacity import Capacity
     from prunecli.methods.experts.budget import Request
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.inventory import Inventory, Quantisation
@@ -88,12 +87,16 @@ def inspect(
     with _opened(checkpoint, demo) as opened:
         inventory = take_inventory(opened)
         request = None if budget is None else _request(opened, balance, multiple_of)
-        answer = None if request is None else _fits(opened, budget or 0, stored_as, request, load)
+        answer = None
+        if budget is not None and request is not None:
+            from prunecli.evaluation.capacity import what_fits
+            from prunecli.model.cost import usual_load
+
+            answer = what_fits(opened, budget, stored_as, request, usual_load(opened, **load))
         if json or table is not None:
-            from prunecli.evaluation.capacity import fit_document
             from prunecli.results.inspection import Inspection
 
-            inspection = Inspection.of(opened, inventory, None if answer is None else fit_document(answer))
+            inspection = Inspection.of(opened, inventory, answer)
             write_table(table, inspection, force=force)
         if json:
             console.print_json(inspection.to_json())
@@ -101,7 +104,11 @@ def inspect(
         _show(opened, inventory)
         if answer is not None and request is not None:
             words = ["prune-experts", str(checkpoint or opened.path), *_how(opened, request, multiple_of)]
-            _show_fits(answer, inventory, words, stored_as)
+            from prunecli.commands.inspect_fit import next_steps, show_fits
+
+            show_fits(answer, inventory, is_stock=opened.runs_stock)
+            for line in next_steps(answer, words, stored_as, quantised=bool(inventory.quantisation)):
+                console.out(line)
         if table is not None:
             console.note(written(table))
 
@@ -136,28 +143,6 @@ def _how(opened: Checkpoint, request: Request, multiple_of: int) -> list[str]:
 
     balance = [] if of_language_model(opened) else ["--balance", balance_text(request.balance)]
     return balance + (["--multiple-of", str(multiple_of)] if multiple_of > 1 else [])
-
-
-def _fits(
-    opened: Checkpoint, budget: int, dtype: str | None, request: Request, load: dict[str, int]
-) -> Capacity:
-    from prunecli.evaluation.capacity import what_fits
-    from prunecli.model.cost import usual_load
-
-    return what_fits(opened, budget, dtype, request, usual_load(opened, **load))
-
-
-def _show_fits(fits: Capacity, inventory: Inventory, command: list[str], dtype: str | None) -> None:
-    """What fits, and `command` with the ratio (and type) that it leads to.
-
-    Args:
-        dtype: the type asked for; None: any will do.
-    """
-    from prunecli.commands.inspect_fit import next_steps, show_fits
-
-    show_fits(fits, inventory)
-    for line in next_steps(fits, command, dtype, quantised=bool(inventory.quantisation)):
-        console.out(line)
 
 
 def _show(opened: Checkpoint, inventory: Inventory) -> None:

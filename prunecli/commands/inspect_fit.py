@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from prunecli.commands import console
@@ -12,14 +12,13 @@ from prunecli.evaluation.capacity import (
     BATCH_TOKENS,
     SENTENCE_TOKENS,
     SENTENCES,
-    Capacity,
-    Whole,
 )
 from prunecli.progress import duration_text
 from prunecli.tensors.dtypes import config_dtype
 
 if TYPE_CHECKING:
     from prunecli.model.inventory import Inventory
+    from prunecli.results.inspection import Fit, Way
 
 SHRUNK_BY = {
     "attention": "prune-heads",
@@ -29,10 +28,15 @@ SHRUNK_BY = {
 """Part of a model without experts -> the command that makes it smaller."""
 
 
-def show_fits(fits: Capacity, inventory: Inventory) -> None:
-    """The table, then what it assumes."""
-    named = [(_name(whole), whole.way) for whole in fits.wholes]
-    named += [(f"layer by layer, {way.dtype}", way) for way in fits.layered]
+def show_fits(fits: Fit, inventory: Inventory, *, is_stock: bool) -> None:
+    """Print the table, then what it assumes.
+
+    Args:
+        is_stock: whether the model runs in its stock class.
+    """
+    quantised = bool(inventory.quantisation)
+    named = [(_name(way, quantised=quantised), way) for way in (*fits.whole, *fits.pruned)]
+    named += [(f"layer by layer, {way.dtype}", way) for way in fits.by_layer.ways]
     rows = [
         [
             name,
@@ -43,15 +47,13 @@ def show_fits(fits: Capacity, inventory: Inventory) -> None:
         ]
         for name, way in named
     ]
-    title = f"What fits in {console.bytes_text(fits.budget)}"
+    title = f"What fits in {console.bytes_text(fits.budget_bytes or 0)}"
     console.show(console.table(title, ("way", "weights", "besides", "together", "fits"), rows))
-    for line in (*_assumed(fits), *_over(fits, inventory), *_time(fits)):
+    for line in (*_assumed(fits, is_stock=is_stock), *_over(fits, inventory), *_time(fits)):
         console.out(line)
 
 
-def next_steps(
-    fits: Capacity, command: Sequence[str], dtype: str | None, *, quantised: bool
-) -> Iterator[str]:
+def next_steps(fits: Fit, command: Sequence[str], dtype: str | None, *, quantised: bool) -> Iterator[str]:
     """Whether it fits, and else `command` with the smallest ratio that does.
 
     Args:
@@ -59,81 +61,87 @@ def next_steps(
         quantised: as stored and decoded are two things to run then, and said apart.
     """
     if quantised:
-        for whole in (whole for whole in fits.wholes if whole.pruned is None):
-            same = [one for one in fits.wholes if one.target == whole.target]
-            way = "As stored" if whole.target is None else f"Decoded to {whole.way.dtype}"
-            yield f"{way}, {_next(same, command, None)}"
+        for way in fits.whole:
+            same = [one for one in fits.pruned if one.dtype == way.dtype]
+            how = "As stored" if way.as_stored else f"Decoded to {way.dtype}"
+            yield f"{how}, {_next(way.fits, same, command, lambda _way: False)}"
         return
-    if fits.wholes[0].way.fits:
+    if fits.whole[0].fits:
         yield "It fits as it is."
         return
-    wanted = [whole for whole in fits.wholes if dtype in (None, whole.target)]
-    if unpruned := [whole for whole in wanted if whole.pruned is None and whole.way.fits]:
-        yield f"It fits in {unpruned[0].way.dtype}."
-    elif fits.ratio is not None:
-        line = _next([whole for whole in wanted if whole.pruned is not None], command, "--dtype")
+    asked = None if dtype is None else config_dtype(dtype)
+    whole, pruned = (
+        [way for way in ways if asked in (None, way.dtype)] for ways in (fits.whole, fits.pruned)
+    )
+    if fitting := [way for way in whole if way.fits]:
+        yield f"It fits in {fitting[0].dtype}."
+    elif fits.pruned:
+        line = _next(False, pruned, command, lambda way: bool(asked) or not way.as_stored)
         yield line[0].upper() + line[1:]
 
 
-def _next(ways: Sequence[Whole], command: Sequence[str], cast: str | None) -> str:
-    """Of ways of one type, or (with the option that casts to it) of several, that which keeps the most."""
-    if any(one.pruned is None and one.way.fits for one in ways):
+def _next(fits: bool, pruned: Sequence[Way], command: Sequence[str], cast: Callable[[Way], bool]) -> str:
+    """Whether the whole model `fits`, or else the ratio of `pruned` that keeps most, with its type if it is `cast`."""
+    if fits:
         return "it fits as it is."
-    ratios = [one.pruned for one in ways if one.pruned is not None and one.way.fits]
+    ratios = [way for way in pruned if way.fits]
     if not ratios:
         return "it does not fit, and no ratio of its experts makes it."
-    least = min(ratios, key=lambda fit: fit.ratio)
+    least = min(ratios, key=lambda way: way.ratio or 0)
     words = [*command, "--ratio", f"{least.ratio:g}"]
-    words += [cast, config_dtype(least.dtype)] if cast and least.dtype is not None else []
+    words += ["--dtype", least.dtype] if cast(least) else []
     return f"it does not fit with all its experts. Next: prunecli {shlex.join(words)}"
 
 
-def _name(whole: Whole) -> str:
-    stored = ", as stored" if whole.way.as_stored else ", decoded" if whole.is_decoded else ""
-    name = "whole" if whole.pruned is None else f"ratio {whole.pruned.ratio:g}"
-    return f"{name}, {whole.way.dtype}{stored}"
+def _name(way: Way, *, quantised: bool) -> str:
+    stored = ", as stored" if way.as_stored else ", decoded" if quantised else ""
+    name = "whole" if way.ratio is None else f"ratio {way.ratio:g}"
+    return f"{name}, {way.dtype}{stored}"
 
 
-def _assumed(fits: Capacity) -> Iterator[str]:
-    load = fits.load
-    named = "text" if fits.is_stock else "sentence"
-    sentences = f"1 {named}" if load.batch == 1 else f"{load.batch} {named}s"
+def _assumed(fits: Fit, *, is_stock: bool) -> Iterator[str]:
+    named = "text" if is_stock else "sentence"
+    sentences = f"1 {named}" if fits.batch == 1 else f"{fits.batch} {named}s"
     yield (
-        f"Whole: {sentences} decoding, beam {load.beam}, {load.length} tokens, and 10% of the memory free."
+        f"Whole: {sentences} decoding, beam {fits.beam}, {fits.length} tokens, and 10% of the memory free."
     )
-    if fits.is_stock:
-        first = fits.wholes[0].way
+    if is_stock:
+        first = fits.whole[0]
         cache, decoding = first.cache_bytes or 0, first.decoding_bytes or 0
         yield (
             f"Besides: {console.bytes_text(cache)} of keys, values and states, "
             f"{console.bytes_text(decoding - cache)} of activations."
         )
     yield from fits.unknown
-    if pruned := {whole.pruned.keep: whole.pruned for whole in fits.wholes if whole.pruned is not None}:
+    if pruned := {way.keep: way for way in fits.pruned}:
         yield (
             "; ".join(
-                f"ratio {fit.ratio:g} keeps {fit.keep:,} of {fit.held:,} experts" for fit in pruned.values()
+                f"ratio {way.ratio:g} keeps {way.keep:,} of {way.held:,} experts" for way in pruned.values()
             ).capitalize()
             + "."
         )
-    if not fits.layered:
+    if not fits.by_layer.ways:
         return
-    if fits.is_stock:
-        yield f"Layer by layer (collect-gates --memory): batches of {BATCH_TOKENS:,} tokens, {fits.length:,} a window."
+    if is_stock:
+        yield (
+            f"Layer by layer (collect-gates --memory): batches of {BATCH_TOKENS:,} tokens, "
+            f"{fits.by_layer.batch_length:,} a window."
+        )
     else:
         yield f"Layer by layer (--memory): batches of {BATCH_TOKENS:,} tokens, {BATCH_LENGTH} a sentence."
     if tokens := [
-        f"{way.state_tokens:,} in {way.dtype}" for way in fits.layered if way.state_tokens is not None
+        f"{way.state_tokens:,} in {way.dtype}" for way in fits.by_layer.ways if way.state_tokens is not None
     ]:
         yield f"Tokens' hidden states in memory: {', '.join(tokens)}; then a file."
 
 
-def _over(fits: Capacity, inventory: Inventory) -> Iterator[str]:
+def _over(fits: Fit, inventory: Inventory) -> Iterator[str]:
     """A model without experts: how much too large it is, and what it is made of."""
-    smallest = min((whole.way for whole in fits.wholes), key=lambda way: way.needed_bytes)
-    if fits.ratio is not None or smallest.fits:
+    smallest = min((*fits.whole, *fits.pruned), key=lambda way: way.needed_bytes)
+    if fits.pruned or smallest.fits:
         return
-    yield f"The whole model needs {console.bytes_text(smallest.needed_bytes - fits.budget)} more, in {smallest.dtype}."
+    more = console.bytes_text(smallest.needed_bytes - (fits.budget_bytes or 0))
+    yield f"The whole model needs {more} more, in {smallest.dtype}."
     parts = [
         f"{inventory.parts[part].bytes / max(1, inventory.total.bytes):.0%} {part} ({command})"
         for part, command in SHRUNK_BY.items()
@@ -143,7 +151,7 @@ def _over(fits: Capacity, inventory: Inventory) -> Iterator[str]:
     yield "How much smaller these make it is yours to choose; --dry-run says the bytes."
 
 
-def _time(fits: Capacity) -> Iterator[str]:
+def _time(fits: Fit) -> Iterator[str]:
     single = fits.one_pass
     if single is None:
         return

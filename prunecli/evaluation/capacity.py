@@ -1,15 +1,26 @@
-"""The ways to hold a checkpoint in a memory."""
+"""The memory that a model takes and what fits in a memory: for `inspect --fit`, and for errors of too little memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from math import ceil
+from typing import Any
 
-from prunecli.errors import PruneError, UnsupportedModelError
-from prunecli.methods.experts.budget import Request
-from prunecli.methods.experts.memory_fit import MemoryFit, at_ratios, fit_payload, margin_bytes, nearest_ratio
+import torch
+
+from prunecli.errors import MemoryShortError, PruneError, Shortage, UnsupportedModelError
+from prunecli.evaluation.hardware import device_name
+from prunecli.methods.experts.budget import Request, request_of
+from prunecli.methods.experts.memory_fit import (
+    MARGIN,
+    at_ratios,
+    fit_payload,
+    margin_bytes,
+    nearest_ratio,
+)
+from prunecli.methods.experts.options import ExpertOptions
 from prunecli.model.cache import find_cache
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import (
     Load,
     decoding_bytes,
@@ -19,13 +30,35 @@ from prunecli.model.cost import (
     weight_bytes,
 )
 from prunecli.model.quantisation import method_of, value_dtype
+from prunecli.modules.dequantised import as_run
+from prunecli.modules.devices import found_device
+from prunecli.modules.fitting import COMPUTE, FREE_SHARE, choose_dtype, dtype_name
+from prunecli.modules.machine import (
+    CONTEXT_BYTES,
+    available_memory,
+    disk_speed,
+    product_speed,
+    resident_now,
+)
+from prunecli.modules.stock_model import refused_by_layer
+from prunecli.results.inspection import ComputingTime, Fit, LayerWays, Pass, Way
+from prunecli.running.layerwise.budget import (
+    MIN_BUFFERS,
+    Demand,
+    activation_bytes,
+    output_bytes,
+    plan_memory,
+    smallest_memory,
+    state_bytes,
+    stock_activation_bytes,
+    stock_state_bytes,
+)
+from prunecli.running.layerwise.parts import make_skeleton
+from prunecli.running.layerwise.runner import shape_of
+from prunecli.running.lengths import window_length
 from prunecli.tensors.dtypes import config_dtype, is_float, itemsize, parse_dtype
-
-if TYPE_CHECKING:
-    import torch
-
-    from prunecli.model.checkpoint import Checkpoint
-    from prunecli.results.inspection import Fit, Pass, Way
+from prunecli.tensors.quantities import bytes_text
+from prunecli.text.tokens import load_tokenizer
 
 BATCH_TOKENS = 4096
 BATCH_LENGTH = 64
@@ -42,58 +75,17 @@ PRODUCT_SECONDS = 0.5
 """A measurement ends here."""
 
 TEXT_RATIOS = (0.25, 0.5, 0.75)
-"""Of the experts of language models: what is left of them is said whether or not the model fits."""
+"""Ratios of the experts of language models that are shown whether or not the model fits."""
+
+LAYERS_SHARE = 0.8
+"""Part of the free memory that `--memory` is advised to take."""
 
 
-@dataclass(frozen=True)
-class Whole:
-    """The whole model, or what is left after removing experts, decoding.
+def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, request: Request, load: Load) -> Fit:
+    """The ways to hold a model in a memory: whole in each type, without some experts, layer by layer.
 
-    Attributes:
-        way: sizes in bytes, and whether the memory asked for holds them.
-        target: type that the weights are cast to, or decoded to, as in safetensors; None: as stored.
-        pruned: the experts that are removed; None: none.
-        is_decoded: whether quantised weights are held as what they stand for, as prunecli and CPUs run them.
-    """
-
-    way: Way
-    target: str | None
-    pruned: MemoryFit | None = None
-    is_decoded: bool = False
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """What fits where.
-
-    Attributes:
-        budget: the memory, in bytes.
-        load: what decodes in it.
-        wholes: the model in each type, then what is left of it where it does not fit and has experts.
-        layered: running layer by layer, a mixture in its stock class by `collect-gates`; none: it is not done.
-        length: tokens of the longest sentence or window of a batch, layer by layer.
-        one_pass: how long that takes.
-        ratio: of the experts to remove in the type asked for, or as stored; None: the model has no experts.
-        unknown: plain lines on what could not be counted.
-        is_stock: whether it runs in its stock class.
-    """
-
-    budget: int
-    load: Load
-    wholes: tuple[Whole, ...]
-    layered: tuple[Way, ...]
-    length: int
-    one_pass: Pass | None
-    ratio: MemoryFit | None
-    unknown: tuple[str, ...] = ()
-    is_stock: bool = False
-
-
-def what_fits(
-    checkpoint: Checkpoint, budget: int, dtype: str | None, request: Request, load: Load
-) -> Capacity:
-    """Reckon from headers; where the model is run layer by layer, build it without weights, and where prunecli builds
-    it itself, measure the machine for about two seconds.
+    Headers are read. If the model can run layer by layer, it is built without weights. If prunecli builds its class
+    itself, the machine is measured for about two seconds.
 
     Args:
         budget: bytes.
@@ -105,8 +97,6 @@ def what_fits(
         UnsupportedModelError: the family is not declared.
         CheckpointError: tensors that do not fit config.json, or cannot be read.
     """
-    from prunecli.modules.stock_model import refused_by_layer
-
     family = checkpoint.family
     if family is None:
         checkpoint.require_architecture()  # refuses a class that is not known
@@ -117,42 +107,49 @@ def what_fits(
     stock = checkpoint.runs_stock
     sparse = bool(family.mixture and checkpoint.mixtures) and not checkpoint.has_constants
     targets = _dtypes(checkpoint, dtype)
-    ways = [_whole(checkpoint, budget, target, load) for target in targets]
-    pruned: list[Whole] = []
+    whole = [_whole(checkpoint, budget, target, load) for target in targets]
+    pruned: list[Way] = []
     ratio = nearest_ratio(checkpoint, budget, load, request, dtype=dtype) if sparse else None
-    for target, whole in zip(targets, ways, strict=True):
+    for target, way in zip(targets, whole, strict=True):
         fits = []
         if sparse and stock and (checkpoint.quantised or target == targets[0]):
             fits = list(at_ratios(checkpoint, budget, load, request, TEXT_RATIOS, dtype=target))
-        if ratio is not None and not whole.way.fits:
+        if ratio is not None and not way.fits:
             known = target == ratio.dtype
             nearest = ratio if known else nearest_ratio(checkpoint, budget, load, request, dtype=target)
             fits = [fit for fit in fits if fit.keep != nearest.keep] + [nearest]
         for fit in sorted(fits, key=lambda fit: fit.ratio):
             figures = {"weight_bytes": fit.dense + fit.experts, "needed_bytes": _memory_for(fit.total)}
             experts = {"ratio": fit.ratio, "keep": fit.keep, "held": fit.held}
-            way = whole.way.model_copy(update={**figures, "fits": fit.fits, **experts})
-            pruned.append(replace(whole, way=way, pruned=fit))
-    layered: tuple[tuple[Way, int], ...] = ()
-    unknown = find_cache(checkpoint).unknown if stock else ()
+            pruned.append(way.model_copy(update={**figures, "fits": fit.fits, **experts}))
+    layered: list[tuple[Way, int]] = []
+    unknown = [*find_cache(checkpoint).unknown] if stock else []
     try:
         if not stock or (checkpoint.is_local and refused_by_layer(checkpoint) is None):
-            layered = tuple(_by_layer(checkpoint, budget))
+            layered = list(_by_layer(checkpoint, budget))
     except PruneError as error:
         if not stock:
             raise
         # What else fits is said all the same.
-        unknown = (*unknown, f"Not counted layer by layer: {error.message}.")
-    return Capacity(
-        budget,
-        load,
-        (*ways, *pruned),
-        tuple(way for way, _ in layered),
-        layered[0][1] if layered else BATCH_LENGTH,
-        None if stock else _measure_pass(checkpoint, sparse=sparse),
-        ratio,
-        unknown,
-        stock,
+        unknown.append(f"Not counted layer by layer: {error.message}.")
+    fields: dict[str, Any] = {
+        "budget_bytes": budget,
+        "batch": load.batch,
+        "beam": load.beam,
+        "length": load.length,
+        **({} if ratio is None or not ratio.fits else fit_payload(ratio)),
+        **({} if stock else {"pass": _measure_pass(checkpoint, sparse=sparse)}),
+        **({"unknown": unknown} if unknown else {}),
+    }
+    return Fit(
+        **fields,
+        whole=whole,
+        pruned=pruned,
+        by_layer=LayerWays(
+            batch_tokens=BATCH_TOKENS,
+            batch_length=layered[0][1] if layered else BATCH_LENGTH,
+            ways=[way for way, _ in layered],
+        ),
     )
 
 
@@ -168,9 +165,7 @@ def _dtypes(checkpoint: Checkpoint, asked: str | None) -> list[str | None]:
     return [first, *(other for other in ("F32", "F16") if itemsize(other) != same)]
 
 
-def _whole(checkpoint: Checkpoint, budget: int, target: str | None, load: Load) -> Whole:
-    from prunecli.results.inspection import Way
-
+def _whole(checkpoint: Checkpoint, budget: int, target: str | None, load: Load) -> Way:
     weights = weight_bytes(checkpoint, target)
     cache, activations = decoding_bytes(checkpoint, load, target)
     total = weights + cache + activations
@@ -178,7 +173,7 @@ def _whole(checkpoint: Checkpoint, budget: int, target: str | None, load: Load) 
     named = config_dtype(target or stored_dtype(checkpoint))
     if target is None and checkpoint.quantised:
         named = method_of(checkpoint.config) or next(iter(checkpoint.quantised.values())).scheme
-    way = Way(
+    return Way(
         dtype=named,
         as_stored=target is None or (not checkpoint.quantised and floats <= {target}),
         weight_bytes=weights,
@@ -187,23 +182,14 @@ def _whole(checkpoint: Checkpoint, budget: int, target: str | None, load: Load) 
         needed_bytes=_memory_for(total),
         fits=total <= budget - margin_bytes(budget),
     )
-    return Whole(way, target, is_decoded=target is not None and bool(checkpoint.quantised))
 
 
 def _memory_for(total: int) -> int:
     """The smallest memory of which the margin leaves so much."""
-    needed = total
-    while needed - margin_bytes(needed) < total:
-        needed += total - (needed - margin_bytes(needed))
-    return needed
+    return ceil(total / (1 - MARGIN))
 
 
 def _by_layer(checkpoint: Checkpoint, budget: int) -> Iterator[tuple[Way, int]]:
-    import torch
-
-    from prunecli.modules.devices import found_device
-    from prunecli.modules.precision import choose_dtype
-
     device = found_device()
     first = choose_dtype("auto", checkpoint, device)
     for dtype in dict.fromkeys((first, torch.bfloat16 if device.type == "cpu" else first)):
@@ -218,25 +204,6 @@ def layers_in(
     Batches are of the usual size; a mixture in its stock class runs as in `collect-gates`. `state_tokens` of the way
     are those whose hidden states stay in the memory, on a GPU in the host's; None: the model does not fit.
     """
-    from prunecli.modules.dequantised import as_run
-    from prunecli.modules.machine import CONTEXT_BYTES, available_memory, resident_now
-    from prunecli.modules.precision import dtype_name
-    from prunecli.results.inspection import Way
-    from prunecli.running.layerwise.budget import (
-        MIN_BUFFERS,
-        Demand,
-        activation_bytes,
-        output_bytes,
-        plan_memory,
-        smallest_memory,
-        state_bytes,
-        stock_activation_bytes,
-        stock_state_bytes,
-    )
-    from prunecli.running.layerwise.parts import make_skeleton
-    from prunecli.running.layerwise.runner import shape_of
-    from prunecli.running.lengths import window_length
-
     checkpoint = as_run(checkpoint, dtype)
     skeleton = make_skeleton(checkpoint, device, dtype)
     shape = shape_of(checkpoint, skeleton, dtype)
@@ -271,8 +238,6 @@ def layers_in(
 
 def _tokenizer(checkpoint: Checkpoint) -> Any:
     """Its tokenizer, which a run holds too; None: there is none, so that nothing runs, but what fits can be said."""
-    from prunecli.text.tokens import load_tokenizer
-
     try:
         return load_tokenizer(checkpoint.path)
     except PruneError:
@@ -285,24 +250,16 @@ def _measure_pass(checkpoint: Checkpoint, *, sparse: bool) -> Pass:
     Args:
         sparse: whether gates are collected, without logits; else the model makes them.
     """
-    import torch
-
-    from prunecli.evaluation.hardware import device_name
-    from prunecli.modules.devices import found_device
-    from prunecli.modules.precision import choose_dtype, dtype_name
-    from prunecli.modules.speeds import disk_speed, model_speed
-    from prunecli.results.inspection import ComputingTime, Pass
-
     family, count = checkpoint.require_architecture(), checkpoint.layout.sizes.count
     tokens = SENTENCES * SENTENCE_TOKENS
     operations = token_products(checkpoint.layout).operations(tokens, tokens, tokens, output=not sparse)
     disk = disk_speed(checkpoint.files if checkpoint.is_local else (), MOST_READ, READ_SECONDS)
-    reading = checkpoint.total_bytes / disk.rate if disk.bytes else 0.0
+    reading = checkpoint.total_bytes / disk.rate if disk.rate else 0.0
     widest = max(count(stack.ffn.width) for stack in family.stacks)
     computing = []
     for device in dict.fromkeys((torch.device("cpu"), found_device())):
         dtype = choose_dtype("auto", checkpoint, device)
-        speed = model_speed(count(model_dim(family)), widest, dtype, device, PRODUCT_SECONDS).speed
+        speed = product_speed(count(model_dim(family)), widest, dtype, device, PRODUCT_SECONDS)
         computing.append(
             ComputingTime(
                 device=device_name(device),
@@ -326,22 +283,58 @@ def _measure_pass(checkpoint: Checkpoint, *, sparse: bool) -> Pass:
     )
 
 
-def fit_document(fits: Capacity) -> Fit:
-    """All of it, as `inspect --json` prints it."""
-    from prunecli.results.inspection import Fit, LayerWays
+def remedy(error: MemoryShortError) -> str:
+    """One line: a smaller type, layer by layer, fewer experts, whichever fit; else the error's own."""
+    shortage = error.shortage
+    with open_model(shortage.checkpoint) as checkpoint:
+        ways = list(_ways(checkpoint, shortage))
+        said = f"What fits: {'; '.join(ways)}." if ways else str(error.remedy)
+        if checkpoint.family is None:
+            return said
+    return f"{said} More: prunecli inspect {shortage.checkpoint} --fit {option_size(shortage.free)}"
 
-    fields: dict[str, Any] = {
-        "budget_bytes": fits.budget,
-        "batch": fits.load.batch,
-        "beam": fits.load.beam,
-        "length": fits.load.length,
-        **({} if fits.ratio is None or not fits.ratio.fits else fit_payload(fits.ratio)),
-        **({} if fits.one_pass is None else {"pass": fits.one_pass}),
-        **({"unknown": list(fits.unknown)} if fits.unknown else {}),
-    }
-    return Fit(
-        **fields,
-        whole=[whole.way for whole in fits.wholes if whole.pruned is None],
-        pruned=[whole.way for whole in fits.wholes if whole.pruned is not None],
-        by_layer=LayerWays(batch_tokens=BATCH_TOKENS, batch_length=fits.length, ways=list(fits.layered)),
-    )
+
+def _ways(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
+    weights = weight_bytes(checkpoint, parse_dtype(shortage.dtype))
+    if not shortage.trains and weights <= FREE_SHARE * shortage.free:
+        yield "a smaller batch or beam"
+    if shortage.dtype == "float32" and not shortage.trains:
+        smaller = weight_bytes(checkpoint, "BF16")
+        if smaller <= shortage.room:
+            yield f"--dtype bfloat16 ({bytes_text(smaller)})"
+    if checkpoint.family is None or shortage.dtype == "int8":
+        return
+    if shortage.by_layer and not checkpoint.runs_stock:
+        memory = int(LAYERS_SHARE * (shortage.one_free or shortage.free))
+        way, _ = layers_in(checkpoint, shortage.free, torch.device(shortage.device), COMPUTE[shortage.dtype])
+        if way.needed_bytes <= memory:
+            yield f"{shortage.by_layer} {option_size(memory)}"
+    yield from _prune_command(checkpoint, shortage)
+
+
+def _prune_command(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
+    """The smallest ratio of experts to remove, in 16 bits where the weights are not trained."""
+    if not checkpoint.mixtures or checkpoint.has_constants:
+        return
+    stored, dtype = stored_dtype(checkpoint), parse_dtype(shortage.dtype)
+    if dtype == "F32" and not shortage.trains:
+        dtype = stored if itemsize(stored) == 2 else "BF16"
+    budget = int(shortage.room / (1 - MARGIN))  # what decoding takes is counted in room
+    request = request_of(checkpoint, ExpertOptions(), checkpoint.mixtures)
+    fit = nearest_ratio(checkpoint, budget, Load(1, 1, 1), request, dtype=dtype)
+    if not fit.fits or fit.keep == fit.held:
+        return
+    # Of quantised weights no other type can be written: they are decoded to it as the model is run.
+    casts = itemsize(stored) > itemsize(dtype) and not checkpoint.quantised
+    cast = f" --dtype {config_dtype(dtype)}" if casts else ""
+    size = bytes_text(fit.dense + fit.experts)
+    yield f"prune-experts {checkpoint.path} --ratio {fit.ratio:g}{cast} first ({size})"
+
+
+def option_size(count: int) -> str:
+    """At most so many bytes, as an option takes it: 18.7GiB, 512MiB."""
+    for unit, power in (("GiB", 30), ("MiB", 20)):
+        tenths = 10 * count >> power
+        if tenths >= 10:
+            return f"{tenths / 10:g}{unit}"
+    return str(count)

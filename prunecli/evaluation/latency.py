@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prunecli.evaluation.hardware import idle_threads, threads
+from prunecli.evaluation.hardware import MemoryTask, idle_threads, measure_cost, threads
 from prunecli.evaluation.timing import LatencyOptions, Setting, Turns, measure_seconds
 from prunecli.evaluation.workload import Phase, Workload
 from prunecli.evaluation.workloads import workload
@@ -87,10 +87,8 @@ def _latency(
 ) -> Latency:
     import torch
 
-    from prunecli.evaluation.memory import MemoryTask, measure_cost
     from prunecli.modules.devices import choose_devices
-    from prunecli.modules.fitting import decoding, decoding_room, fitting_dtype
-    from prunecli.modules.precision import COMPUTE, dtype_name
+    from prunecli.modules.fitting import COMPUTE, decoding, decoding_room, dtype_name, fitting_dtype
     from prunecli.results.header import header
     from prunecli.results.latency import Latency, Timed
 

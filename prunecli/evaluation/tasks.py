@@ -171,8 +171,7 @@ def _dtype(opened: Mapping[str, Checkpoint], task: OtherTask, options: Evaluatio
     """The type of all models; layer by layer any size fits."""
     from prunecli.model.cost import head_bytes
     from prunecli.modules.devices import choose_devices
-    from prunecli.modules.fitting import fitting_dtype
-    from prunecli.modules.precision import candidates, dtype_name
+    from prunecli.modules.fitting import candidates, dtype_name, fitting_dtype
     from prunecli.tensors.dtypes import parse_dtype
 
     devices = choose_devices(options.device)
@@ -203,8 +202,8 @@ def _measure(
     from prunecli.evaluation.embedding import EmbeddingModels
     from prunecli.evaluation.language_model import mlm_losses, perplexity
     from prunecli.modules.devices import choose_device
+    from prunecli.modules.fitting import choose_dtype
     from prunecli.modules.loading import load_model
-    from prunecli.modules.precision import choose_dtype
     from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
     from prunecli.running.lengths import window_length
     from prunecli.running.runner import InMemory

@@ -75,7 +75,7 @@ class Turns:
         options: LatencyOptions,
     ) -> None:
         from prunecli.modules.devices import choose_devices
-        from prunecli.modules.precision import COMPUTE
+        from prunecli.modules.fitting import COMPUTE
 
         self._opened, self._workloads, self._rooms, self._options = opened, workloads, rooms, options
         self._models: dict[str, Any] = {}

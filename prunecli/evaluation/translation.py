@@ -143,8 +143,7 @@ def _dtype(
 ) -> str:
     """The type of all models: as asked, as an interrupted run had it (`earlier`), or as they fit."""
     from prunecli.modules.devices import choose_devices
-    from prunecli.modules.fitting import decoding, fitting_dtype
-    from prunecli.modules.precision import COMPUTE, dtype_name
+    from prunecli.modules.fitting import COMPUTE, decoding, dtype_name, fitting_dtype
 
     earlier = process_group.broadcast(earlier)
     if earlier in COMPUTE and options.dtype == "auto":  # what a damaged state says may be none
@@ -180,9 +179,8 @@ def _translate_checkpoint(
     left = [pair for pair in keys if kept[pair] is None]
     translations = {pair_name(*pair): done for pair, done in kept.items() if done is not None}
     if left:
-        from prunecli.modules.fitting import decoding_room
+        from prunecli.modules.fitting import COMPUTE, decoding_room
         from prunecli.modules.loading import load_for_decoding
-        from prunecli.modules.precision import COMPUTE
         from prunecli.text.tokens import language_id, languages, load_tokenizer
 
         tokenizer = load_tokenizer(checkpoint.path)

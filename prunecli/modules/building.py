@@ -21,8 +21,8 @@ from prunecli.model.skeleton import Skeleton, cannot_make
 from prunecli.model.structure import KEY, WEIGHTS_KEY
 from prunecli.modules.cpu_linear import speed_up_linears
 from prunecli.modules.define import fit_embeddings, has_module
+from prunecli.modules.devices import dispatch, module_devices, spread
 from prunecli.modules.filling import Destination, chunk_for, destinations, expert_names, fill, read_into
-from prunecli.modules.hops import Spread, connect, places
 from prunecli.modules.int8 import fill_int8, linears_to_int8, read_int8_experts
 from prunecli.modules.saving import saving_as_stored, tie_parameter
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
@@ -33,7 +33,7 @@ def build_model(
     device: torch.device,
     dtype: torch.dtype,
     name: str | None = None,
-    spread: Spread | None = None,
+    memory: Mapping[int, int] | None = None,
 ) -> Any:
     """A model in evaluation mode, on `device`, its floating tensors in `dtype` (routers in float32).
 
@@ -42,7 +42,7 @@ def build_model(
     Args:
         dtype: int8: linear layers and experts in it, one after another, all else in float32.
         name: of its class, one of the family's; None: see `model_class`.
-        spread: the GPUs of its layers, where they are not all on `device`.
+        memory: GPU -> bytes that its weights may take there; None: all are on `device`.
 
     Raises:
         UnsupportedModelError: the family is not declared.
@@ -51,7 +51,9 @@ def build_model(
     in_int8 = dtype == torch.int8
     computed = torch.float32 if in_int8 else dtype
     model = assemble(checkpoint, device, computed, name)
-    where = {} if spread is None else places(model, checkpoint, spread)
+    tie(model, checkpoint)
+    placed = {} if memory is None else spread(model, memory) or {}
+    where = module_devices(model, placed)
     experts = expert_names(checkpoint.mixtures)
     if in_int8:
         read_int8_experts(model, checkpoint)
@@ -72,8 +74,7 @@ def build_model(
     complete(model, checkpoint, device)
     if in_int8:
         linears_to_int8(model)
-    if spread is not None:
-        connect(model, checkpoint, spread, device)
+    dispatch(model, placed)
     config = checkpoint.config
     if KEY in config:  # of the class that is saved, and as this version of prunecli writes it
         tensors = experts | {target.name for target in targets}
@@ -144,6 +145,15 @@ def complete(model: Any, checkpoint: Checkpoint, device: torch.device, absent: C
     Raises:
         CheckpointError: another parameter still is.
     """
+    tie(model, checkpoint)
+    _fill_buffers(model, checkpoint.layout.family, device)
+    missing = [name for name, value in model.named_parameters() if value.is_meta and id(value) not in absent]
+    if missing:
+        raise missing_tensors(checkpoint, missing)
+
+
+def tie(model: Any, checkpoint: Checkpoint) -> None:
+    """Make each tied parameter the same `Parameter` as the one that the checkpoint stores."""
     # T5 would tie what is apart, as every family would where the output layer no longer has the input's table.
     if checkpoint.structure.embedding.is_stock and not any(
         alias in checkpoint.tensors for alias in checkpoint.layout.family.tied
@@ -153,10 +163,6 @@ def complete(model: Any, checkpoint: Checkpoint, device: torch.device, absent: C
         alias = module_name(model, own)
         if own not in checkpoint.tensors and has_module(model, alias.rpartition(".")[0]):
             tie_parameter(model, alias, module_name(model, name))
-    _fill_buffers(model, checkpoint.layout.family, device)
-    missing = [name for name, value in model.named_parameters() if value.is_meta and id(value) not in absent]
-    if missing:
-        raise missing_tensors(checkpoint, missing)
 
 
 def model_class(checkpoint: Checkpoint, name: str | None = None) -> Any:

@@ -3,8 +3,8 @@
 All that is private to torch about oneDNN is used here and in `int8` alone.
 
 torch's own choices are best for large even products. Measured on AVX-512 with 1024 x 4096 weights on one thread: at 64
-rows, float32 by MKL takes 7.0 ms and by oneDNN 5.8; float16 (no native arithmetic) 25 as torch does it, 6.3 cast to
-float32 block by block. One row reads bfloat16 weights at 9.6 GB/s by oneDNN, at 20 GB/s by torch's dot products.
+rows, float32 by MKL takes 7.0 ms and by oneDNN 5.8. One row reads bfloat16 weights at 9.6 GB/s by oneDNN, at 20 GB/s by
+torch's dot products.
 
 For the few rows of a decoding step MKL is slower still on some of them. On an AMD EPYC with two threads, MKL to oneDNN:
 5 rows of 1024 x 1024 float32 weights 1.5, of 4096 x 1024 2.4, of an output layer of 32,000 x 1024 3.9; 4,096 rows 1.2.
@@ -27,12 +27,6 @@ from torch.nn import functional
 
 MIN_ONEDNN = 1 << 20
 """Weights from which float32 products go to oneDNN, which compiles about 0.5 ms for each new shape."""
-
-CAST_ELEMENTS = 1 << 20
-"""Float16 weights cast at a time: 4 MiB in float32 on each thread."""
-
-FEW_ROWS = 3
-"""Up to these rows, torch's dot products on float16 are faster than a cast."""
 
 PACKED_ROWS = 32
 """Rows that the blocks of a packed weight are chosen for: the same from 2 to hundreds."""
@@ -109,23 +103,22 @@ def pack_linears(model: nn.Module) -> None:
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`rows W^T + b`, possibly followed by rows to be ignored, possibly in float32 where the weight is float16.
+    """`rows W^T + b`, possibly followed by rows to be ignored.
 
     Args:
-        rows: `[rows, in]`, in the type of the weight or in float32.
+        rows: `[rows, in]`, in the type of the weight.
         weight: `[out, in]`, contiguous.
         bias: `[out]`, or None.
 
     Returns:
         `[at least rows, out]`.
     """
-    if weight.dtype == torch.float16 and not _native_float16():
-        return _linear_float16(rows, weight, bias)
+    rows = pad_rows(rows)
     if weight.dtype == torch.float32:
-        return _linear_float32(rows, weight, bias)
-    if weight.dtype == torch.bfloat16 and rows.shape[0] > 1 and onednn_bfloat16():
-        return onednn_linear(pad_rows(rows), weight, bias)
-    return functional.linear(rows, weight, bias)
+        goes_to_onednn = weight.numel() >= MIN_ONEDNN and has_onednn_linear()
+    else:  # where torch's own switch of oneDNN may be off, see `dot_products`
+        goes_to_onednn = weight.dtype == torch.bfloat16 and len(rows) > 1 and onednn_bfloat16()
+    return (onednn_linear if goes_to_onednn else functional.linear)(rows, weight, bias)
 
 
 def padded_rows(rows: int) -> int:
@@ -143,12 +136,6 @@ def pad_rows(rows: Tensor) -> Tensor:
     return functional.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
-def _linear_float32(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if weight.numel() < MIN_ONEDNN or not has_onednn_linear():
-        return functional.linear(rows, weight, bias)
-    return onednn_linear(pad_rows(rows), weight, bias)
-
-
 def onednn_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """oneDNN's `rows W^T + b`; no gradients.
 
@@ -159,22 +146,6 @@ def onednn_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
     return result
-
-
-def _linear_float16(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if rows.shape[0] <= FEW_ROWS:
-        return functional.linear(rows.half(), weight, bias)
-    rows = pad_rows(rows).float()
-    step = max(1, CAST_ELEMENTS // weight.shape[1])
-    starts = range(0, weight.shape[0], step)
-
-    def cast(tensor: Tensor | None, start: int) -> Tensor | None:
-        return None if tensor is None else tensor[start : start + step].float()
-
-    blocks = [
-        _linear_float32(rows, weight[start : start + step].float(), cast(bias, start)) for start in starts
-    ]
-    return torch.cat(blocks, dim=1)
 
 
 @contextmanager
@@ -220,34 +191,19 @@ _switch = _OnednnSwitch()
 
 
 @cache
-def _native_float16() -> bool:
-    """Whether oneDNN multiplies float16 on this CPU."""
-    return _supports("_is_mkldnn_fp16_supported")
-
-
-@cache
 def onednn_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 on this CPU."""
-    return has_onednn_linear() and _supports("_is_mkldnn_bf16_supported")
+    return has_onednn_linear() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _supports(question: str) -> bool:
-    """What oneDNN says of this CPU; no, where this build of torch does not ask it."""
-    ask = getattr(torch.ops.mkldnn, question, None)
-    return ask is not None and bool(ask())
-
-
-@cache
 def has_onednn_linear() -> bool:
-    """Whether this build of torch has oneDNN's linear layer, which the public interface gives float32 no way to."""
-    available = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
-    return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    """Whether this build of torch has oneDNN, whose linear layer the public interface does not give to float32."""
+    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this build of torch packs weights of that type for oneDNN, and this CPU multiplies them so."""
-    has_op = has_onednn_linear() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    return has_op and (dtype == torch.float32 or (dtype == torch.bfloat16 and onednn_bfloat16()))
+    """Whether weights of that type can be packed for oneDNN, which multiplies them on this CPU."""
+    return has_onednn_linear() and (dtype == torch.float32 or (dtype == torch.bfloat16 and onednn_bfloat16()))
 
 
 def pack(weight: Tensor) -> Tensor:

@@ -1,12 +1,15 @@
-"""The devices that a model runs on: which a name means, and what is said of one that cannot be used or is full."""
+"""The devices that a model runs on: their names, how a model is spread over several GPUs, and errors of full ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
+from torch import nn
 
 from prunecli.errors import UsageError
 from prunecli.processes import world_size
@@ -153,3 +156,57 @@ def _filling() -> str:
     except RuntimeError:  # an error of CUDA stays for the rest of the process
         return "the GPU"
     return f"cuda:{device} ({bytes_text(total)}, {bytes_text(here)} of it this process's, {bytes_text(free)} free)"
+
+
+def spread(model: Any, memory: Mapping[int, int]) -> dict[str, torch.device] | None:
+    """Which GPU each module is on, all about equally full where that is possible; None if they do not hold the model.
+
+    Modules are placed in their order. Layers and sparse FFNs are not split; modules that share parameters are together.
+
+    Args:
+        model: of transformers, tied; may be on the meta device.
+        memory: GPU -> bytes that the weights may take there.
+    """
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import compute_module_sizes, get_balanced_memory
+
+    whole = [*(model._no_split_modules or ()), "SparseFFN"]
+    sizes = compute_module_sizes(model)
+    largest = max(
+        (sizes[name] for name, module in model.named_modules() if type(module).__name__ in whole), default=0
+    )
+    first = min(memory)
+    balanced = get_balanced_memory(model, dict(memory), whole)
+    # On the first GPU accelerate reserves memory for the largest of the layers to come, in case one is on the CPU.
+    for limits, reserved in product((balanced, dict(memory)), (largest, 0)):
+        placed = infer_auto_device_map(model, limits | {first: limits[first] + reserved}, whole)
+        used = Counter[Any]()
+        for name, number in placed.items():
+            used[number] += sizes[name]
+        if all(size <= memory.get(number, 0) for number, size in used.items()):
+            return {name: torch.device("cuda", number) for name, number in placed.items()}
+    return None
+
+
+def module_devices(model: nn.Module, placed: Mapping[str, torch.device]) -> dict[int, torch.device]:
+    """Id of each module, of those that `spread` placed -> its GPU."""
+    modules = dict(model.named_modules())
+    return {
+        id(part): device
+        for name, device in placed.items()
+        if name in modules
+        for part in modules[name].modules()
+    }
+
+
+def dispatch(model: Any, placed: Mapping[str, torch.device]) -> None:
+    """Have each module move its inputs to its own GPU, and the model its outputs to where its inputs are.
+
+    Args:
+        placed: as `spread` returns it, nothing if the model is on one device.
+    """
+    if placed:
+        from accelerate import dispatch_model
+
+        first = next(iter(placed.values()))
+        dispatch_model(model, dict(placed), first, skip_keys=list(model._skip_keys_device_placement or ()))

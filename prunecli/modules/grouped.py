@@ -2,23 +2,31 @@
 
 `tokens` are `[assignments, in]`, one row per chosen expert of a token, sorted by expert; `counts` says how many rows
 each expert has. Nothing is dropped, and an expert without rows costs nothing.
+
+On a CPU whole experts are shared out to threads, each of which runs torch's operations alone: they do not wait for each
+other, as torch's own threads do after each product.
+
+A GPU that has no kernel for all experts at once runs one after another; the host waits to know which have rows.
+For the few tokens of a decoding step, `run_few` does without that wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from prunecli.modules.cpu_linear import dot_products, linear
-from prunecli.modules.threads import in_threads, pays
 
 MIN_EXPERTS = 24
 """Experts from which sharing out is as fast or faster, whatever their rows: measured with 2 and with 4 threads.
@@ -28,6 +36,21 @@ Fewer, as a decoding step has them, take turns with all of torch's threads: two 
 threads).
 """
 
+MIN_WEIGHT_BYTES = 8 << 20
+MIN_PRODUCTS = 1 << 26
+"""Below both of these bytes read and multiply-adds, handing work to threads costs more than it saves."""
+
+GATHERED_ROWS = 32
+GATHERED_BYTES = 64 << 20
+"""Rows and bytes moved up to which each row's weights are gathered: 64 MiB move in about the time of a wait and the
+kernels after it, started one by one (40 us at 1.6 TB/s)."""
+
+EVERY_TOKENS = 32
+"""Tokens up to which a GPU multiplies a matrix about as fast as it reads it, without tensor cores too."""
+
+ROWS_PER_EXPERT = 2
+"""Rows for each expert from which few have none: with random choices one in seven."""
+
 GROUPED_ON = (9, 10)
 """Major compute capabilities that torch's grouped product has a kernel for."""
 
@@ -36,6 +59,8 @@ Weights = tuple[Tensor, Tensor, Tensor, Tensor]
 
 Span = tuple[int, int, int]
 """An expert, its first row, its end row."""
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +132,9 @@ def grouped_linear(tokens: Tensor, weight: Tensor, bias: Tensor, groups: Groups)
             empty = (groups.counts == 0)[:, None, None]
             turned.register_hook(lambda gradient: gradient.masked_fill(empty, 0))  # type: ignore[no-untyped-call]
         return grouped_product(tokens, turned, bias, groups.counts)
-    result: Tensor = _GroupedLinear.apply(tokens, weight, bias, groups.sizes)  # type: ignore[no-untyped-call]
-    return result
+    experts = zip(torch.split(tokens, [*groups.sizes]), weight.unbind(), bias.unbind(), strict=True)
+    made = [functional.linear(rows, own, own_bias) for rows, own, own_bias in experts if len(rows)]
+    return torch.cat(made) if made else functional.linear(tokens, weight[0], bias[0])
 
 
 def grouped_product(tokens: Tensor, weight: Tensor, bias: Tensor | None, counts: Tensor) -> Tensor:
@@ -191,14 +217,6 @@ def multiplies_groups(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in GROUPED_ON
 
 
-def _on_cpu_threads(weight: Tensor, spans: Sequence[Span]) -> bool:
-    """Whether it pays to multiply these rows by their experts of `weight` `[experts, out, in]` in threads."""
-    per_expert = weight[0].numel()
-    weight_bytes = len(spans) * per_expert * weight.element_size()
-    rows = sum(end - start for _, start, end in spans)
-    return weight.device.type == "cpu" and pays(len(spans), weight_bytes, rows * per_expert)
-
-
 def for_each_span(run: Callable[[Span], None], spans: Sequence[Span], *, shared_out: bool) -> None:
     """Call `run` for each expert that has rows: each thread takes the next one, the largest first, or one by one."""
     if shared_out:
@@ -208,42 +226,120 @@ def for_each_span(run: Callable[[Span], None], spans: Sequence[Span], *, shared_
             run(span)
 
 
-class _GroupedLinear(torch.autograd.Function):
-    """The experts that have rows, each on its own, forwards and backwards, into preallocated results."""
+def pays(items: int, weight_bytes: int, products: int) -> bool:
+    """Whether threads are worth their while.
 
-    @staticmethod
-    def forward(ctx: Any, tokens: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        # Where no parameter asks for a gradient, the tokens are not needed again.
-        ctx.save_for_backward(tokens if ctx.needs_input_grad[1] else None, weight)
-        ctx.sizes = sizes
-        result = tokens.new_empty(tokens.shape[0], weight.shape[1])
+    Args:
+        items: pieces of work.
+        weight_bytes: read in all.
+        products: multiply-adds in all.
+    """
+    return (
+        items > 1
+        and torch.get_num_threads() > 1
+        and (weight_bytes >= MIN_WEIGHT_BYTES or products >= MIN_PRODUCTS)
+    )
 
-        def run(span: Span) -> None:
-            expert, start, end = span
-            torch.addmm(bias[expert], tokens[start:end], weight[expert].t(), out=result[start:end])
 
-        spans = expert_spans(sizes)
-        for_each_span(run, spans, shared_out=_on_cpu_threads(weight, spans))
-        return result
+def in_threads(function: Callable[[Item], None], items: Sequence[Item]) -> None:
+    """Call `function` on each item, without gradients, in `torch.get_num_threads()` threads, in any order.
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        tokens, weight = ctx.saved_tensors
-        to_tokens = gradient.new_empty(len(gradient), weight.shape[2]) if ctx.needs_input_grad[0] else None
-        to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        to_bias = weight.new_zeros(weight.shape[:2]) if ctx.needs_input_grad[2] else None
+    Raises:
+        Exception: the first one that a call raised; items not yet begun are left out then.
+    """
+    waiting = deque(items)
 
-        def run(span: Span) -> None:
-            expert, start, end = span
-            rows = gradient[start:end]
-            if to_tokens is not None:
-                torch.mm(rows, weight[expert], out=to_tokens[start:end])
-            if to_weight is not None:
-                torch.mm(rows.t(), tokens[start:end], out=to_weight[expert])
-            if to_bias is not None:
-                torch.sum(rows, dim=0, out=to_bias[expert])
+    def work(_number: int) -> None:
+        while waiting:
+            try:
+                item = waiting.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            function(item)
 
-        spans = expert_spans(ctx.sizes)
-        for_each_span(run, spans, shared_out=_on_cpu_threads(weight, spans))
-        return to_tokens, to_weight, to_bias, None
+    try:
+        for done in begun(work, range(min(torch.get_num_threads(), len(items)))):
+            done.result()
+    finally:  # after an interrupt or a failure, the threads stop at the items they are at
+        waiting.clear()
+
+
+def begun(function: Callable[[Item], None], items: Iterable[Item]) -> list[Future[None]]:
+    """`function` on each item, without gradients, each in one of `torch.get_num_threads()` threads."""
+    # such that the caller can use what is made
+    mode = torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad
+
+    def work(item: Item) -> None:
+        with mode():
+            function(item)
+
+    pool = _pool(torch.get_num_threads(), os.getpid())
+    return [pool.submit(work, item) for item in items]
+
+
+@cache
+def _pool(threads: int, _process: int) -> ThreadPoolExecutor:
+    """One pool per number of threads and per process (a fork copies no threads); each runs torch's operations alone."""
+    pool = ThreadPoolExecutor(threads, "expert", initializer=_work_alone)
+    ready = threading.Barrier(threads + 1)
+    for _ in range(threads):
+        pool.submit(ready.wait)
+    ready.wait()
+    # A thread's setting is also the default of threads to come: put back the caller's.
+    torch.set_num_threads(threads)
+    return pool
+
+
+def _work_alone() -> None:
+    torch.set_num_threads(1)
+    torch.get_num_threads()  # a thread's first look replaces its setting by the default: look while that is 1
+
+
+def are_few(tokens: Tensor, top_k: int, weight: Tensor) -> bool:
+    """Whether to use `run_few`: on a GPU, where no kernel multiplies all experts at once.
+
+    Args:
+        tokens: `[tokens, in]`, in the type that is computed in.
+        top_k: experts of each.
+        weight: `[num_experts, out, in]`.
+    """
+    if not tokens.is_cuda or tokens.dtype != weight.dtype or has_grouped_kernel(tokens, weight):
+        return False  # first of all: on a CPU a weight in int8 is no tensor
+    rows = len(tokens) * top_k
+    takes_every = len(tokens) <= EVERY_TOKENS and rows >= ROWS_PER_EXPERT * len(weight)
+    return takes_every or _gathers(rows, weight)
+
+
+def _gathers(rows: int, weight: Tensor) -> bool:
+    """Whether two matrices of each row's expert are gathered: they are read, written, and read again."""
+    return rows <= GATHERED_ROWS and 3 * rows * 2 * weight[0].nbytes <= GATHERED_BYTES
+
+
+def run_few(
+    tokens: Tensor, experts: Tensor, weights: Weights, activation: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """act(x W1 + b1) W2 + b2 of each token by each of its experts; no gradients.
+
+    The weights of each row are gathered, or every expert multiplies every token: the host need not know who has rows.
+
+    Args:
+        tokens: `[tokens, d_model]`, in the type of the weights.
+        experts: `[tokens, top_k]` int64.
+        weights: of all experts, contiguous.
+        activation: act.
+
+    Returns:
+        `[tokens * top_k, d_model]`, the experts of a token one after another.
+    """
+    chosen = experts.reshape(-1)
+    token = torch.arange(len(chosen), device=tokens.device) // experts.shape[1]
+    if _gathers(len(chosen), weights[0]):
+        rows = tokens.index_select(0, token).unsqueeze(2)
+        fc1_weight, fc1_bias, fc2_weight, fc2_bias = (tensor.index_select(0, chosen) for tensor in weights)
+        hidden = activation(torch.baddbmm(fc1_bias.unsqueeze(2), fc1_weight, rows))
+        return torch.baddbmm(fc2_bias.unsqueeze(2), fc2_weight, hidden).squeeze(2)
+    fc1_weight, fc1_bias, fc2_weight, fc2_bias = weights
+    every = tokens.expand(len(fc1_weight), -1, -1)
+    hidden = activation(torch.baddbmm(fc1_bias.unsqueeze(1), every, fc1_weight.transpose(1, 2)))
+    outputs = torch.baddbmm(fc2_bias.unsqueeze(1), hidden, fc2_weight.transpose(1, 2))
+    return outputs[chosen, token]

@@ -26,9 +26,8 @@ from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.cpu_linear import InferenceLinear, has_onednn_linear, pad_rows
 from prunecli.modules.filling import Destination, tensors_of
-from prunecli.modules.grouped import MIN_EXPERTS, Groups, Span, expert_spans, for_each_span
+from prunecli.modules.grouped import MIN_EXPERTS, Groups, Span, expert_spans, for_each_span, pays
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
-from prunecli.modules.threads import pays
 
 LARGEST = 127
 """Of a magnitude, in units of its scale."""
@@ -228,10 +227,8 @@ def require_int8(device: torch.device, checkpoints: Iterable[Checkpoint] = ()) -
 
 @cache
 def multiplies_bytes() -> bool:
-    """Older processors add up pairs of products in 16 bits, which overflow."""
-    has_op = has_onednn_linear() and hasattr(torch.ops.onednn, "qlinear_pointwise")
-    asked = (getattr(torch.cpu, f"_is_{what}_supported", None) for what in ("vnni", "amx_tile"))
-    return has_op and any(ask() for ask in asked if ask is not None)
+    """Whether this CPU has products of bytes; older processors add up pairs of products in 16 bits, which overflow."""
+    return has_onednn_linear() and (torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def _no_gradients() -> RuntimeError:

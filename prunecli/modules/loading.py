@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,12 @@ from prunecli.modules.building import build_model, missing_tensors
 from prunecli.modules.constant_experts import fill_constants
 from prunecli.modules.cpu_linear import pack_linears
 from prunecli.modules.dequantised import as_run
-from prunecli.modules.devices import Devices, choose_devices
+from prunecli.modules.devices import Devices, choose_devices, spread
 from prunecli.modules.fitting import fitting_dtype, holding, need_of
-from prunecli.modules.hops import Spread, connect
 from prunecli.modules.machine import give_back, keep_freed_blocks
 from prunecli.modules.saving import keeping_config
 from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.modules.stock_classes import fitted_class, stock_class
+from prunecli.modules.stock_classes import empty_model, fitted_class, stock_class
 from prunecli.modules.stock_model import load_stock_model, refused_by_layer
 from prunecli.tensors.hub.names import origin
 
@@ -47,7 +47,7 @@ def load_model(
         device: "auto" (a GPU where there is one; where it does not hold the model, its layers are spread over all), or
             any name that torch knows.
         dtype: "float32", "bfloat16" ("bf16"), "float16" ("fp16"), or "auto": by what is stored, what the device
-            multiplies well and what it has free; see `prunecli.modules.precision`. "int8": on a CPU, for a model that
+            multiplies well and what it has free; see `prunecli.modules.fitting`. "int8": on a CPU, for a model that
             only runs forward and is not saved; see `prunecli.modules.int8`.
         model_class: name of the class of transformers to open it as ("BartModel"), one whose tensors it has; None: the
             one that config.json names, and of NLLB-MoE the one that translates.
@@ -70,18 +70,17 @@ def load_model(
     with open_model(path) as stored:
         named = {origin(stored.path)["path"]: stored}
         kind = fitting_dtype(named, devices, str(dtype), beside=holding(room), only_runs=True)
-        spread = None
-        if (
-            devices.others and not need_of(stored, devices.alone, kind, room).fits()
-        ):  # others are let alone, else
-            spread = need_of(stored, devices, kind, room).spread()
+        memory = None
+        # The other GPUs are asked only where the first is too small: to ask one takes some of its memory.
+        if devices.others and not need_of(stored, devices.alone, kind, room).fits():
+            memory = need_of(stored, devices, kind, room).memory()
         if stored.runs_stock:
-            model = _stock(stored, devices.first, kind, model_class, spread)
+            model = _stock(stored, devices.first, kind, model_class, memory)
         else:
             checkpoint = as_run(stored, torch.float32 if kind == torch.int8 else kind)
             if (mixture := checkpoint.layout.family.mixture) is not None:
                 stated_counts(checkpoint.layout.sizes, mixture)
-            model = build_model(checkpoint, devices.first, kind, model_class, spread)
+            model = build_model(checkpoint, devices.first, kind, model_class, memory)
             model.generation_config = _generation_config(checkpoint, model)
         if devices.first.type == "cpu":
             keep_freed_blocks(stored.total_bytes)
@@ -124,7 +123,11 @@ def _generation_config(checkpoint: Checkpoint, model: Any) -> Any:
 
 
 def _stock(
-    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, name: str | None, spread: Spread | None
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    name: str | None,
+    memory: Mapping[int, int] | None,
 ) -> Any:
     """A family that prunecli does not declare, or does not run: as plain transformers opens it, by its class `name`.
 
@@ -132,25 +135,26 @@ def _stock(
     """
     stock, fitted = stock_class(checkpoint, name), fitted_class(checkpoint, name)
     if checkpoint.quantised and name is None and refused_by_layer(checkpoint) is None:
-        model = load_stock_model(as_run(checkpoint, dtype), device, dtype, spread)
+        model = load_stock_model(as_run(checkpoint, dtype), device, dtype, memory)
         model.generation_config = _generation_config(checkpoint, model)
     else:
-        model = _from_pretrained(checkpoint, fitted, dtype)
+        model = _from_pretrained(checkpoint, fitted, dtype, memory)
     if checkpoint.has_constants:
         fill_constants(model, checkpoint)
     elif fitted is not stock:
         model.__class__ = stock
         config = result_config(checkpoint, checkpoint.structure, classes=name and (name,))
         model = keeping_config(model, checkpoint, config)
-    if spread is None:
-        return model.to(device).eval()
-    connect(model, checkpoint, spread, device)
-    return model.eval()
+    return (model.to(device) if memory is None else model).eval()
 
 
-def _from_pretrained(checkpoint: Checkpoint, model_class: Any, dtype: torch.dtype) -> Any:
+def _from_pretrained(
+    checkpoint: Checkpoint, model_class: Any, dtype: torch.dtype, memory: Mapping[int, int] | None
+) -> Any:
     # Where a result would name the file of its weights it says why no stock class opens it.
     options: dict[str, Any] = {WEIGHTS_KEY: None} if WEIGHTS_KEY in checkpoint.config else {}
+    if memory is not None:
+        options["device_map"] = spread(empty_model(checkpoint, model_class, dtype=dtype), memory)
     try:
         if (config := config_class(checkpoint, model_class)) is not model_class.config_class:
             options["config"] = config.from_pretrained(checkpoint.path, local_files_only=True)

@@ -10,8 +10,8 @@ The same way leads from last hidden states to logits when the rest of the model 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -51,16 +51,14 @@ class Logits:
         self, model: Any, inputs: Mapping[str, Any], kept: Tensor, *, by_states: bool = False
     ) -> None:
         self.model, self._inputs = getattr(model, "module", model), inputs
+        self._shape = tuple(kept.shape)
+        self._outputs: dict[nn.Module, Any] = {}
+        self._hidden, self._cuts, self._is_inside = torch.empty(0), 0, False
         size = block_positions(_vocabulary(self.model))
         rows = kept.flatten().nonzero().squeeze(1)
         self._blocks: Sequence[Tensor] = torch.split(rows, size)
-        self._body: _Body | None = None
-        made = None
-        if kept.dim() > 1 and (by_states or kept.numel() > size):
-            body = _Body(self.model, kept.shape)
-            made = body.first(model, inputs, self._blocks[0])
-            self._body = body if made is not None and body.cuts else None
-        self.has_states = self._body is not None
+        made = self._first(model) if kept.dim() > 1 and (by_states or kept.numel() > size) else None
+        self.has_states = made is not None and self._cuts == 1
         if made is None:
             made = model(**inputs)
         self._held: Tensor | None = made.logits.flatten(0, -2)
@@ -69,37 +67,50 @@ class Logits:
             **{name: value for name, value in vars(made).items() if name != "logits"}
         )
 
+    def _first(self, model: Any) -> Any:
+        """The first forward pass: its logits are those of the first block, `[1, positions, vocabulary]`.
+
+        They are those of all positions if the head does not take last hidden states. None if the head does not take
+        each of these by itself.
+        """
+        rows = self._blocks[0]
+        try:
+            output = self._run_on(lambda hidden: hidden.index_select(0, rows.to(hidden.device)), model)
+        except Exception:
+            if not self._cuts:
+                raise
+            return None
+        is_cut = self._cuts == 1 and tuple(output.logits.shape[:-1]) == (1, len(rows))
+        return output if is_cut or not self._cuts else None
+
     def block(self, number: int) -> Tensor:
         """`[positions, vocabulary]`: the logits of one block, the first of them once."""
         rows = self._blocks[number]
-        if self._body is None:
+        if not self.has_states:
             assert self._held is not None
             return self._held if len(rows) == len(self._held) else self._held.index_select(0, rows)
         if self._held is not None and number == 0:
             first, self._held = self._held, None
             return first
-        with self._body.answering(rows):
-            logits: Tensor = self.model(**self._inputs).logits[0]
-        return logits
+        return self.of_states(self._states_of(rows))
 
     @property
     def states(self) -> Tensor:
-        """`[positions, d_model]`: the last hidden states of all positions that are wanted."""
-        assert self._body is not None
-        return torch.cat([self._body.states(rows) for rows in self._blocks])
+        """`[positions, d_model]`: the last hidden states of all positions that are wanted; only with `has_states`."""
+        return torch.cat([self._states_of(rows) for rows in self._blocks])
+
+    def _states_of(self, rows: Tensor) -> Tensor:
+        return self._hidden.index_select(0, rows.to(self._hidden.device))
 
     def of_states(self, states: Tensor) -> Tensor:
         """`[positions, vocabulary]`: the head's logits of any batch's last hidden states `[positions, d_model]`."""
-        assert self._body is not None
-        with self._body.answering(states=states):
-            logits: Tensor = self.model(**self._inputs).logits[0]
+        logits: Tensor = self._run_on(lambda _hidden: states, self.model).logits[0]
         return logits
 
     def keep_head(self) -> None:
         """Let go of the model's weights that `of_states` has no use for; the model is good for nothing else then."""
-        assert self._body is not None
         with torch.no_grad(), _Used() as used:
-            self.of_states(self._body.states(self._blocks[0][:1]))
+            self.of_states(self._states_of(self._blocks[0][:1]))
         for parameter in self.model.parameters():
             if id(parameter) not in used.seen:
                 parameter.data = parameter.data.new_empty(0)
@@ -113,13 +124,46 @@ class Logits:
         results, end = [], 0
         for number, rows in enumerate(self._blocks):
             positions = slice(end, end := end + len(rows))
-            again = number > 0 and self._body is not None and torch.is_grad_enabled()
+            again = number > 0 and self.has_states and torch.is_grad_enabled()
             results.append(
                 checkpoint(function, number, positions, use_reentrant=False)
                 if again
                 else function(number, positions)
             )
         return results
+
+    def _run_on(self, choose: Callable[[Tensor], Tensor], model: Any) -> Any:
+        """A forward pass whose head takes what `choose` makes of the last hidden states `[B * T, d_model]`."""
+        with ExitStack() as undone:
+            for part, is_last in _parts(self.model).items():
+                undone.enter_context(replaced(part, partial(self._answer, part, is_last, choose)))
+            return model(**self._inputs)
+
+    def _answer(
+        self,
+        part: nn.Module,
+        is_last: bool,
+        choose: Callable[[Tensor], Tensor],
+        forward: Any,
+        *arguments: Any,
+        **options: Any,
+    ) -> Any:
+        """What `part` returned in the first pass; `is_last`: with the last hidden states that are chosen."""
+        if self._is_inside:  # a part of a part
+            return forward(*arguments, **options)
+        if part not in self._outputs:
+            self._is_inside = True
+            try:
+                self._outputs[part] = forward(*arguments, **options)
+            finally:
+                self._is_inside = False
+        output = self._outputs[part]
+        hidden = output.get("last_hidden_state") if is_last and isinstance(output, Mapping) else None
+        if hidden is None or tuple(hidden.shape[:-1]) != self._shape:
+            return output
+        self._cuts += 1
+        self._hidden = hidden.flatten(0, 1)
+        return type(output)(**{**output, "last_hidden_state": choose(self._hidden)[None]})
 
 
 def _vocabulary(model: Any) -> int:
@@ -128,80 +172,6 @@ def _vocabulary(model: Any) -> int:
     if not hasattr(config, "vocab_size") and hasattr(config, "get_text_config"):
         config = config.get_text_config()
     return int(getattr(config, "vocab_size", None) or 1)
-
-
-class _Body:
-    """What is below a model's head: it runs once, and answers with what it returned from then on.
-
-    Args:
-        model: not wrapped.
-        shape: (B, T) of the positions.
-
-    Attributes:
-        cuts: how many times it answered with some positions only.
-    """
-
-    def __init__(self, model: Any, shape: Sequence[int]) -> None:
-        self.cuts = 0
-        self._shape, self._parts = tuple(shape), _parts(model)
-        self._kept: dict[nn.Module, Any] = {}
-        self._rows: Tensor | None = None
-        self._states: Tensor | None = None
-        self._hidden: Tensor | None = None
-        self._inside = False
-
-    def first(self, model: Any, inputs: Mapping[str, Any], rows: Tensor) -> Any:
-        """The first forward pass, whose logits are those of these positions: `[1, positions, vocabulary]`.
-
-        They are those of all positions where the head does not take last hidden states; None where it takes them
-        otherwise than each by itself.
-        """
-        try:
-            with self.answering(rows):
-                output = model(**inputs)
-        except Exception:
-            if not self.cuts:
-                raise
-            return None
-        if self.cuts and (self.cuts > 1 or tuple(output.logits.shape[:-1]) != (1, len(rows))):
-            return None
-        return output
-
-    def states(self, rows: Tensor | None) -> Tensor:
-        """`[positions, d_model]`: the last hidden states of these positions."""
-        assert self._hidden is not None
-        assert rows is not None
-        return self._hidden.index_select(0, rows)
-
-    @contextmanager
-    def answering(self, rows: Tensor | None = None, states: Tensor | None = None) -> Iterator[None]:
-        """Inside, the model's forward pass is that of these positions, or ends in these last hidden states."""
-        self._rows, self._states = rows, states
-        with ExitStack() as undone:
-            for part, is_last in self._parts.items():
-                undone.enter_context(replaced(part, partial(self._run, part, is_last)))
-            yield
-
-    def _run(self, part: nn.Module, is_last: bool, forward: Any, *arguments: Any, **options: Any) -> Any:
-        if self._inside:  # a part of a part
-            return forward(*arguments, **options)
-        if part not in self._kept:
-            self._inside = True
-            try:
-                self._kept[part] = forward(*arguments, **options)
-            finally:
-                self._inside = False
-        output = self._kept[part]
-        return self._cut(output) if is_last else output
-
-    def _cut(self, output: Any) -> Any:
-        hidden = output.get("last_hidden_state") if isinstance(output, Mapping) else None
-        if hidden is None or tuple(hidden.shape[:-1]) != self._shape:
-            return output
-        self.cuts += 1
-        self._hidden = hidden.flatten(0, 1)
-        chosen = self.states(self._rows) if self._states is None else self._states
-        return type(output)(**{**output, "last_hidden_state": chosen[None]})
 
 
 class _Used(TorchFunctionMode):

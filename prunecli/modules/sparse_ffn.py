@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from prunecli.modules.few_tokens import are_few, run_few
 from prunecli.modules.grouped import (
     Groups,
     Weights,
+    are_few,
     dispatch,
     grouped_linear,
     run_experts,
+    run_few,
     threads_pay,
 )
 

@@ -7,7 +7,7 @@ stack experts, whose parts are read one by one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,8 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.quantisation import KEYS
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.building import missing_tensors, on_each
+from prunecli.modules.devices import dispatch, module_devices, spread
 from prunecli.modules.filling import Destination, chunk_for, expert_names, fill, read_into, require_shape
-from prunecli.modules.hops import Spread, places
 from prunecli.modules.saving import tie_parameter
 from prunecli.modules.stock_classes import empty_model, fitted_class
 from prunecli.modules.stock_experts import expert_modules, part_names, use_own_experts
@@ -120,12 +120,15 @@ def make_stock_model(checkpoint: Checkpoint, dtype: torch.dtype, *, output: bool
 
 
 def load_stock_model(
-    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, spread: Spread | None = None
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    memory: Mapping[int, int] | None = None,
 ) -> Any:
     """The same with its weights, read one after another: for checkpoints that transformers does not read itself.
 
     Args:
-        spread: the GPUs of its layers, where they are not to be all on `device`.
+        memory: GPU -> bytes that its weights may take there; None: all are on `device`.
 
     Returns:
         The model, its experts run as transformers runs them.
@@ -134,7 +137,8 @@ def load_stock_model(
         UnsupportedModelError, CheckpointError: as `make_stock_model`; or a tensor that cannot be read.
     """
     made = make_stock_model(checkpoint, dtype, output=True)
-    where = {} if spread is None else places(made.model, checkpoint, spread)
+    placed = {} if memory is None else spread(made.model, memory) or {}
+    where = module_devices(made.model, placed)
     for place, together in on_each((target for _, target in made.targets), device, where).items():
         fill(together, checkpoint, place)
     for held in made.experts.values():
@@ -159,6 +163,7 @@ def load_stock_model(
     for key in KEYS:  # it is quantised no more, which its config would still say
         if hasattr(made.model.config, key):
             delattr(made.model.config, key)
+    dispatch(made.model, placed)
     return made.model
 
 

@@ -1,29 +1,23 @@
-"""What a layer is given or returns: a tensor, or tensors in tuples, lists and dictionaries."""
+"""Inputs and outputs of layers: a tensor, or tensors in tuples, lists and dictionaries (torch's pytrees)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch.utils._pytree import tree_leaves, tree_map_only
+
 Kind = type | tuple[type, ...]
 
 
 def map_tree(tree: Any, function: Callable[[Any], Any], kind: Kind) -> Any:
     """The same tree with `function` of every `kind` in it."""
-    if isinstance(tree, kind):
-        return function(tree)
-    if isinstance(tree, (tuple, list)):
-        return type(tree)(map_tree(part, function, kind) for part in tree)
-    if isinstance(tree, dict):
-        return type(tree)((key, map_tree(part, function, kind)) for key, part in tree.items())
-    return tree
+    return tree_map_only(kind, function, tree)
 
 
 def leaves(tree: Any, kind: Kind) -> list[Any]:
     """Every `kind` in the tree, in order."""
-    found: list[Any] = []
-    map_tree(tree, found.append, kind)
-    return found
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, kind)]
 
 
 def outline(tree: Any, kind: Kind) -> Any:

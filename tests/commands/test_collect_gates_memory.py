@@ -17,7 +17,7 @@ from prunecli.methods.experts import collect, resume
 from prunecli.methods.experts.translation import Translation
 from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import weight_bytes
-from prunecli.modules import fitting, precision
+from prunecli.modules import fitting
 from prunecli.modules.devices import Devices
 from prunecli.processes import ProcessGroup
 from prunecli.text.parallel import ParallelText
@@ -147,7 +147,7 @@ def test_a_search_that_goes_on_keeps_its_type(folder: Path, monkeypatch: pytest.
         assert run(*arguments).status != 0
     assert (folder / ".gates.json.partial").exists()
     monkeypatch.setattr(
-        precision, "candidates", lambda name, *_, **__: (torch.float32 if name == "auto" else torch.bfloat16,)
+        fitting, "candidates", lambda name, *_, **__: (torch.float32 if name == "auto" else torch.bfloat16,)
     )
     assert "2 batches are done" in run(*arguments).err
     found, whole = content(folder / "gates.json"), content(folder / "whole.json")

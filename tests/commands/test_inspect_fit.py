@@ -11,9 +11,7 @@ import pytest
 from prunecli.errors import UsageError
 from prunecli.evaluation import capacity
 from prunecli.model.checkpoint import open_model
-from prunecli.modules import machine, speeds
-from prunecli.modules.speeds import Multiplying, Reading
-from prunecli.running.layerwise import budget
+from prunecli.modules.machine import DiskSpeed
 from prunecli.running.layerwise.budget import Demand, plan_memory
 from tests.commands.test_inspect import as_json, run
 from tests.families import MODEL_TYPES, tiny_family
@@ -25,8 +23,8 @@ LOAD = ("--fit-batch", 1, "--fit-beam", 1, "--fit-length", 4)
 @pytest.fixture(autouse=True)
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk of 1,000 bytes and a processor of 1,000,000 operations a second."""
-    monkeypatch.setattr(speeds, "disk_speed", lambda *_: Reading(500, 0.5, True))
-    monkeypatch.setattr(speeds, "model_speed", lambda *_: Multiplying(500_000, 0.5, 0.5))
+    monkeypatch.setattr(capacity, "disk_speed", lambda *_: DiskSpeed(1000, True))
+    monkeypatch.setattr(capacity, "product_speed", lambda *_: 1_000_000)
 
 
 @pytest.fixture
@@ -112,9 +110,11 @@ def test_the_smallest_memory_by_layer_is_the_one_that_a_run_takes(
     moe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     demands: list[Demand] = []
-    monkeypatch.setattr(machine, "resident_now", lambda: 123_456)
+    monkeypatch.setattr(capacity, "resident_now", lambda: 123_456)
     monkeypatch.setattr(
-        budget, "plan_memory", lambda memory, demand: (demands.append(demand), plan_memory(memory, demand))[1]
+        capacity,
+        "plan_memory",
+        lambda memory, demand: (demands.append(demand), plan_memory(memory, demand))[1],
     )
     with open_model(moe) as opened:
         way, _ = next(capacity._by_layer(opened, 1 << 30))
@@ -137,7 +137,7 @@ def test_a_pass_takes_the_larger_of_reading_and_computing(
     computing = one["computing"][0]
     assert computing["computing_seconds"] == one["operations"] / 1e6
     assert computing["seconds"] == computing["computing_seconds"] > one["reading_seconds"]
-    monkeypatch.setattr(speeds, "disk_speed", lambda *_: Reading(1, 1.0, False))
+    monkeypatch.setattr(capacity, "disk_speed", lambda *_: DiskSpeed(1, False))
     one = fit(capsys, moe, "--fit", "1GiB")["pass"]
     assert one["computing"][0]["seconds"] == one["reading_seconds"] == one["bytes"]
     assert run(moe, "--fit", "1GiB") == 0

@@ -178,7 +178,7 @@ def test_an_interrupt_leaves_nothing_behind(folder: Path, monkeypatch: pytest.Mo
 MEASURED = """
 import sys
 from prunecli.commands.app import main
-from prunecli.evaluation.memory import peak_resident
+from prunecli.evaluation.hardware import peak_resident
 try:
     main()
 finally:

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from prunecli.commands.inspect import inspect
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.errors import UsageError
+from prunecli.evaluation import capacity
 from prunecli.methods.experts.collect import collect_gates
-from prunecli.modules import machine
 from prunecli.running.layerwise import runner
 from prunecli.running.layerwise.budget import size_text
 from prunecli.text.corpus import Corpus
@@ -194,7 +194,7 @@ def test_what_is_named_layer_by_layer_is_the_least_that_collect_gates_takes(
     source = tmp_path / "stored"
     quantise(plain, source, tmp_path / "decoded", "fp8", lambda name: name.endswith("_proj.weight"))
     monkeypatch.setattr(runner, "resident_now", lambda: 300 << 20)
-    monkeypatch.setattr(machine, "resident_now", lambda: 300 << 20)
+    monkeypatch.setattr(capacity, "resident_now", lambda: 300 << 20)
     found = fit(source, "1GiB")["by_layer"]
     assert (found["batch_tokens"], found["batch_length"]) == (4096, 32)
     text = Corpus("long", (Path("a"),), ("a hen " * 2000,))

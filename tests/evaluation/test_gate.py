@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from prunecli.evaluation.gate import Gate
+from prunecli.evaluation.options import Gate
 from prunecli.results.evaluation import Evaluation
 
 

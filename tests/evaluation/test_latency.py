@@ -1,19 +1,17 @@
 from __future__ import annotations
 
 import statistics
-import time
 from dataclasses import replace
-from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from transformers import AutoTokenizer
 
 from prunecli.errors import DataError, PruneError, UsageError
-from prunecli.evaluation import hardware, memory, timing, workloads
-from prunecli.evaluation.hardware import fit_together
+from prunecli.evaluation import hardware, timing, workloads
+from prunecli.evaluation.hardware import MemoryTask, fit_together, measure_cost, peak_resident, run_task
 from prunecli.evaluation.latency import bench_latency
-from prunecli.evaluation.memory import MemoryTask, measure_cost, peak_resident, run_task
 from prunecli.evaluation.passes import Passes
 from prunecli.evaluation.timing import LatencyOptions
 from prunecli.evaluation.workloads import decode, decoding
@@ -190,21 +188,11 @@ def test_spread_of_runs_one_of_which_was_held_up():
     ],
 )
 def test_threads_by_the_model_s_size_and_the_idle_cores(checkpoints, monkeypatch, idle, small, threads, said):
-    """/proc/stat of four cores, in ticks; no two of which are idle alike."""
+    """Four cores of six, no two of which are idle alike."""
+    busy = [100 - 25 * share * idle / 4 for share in (4.0, 0, 3.9, 0, 4.1, 4.0)]
     monkeypatch.setattr(hardware, "SMALL", 10**9 if small else 0)
-    monkeypatch.setattr(hardware, "WATCH_S", 0.02)
     monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda _process: {0, 2, 4, 5}, raising=False)
-    start, rate = time.monotonic(), hardware.os.sysconf("SC_CLK_TCK")
-
-    def read_text(**_options):
-        ticks = 10**6 + int(1000 * rate * (time.monotonic() - start) * idle / 4)
-        cores = (f"cpu{core} 1 2 3 {ticks if core in (0, 2, 4, 5) else 0} 7 8" for core in range(6))
-        return "\n".join(["cpu 1 1 1 1 1", *cores, "intr 9"])
-
-    monkeypatch.setattr(hardware, "STAT", SimpleNamespace(read_text=read_text))
-    monkeypatch.setattr(
-        hardware.os, "sysconf", lambda _name: 1000 * rate
-    )  # fine ticks: the test watches briefly
+    monkeypatch.setattr(psutil, "cpu_percent", lambda _seconds, percpu: busy)
     heard = []
     with hardware.threads(3), open_model(checkpoints["full"]) as opened:
         assert hardware.idle_threads([opened], heard.append) == threads
@@ -361,7 +349,7 @@ def test_load_time_and_peak_memory_of_a_process_of_its_own(tmp_path, text, monke
     path = tmp_path / "full"
     sentence_model(path) if task == "embedding" else tiny_family(path, "roberta")
     if task == "mlm":  # one real process is enough
-        monkeypatch.setattr(memory, "measure_cost", run_task)
+        monkeypatch.setattr(hardware, "measure_cost", run_task)
     before = torch.get_num_threads()
     options = replace(QUICK, sentences=2, batch_sizes=(2,), runs=1, memory=True, threads=1)
     payload = bench_latency({"full": path}, text, options).to_json()

@@ -17,11 +17,11 @@ from prunecli.commands.finetune import finetune
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.commands.score_heads import score_heads
 from prunecli.commands.share_ffn import share_ffn
-from prunecli.evaluation.shortage import option_size
+from prunecli.evaluation.capacity import option_size
 from prunecli.methods.embeddings import factorize
 from prunecli.model import cost
 from prunecli.model.checkpoint import open_model
-from prunecli.modules import building, fitting, precision
+from prunecli.modules import building, fitting
 from prunecli.training import room
 from tests.commands.calls import Result, call, refused
 from tests.families import tiny_family
@@ -109,7 +109,7 @@ def ratio_of(made: Result) -> str:
 def test_the_ratio_that_is_named_fits_and_the_next_smaller_does_not(
     name: str, more: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "multiplies_natively", lambda *_: True)
+    monkeypatch.setattr(fitting, "multiplies_natively", lambda *_: True)
     trains = name.startswith("finetune")
     # Half of the experts, more or less: 4 values of 4 bytes for each trained weight, else 2 bytes.
     free = weights(folder / "moe", 16 if trains else 2) * 2 // 3
@@ -187,7 +187,7 @@ def test_of_language_models_too(scheme: str | None, folder: Path, monkeypatch: p
         )
     with open_model(folder / "glm") as checkpoint:
         free = sum(2 * info.numel for info in checkpoint.unquantised.values()) * 9 // 10
-    monkeypatch.setattr(precision, "multiplies_natively", lambda *_: True)
+    monkeypatch.setattr(fitting, "multiplies_natively", lambda *_: True)
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     made = call(evaluate, "glm", "--task", "lm", "--text", "lines")
     refused(made, "are free", 1)

@@ -148,6 +148,9 @@ class Pretend(TorchFunctionMode):
         }
         for name, fact in facts.items():
             monkeypatch.setattr(torch.cuda, name, fact)
+        # On opening transformers takes memory ahead, of at least 1.2 GiB, and reads in threads that know no `Pretend`.
+        monkeypatch.setattr("transformers.modeling_utils.caching_allocator_warmup", lambda *_: None)
+        monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: self._pin(tensor))
 
     def _limit(self, fraction: float, device: torch.device | int | None = None) -> None:

@@ -19,11 +19,12 @@ from prunecli.commands.evaluate import evaluate
 from prunecli.commands.prune_ffn import prune_ffn
 from prunecli.commands.prune_layers import prune_layers
 from prunecli.commands.score_heads import score_heads
+from prunecli.commands.share_ffn import share_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.devices import Devices, choose_devices, devices_of
 from prunecli.modules.fitting import FREE_SHARE
 from prunecli.modules.loading import load_model
-from prunecli.modules.spreading import LayerSizes, spread_layers
+from prunecli.modules.logits import Logits
 from tests.commands.calls import call, refused
 from tests.families import tiny_family
 from tests.gpu.pretend import Pretend
@@ -52,10 +53,13 @@ REWRITING = ("prune-layers", "prune-ffn")
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    tiny_nllb_moe(folder / "moe", experts=8, d_model=32, ffn=256)
-    tiny_family(folder / "m2m_100", "m2m_100", d_model=32, encoder_ffn_dim=256, decoder_ffn_dim=256)
-    tiny_family(folder / "llama", "llama", hidden_size=64, intermediate_size=256)
-    tiny_mixture("mixtral").save_pretrained(folder / "mixtral")
+    tiny_nllb_moe(folder / "moe", experts=8, d_model=32, ffn=256, layers=10)
+    sizes = {"encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "encoder_layers": 5, "decoder_layers": 5}
+    tiny_family(folder / "m2m_100", "m2m_100", d_model=32, **sizes)
+    made = call(share_ffn, folder / "m2m_100", "--config", "SharedEncNoDec", "-o", folder / "shared")
+    assert made.status == 0, made.err
+    tiny_family(folder / "llama", "llama", num_hidden_layers=8, hidden_size=64, intermediate_size=256)
+    tiny_mixture("mixtral", num_hidden_layers=8).save_pretrained(folder / "mixtral")
     write_plain_tokenizer(folder / "mixtral")
     (folder / "text").mkdir()
     for split in ("val", "test", "train"):
@@ -79,7 +83,7 @@ def two_cards(path: Path, share: float = 0.7, capability: tuple[int, int] = (8, 
             yield pretend
 
 
-@pytest.mark.parametrize("name", ["moe", "m2m_100", "llama", "mixtral"])
+@pytest.mark.parametrize("name", ["moe", "m2m_100", "shared", "llama", "mixtral"])
 def test_what_two_cards_compute_is_what_a_cpu_does(name: str, models: Path) -> None:
     tokens, real = torch.tensor([[5, 6, 7, 8, 2], [5, 6, 2, 1, 1]]), torch.tensor([[1] * 5, [1, 1, 1, 0, 0]])
     inputs = {"input_ids": tokens, "attention_mask": real}
@@ -94,6 +98,10 @@ def test_what_two_cards_compute_is_what_a_cpu_does(name: str, models: Path) -> N
         logits = model(**there).logits
         assert logits.device == CARDS[0]
         found = logits.detach().cpu()
+        again = Logits(model, there, there["input_ids"] > 0, by_states=True)
+        assert again.has_states
+        again.block(0)
+        torch.testing.assert_close(again.block(0).detach().cpu().view_as(found), found)
         made = model.generate(**{key: there[key] for key in inputs}, **search).cpu()
     torch.testing.assert_close(found, whole(**inputs, **decoded).logits, rtol=1e-4, atol=1e-5)
     assert torch.equal(made, whole.generate(**inputs, **search))
@@ -195,15 +203,6 @@ def test_one_card_where_it_is_enough(models: Path) -> None:
         assert devices_of(load_model(models / "llama", dtype="float32")) == (CARDS[0],)
         assert {*asked} == {CARDS[0]}  # to ask another takes some of its memory
         assert list(devices_of(load_model(models / "llama", dtype="float32", room=1 << 18))) == CARDS
-
-
-def test_layers_are_whole_in_order_and_the_fullest_card_is_least_full() -> None:
-    sizes = LayerSizes(2, tuple(((f"layers.{number}",), size) for number, size in enumerate([4, 1, 1, 4, 4])))
-    spread = spread_layers(sizes, CARDS, [12, 12])
-    assert spread is not None
-    assert [spread[f"layers.{number}"].index for number in range(5)] == [0, 0, 0, 1, 1]
-    assert spread_layers(sizes, CARDS, [16, 4]) is not None
-    assert spread_layers(sizes, CARDS, [9, 7]) is None
 
 
 def test_processes_have_a_card_each(monkeypatch: pytest.MonkeyPatch) -> None:

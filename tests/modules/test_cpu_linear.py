@@ -38,9 +38,8 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 def test_equals_the_product(
     dtype: torch.dtype, rows: int, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if large:  # as if these weights were large: oneDNN, and casts in several blocks with a remainder
+    if large:  # as if these weights were large: oneDNN
         monkeypatch.setattr(cpu_linear, "MIN_ONEDNN", 1)
-        monkeypatch.setattr(cpu_linear, "CAST_ELEMENTS", 32 * 10)
     generator = torch.Generator().manual_seed(rows)
     x, weight, bias = (
         torch.rand(shape, generator=generator).sub(0.5).to(dtype) for shape in [(rows, 32), (24, 32), (24,)]

@@ -13,9 +13,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from prunecli.modules import grouped, threads
-from prunecli.modules.grouped import Groups, grouped_linear, has_grouped_kernel, run_experts
-from prunecli.modules.threads import in_threads
+from prunecli.modules import grouped
+from prunecli.modules.grouped import Groups, grouped_linear, has_grouped_kernel, in_threads, run_experts
 
 D_MODEL, FFN = 256, 1024
 
@@ -35,7 +34,7 @@ def test_an_expert_is_independent_of_the_others(
     shared_out: bool, dtype: torch.dtype, counts: list[int], several: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grouped, "MIN_EXPERTS", 2 if shared_out else 99)
-    monkeypatch.setattr(threads, "MIN_WEIGHT_BYTES", 0)
+    monkeypatch.setattr(grouped, "MIN_WEIGHT_BYTES", 0)
     torch.manual_seed(0)
     weights = tuple(
         (torch.randn(len(counts), *shape) * 0.05).to(dtype)

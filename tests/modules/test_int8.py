@@ -15,9 +15,9 @@ from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.evaluation.hardware import model_sizes
 from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import weight_bytes
-from prunecli.modules import grouped, int8, threads
+from prunecli.modules import grouped, int8
+from prunecli.modules.fitting import candidates
 from prunecli.modules.int8 import Int8Linear, Int8SparseFFN, experts_to_int8, int8_product, quantise
-from prunecli.modules.precision import candidates
 from prunecli.modules.sparse_ffn import SparseFFN
 from tests.families import tiny_family
 from tests.reference import int8 as reference
@@ -96,7 +96,7 @@ def test_experts(in_threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         module, *([quantise(w) for w in part.detach()] for part in (module.fc1_weight, module.fc2_weight))
     )
     if in_threads:
-        monkeypatch.setattr(threads, "MIN_WEIGHT_BYTES", 0)
+        monkeypatch.setattr(grouped, "MIN_WEIGHT_BYTES", 0)
         monkeypatch.setattr(grouped, "MIN_EXPERTS", 2)
         monkeypatch.setattr(int8, "MIN_EXPERTS", 2)
     with torch.inference_mode():

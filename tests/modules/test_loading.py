@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.model.checkpoint import open_model
-from prunecli.modules import precision
+from prunecli.modules import fitting
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.pipeline import apply
@@ -143,7 +143,7 @@ def test_types_on_a_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: str, asked: str, got: torch.dtype
 ) -> None:
     # As on a processor with instructions for it, which the one at hand need not have.
-    monkeypatch.setattr(precision, "multiplies_natively", lambda dtype, _device: dtype == torch.bfloat16)
+    monkeypatch.setattr(fitting, "multiplies_natively", lambda dtype, _device: dtype == torch.bfloat16)
     model = load_model(tiny_nllb_moe(tmp_path / "m", dtype=stored), device="cpu", dtype=asked)
     assert model.model.shared.weight.dtype == got
     assert all(module.router.weight.dtype == torch.float32 for module in sparse_ffns(model).values())

@@ -9,11 +9,17 @@ import torch
 
 from prunecli.errors import MemoryShortError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.modules import fitting, loading, precision
+from prunecli.modules import fitting, loading
 from prunecli.modules.devices import Devices
-from prunecli.modules.fitting import Parts, fitting_dtype, free_for_each
+from prunecli.modules.fitting import (
+    Parts,
+    candidates,
+    choose_dtype,
+    fitting_dtype,
+    free_for_each,
+    multiplies_natively,
+)
 from prunecli.modules.loading import load_model
-from prunecli.modules.precision import candidates, choose_dtype, multiplies_natively
 from prunecli.processes import ProcessGroup
 from tests.families import tiny_family
 
@@ -47,7 +53,7 @@ def test_by_what_is_stored_and_what_the_device_multiplies(
     found: list[tuple[torch.dtype, ...]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(precision, "multiplies_natively", lambda dtype, _device: dtype in native)
+    monkeypatch.setattr(fitting, "multiplies_natively", lambda dtype, _device: dtype in native)
     assert [candidates("auto", [opened[dtype]], device) for dtype in ("F32", "BF16", "F16")] == found
 
 
@@ -55,7 +61,7 @@ def test_by_what_is_stored_and_what_the_device_multiplies(
 def test_models_of_several_types_are_compared_in_one(
     opened: dict[str, Checkpoint], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "multiplies_natively", lambda *_: True)
+    monkeypatch.setattr(fitting, "multiplies_natively", lambda *_: True)
     assert candidates("auto", opened.values(), device) == (F32, BF16)
     assert candidates("auto", [opened["F16"], opened["F16"]], device) == (F16,)
 
@@ -63,7 +69,7 @@ def test_models_of_several_types_are_compared_in_one(
 def test_models_of_several_types_are_not_compared_in_an_emulated_one(
     opened: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "multiplies_natively", multiplies_natively)
+    monkeypatch.setattr(fitting, "multiplies_natively", multiplies_natively)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 0))
     assert candidates("auto", opened.values(), CUDA) == (F32,)
     assert candidates("bf16", opened.values(), CUDA) == (BF16,)
@@ -78,7 +84,7 @@ def test_experts_of_float32_go_in_bfloat16_where_grouped_products_are_fast(
     capability: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(precision, "multiplies_natively", multiplies_natively)
+    monkeypatch.setattr(fitting, "multiplies_natively", multiplies_natively)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     checkpoint = open_model(tiny_family(tmp_path / family, family, dtype="F32"))
     fast, usual = has_experts and capability[0] in (9, 10), (F32,) if capability < (8, 0) else (F32, BF16)
@@ -89,7 +95,7 @@ def test_experts_of_float32_go_in_bfloat16_where_grouped_products_are_fast(
 def test_gradients_are_never_computed_in_float16_unasked(
     opened: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "multiplies_natively", lambda *_: True)
+    monkeypatch.setattr(fitting, "multiplies_natively", lambda *_: True)
     assert candidates("auto", [opened["F16"]], CUDA, gradients=True) == (F32, BF16)
     assert candidates("auto", [opened["BF16"]], CUDA, gradients=True) == (BF16,)
 
@@ -129,8 +135,8 @@ def test_what_a_gpu_multiplies(
 def test_what_a_cpu_multiplies(
     machine: str, flags: set[str], onednn: bool, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision.platform, "machine", lambda: machine)
-    monkeypatch.setattr(precision, "onednn_bfloat16", lambda: onednn)
+    monkeypatch.setattr(fitting.platform, "machine", lambda: machine)
+    monkeypatch.setattr(fitting, "onednn_bfloat16", lambda: onednn)
     for flag in ("avx512_bf16", "amx_tile"):
         answer = flag in flags
         monkeypatch.setattr(torch.cpu, f"_is_{flag}_supported", lambda answer=answer: answer, raising=False)
@@ -150,7 +156,7 @@ def parameters(checkpoint: Checkpoint) -> int:
 
 @pytest.fixture(autouse=True)
 def no_native_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "multiplies_natively", lambda *_: False)
+    monkeypatch.setattr(fitting, "multiplies_natively", lambda *_: False)
 
 
 def chosen(

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prunecli.modules import grouped, threads
+from prunecli.modules import grouped
 from prunecli.modules.sparse_ffn import Routing, SparseFFN, real_rows, route
 from tests.reference import routing as reference
 
@@ -50,7 +50,7 @@ def test_threads_give_what_one_thread_gives(
     module, x = make(dtype=dtype), torch.randn(1, tokens, 8).to(dtype)
     with torch.inference_mode():
         alone = module(x)
-        monkeypatch.setattr(threads, "MIN_WEIGHT_BYTES", 0)
+        monkeypatch.setattr(grouped, "MIN_WEIGHT_BYTES", 0)
         monkeypatch.setattr(grouped, "MIN_EXPERTS", 2)
         before = torch.get_num_threads()
         torch.set_num_threads(3)
@@ -63,7 +63,7 @@ def test_threads_give_what_one_thread_gives(
 
 
 def test_a_failure_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "MIN_WEIGHT_BYTES", 0)
+    monkeypatch.setattr(grouped, "MIN_WEIGHT_BYTES", 0)
     monkeypatch.setattr(grouped, "MIN_EXPERTS", 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     module = make()

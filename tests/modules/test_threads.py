@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 import pytest
 import torch
 
-from prunecli.modules import threads
-from prunecli.modules.threads import in_threads, pays
+from prunecli.modules import grouped
+from prunecli.modules.grouped import in_threads, pays
 
 
 @pytest.fixture(autouse=True)
@@ -50,23 +49,13 @@ def test_a_failure_reaches_the_caller_and_stops_the_rest(failure: type[BaseExcep
     in_threads(begun.append, [1])  # the pool lives on
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_forked_child_makes_its_own_pool() -> None:
-    in_threads(lambda item: None, range(3))
-    held = threads._pools
-    assert held
-    threads._forget_pools()  # what the child runs first
-    assert not held
-    in_threads(lambda item: None, range(3))
-
-
 @pytest.mark.parametrize(
     ("items", "weight_bytes", "products", "worth"),
     [
-        (2, threads.MIN_WEIGHT_BYTES, 0, True),
-        (2, 0, threads.MIN_PRODUCTS, True),
-        (2, threads.MIN_WEIGHT_BYTES - 1, threads.MIN_PRODUCTS - 1, False),
-        (1, threads.MIN_WEIGHT_BYTES, threads.MIN_PRODUCTS, False),
+        (2, grouped.MIN_WEIGHT_BYTES, 0, True),
+        (2, 0, grouped.MIN_PRODUCTS, True),
+        (2, grouped.MIN_WEIGHT_BYTES - 1, grouped.MIN_PRODUCTS - 1, False),
+        (1, grouped.MIN_WEIGHT_BYTES, grouped.MIN_PRODUCTS, False),
     ],
 )
 def test_threads_pay_for_enough_work(items: int, weight_bytes: int, products: int, worth: bool) -> None:

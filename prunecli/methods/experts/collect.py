@@ -21,17 +21,20 @@ from prunecli.model.cost import Load, weight_bytes
 from prunecli.modules.devices import Devices, choose_devices
 from prunecli.modules.fitting import (
     FREE_SHARE,
+    choose_dtype,
     decoding,
     decoding_room,
+    dtype_name,
     fitting_dtype,
     free_for_each,
     need_of,
     nothing,
     say_spread,
+    stored_as,
+    type_line,
 )
 from prunecli.modules.loading import load_model
 from prunecli.modules.machine import free_memory
-from prunecli.modules.precision import choose_dtype, dtype_name, stored_as, type_line
 from prunecli.processes import ALONE, ProcessGroup, neighbours
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.gates import GateStatistics
@@ -244,7 +247,7 @@ def memory_for(
     whole = weight_bytes(checkpoint, parse_dtype(str(dtype)))
     if material.whole(checkpoint) is not None or whole <= FREE_SHARE * free_for_each(device, process_group):
         return None
-    if devices.others and (need := need_of(checkpoint, devices, dtype)).spread() is not None:
+    if devices.others and (need := need_of(checkpoint, devices, dtype)).memory() is not None:
         say_spread(origin(checkpoint.path)["path"], need, say)
         return None
     free = min(process_group.all_gather(free_memory(device) // neighbours(device.type)))

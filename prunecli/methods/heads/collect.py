@@ -33,10 +33,9 @@ from prunecli.model.attention import AttentionLayer
 from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.devices import Devices, choose_devices
-from prunecli.modules.fitting import decoding, decoding_room, fitting_dtype, nothing
+from prunecli.modules.fitting import candidates, decoding, decoding_room, dtype_name, fitting_dtype, nothing
 from prunecli.modules.loading import load_model
 from prunecli.modules.pooling import Pooling, read_pooling
-from prunecli.modules.precision import candidates, dtype_name
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.unit_scores import Method, Per, Reported, Scores, scores_of
 from prunecli.running.batches import task_batches

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from prunecli.modules.threads import begun
+from prunecli.modules.grouped import begun
 from prunecli.running.layerwise.reading import Loaded, Reader
 
 

@@ -152,7 +152,7 @@ class Reader:
 
     def _work(self, started: threading.Barrier) -> None:
         torch.set_num_threads(1)
-        torch.get_num_threads()  # see modules.threads
+        torch.get_num_threads()  # see modules.grouped
         started.wait()
         torch.set_grad_enabled(False)
         staging = Staging(CHUNK_BYTES)

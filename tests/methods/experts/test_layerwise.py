@@ -17,7 +17,7 @@ from prunecli.errors import CheckpointError, OutputError
 from prunecli.methods.experts.score import CollectOptions, State, score
 from prunecli.methods.experts.translation import Translation
 from prunecli.model.checkpoint import open_model
-from prunecli.modules import grouped, threads
+from prunecli.modules import grouped
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.progress import Progress
@@ -91,7 +91,7 @@ def test_in_other_types(path: Path, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_experts_shared_out_to_threads(path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped, "MIN_EXPERTS", 2)
-    monkeypatch.setattr(threads, "MIN_WEIGHT_BYTES", 0)
+    monkeypatch.setattr(grouped, "MIN_WEIGHT_BYTES", 0)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

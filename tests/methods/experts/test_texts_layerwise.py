@@ -17,7 +17,7 @@ from prunecli.methods.experts.collect import collect_gates
 from prunecli.methods.experts.score import CollectOptions, score
 from prunecli.methods.experts.texts import Texts
 from prunecli.model.checkpoint import open_model
-from prunecli.modules import grouped, threads
+from prunecli.modules import grouped
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.results.gates import GateStatistics
@@ -102,7 +102,7 @@ def test_in_other_types_and_batches(path: Path, dtype: str, batch_tokens: int) -
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_experts_shared_out_to_threads(path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped, "MIN_EXPERTS", 2)
-    monkeypatch.setattr(threads, "MIN_WEIGHT_BYTES", 0)
+    monkeypatch.setattr(grouped, "MIN_WEIGHT_BYTES", 0)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
