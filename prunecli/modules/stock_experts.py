@@ -146,9 +146,10 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
 
     Args:
         module: see `expert_modules`; an attribute `observer` that is not None is called with the `ExpertUse`. An
-            attribute `runner` that is not None computes the result in its place, of the same arguments but the module.
-            With an observer, an attribute `counted` that is not None gives `[tokens]` bool, the tokens whose outputs
-            are added up for it, or None: all.
+            attribute `runner` that is not None computes the experts' outputs where their weights are not held here:
+            (rows `[assignments, width]` sorted by expert, `Groups`) -> `[assignments, width]`. With an observer, an
+            attribute `counted` that is not None gives `[tokens]` bool, the tokens whose outputs are added up for it,
+            or None: all.
         hidden_states: `[tokens, width]`.
         experts: `[tokens, top_k]` int64.
         weights: `[tokens, top_k]`.
@@ -156,14 +157,16 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
     Returns:
         `[tokens, width]` in the type of `hidden_states`.
     """
-    runner: Callable[[Tensor, Tensor, Tensor], Tensor] | None = getattr(module, "runner", None)
-    if runner is not None:
-        return runner(hidden_states, experts, weights)
     plan = dispatch(experts, module.num_experts)
     held = ExpertWeights.of(module)
     rows = hidden_states.to(held.up.dtype).index_select(0, plan.source)
     observer: Callable[[ExpertUse], None] | None = getattr(module, "observer", None)
-    outputs, norms = outputs_of(module, rows, held, plan.groups, with_norms=observer is not None)
+    runner: Callable[[Tensor, Groups], Tensor] | None = getattr(module, "runner", None)
+    if runner is None:
+        outputs, norms = outputs_of(module, rows, held, plan.groups, with_norms=observer is not None)
+    else:
+        outputs = runner(rows, plan.groups)
+        norms = None if observer is None else norms_of(outputs)
     if observer is not None and norms is not None:
         sums = None
         if (counted := getattr(module, "counted", None)) is not None:

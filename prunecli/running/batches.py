@@ -26,8 +26,6 @@ from prunecli.running.layerwise.budget import (
     backward_bytes,
     output_bytes,
     state_bytes,
-    stock_activation_bytes,
-    stock_state_bytes,
 )
 from prunecli.running.masking import mlm_examples
 from prunecli.running.runner import Advance, BatchCost, Group, Observer, Runner, ignored
@@ -227,10 +225,6 @@ def batch_cost(runner: Layerwise, batch: Batch, *, backward: bool, beside: int =
     """
     shape, config = runner.shape, runner.model.config.get_text_config()
     rows, keys = batch.inputs["input_ids"].shape
-    if runner.skeleton.is_stock:
-        values = output_bytes(shape, int(config.vocab_size), rows * keys, backward=backward)
-        activations = max(values, stock_activation_bytes(shape, rows, keys))
-        return BatchCost(activations + beside, (stock_state_bytes(shape, rows * keys),))
     lengths = {
         "encoder": keys,
         "decoder": batch.inputs.get("decoder_input_ids", batch.inputs["input_ids"]).shape[1],
@@ -250,6 +244,6 @@ def batch_cost(runner: Layerwise, batch: Batch, *, backward: bool, beside: int =
         output = rows * length * shape.d_model * shape.itemsize
         biases = shape.heads * length * (length + keys) * shape.itemsize if runner.has_position_bias else 0
         sent = state_bytes(shape, rows * length, rows * length) - output
-        kept = len(stages) * output + sum(stage.ffn is not None for stage in stages) * sent
+        kept = len(stages) * output + sum(stage.mixture is not None for stage in stages) * sent
         states += output + biases + (kept + 2 * sent if backward else sent)
     return BatchCost(activations + beside, (states,))

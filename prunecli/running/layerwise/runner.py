@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from prunecli.architectures.records import Side
 from prunecli.errors import OutputError
@@ -28,21 +29,19 @@ from prunecli.modules.machine import (
     spill_directory,
 )
 from prunecli.processes import ALONE, ProcessGroup, neighbours
-from prunecli.running.layerwise.budget import Demand, Plan, Shape, plan_memory, size_text
-from prunecli.running.layerwise.forward import LayerwiseRun
+from prunecli.running.layerwise.budget import Demand, Plan, plan_memory, shape_of, size_text
+from prunecli.running.layerwise.forward import LayerPasses, Outputs
+from prunecli.running.layerwise.gradients import Gradients
 from prunecli.running.layerwise.parts import Skeleton, fill_resident, make_skeleton
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.snapshot import Snapshots
-from prunecli.running.layerwise.states import StateStore
-from prunecli.running.runner import Advance, BatchCost, Group, chunks, ignored
+from prunecli.running.layerwise.states import StateStore, Stored
+from prunecli.running.runner import Advance, BatchCost, Group, Observer, Pass, chunks, frozen, ignored
 
 B = TypeVar("B")
 
 MARGIN = 32 << 20
 """Bytes below the memory less a batch's activations from which freed memory is given back to the system."""
-
-FFN_WIDTHS = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
-"""Keys of transformers' configs."""
 
 ROOMY = 1 << 30
 """Bytes to spare from which the C library may keep what is freed; to have it anew costs a tenth of the time."""
@@ -115,6 +114,103 @@ class Room:
     def in_memory(self, plan: Plan) -> int:
         """Bytes of states that may be held in memory."""
         return plan.states if self.host is None else self.host
+
+
+class LayerwiseRun:
+    """A `Run` of a model whose layers' weights are read one after another.
+
+    Args:
+        skeleton: its resident tensors are there.
+        reader: of its checkpoint.
+        states: stores the batches' states between two layers.
+        make_room: called before a pass is begun, which takes memory for its activations.
+        advance: as in `Runner.running`.
+        group: what is run, of which `snapshots` may hold a part.
+        snapshots: where the states are written after a layer, to resume from.
+
+    Attributes:
+        restored: what `keeping` returned when the snapshot that is resumed was written; None: there is none.
+    """
+
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        reader: Reader,
+        states: StateStore,
+        make_room: Callable[[], None] = ignored,
+        advance: Advance = ignored,
+        group: Group[Any] | None = None,
+        snapshots: Snapshots | None = None,
+    ) -> None:
+        self._skeleton, self._reader, self._states = skeleton, reader, states
+        self._make_room, self._advance = make_room, advance
+        self._group, self._snapshots = group, snapshots
+        self.restored: Any = None
+        self._resumed: tuple[int, list[Outputs]] | None = None
+        if snapshots and group and (header := snapshots.header(group.start)) is not None:
+            tree = snapshots.read(states)
+            self.restored, self._resumed = tree["kept"], (int(header["stage"]), tree["outputs"])
+
+    def forward(
+        self,
+        passes: Sequence[Pass],
+        *,
+        side: Side | None = None,
+        observer: Observer | None = None,
+        reduce: Callable[[list[Any]], None] = ignored,
+        finish: Callable[[int, Any], None] = ignored,
+        keeping: Callable[[], Any] = ignored,
+    ) -> None:
+        """See `Run`: each pass enters the layers of the stack once, in order, and no others.
+
+        What the observer saw of a pass is taken after each layer.
+        """
+        indices = [n for n, stage in enumerate(self._skeleton.stages) if side in (None, stage.side)]
+        # The number of the last layer that all passes are through, and the outputs of each pass.
+        done, outputs = self._resumed or (-1, [{} for _ in passes])
+        if done >= 0:
+            self._advance(len(passes) * sum(index <= done for index in indices))
+        if done > indices[-1]:  # the interrupted run was at a later stack
+            return
+        self._resumed = None
+        ahead = [index for index in indices if index > done]
+        layers = LayerPasses(self._skeleton, self._reader, self._states, self._make_room)
+        with torch.inference_mode(), layers.intercepting():
+            if passes and ahead:
+                layers.want(ahead[0])
+            for index, following in zip(ahead, [*ahead[1:], None], strict=False):
+                seen: list[Any] = []
+                if passes:  # a process without any keeps step with the others
+                    with layers.loaded(index):
+                        for number, routed in enumerate(layers.through(following, passes, outputs)):
+                            layers.forget_before(outputs[number])
+                            if routed is not None:
+                                layers.free(routed)
+                            if observer is not None:
+                                seen.append(observer.take())
+                            self._advance(1)
+                reduce(seen)
+                if self._snapshots and self._group and self._snapshots.due():
+                    header = {"batches": self._group.start, "group": len(self._group.batches), "stage": index}
+                    self._snapshots.write(header, {"outputs": outputs, "kept": keeping()}, self._states)
+            for number, forward in enumerate(passes):
+                finish(number, layers.end(forward, outputs[number])[0])
+                for index in list(outputs[number]):
+                    layers.forget(outputs[number], index)
+
+    def backward(self, passes: Sequence[Pass], start: Callable[[int, Any], Tensor]) -> None:
+        """See `Run`: each pass goes through all layers once, and back."""
+        gradients = Gradients(self._skeleton, self._reader, self._states, self._make_room)
+        with torch.enable_grad(), frozen(self._skeleton.model):
+            gradients.run(passes, start=start, after=lambda _stage, _number: self._advance(1))
+
+    def keep(self, tensor: Tensor) -> Stored:
+        """See `Run`."""
+        return self._states.put(tensor)
+
+    def fetch(self, kept: Stored) -> Tensor:
+        """See `Run`."""
+        return self._states.get(kept).to(self._skeleton.device)
 
 
 class Layerwise:
@@ -300,38 +396,3 @@ def _both(held: BatchCost, more: BatchCost) -> BatchCost:
     states = held.states or (0,) * len(more.states)
     added = tuple(a + b for a, b in zip(states, more.states, strict=True))
     return BatchCost(max(held.activations, more.activations), added)
-
-
-def shape_of(checkpoint: Checkpoint, skeleton: Skeleton, dtype: torch.dtype) -> Shape:
-    """The sizes that activations depend on."""
-    if skeleton.is_stock:
-        return _stock_shape(skeleton, dtype)
-    family, sizes = checkpoint.layout.family, checkpoint.layout.sizes
-    # What is declared is pruned, which may be groups of heads that share keys and values.
-    heads = [sizes.count(stack.attentions[0].heads) for stack in family.stacks]
-    heads.append(int(skeleton.model.config.num_attention_heads))
-    experts = [stage.sparse.num_experts for stage in skeleton.stages if stage.sparse is not None]
-    return Shape(
-        d_model=int(skeleton.model.config.hidden_size),
-        ffn_dim=max(sizes.count(stack.ffn.width) for stack in family.stacks),
-        heads=max(heads),
-        experts=max(experts, default=0),
-        top_k=max((layer.top_k for layer in checkpoint.mixtures), default=1),
-        itemsize=dtype.itemsize,
-    )
-
-
-def _stock_shape(skeleton: Skeleton, dtype: torch.dtype) -> Shape:
-    config = skeleton.model.config.get_text_config()
-    widths = [int(getattr(config, key)) for key in FFN_WIDTHS if isinstance(getattr(config, key, None), int)]
-    # Others make no weights of all pairs of positions, but there is a mask of them.
-    is_eager = config._attn_implementation == "eager"
-    layers = [stage.sparse for stage in skeleton.stages if stage.sparse is not None]
-    return Shape(
-        d_model=int(config.hidden_size),
-        ffn_dim=max(widths),
-        heads=int(config.num_attention_heads) if is_eager else 1,
-        experts=max(layer.num_experts for layer in layers),
-        top_k=max(layer.top_k for layer in layers),
-        itemsize=dtype.itemsize,
-    )

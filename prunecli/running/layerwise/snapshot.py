@@ -12,9 +12,8 @@ import shutil
 import struct
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -38,16 +37,9 @@ def write_snapshot(path: Path, header: Mapping[str, Any], tree: Any, states: Sta
         OSError: the file cannot be written, or would leave less space than it takes; `path` is as it was.
     """
     held = leaves(tree, LEAVES)
-    text = json.dumps(
-        {
-            "header": dict(header),
-            "tree": outline(tree, LEAVES),
-            "tensors": [
-                [list(one.shape), str(one.dtype).removeprefix("torch."), isinstance(one, Stored)]
-                for one in held
-            ],
-        }
-    ).encode()
+    tensors = [(one.shape, str(one.dtype).removeprefix("torch."), isinstance(one, Stored)) for one in held]
+    content = {"header": dict(header), "tree": outline(tree, LEAVES), "tensors": tensors}
+    text = json.dumps(content).encode()
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         if shutil.disk_usage(path.parent).free < 2 * (len(text) + sum(one.nbytes for one in held)):
@@ -63,10 +55,14 @@ def write_snapshot(path: Path, header: Mapping[str, Any], tree: Any, states: Sta
         beside.unlink(missing_ok=True)
 
 
+@lenient
 def read_header(path: Path) -> dict[str, Any] | None:
     """The header that was given to `write_snapshot`; None where there is no whole file."""
-    found = _read(path)
-    return None if found is None else dict(found[0]["header"])
+    with path.open("rb") as file:
+        content, tensors = _read(file)
+        size = sum(shape.numel() * dtype.itemsize for shape, dtype, _ in tensors)
+        is_whole = path.stat().st_size == file.tell() + size
+    return dict(content["header"]) if is_whole else None
 
 
 def read_snapshot(path: Path, states: StateStore) -> Any:
@@ -75,20 +71,14 @@ def read_snapshot(path: Path, states: StateStore) -> Any:
     Raises:
         OutputError: no room for them.
     """
-    found = _read(path)
-    if found is None:
-        raise FileNotFoundError(path)
-    content, offset = found
     made = []
     with path.open("rb") as file:
-        file.seek(offset)
-        for shape, dtype, is_held in content["tensors"]:
-            kind = getattr(torch, dtype)
-            place = states.empty(tuple(shape), kind) if is_held else torch.empty(shape, dtype=kind)
+        content, tensors = _read(file)
+        for shape, dtype, is_stored in tensors:
+            place = states.empty(shape, dtype) if is_stored else torch.empty(shape, dtype=dtype)
             for start, end in _row_chunks(place):
-                rows = torch.empty((end - start, *shape[1:]), dtype=kind)
-                if file.readinto(rows.view(-1).view(torch.uint8).numpy().data) < rows.nbytes:
-                    raise EOFError
+                rows = torch.empty((end - start, *shape[1:]), dtype=dtype)
+                file.readinto(rows.view(-1).view(torch.uint8).numpy().data)
                 if isinstance(place, Stored):
                     states.write(place, start, rows)
                 else:
@@ -97,20 +87,16 @@ def read_snapshot(path: Path, states: StateStore) -> Any:
     return rebuilt(content["tree"], iter(made))
 
 
-@lenient
-def _read(path: Path) -> tuple[dict[str, Any], int] | None:
-    """The JSON and where the tensors begin."""
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        if length > path.stat().st_size:
-            return None
-        content = parsed(file.read(length))
-    sizes = [
-        torch.Size(shape).numel() * getattr(torch, dtype).itemsize for shape, dtype, _ in content["tensors"]
+def _read(file: BinaryIO) -> tuple[dict[str, Any], list[tuple[torch.Size, torch.dtype, bool]]]:
+    """The JSON, up to which the file is read, and shape and type of each tensor, and whether it was in a store."""
+    (length,) = struct.unpack("<Q", file.read(8))
+    if length > os.fstat(file.fileno()).st_size:
+        raise ValueError(length)
+    content = parsed(file.read(length))
+    tensors = [
+        (torch.Size(shape), getattr(torch, dtype), stored) for shape, dtype, stored in content["tensors"]
     ]
-    if not isinstance(content["header"], dict) or path.stat().st_size != 8 + length + sum(sizes):
-        return None
-    return content, 8 + length
+    return content, tensors
 
 
 def _row_chunks(held: Stored | torch.Tensor) -> list[tuple[int, int]]:
@@ -123,40 +109,45 @@ def _row_chunks(held: Stored | torch.Tensor) -> list[tuple[int, int]]:
 SNAPSHOT_EVERY_S = 60.0
 
 
-@dataclass
 class Snapshots:
     """The states of a group after its last finished layer, in a file; each of several processes has a file of its own.
 
-    Attributes:
+    Args:
         path: of this process's file.
-        key: of the run: a file with another one is not gone on from.
+        key: of the run: a file with another one is not resumed.
         every_s: seconds between two.
-        process_group: the processes go on from the same layer, or none does.
-        say: hears once that a file cannot be written, and why.
+        process_group: the processes resume after the same layer, or none does.
+        say: called once if a file cannot be written, with the reason.
     """
 
-    path: Path
-    key: Mapping[str, Any]
-    every_s: float = SNAPSHOT_EVERY_S
-    process_group: ProcessGroup = ALONE
-    say: Say = unsaid
-    written: float = field(default_factory=time.monotonic)
+    def __init__(
+        self,
+        path: Path,
+        key: Mapping[str, Any],
+        every_s: float = SNAPSHOT_EVERY_S,
+        process_group: ProcessGroup = ALONE,
+        say: Say = unsaid,
+    ) -> None:
+        self._path, self._key, self._every_s = path, key, every_s
+        self._process_group, self._say = process_group, say
+        self._next = path.with_name(
+            f"{path.name}.next"
+        )  # where a file waits for those of the other processes
+        self._found, self._written = path, time.monotonic()
 
     def group_size(self, batches: int) -> int | None:
-        """How many batches the group has that was begun after so many `batches`; None: there is none."""
+        """Number of batches of the group that was begun after so many `batches`; None: there is none."""
         found = self.header(batches)
         return None if found is None else int(found["group"])
 
     def header(self, batches: int) -> dict[str, Any] | None:
-        """What all processes know of the group that was begun after so many `batches`."""
-        mine = {
-            path: read_header(path) if belongs(path, self.key, batches) else None
-            for path in (self._next, self.path)
-        }
-        known = self.process_group.all_gather(list(mine.values()))
+        """Header, the same for all processes, of the group that was begun after so many `batches`."""
+        paths = self._next, self._path
+        mine = [read_header(path) if belongs(path, self._key, batches) else None for path in paths]
+        known = self._process_group.all_gather(mine)
         for header in known[0]:
             if header is not None and all(header in one for one in known):
-                self._found = next(path for path, own in mine.items() if own == header)
+                self._found = paths[mine.index(header)]
                 return header
         return None
 
@@ -167,39 +158,28 @@ class Snapshots:
 
     def due(self) -> bool:
         """Whether the last one is old enough, by the clock of the first process."""
-        return self.process_group.broadcast(time.monotonic() - self.written >= self.every_s)
+        return self._process_group.broadcast(time.monotonic() - self._written >= self._every_s)
 
     def write(self, header: Mapping[str, Any], tree: Mapping[str, Any], states: StateStore) -> None:
         """Replace the files of all processes, once all have written theirs."""
         fault = None
         try:
-            write_snapshot(self._next, {"key": dict(self.key), **header}, dict(tree), states)
+            write_snapshot(self._next, {"key": dict(self._key), **header}, dict(tree), states)
         except OSError as error:  # the run itself is sound
-            fault = f"{self.path}: not written: {error.strerror or error}"
-        faults = [other for other in self.process_group.all_gather(fault) if other is not None]
+            fault = f"{self._path}: not written: {error.strerror or error}"
+        faults = [other for other in self._process_group.all_gather(fault) if other is not None]
         if not faults:
-            self._next.replace(self.path)
+            self._next.replace(self._path)
         else:
             self._next.unlink(missing_ok=True)
-            self.say(
+            self._say(
                 f"{faults[0]}. If this run is interrupted, these batches begin again at the first layer."
             )
-            self.say = unsaid
-        self.written = time.monotonic()
-
-    def __post_init__(self) -> None:
-        self._found = self.path
-
-    @property
-    def _next(self) -> Path:
-        """Where a file waits for those of the other processes."""
-        return self.path.with_name(f"{self.path.name}.next")
+            self._say = unsaid
+        self._written = time.monotonic()
 
 
 def belongs(path: Path, key: Mapping[str, Any], batches: int) -> bool:
     """Whether the file is of a run with this key, and of the group that was begun after so many `batches`."""
-    found = read_header(path)
-    return found is not None and (found.get("key"), found.get("batches")) == (
-        json.loads(json.dumps(key)),
-        batches,
-    )
+    found = read_header(path) or {}
+    return (found.get("key"), found.get("batches")) == (json.loads(json.dumps(key)), batches)
