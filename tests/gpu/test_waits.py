@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from prunecli.running.layerwise.sparse import SparsePasses
 
 from prunecli.methods.experts.observer import GateObserver
 from prunecli.methods.experts.score import CollectOptions, score
@@ -20,7 +21,6 @@ from prunecli.modules.grouped import has_grouped_kernel
 from prunecli.modules.loading import load_model
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, Routing, SparseFFN
 from prunecli.running.layerwise.runner import Layerwise, Resources
-from prunecli.running.layerwise.sparse import SparsePasses
 from prunecli.text.tokens import load_tokenizer
 from tests.gpu.conftest import Gpu
 from tests.gpu.pretend import Pretend

@@ -76,6 +76,7 @@ class Shape:
         experts: of a sparse layer; 0 where there is none.
         top_k: experts per token.
         itemsize: bytes per value.
+        row_itemsize: bytes per value of the experts' outputs.
     """
 
     d_model: int
@@ -84,6 +85,7 @@ class Shape:
     experts: int
     top_k: int
     itemsize: int
+    row_itemsize: int = 4
 
 
 def smallest_memory(demand: Demand) -> int:
@@ -138,16 +140,16 @@ def shape_of(checkpoint: Checkpoint, skeleton: Skeleton, dtype: torch.dtype) -> 
         experts=max((layer.num_experts for layer in layers), default=0),
         top_k=max((layer.top_k for layer in layers), default=1),
         itemsize=dtype.itemsize,
+        row_itemsize=dtype.itemsize if checkpoint.runs_stock else 4,
     )
 
 
 def activation_bytes(shape: Shape, batch: int, length: int, keys: int) -> int:
     """Bytes that one layer needs for a batch, at most.
 
-    With t = batch x length tokens: queries, keys, values, attention and residuals of t x d_model, twice that of heads
-    that are wider than d_model / heads; the FFN before and after its activation, or an expert that every token goes to;
-    three times the attention weights; in a layer with experts the rows that they get or return, twice, and the gates
-    and the sum of the outputs in float32.
+    With t = batch x length tokens: queries, keys, values, attention and residuals of t x d_model, the FFN before and
+    after its activation, three times the attention weights; in a layer with experts the rows that they get and return,
+    and in float32 the gates and the sum of the outputs.
 
     Args:
         shape: of the model.
@@ -158,9 +160,9 @@ def activation_bytes(shape: Shape, batch: int, length: int, keys: int) -> int:
     tokens = batch * length
     dense = tokens * (10 * shape.d_model + 2 * shape.ffn_dim) + batch * keys * 4 * shape.d_model
     scores = 3 * batch * shape.heads * length * max(length, keys)
-    rows = tokens * 2 * shape.top_k * shape.d_model if shape.experts else 0
-    gates = tokens * 8 * shape.experts * 4
-    return (dense + scores + rows) * shape.itemsize + gates
+    rows = 2 * shape.top_k * shape.d_model * shape.row_itemsize
+    sparse = tokens * (rows + (2 * shape.d_model + 8 * shape.experts) * 4) if shape.experts else 0
+    return (dense + scores) * shape.itemsize + sparse
 
 
 def backward_bytes(shape: Shape, batch: int, length: int, keys: int) -> int:
@@ -204,8 +206,8 @@ def state_bytes(shape: Shape, tokens: int, real_tokens: int) -> int:
         tokens: with padding.
         real_tokens: without.
     """
-    rows = real_tokens * shape.top_k if shape.experts else 0
-    return (tokens + rows) * shape.d_model * shape.itemsize
+    rows = real_tokens * shape.top_k * shape.row_itemsize if shape.experts else 0
+    return (tokens * shape.itemsize + rows) * shape.d_model
 
 
 def size_text(count: int) -> str:

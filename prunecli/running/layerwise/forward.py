@@ -161,7 +161,6 @@ class LayerPasses:
             for expert, tensors in self.experts(wanted):
                 run = partial(self._run_expert, stage.mixture, expert, tensors)
                 reached = [one for one in routed if one.count(expert)]
-                reached.sort(key=lambda one, expert=expert: one.count(expert), reverse=True)
                 in_threads(run, [one for one in reached if one.shared_out])
                 for one in reached:
                     if not one.shared_out:
@@ -249,12 +248,13 @@ class LayerPasses:
         ):
             (rows, counts), _ = self.begin(forward, outputs)
         shared_out = self._device.type == "cpu" and mixture.shares_out(counts)
-        return Routed(self._states.put(rows.detach()), (0, *accumulate(counts)), shared_out, attention)
+        stored = self._states.put(rows.detach().to(mixture.dtype))
+        return Routed(stored, (0, *accumulate(counts)), shared_out, attention)
 
     def _run_expert(self, mixture: Mixture, expert: int, tensors: Sequence[Tensor], routed: Routed) -> None:
         """Replace the expert's rows of a pass by its outputs."""
         start, end = routed.span(expert)
-        rows = self._states.rows(routed.rows, start, end).to(self._device)
+        rows = self._states.rows(routed.rows, start, end).to(self._device, tensors[0].dtype)
         self._states.write(routed.rows, start, mixture.run(rows, tensors))
 
     @contextmanager
@@ -287,9 +287,11 @@ class LayerPasses:
             output = forward(*args, **kwargs)
             # (output, weights): no layer reads the weights, and most attention functions return none.
             found = (output[0], None) if isinstance(output, tuple) and len(output) == 2 else output
-            # Each pass will also send the rows of its experts.
-            tensors = mixture.layer.top_k + len(stage.attentions)
-            nbytes = tensors * sum(leaf.nbytes for leaf in leaves(found, Tensor))
+            rows = mixture.layer.top_k * mixture.dtype.itemsize  # which each pass will store, too
+            nbytes = sum(
+                leaf.numel() * (rows + len(stage.attentions) * leaf.itemsize)
+                for leaf in leaves(found, Tensor)
+            )
             if self._states.free_memory > to_come * nbytes:
                 stored[number] = map_tree(found, self._states.put, Tensor)
             return output

@@ -179,14 +179,15 @@ class Gradients:
         self._want_before()
         sent = [self._send(stage, mixture, one, own) for one, own in zip(runs, routed, strict=True)]
         for expert, (first, first_bias, second, second_bias) in self._layers.experts(wanted):
+            place = self._device, first.dtype
             for one in sent:
                 start, end = one.routed.span(expert)
                 if start == end:
                     continue
-                rows = self._states.rows(one.rows, start, end).to(self._device).detach().requires_grad_()
+                rows = self._states.rows(one.rows, start, end).to(*place).detach().requires_grad_()
                 inner = mixture.module.activation(functional.linear(rows, first, first_bias))
                 made = functional.linear(inner, second, second_bias)
-                gradient = self._states.rows(one.gradients, start, end).to(self._device)
+                gradient = self._states.rows(one.gradients, start, end).to(*place)
                 (found,) = torch.autograd.grad(made, rows, gradient)
                 self._states.write(one.gradients, start, found)
         return sent
@@ -197,7 +198,7 @@ class Gradients:
         stored: list[Stored] = []
 
         def answer(rows: Tensor, _groups: Groups) -> Tensor:
-            stored.append(self._states.put(rows.detach()))
+            stored.append(self._states.put(rows.detach().to(mixture.dtype)))
             return outputs
 
         with swapped(mixture.module, "runner", answer):
@@ -213,7 +214,7 @@ class Gradients:
 
         def answer(rows: Tensor, _groups: Groups) -> Tensor:
             outputs = self._states.get(sent.routed.rows).to(self._device)
-            gradients = self._states.get(sent.gradients).to(self._device)
+            gradients = self._states.get(sent.gradients).to(self._device, rows.dtype)
             made: Tensor = _Answer.apply(rows, outputs, gradients)  # type: ignore[no-untyped-call]
             return made
 

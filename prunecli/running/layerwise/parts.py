@@ -88,6 +88,14 @@ class Mixture:
     module: Any
     parts: tuple[ExpertPart, ...]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the experts' outputs: what rows and outputs are stored in."""
+        if isinstance(self.module, SparseFFN):
+            return torch.float32
+        found: torch.dtype = getattr(self.module, self.parts[0].attribute).dtype
+        return found
+
     def block(self, expert: int) -> Block:
         """The tensors of one expert, as it is numbered in the checkpoint."""
         found = []
