@@ -158,13 +158,7 @@ class LayerPasses:
                         wanted[expert] = None
                         self._reader.want(stage.mixture.block(expert))
             self.want(following)
-            for expert, tensors in self.experts(wanted):
-                run = partial(self._run_expert, stage.mixture, expert, tensors)
-                reached = [one for one in routed if one.count(expert)]
-                in_threads(run, [one for one in reached if one.shared_out])
-                for one in reached:
-                    if not one.shared_out:
-                        run(one)
+            self.run_experts(stage.mixture, wanted, routed)
         for number, (forward, own) in enumerate(zip(passes, outputs, strict=True)):
             sent = routed[number] if routed else None
             with nullcontext() if sent is None else self._answering(stage, sent):
@@ -177,6 +171,21 @@ class LayerPasses:
             loaded = self._reader.take()
             yield expert, loaded.tensors
             self._reader.give_back(loaded)
+
+    def run_experts(self, mixture: Mixture, wanted: Iterable[int], routed: Sequence[Routed]) -> None:
+        """Replace the rows of all passes by the outputs of the experts, which the reader was asked for."""
+        for expert, tensors in self.experts(wanted):
+
+            def run(one: Routed, expert: int = expert, tensors: Sequence[Tensor] = tensors) -> None:
+                start, end = one.span(expert)
+                rows = self._states.rows(one.rows, start, end).to(self._device, tensors[0].dtype)
+                self._states.write(one.rows, start, mixture.run(rows, tensors))
+
+            reached = [one for one in routed if one.count(expert)]
+            in_threads(run, [one for one in reached if one.shared_out])
+            for one in reached:
+                if not one.shared_out:
+                    run(one)
 
     def forget(self, outputs: Outputs, index: int) -> None:
         """Free the tensors that the layer alone returned."""
@@ -250,12 +259,6 @@ class LayerPasses:
         shared_out = self._device.type == "cpu" and mixture.shares_out(counts)
         stored = self._states.put(rows.detach().to(mixture.dtype))
         return Routed(stored, (0, *accumulate(counts)), shared_out, attention)
-
-    def _run_expert(self, mixture: Mixture, expert: int, tensors: Sequence[Tensor], routed: Routed) -> None:
-        """Replace the expert's rows of a pass by its outputs."""
-        start, end = routed.span(expert)
-        rows = self._states.rows(routed.rows, start, end).to(self._device, tensors[0].dtype)
-        self._states.write(routed.rows, start, mixture.run(rows, tensors))
 
     @contextmanager
     def _answering(self, stage: Stage, routed: Routed) -> Iterator[None]:
