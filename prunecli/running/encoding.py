@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain, compress
 from typing import Any
 
 import torch
@@ -144,22 +143,21 @@ def translation_examples(
     longest = None if positions is None else positions - 1
     options = {"max_length": longest, "vocabulary": vocabulary_size(model.config)}
     # Each line once for each (language, whether as a target), however many pairs it is in.
-    roles = ((source, False) for source, _ in pairs), ((target, True) for _, target in pairs)
-    rows: dict[tuple[str, bool], list[list[int]]] = {role: [] for role in chain(*roles)}
+    roles = [*((source, False) for source, _ in pairs), *((target, True) for _, target in pairs)]
+    rows: dict[tuple[str, bool], list[list[int]]] = {role: [] for role in roles}
     with progress("tokenising", len(rows) * len(text), "lines") as advance:
         for (name, as_target), ids in rows.items():
             for start in range(0, len(text), AT_ONCE):
                 lines = text.sentences[name][start : start + AT_ONCE]
                 ids += encode(tokenizer, lines, name, as_target=as_target, **options)
                 advance(len(lines))
-    filled = {name: [bool(line.strip()) for line in text.sentences[name]] for name, _ in rows}
     sources: list[list[int]] = []
     targets: list[list[int]] = []
     for source, target in pairs:
-        both = zip(filled[source], filled[target], strict=True)
-        kept = [not skip_blank or (first and second) for first, second in both]
-        sources += compress(rows[source, False], kept)
-        targets += compress(rows[target, True], kept)
+        for number, lines in enumerate(zip(text.sentences[source], text.sentences[target], strict=True)):
+            if not skip_blank or all(line.strip() for line in lines):
+                sources.append(rows[source, False][number])
+                targets.append(rows[target, True][number])
     if skip_blank and not sources:
         raise DataError(f"{text.split}: every line is blank in one of the languages", "Give other text.")
     shift = partial(decoder_inputs, model)

@@ -16,6 +16,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from prunecli.architectures.records import Side
@@ -26,7 +27,7 @@ from prunecli.modules.trees import leaves, map_tree
 from prunecli.running.layerwise.parts import Mixture, Skeleton, Stage
 from prunecli.running.layerwise.reading import Loaded, Reader
 from prunecli.running.layerwise.states import StateStore, Stored
-from prunecli.running.runner import Pass, ignored
+from prunecli.running.runner import Advance, Pass, ignored
 
 Outputs = dict[int, Any]
 """Number of a layer -> its output of one pass, with `Stored` in the place of tensors."""
@@ -73,7 +74,7 @@ class LayerPasses:
         reader: of its checkpoint.
         states: stores the layers' outputs and the experts' rows.
         make_room: called before a pass is begun, which takes memory for its activations.
-        backward: whether gradients are computed: layers get their inputs as leaves of a new graph.
+        advance: called with 1 whenever a pass is through a layer.
 
     Attributes:
         current: number of the layer after which passes end.
@@ -85,12 +86,11 @@ class LayerPasses:
         reader: Reader,
         states: StateStore,
         make_room: Callable[[], None] = ignored,
-        *,
-        backward: bool = False,
+        advance: Advance = ignored,
     ) -> None:
         self._stages, self._device = skeleton.stages, skeleton.device
-        self._reader, self._states, self._make_room = reader, states, make_room
-        self._backward = backward
+        self._reader, self._states = reader, states
+        self._make_room, self._advance = make_room, advance
         self.current = -1
         self._stored: Mapping[Side, Any] = {}
         self._given: dict[Side, Any] = {}
@@ -164,6 +164,7 @@ class LayerPasses:
             with nullcontext() if sent is None else self._answering(stage, sent):
                 self._run_through(forward, own)
             yield sent
+            self._advance(1)
 
     def experts(self, wanted: Iterable[int]) -> Iterator[tuple[int, Sequence[Tensor]]]:
         """Number and tensors of each expert that the reader was asked for."""
@@ -234,7 +235,9 @@ class LayerPasses:
         """Run a pass through the current layer and store its output."""
         output, given = self.begin(forward, outputs)
         known: dict[int, Stored] = {}
-        if self._backward:  # what the layer hands on is stored once; else it may have changed in place
+        if (
+            torch.is_grad_enabled()
+        ):  # what the layer hands on is stored once; else it may have changed in place
             inputs = self._inputs(outputs)
             for side, tree in given.items():
                 pairs = zip(leaves(tree, Tensor), leaves(inputs[side], Stored), strict=True)
@@ -299,7 +302,7 @@ class LayerPasses:
                 stored[number] = map_tree(found, self._states.put, Tensor)
             return output
 
-        return _replacing(() if self._backward else stage.attentions, attend)
+        return _replacing(() if torch.is_grad_enabled() else stage.attentions, attend)
 
 
 @contextmanager

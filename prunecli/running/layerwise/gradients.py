@@ -25,10 +25,9 @@ from prunecli.architectures.records import Side
 from prunecli.modules.grouped import Groups
 from prunecli.modules.trees import leaves
 from prunecli.running.layerwise.forward import LayerPasses, Outputs, Routed, swapped
-from prunecli.running.layerwise.parts import Mixture, Skeleton, Stage
-from prunecli.running.layerwise.reading import Reader
-from prunecli.running.layerwise.states import StateStore, Stored
-from prunecli.running.runner import Pass, ignored
+from prunecli.running.layerwise.parts import Mixture, Stage
+from prunecli.running.layerwise.states import Stored
+from prunecli.running.runner import Pass
 
 
 @dataclass
@@ -63,95 +62,65 @@ class _Sent:
     gradients: Stored
 
 
-class Gradients:
-    """Runs passes of a model, and back, while its layers' weights are read one after another.
+class Gradients(LayerPasses):
+    """Sends passes through all layers and back; none of the model's parameters asks for gradients."""
 
-    Args:
-        skeleton: its resident tensors are there; none of its parameters asks for gradients.
-        reader: of its checkpoint.
-        states: stores outputs and gradients.
-        make_room: called before a pass is begun, which takes memory for its activations.
-    """
-
-    def __init__(
-        self,
-        skeleton: Skeleton,
-        reader: Reader,
-        states: StateStore,
-        make_room: Callable[[], None] = ignored,
-    ) -> None:
-        self._reader, self._states = reader, states
-        self._device, self._stages = skeleton.device, skeleton.stages
-        self._layers = LayerPasses(skeleton, reader, states, make_room, backward=True)
-
-    def run(
-        self,
-        passes: Sequence[Pass],
-        *,
-        start: Callable[[int, Any], Tensor],
-        after: Callable[[Stage, int], None] = ignored,
-    ) -> None:
+    def run(self, passes: Sequence[Pass], start: Callable[[int, Any], Tensor]) -> None:
         """Run all passes through every layer, and back.
 
         Args:
             passes: each enters all layers once, in order.
             start: from a pass's number and what it returns to the scalar that is differentiated.
-            after: called for each layer and each pass, in order, once on the way forwards and once on the way back.
 
         Raises:
             CheckpointError: weights cannot be read.
             OutputError: no room for what is kept.
         """
-        runs, layers = [_Run(forward) for forward in passes], self._layers
-        last = len(self._stages) - 1
-        with torch.enable_grad(), layers.intercepting():
-            layers.want(0)
+        runs, last = [_Run(forward) for forward in passes], len(self._stages) - 1
+        with torch.enable_grad(), self.intercepting():
+            self.want(0)
             for index in range(last):
-                with layers.loaded(index):
-                    self._forwards(index, index + 1, runs, after)
-            with layers.loaded(last):  # read once for both ways
-                self._forwards(last, None, runs, after)
+                with self.loaded(index):
+                    self._forwards(runs, index + 1)
+            with self.loaded(last):  # read once for both ways
+                self._forwards(runs, None)
                 for number, one in enumerate(runs):
                     self._turn(one, partial(start, number))
-                self._back(last, runs, after)
+                self.current = last
+                self._back(runs)
             for index in reversed(range(last)):
-                with layers.loaded(index):
-                    self._back(index, runs, after)
+                with self.loaded(index):
+                    self._back(runs)
 
-    def _forwards(
-        self, index: int, following: int | None, runs: Sequence[_Run], after: Callable[[Stage, int], None]
-    ) -> None:
+    def _forwards(self, runs: Sequence[_Run], following: int | None) -> None:
         passes, outputs = [one.forward for one in runs], [one.outputs for one in runs]
-        for number, routed in enumerate(self._layers.through(following, passes, outputs)):
+        for one, routed in zip(runs, self.through(following, passes, outputs), strict=True):
             if routed is not None:
-                runs[number].routed[index] = routed
-            after(self._stages[index], number)
+                one.routed[self.current] = routed
 
-    def _back(self, index: int, runs: Sequence[_Run], after: Callable[[Stage, int], None]) -> None:
-        stage, sent = self._stages[index], list[_Sent]()
-        self._layers.current = index
+    def _back(self, runs: Sequence[_Run]) -> None:
+        stage, sent = self._stages[self.current], list[_Sent]()
         for one in runs:
-            self._layers.forget(one.outputs, index)
+            self.forget(one.outputs, self.current)
         if stage.mixture is None:
             self._want_before()
         else:
-            routed = [one.routed.pop(index) for one in runs]
-            sent = self._back_experts(stage, stage.mixture, routed, runs)
+            sent = self._back_experts(stage, stage.mixture, runs)
         for number, one in enumerate(runs):
-            with self._answering(stage.mixture, sent[number]) if stage.mixture else nullcontext():
+            with self._replying(stage.mixture, sent[number]) if stage.mixture else nullcontext():
                 self._differentiate(stage, one)
             if sent:
-                self._layers.free(sent[number].routed)
+                self.free(sent[number].routed)
                 self._states.drop(sent[number].rows)
                 self._states.drop(sent[number].gradients)
-            after(stage, number)
+            self._advance(1)
 
     def _want_before(self) -> None:
-        self._layers.want(self._layers.current - 1 if self._layers.current else None)
+        self.want(self.current - 1 if self.current else None)
 
     def _turn(self, one: _Run, start: Callable[[Any], Tensor]) -> None:
         """Run one pass to its end, and back to the outputs of its layers."""
-        result, given = self._layers.end(one.forward, one.outputs)
+        result, given = self.end(one.forward, one.outputs)
         scalar = start(result)
         if scalar.requires_grad:
             scalar.backward()  # type: ignore[no-untyped-call]
@@ -168,17 +137,16 @@ class Gradients:
                 self._states.drop(held)
         self._collect(one, given)
 
-    def _back_experts(
-        self, stage: Stage, mixture: Mixture, routed: Sequence[Routed], runs: Sequence[_Run]
-    ) -> list[_Sent]:
+    def _back_experts(self, stage: Stage, mixture: Mixture, runs: Sequence[_Run]) -> list[_Sent]:
         """From the gradients of the layer's outputs to those of the experts' rows."""
+        routed = [one.routed.pop(self.current) for one in runs]
         numbers = range(mixture.layer.num_experts)
         wanted = [number for number in numbers if any(one.count(number) for one in routed)]
         for number in wanted:
             self._reader.want(mixture.block(number))
         self._want_before()
         sent = [self._send(stage, mixture, one, own) for one, own in zip(runs, routed, strict=True)]
-        for expert, (first, first_bias, second, second_bias) in self._layers.experts(wanted):
+        for expert, (first, first_bias, second, second_bias) in self.experts(wanted):
             place = self._device, first.dtype
             for one in sent:
                 start, end = one.routed.span(expert)
@@ -209,7 +177,7 @@ class Gradients:
             (gradient,) = torch.autograd.grad(made, outputs, given)
         return _Sent(routed, stored[0], self._states.put(gradient))
 
-    def _answering(self, mixture: Mixture, sent: _Sent) -> AbstractContextManager[None]:
+    def _replying(self, mixture: Mixture, sent: _Sent) -> AbstractContextManager[None]:
         """Within the block, rows become the experts' outputs, and the gradients of outputs become those of rows."""
 
         def answer(rows: Tensor, _groups: Groups) -> Tensor:
@@ -222,7 +190,7 @@ class Gradients:
 
     def _paired(self, stage: Stage, one: _Run) -> tuple[list[tuple[Tensor, Tensor]], dict[Side, Any]]:
         """What the current layer returns, computed anew, with its gradients; and the outputs that the pass got."""
-        output, given = self._layers.begin(one.forward, one.outputs)
+        output, given = self.begin(one.forward, one.outputs)
         tensors = leaves(output, Tensor)
         gradients = one.gradients.get(stage.side) or [None] * len(tensors)
         pairs = [

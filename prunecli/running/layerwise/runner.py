@@ -30,7 +30,7 @@ from prunecli.modules.machine import (
 )
 from prunecli.processes import ALONE, ProcessGroup, neighbours
 from prunecli.running.layerwise.budget import Demand, Plan, plan_memory, shape_of, size_text
-from prunecli.running.layerwise.forward import LayerPasses, Outputs
+from prunecli.running.layerwise.forward import Outputs
 from prunecli.running.layerwise.gradients import Gradients
 from prunecli.running.layerwise.parts import Skeleton, fill_resident, make_skeleton
 from prunecli.running.layerwise.reading import Reader
@@ -115,16 +115,20 @@ class Room:
         """Bytes of states that may be held in memory."""
         return plan.states if self.host is None else self.host
 
+    def for_states(self, cost: BatchCost) -> int:
+        """Bytes of states that find room while batches of this cost run.
 
-class LayerwiseRun:
+        Raises:
+            UsageError: as `plan`.
+        """
+        return self.in_memory(self.plan(cost.activations)) + self.disk
+
+
+class LayerwiseRun(Gradients):
     """A `Run` of a model whose layers' weights are read one after another.
 
     Args:
-        skeleton: its resident tensors are there.
-        reader: of its checkpoint.
-        states: stores the batches' states between two layers.
-        make_room: called before a pass is begun, which takes memory for its activations.
-        advance: as in `Runner.running`.
+        skeleton, reader, states, make_room, advance: as of `LayerPasses`.
         group: what is run, of which `snapshots` may hold a part.
         snapshots: where the states are written after a layer, to resume from.
 
@@ -142,9 +146,8 @@ class LayerwiseRun:
         group: Group[Any] | None = None,
         snapshots: Snapshots | None = None,
     ) -> None:
-        self._skeleton, self._reader, self._states = skeleton, reader, states
-        self._make_room, self._advance = make_room, advance
-        self._group, self._snapshots = group, snapshots
+        super().__init__(skeleton, reader, states, make_room, advance)
+        self._model, self._group, self._snapshots = skeleton.model, group, snapshots
         self.restored: Any = None
         self._resumed: tuple[int, list[Outputs]] | None = None
         if snapshots and group and (header := snapshots.header(group.start)) is not None:
@@ -165,7 +168,7 @@ class LayerwiseRun:
 
         What the observer saw of a pass is taken after each layer.
         """
-        indices = [n for n, stage in enumerate(self._skeleton.stages) if side in (None, stage.side)]
+        indices = [n for n, stage in enumerate(self._stages) if side in (None, stage.side)]
         # The number of the last layer that all passes are through, and the outputs of each pass.
         done, outputs = self._resumed or (-1, [{} for _ in passes])
         if done >= 0:
@@ -174,35 +177,34 @@ class LayerwiseRun:
             return
         self._resumed = None
         ahead = [index for index in indices if index > done]
-        layers = LayerPasses(self._skeleton, self._reader, self._states, self._make_room)
-        with torch.inference_mode(), layers.intercepting():
+        with torch.inference_mode(), self.intercepting():
             if passes and ahead:
-                layers.want(ahead[0])
+                self.want(ahead[0])
             for index, following in zip(ahead, [*ahead[1:], None], strict=False):
                 seen: list[Any] = []
                 if passes:  # a process without any keeps step with the others
-                    with layers.loaded(index):
-                        for number, routed in enumerate(layers.through(following, passes, outputs)):
-                            layers.forget_before(outputs[number])
+                    with self.loaded(index):
+                        for own, routed in zip(
+                            outputs, self.through(following, passes, outputs), strict=True
+                        ):
+                            self.forget_before(own)
                             if routed is not None:
-                                layers.free(routed)
+                                self.free(routed)
                             if observer is not None:
                                 seen.append(observer.take())
-                            self._advance(1)
                 reduce(seen)
                 if self._snapshots and self._group and self._snapshots.due():
                     header = {"batches": self._group.start, "group": len(self._group.batches), "stage": index}
                     self._snapshots.write(header, {"outputs": outputs, "kept": keeping()}, self._states)
-            for number, forward in enumerate(passes):
-                finish(number, layers.end(forward, outputs[number])[0])
-                for index in list(outputs[number]):
-                    layers.forget(outputs[number], index)
+            for number, (forward, own) in enumerate(zip(passes, outputs, strict=True)):
+                finish(number, self.end(forward, own)[0])
+                for index in list(own):
+                    self.forget(own, index)
 
     def backward(self, passes: Sequence[Pass], start: Callable[[int, Any], Tensor]) -> None:
         """See `Run`: each pass goes through all layers once, and back."""
-        gradients = Gradients(self._skeleton, self._reader, self._states, self._make_room)
-        with torch.enable_grad(), frozen(self._skeleton.model):
-            gradients.run(passes, start=start, after=lambda _stage, _number: self._advance(1))
+        with frozen(self._model):
+            self.run(passes, start)
 
     def keep(self, tensor: Tensor) -> Stored:
         """See `Run`."""
@@ -210,7 +212,7 @@ class LayerwiseRun:
 
     def fetch(self, kept: Stored) -> Tensor:
         """See `Run`."""
-        return self._states.get(kept).to(self._skeleton.device)
+        return self._states.get(kept).to(self._device)
 
 
 class Layerwise:
@@ -317,19 +319,16 @@ class Layerwise:
 
         A group ends where each process has as many batches as every other, or where there are none left.
         """
-        room = self.room
-        together: list[B] = []
-        held = BatchCost(largest, ())
+        room, together, held = self.room, list[B](), BatchCost(largest, ())
         for more in chunks(batches, self.process_group.world_size):
-            added = _most([taken for _, taken in more])
-            wider = _both(held, added)
-            full = max(wider.states) > room.in_memory(plan := room.plan(wider.activations)) + room.disk
-            if together and (full if begun is None else len(together) == begun):
+            wider = _both(held, [taken for _, taken in more])
+            if together and (
+                max(wider.states) > room.for_states(wider) if begun is None else len(together) == begun
+            ):
                 yield Group(start, together, held)
                 start, together, begun = start + len(together), [], None
-                wider = _both(BatchCost(largest, ()), added)
-                plan = room.plan(wider.activations)
-            if not together and max(wider.states) > room.in_memory(plan) + room.disk:
+                wider = _both(BatchCost(largest, ()), [taken for _, taken in more])
+            if not together and max(wider.states) > room.for_states(wider):
                 raise OutputError(
                     f"{spill_directory(self._resources.spill_directory)}: no room for the states of one batch "
                     f"({size_text(max(wider.states))})",
@@ -385,14 +384,8 @@ class Layerwise:
                 report.seconds += time.monotonic() - start
 
 
-def _most(costs: Sequence[BatchCost]) -> BatchCost:
-    """Of the process that needs most."""
-    states = zip(*(cost.states for cost in costs), strict=True)
-    return BatchCost(max(cost.activations for cost in costs), tuple(map(max, states)))
-
-
-def _both(held: BatchCost, more: BatchCost) -> BatchCost:
-    """Of batches that go together."""
-    states = held.states or (0,) * len(more.states)
-    added = tuple(a + b for a, b in zip(states, more.states, strict=True))
-    return BatchCost(max(held.activations, more.activations), added)
+def _both(held: BatchCost, more: Sequence[BatchCost]) -> BatchCost:
+    """Cost of batches that go together: those held, and for each process one more, the dearest of which counts."""
+    added = [max(states) for states in zip(*(cost.states for cost in more), strict=True)]
+    states = tuple(map(sum, zip(held.states or (0,) * len(added), added, strict=True)))
+    return BatchCost(max(held.activations, *(cost.activations for cost in more)), states)

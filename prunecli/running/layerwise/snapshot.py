@@ -23,36 +23,29 @@ from prunecli.progress import Say, unsaid
 from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.tensors.json_files import lenient, parsed
 
-CHUNK_BYTES = 16 << 20
 LEAVES = (Stored, torch.Tensor)
 
 
 def write_snapshot(path: Path, header: Mapping[str, Any], tree: Any, states: StateStore) -> None:
-    """Replace `path` at once by `header` (JSON) and the tensors of `tree`.
+    """Write `header` (JSON) and the tensors of `tree`.
 
     Args:
         tree: of `Stored`, all of them in `states`, and of tensors on the CPU.
 
     Raises:
-        OSError: the file cannot be written, or would leave less space than it takes; `path` is as it was.
+        OSError: the file cannot be written, or would leave less space than it takes.
     """
     held = leaves(tree, LEAVES)
     tensors = [(one.shape, str(one.dtype).removeprefix("torch."), isinstance(one, Stored)) for one in held]
     content = {"header": dict(header), "tree": outline(tree, LEAVES), "tensors": tensors}
     text = json.dumps(content).encode()
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        if shutil.disk_usage(path.parent).free < 2 * (len(text) + sum(one.nbytes for one in held)):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        with beside.open("wb", buffering=0) as file:
-            file.write(struct.pack("<Q", len(text)) + text)
-            for one in held:
-                for start, end in _row_chunks(one):
-                    rows = states.rows(one, start, end) if isinstance(one, Stored) else one[start:end]
-                    file.write(rows.reshape(-1).view(torch.uint8).numpy().data)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    if shutil.disk_usage(path.parent).free < 2 * (len(text) + sum(one.nbytes for one in held)):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for one in held:
+            tensor = states.get(one) if isinstance(one, Stored) else one
+            file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 
 @lenient
@@ -75,15 +68,9 @@ def read_snapshot(path: Path, states: StateStore) -> Any:
     with path.open("rb") as file:
         content, tensors = _read(file)
         for shape, dtype, is_stored in tensors:
-            place = states.empty(shape, dtype) if is_stored else torch.empty(shape, dtype=dtype)
-            for start, end in _row_chunks(place):
-                rows = torch.empty((end - start, *shape[1:]), dtype=dtype)
-                file.readinto(rows.view(-1).view(torch.uint8).numpy().data)
-                if isinstance(place, Stored):
-                    states.write(place, start, rows)
-                else:
-                    place[start:end] = rows
-            made.append(place)
+            tensor = torch.empty(shape, dtype=dtype)
+            file.readinto(tensor.view(-1).view(torch.uint8).numpy().data)
+            made.append(states.put(tensor) if is_stored else tensor)
     return rebuilt(content["tree"], iter(made))
 
 
@@ -97,13 +84,6 @@ def _read(file: BinaryIO) -> tuple[dict[str, Any], list[tuple[torch.Size, torch.
         (torch.Size(shape), getattr(torch, dtype), stored) for shape, dtype, stored in content["tensors"]
     ]
     return content, tensors
-
-
-def _row_chunks(held: Stored | torch.Tensor) -> list[tuple[int, int]]:
-    """First and end rows of parts of at most `CHUNK_BYTES`, or of one row."""
-    rows = held.shape[0] if held.nbytes else 0
-    step = max(1, CHUNK_BYTES * rows // max(1, held.nbytes))
-    return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
 SNAPSHOT_EVERY_S = 60.0
@@ -133,7 +113,7 @@ class Snapshots:
         self._next = path.with_name(
             f"{path.name}.next"
         )  # where a file waits for those of the other processes
-        self._found, self._written = path, time.monotonic()
+        self._written = time.monotonic()
 
     def group_size(self, batches: int) -> int | None:
         """Number of batches of the group that was begun after so many `batches`; None: there is none."""
@@ -147,13 +127,14 @@ class Snapshots:
         known = self._process_group.all_gather(mine)
         for header in known[0]:
             if header is not None and all(header in one for one in known):
-                self._found = paths[mine.index(header)]
+                if header == mine[0]:  # this process ended before it replaced the file
+                    self._next.replace(self._path)
                 return header
         return None
 
     def read(self, states: StateStore) -> dict[str, Any]:
         """The trees of the file that `header` found, their tensors now in `states`."""
-        found: dict[str, Any] = read_snapshot(self._found, states)
+        found: dict[str, Any] = read_snapshot(self._path, states)
         return found
 
     def due(self) -> bool:

@@ -19,7 +19,7 @@ from prunecli.running.layerwise.forward import LayerPasses, Outputs
 from prunecli.running.layerwise.gradients import Gradients
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import StateStore, Stored
-from prunecli.running.runner import frozen
+from prunecli.running.runner import frozen, ignored
 from tests.families import MODEL_TYPES, tiny_family
 from tests.ffn_layouts import OWN_SHAPES
 from tests.running.layerwise.running import (
@@ -83,7 +83,7 @@ class Run:
         self.watch = Watch(self.skeleton.model, checkpoint)
         self.reads = count_reads(checkpoint)
 
-    def run(self, memory: int = 1 << 22, buffers: int = 2, **options: Any) -> Found:
+    def run(self, memory: int = 1 << 22, buffers: int = 2, advance: Any = ignored) -> Found:
         model = self.skeleton.model
         passes = [lambda ids=ids: model(**inputs(model, ids))[0] for ids in BATCHES]
         with (
@@ -92,8 +92,8 @@ class Run:
             frozen(model),
         ):
             before = states.free_memory
-            options = {"start": lambda _number, result: scalar(result), **options}
-            Gradients(self.skeleton, reader, states).run(passes, **options)
+            layers = Gradients(self.skeleton, reader, states, advance=advance)
+            layers.run(passes, lambda _number, result: scalar(result))
             assert states.free_memory == before
         return self.watch.found
 
@@ -190,9 +190,11 @@ def test_only_the_experts_that_tokens_go_to_are_read(tmp_path: Path) -> None:
 def test_layers_are_gone_through_in_order_and_back(tmp_path: Path) -> None:
     with open_model(tiny_family(tmp_path / "model", "m2m_100")) as checkpoint:
         run, seen = Run(checkpoint), []
-        run.run(after=lambda stage, number: seen.append((stage.name, number)))
+        for stage in run.skeleton.stages:
+            stage.attentions[0].register_forward_hook(lambda *_, name=stage.name: seen.append(name))
+        run.run()
         names = [stage.name for stage in run.skeleton.stages]
-        assert seen == [(name, number) for name in (*names, *reversed(names)) for number in range(3)]
+        assert seen == [name for name in (*names, *reversed(names)) for _ in range(3)]
 
 
 @pytest.mark.parametrize("model_type", ["m2m_100", "nllb-moe"])
@@ -221,7 +223,7 @@ def test_a_failure_anywhere_leaves_nothing_either(stop: int, tmp_path: Path) -> 
                 raise _StopError
 
         with pytest.raises(_StopError):
-            run.run(after=fail)
+            run.run(advance=fail)
         assert_clean(run.skeleton)
 
 
@@ -236,7 +238,7 @@ def test_a_file_cut_short_in_the_middle_of_a_run(at: int, tmp_path: Path) -> Non
                 os.truncate(file, 10_000)
 
         with pytest.raises(CheckpointError, match=r"model\.safetensors.*truncated"):
-            run.run(after=cut)
+            run.run(advance=cut)
         assert_clean(run.skeleton)
 
 
@@ -250,7 +252,7 @@ def test_what_a_layer_hands_on_is_stored_once(tmp_path: Path) -> None:
             StateStore(1 << 16) as states,
             frozen(skeleton.model),
         ):
-            layers, free = LayerPasses(skeleton, reader, states, backward=True), states.free_memory
+            layers, free = LayerPasses(skeleton, reader, states), states.free_memory
             with layers.intercepting():
                 for index in range(2):
                     layers.want(index)
