@@ -99,31 +99,31 @@ class LayerPasses:
         """Within the block, layers before the current one return their stored outputs."""
         return _replacing([stage.module for stage in self._stages], self._enter)
 
-    def begin(self, forward: Pass, outputs: Outputs) -> tuple[Any, dict[Side, Any]]:
-        """Run a pass until the current layer returns, or `StopForward` is raised inside of it.
+    def run_pass(self, forward: Pass, outputs: Outputs) -> tuple[Any, dict[Side, Any]]:
+        """Run a pass until the current layer returns or raises `StopForward`; if all layers are done, to its end.
 
         Args:
             outputs: of the layers before.
 
         Returns:
-            The output of the layer, or that of `StopForward`; by stack, the outputs of layers before that the pass got.
+            The output of the layer, of `StopForward`, or of the pass; by stack, the outputs of layers that it got.
         """
         given: dict[Side, Any] = {}
+        self._stored, self._given = self._inputs(outputs), given
+        self._make_room()
         try:
-            self._run(forward, outputs, given)
+            result = forward()
         except StopForward as stopped:
             return stopped.output, given
-        raise RuntimeError(f"{self._stages[self.current].name} was not entered")
-
-    def end(self, forward: Pass, outputs: Outputs) -> tuple[Any, dict[Side, Any]]:
-        """Run a pass with the outputs of all layers; returns its result and, as `begin`, those that it got."""
-        self.current = len(self._stages)
-        given: dict[Side, Any] = {}
-        return self._run(forward, outputs, given), given
+        finally:
+            self._stored, self._given = {}, {}
+        if self.current < len(self._stages):
+            raise RuntimeError(f"{self._stages[self.current].name} was not entered")
+        return result, given
 
     def want(self, index: int | None) -> None:
-        """Ask the reader for a layer, if any."""
-        if index is not None:
+        """Ask the reader for a layer, if there is one of this number."""
+        if index is not None and 0 <= index < len(self._stages):
             self._reader.want(self._stages[index].block)
 
     @contextmanager
@@ -203,14 +203,6 @@ class LayerPasses:
         """Free rows and attentions of a pass."""
         map_tree((routed.rows, routed.attention), self._states.drop, Stored)
 
-    def _run(self, forward: Pass, outputs: Outputs, given: dict[Side, Any]) -> Any:
-        self._stored, self._given = self._inputs(outputs), given
-        self._make_room()
-        try:
-            return forward()
-        finally:
-            self._stored, self._given = {}, {}
-
     def _inputs(self, outputs: Outputs) -> dict[Side, Any]:
         """By stack, the output of its last layer before the current one."""
         return {self._stages[n].side: outputs[n] for n in sorted(outputs) if n < self.current}
@@ -233,11 +225,9 @@ class LayerPasses:
 
     def _run_through(self, forward: Pass, outputs: Outputs) -> None:
         """Run a pass through the current layer and store its output."""
-        output, given = self.begin(forward, outputs)
+        output, given = self.run_pass(forward, outputs)
         known: dict[int, Stored] = {}
-        if (
-            torch.is_grad_enabled()
-        ):  # what the layer hands on is stored once; else it may have changed in place
+        if torch.is_grad_enabled():  # else a layer may change in place what it hands on
             inputs = self._inputs(outputs)
             for side, tree in given.items():
                 pairs = zip(leaves(tree, Tensor), leaves(inputs[side], Stored), strict=True)
@@ -258,7 +248,7 @@ class LayerPasses:
             swapped(mixture.module, "observer", None),
             self._remembering(stage, mixture, attention, to_come),
         ):
-            (rows, counts), _ = self.begin(forward, outputs)
+            (rows, counts), _ = self.run_pass(forward, outputs)
         shared_out = self._device.type == "cpu" and mixture.shares_out(counts)
         stored = self._states.put(rows.detach().to(mixture.dtype))
         return Routed(stored, (0, *accumulate(counts)), shared_out, attention)

@@ -81,9 +81,10 @@ class Gradients(LayerPasses):
             self.want(0)
             for index in range(last):
                 with self.loaded(index):
-                    self._forwards(runs, index + 1)
+                    self._forwards(runs)
             with self.loaded(last):  # read once for both ways
-                self._forwards(runs, None)
+                self._forwards(runs)
+                self.current = len(self._stages)
                 for number, one in enumerate(runs):
                     self._turn(one, partial(start, number))
                 self.current = last
@@ -92,9 +93,9 @@ class Gradients(LayerPasses):
                 with self.loaded(index):
                     self._back(runs)
 
-    def _forwards(self, runs: Sequence[_Run], following: int | None) -> None:
+    def _forwards(self, runs: Sequence[_Run]) -> None:
         passes, outputs = [one.forward for one in runs], [one.outputs for one in runs]
-        for one, routed in zip(runs, self.through(following, passes, outputs), strict=True):
+        for one, routed in zip(runs, self.through(self.current + 1, passes, outputs), strict=True):
             if routed is not None:
                 one.routed[self.current] = routed
 
@@ -103,7 +104,7 @@ class Gradients(LayerPasses):
         for one in runs:
             self.forget(one.outputs, self.current)
         if stage.mixture is None:
-            self._want_before()
+            self.want(self.current - 1)
         else:
             sent = self._back_experts(stage, stage.mixture, runs)
         for number, one in enumerate(runs):
@@ -115,12 +116,9 @@ class Gradients(LayerPasses):
                 self._states.drop(sent[number].gradients)
             self._advance(1)
 
-    def _want_before(self) -> None:
-        self.want(self.current - 1 if self.current else None)
-
     def _turn(self, one: _Run, start: Callable[[Any], Tensor]) -> None:
         """Run one pass to its end, and back to the outputs of its layers."""
-        result, given = self.end(one.forward, one.outputs)
+        result, given = self.run_pass(one.forward, one.outputs)
         scalar = start(result)
         if scalar.requires_grad:
             scalar.backward()  # type: ignore[no-untyped-call]
@@ -144,7 +142,7 @@ class Gradients(LayerPasses):
         wanted = [number for number in numbers if any(one.count(number) for one in routed)]
         for number in wanted:
             self._reader.want(mixture.block(number))
-        self._want_before()
+        self.want(self.current - 1)
         sent = [self._send(stage, mixture, one, own) for one, own in zip(runs, routed, strict=True)]
         for expert, (first, first_bias, second, second_bias) in self.experts(wanted):
             place = self._device, first.dtype
@@ -190,7 +188,7 @@ class Gradients(LayerPasses):
 
     def _paired(self, stage: Stage, one: _Run) -> tuple[list[tuple[Tensor, Tensor]], dict[Side, Any]]:
         """What the current layer returns, computed anew, with its gradients; and the outputs that the pass got."""
-        output, given = self.begin(one.forward, one.outputs)
+        output, given = self.run_pass(one.forward, one.outputs)
         tensors = leaves(output, Tensor)
         gradients = one.gradients.get(stage.side) or [None] * len(tensors)
         pairs = [

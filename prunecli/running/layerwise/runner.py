@@ -196,8 +196,9 @@ class LayerwiseRun(Gradients):
                 if self._snapshots and self._group and self._snapshots.due():
                     header = {"batches": self._group.start, "group": len(self._group.batches), "stage": index}
                     self._snapshots.write(header, {"outputs": outputs, "kept": keeping()}, self._states)
+            self.current = len(self._stages)
             for number, (forward, own) in enumerate(zip(passes, outputs, strict=True)):
-                finish(number, self.end(forward, own)[0])
+                finish(number, self.run_pass(forward, own)[0])
                 for index in list(own):
                     self.forget(own, index)
 

@@ -123,7 +123,7 @@ class Snapshots:
     def header(self, batches: int) -> dict[str, Any] | None:
         """Header, the same for all processes, of the group that was begun after so many `batches`."""
         paths = self._next, self._path
-        mine = [read_header(path) if belongs(path, self._key, batches) else None for path in paths]
+        mine = [own_header(path, self._key, batches) for path in paths]
         known = self._process_group.all_gather(mine)
         for header in known[0]:
             if header is not None and all(header in one for one in known):
@@ -160,7 +160,8 @@ class Snapshots:
         self._written = time.monotonic()
 
 
-def belongs(path: Path, key: Mapping[str, Any], batches: int) -> bool:
-    """Whether the file is of a run with this key, and of the group that was begun after so many `batches`."""
+def own_header(path: Path, key: Mapping[str, Any], batches: int) -> dict[str, Any] | None:
+    """Header of the file, if it is of a run with this key and of the group that was begun after so many `batches`."""
     found = read_header(path) or {}
-    return (found.get("key"), found.get("batches")) == (json.loads(json.dumps(key)), batches)
+    is_own = (found.get("key"), found.get("batches")) == (json.loads(json.dumps(key)), batches)
+    return found if is_own else None

@@ -80,34 +80,19 @@ class StateStore:
         """Bytes of the memory that are not in use."""
         return self._space.free
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, requires_grad: bool = False) -> Stored:
-        """Reserve space for a tensor.
+    def put(self, tensor: Tensor) -> Stored:
+        """Store a copy of `tensor`.
 
         Raises:
             OutputError: the file cannot grow: the disk is full, or the directory cannot be written to.
         """
-        nbytes = torch.Size(shape).numel() * dtype.itemsize
-        offset = self._space.take(nbytes)
-        if offset is not None:
-            return Stored(shape, dtype, offset, True, requires_grad)
-        offset = self._file_space.take(nbytes)
-        assert offset is not None
-        needed = offset + nbytes
-        if needed > self.spilled_bytes:
-            try:
-                if self._file is None:
-                    with tempfile.TemporaryFile(dir=self._directory, prefix="prunecli-") as file:
-                        self._file = os.dup(file.fileno())
-                # Allocated now, so that a full disk fails here and not in the middle of a layer.
-                os.posix_fallocate(self._file, self.spilled_bytes, needed - self.spilled_bytes)
-            except OSError as error:
-                raise self._failure(error) from error
-            self.spilled_bytes = needed
-        return Stored(shape, dtype, offset, False, requires_grad)
-
-    def put(self, tensor: Tensor) -> Stored:
-        """Store a copy of `tensor`."""
-        held = self.empty(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+        offset = self._space.take(tensor.nbytes)
+        in_memory = offset is not None
+        if offset is None:
+            offset = self._file_space.take(tensor.nbytes)
+            assert offset is not None
+            self._grow(offset + tensor.nbytes)
+        held = Stored(tuple(tensor.shape), tensor.dtype, offset, in_memory, tensor.requires_grad)
         if held.nbytes:
             self.write(held, 0, tensor.reshape(1) if tensor.dim() == 0 else tensor)
         return held
@@ -152,6 +137,20 @@ class StateStore:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+    def _grow(self, nbytes: int) -> None:
+        """Have the file hold this number of bytes."""
+        if nbytes <= self.spilled_bytes:
+            return
+        try:
+            if self._file is None:
+                with tempfile.TemporaryFile(dir=self._directory, prefix="prunecli-") as file:
+                    self._file = os.dup(file.fileno())
+            # Allocated now, so that a full disk fails here and not in the middle of a layer.
+            os.posix_fallocate(self._file, self.spilled_bytes, nbytes - self.spilled_bytes)
+        except OSError as error:
+            raise self._failure(error) from error
+        self.spilled_bytes = nbytes
 
     def _bytes(self, in_memory: bool, offset: int, nbytes: int) -> Tensor:
         """`[nbytes]` uint8: a view of the memory, or what is read from the file."""
