@@ -23,7 +23,6 @@ from prunecli.running.encoding import (
 from prunecli.running.examples import Batch, Examples
 from prunecli.running.layerwise.budget import (
     activation_bytes,
-    backward_bytes,
     output_bytes,
     state_bytes,
 )
@@ -229,7 +228,7 @@ def batch_cost(runner: Layerwise, batch: Batch, *, backward: bool, beside: int =
         stages = [stage for stage in runner.skeleton.stages if stage.side == side]
         if not stages:
             continue
-        layer_bytes = (backward_bytes if backward else activation_bytes)(shape, rows, length, keys)
+        layer_bytes = activation_bytes(shape, rows, length, keys, backward=backward)
         activations = max(activations, layer_bytes)
         output = rows * length * shape.d_model * shape.itemsize
         sent = state_bytes(shape, rows * length, rows * length) - output

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from prunecli.text.batching import length_bucketed
 
@@ -101,11 +102,8 @@ class Sequences:
 
     def padded(self, rows: Sequence[int], padding: int) -> Tensor:
         """`[rows, longest]` int64, filled up on the right."""
-        lengths = np.diff(self.offsets)[list(rows)]
-        ids = np.full((len(rows), int(lengths.max(initial=0))), padding, np.int64)
-        for line, row, length in zip(ids, rows, lengths, strict=True):
-            line[:length] = self[row]
-        return torch.from_numpy(ids)
+        ids = [torch.from_numpy(self[row].astype(np.int64)) for row in rows]
+        return pad_sequence(ids, batch_first=True, padding_value=padding)
 
     def inputs(self, rows: Sequence[int], pad_id: int) -> dict[str, Tensor]:
         """`input_ids`, filled up with `pad_id`, and their `attention_mask`."""

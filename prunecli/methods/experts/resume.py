@@ -18,7 +18,7 @@ from prunecli.methods.experts.score import State
 from prunecli.processes import ALONE, ProcessGroup, undisturbed
 from prunecli.progress import Say, unsaid
 from prunecli.results.gates import COUNTS, GateSums
-from prunecli.running.layerwise.snapshot import Snapshots, own_header
+from prunecli.running.layerwise.states import Snapshots, own_header
 from prunecli.running.runner import ignored
 from prunecli.tensors.documents import layers_path, partial_path, write_json
 from prunecli.tensors.json_files import lenient, read_json

@@ -144,40 +144,32 @@ def shape_of(checkpoint: Checkpoint, skeleton: Skeleton, dtype: torch.dtype) -> 
     )
 
 
-def activation_bytes(shape: Shape, batch: int, length: int, keys: int) -> int:
+def activation_bytes(shape: Shape, batch: int, length: int, keys: int, *, backward: bool = False) -> int:
     """Bytes that one layer needs for a batch, at most.
 
     With t = batch x length tokens: queries, keys, values, attention and residuals of t x d_model, the FFN before and
     after its activation, three times the attention weights; in a layer with experts the rows that they get and return,
     and in float32 the gates and the sum of the outputs.
 
+    On the way back: the inputs that the layer's operations keep, and the gradients at work. Parameters get none, so
+    that linear layers keep nothing: 24 values of d_model a token are those of norms, residuals, queries, keys, values
+    and attention with their gradients; 10 of the FFN's width those of an activation that is made of several operations;
+    attention weights are counted five times where they exist at all.
+
     Args:
         shape: of the model.
         batch: sequences.
         length: padded tokens of each.
         keys: tokens that are attended to, of the same or of the encoder's sequences.
+        backward: whether the layer is computed on the way back.
     """
+    hidden, ffn, of_keys, scores, rows, gates = (24, 10, 8, 5, 7, 12) if backward else (10, 2, 4, 3, 2, 8)
     tokens = batch * length
-    dense = tokens * (10 * shape.d_model + 2 * shape.ffn_dim) + batch * keys * 4 * shape.d_model
-    scores = 3 * batch * shape.heads * length * max(length, keys)
-    rows = 2 * shape.top_k * shape.d_model * shape.row_itemsize
-    sparse = tokens * (rows + (2 * shape.d_model + 8 * shape.experts) * 4) if shape.experts else 0
-    return (dense + scores) * shape.itemsize + sparse
-
-
-def backward_bytes(shape: Shape, batch: int, length: int, keys: int) -> int:
-    """Bytes that one layer needs for a batch on the way back, at most; see `activation_bytes`.
-
-    With t = batch x length tokens: what the layer's operations keep of their inputs, and the gradients at work.
-    Parameters get none, so that linear layers keep nothing: 24 values of d_model a token are those of norms, residuals,
-    queries, keys, values and attention with their gradients; 10 of the FFN's width those of an activation that is
-    made of several operations; attention weights are counted five times where they exist at all.
-    """
-    tokens = batch * length
-    dense = tokens * (24 * shape.d_model + 10 * shape.ffn_dim) + batch * keys * 8 * shape.d_model
-    scores = 5 * batch * shape.heads * length * max(length, keys)
-    sparse = tokens * (8 * shape.top_k * shape.d_model + 12 * shape.experts) * 4 if shape.experts else 0
-    return (dense + scores) * shape.itemsize + sparse
+    values = tokens * (hidden * shape.d_model + ffn * shape.ffn_dim) + batch * keys * of_keys * shape.d_model
+    values += scores * batch * shape.heads * length * max(length, keys)
+    sparse = rows * shape.top_k * shape.d_model * shape.row_itemsize
+    sparse += (2 * shape.d_model + gates * shape.experts) * 4
+    return values * shape.itemsize + (tokens * sparse if shape.experts else 0)
 
 
 def output_bytes(shape: Shape, vocabulary: int, tokens: int, *, backward: bool) -> int:

@@ -25,7 +25,7 @@ from prunecli.modules.replay import replaced
 from prunecli.modules.threads import in_threads
 from prunecli.modules.trees import leaves, map_tree
 from prunecli.running.layerwise.parts import Mixture, Skeleton, Stage
-from prunecli.running.layerwise.reading import Loaded, Reader
+from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.running.runner import Advance, Pass, ignored
 
@@ -130,10 +130,8 @@ class LayerPasses:
     def loaded(self, index: int) -> Iterator[None]:
         """Within the block the layer, which the reader was asked for, has its weights and is the current one."""
         self.current = index
-        loaded = self._reader.take()
-        with bound(self._stages[index], loaded):
+        with self._reader.next_block() as tensors, bound(self._stages[index], tensors):
             yield
-        self._reader.give_back(loaded)
 
     def through(
         self, following: int | None, passes: Sequence[Pass], outputs: Sequence[Outputs]
@@ -169,9 +167,8 @@ class LayerPasses:
     def experts(self, wanted: Iterable[int]) -> Iterator[tuple[int, Sequence[Tensor]]]:
         """Number and tensors of each expert that the reader was asked for."""
         for expert in wanted:
-            loaded = self._reader.take()
-            yield expert, loaded.tensors
-            self._reader.give_back(loaded)
+            with self._reader.next_block() as tensors:
+                yield expert, tensors
 
     def run_experts(self, mixture: Mixture, wanted: Iterable[int], routed: Sequence[Routed]) -> None:
         """Replace the rows of all passes by the outputs of the experts, which the reader was asked for."""
@@ -296,10 +293,10 @@ class LayerPasses:
 
 
 @contextmanager
-def bound(stage: Stage, loaded: Loaded) -> Iterator[None]:
+def bound(stage: Stage, tensors: Sequence[Tensor]) -> Iterator[None]:
     """Within the block, the layer's parameters and buffers are the tensors that were read."""
     before = [target.tensor for target in stage.targets]
-    for target, tensor in zip(stage.targets, loaded.tensors, strict=True):
+    for target, tensor in zip(stage.targets, tensors, strict=True):
         target.put(tensor)
     try:
         yield

@@ -221,10 +221,7 @@ def fill_resident(skeleton: Skeleton, checkpoint: Checkpoint) -> None:
         tie(skeleton.model)
         compute_buffers(skeleton.model, skeleton.device)
         return
-    absent = {id(target.tensor) for stage in skeleton.stages for target in stage.targets}
-    for stage in skeleton.stages:
-        if stage.mixture is not None:
-            absent |= {id(getattr(stage.mixture.module, part)) for part in EXPERT_PARTS}
+    absent = {id(tensor) for stage in skeleton.stages for tensor in stage.module.parameters()}
     building.complete(skeleton.model, checkpoint, skeleton.device, absent)
 
 
@@ -239,14 +236,8 @@ def _stock_parts(checkpoint: Checkpoint, dtype: torch.dtype, *, output: bool) ->
     layers = []
     for path, module in made.layers:
         attentions = tuple(part for name, part in module.named_children() if name == STOCK_ATTENTION)
-        mixture = next(
-            (
-                Mixture(held.layer, held.module, held.parts)
-                for name, held in made.experts.items()
-                if name.startswith(f"{path}.")
-            ),
-            None,
-        )
+        own = [held for name, held in made.experts.items() if name.startswith(f"{path}.")]
+        mixture = Mixture(own[0].layer, own[0].module, own[0].parts) if own else None
         layers.append(Stage(path, "decoder", module, attentions, mixture))
     return made.model, layers, (target for _, target in made.targets)
 

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,6 +18,9 @@ from prunecli.running.layerwise.parts import Block, Spec
 
 MOST_READERS = 4
 """Threads that read, where there are as many to compute: to decode or cast takes as long as to multiply by few rows."""
+
+
+Loaded = tuple[tuple[Tensor, ...], Tensor, int]
 
 
 class CopyStream:
@@ -61,15 +63,6 @@ class CopyStream:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A block in its buffer: tensors in the order of the block; `stored_bytes` of the checkpoint were read for it."""
-
-    tensors: tuple[Tensor, ...]
-    buffer: Tensor
-    stored_bytes: int
-
-
 class Reader:
     """Blocks of weights, read in the order in which they are asked for; a context manager that ends its threads.
 
@@ -104,21 +97,19 @@ class Reader:
         self._wanted.append(block)
         self._begin()
 
-    def take(self) -> Loaded:
-        """Wait for the next block.
+    @contextmanager
+    def next_block(self) -> Iterator[tuple[Tensor, ...]]:
+        """The tensors of the next block that was asked for; after the `with` block their buffer is used for another.
 
         Raises:
             CheckpointError: it cannot be read.
         """
-        loaded = self._begun.popleft().result()
-        self._copies.use(loaded.buffer)
-        self.bytes_read += loaded.stored_bytes
-        return loaded
-
-    def give_back(self, loaded: Loaded) -> None:
-        """Let the buffer be used for another block."""
-        self._copies.leave(loaded.buffer)
-        self._free.append(loaded.buffer)
+        tensors, buffer, stored_bytes = self._begun.popleft().result()
+        self._copies.use(buffer)
+        self.bytes_read += stored_bytes
+        yield tensors
+        self._copies.leave(buffer)
+        self._free.append(buffer)
         self._begin()
 
     def close(self) -> None:
@@ -142,6 +133,7 @@ class Reader:
 
     @torch.no_grad()
     def _load(self, block: Block, buffer: Tensor) -> Loaded:
+        """Read the tensors of `block` into `buffer`; returns both, and the bytes that they take in the checkpoint."""
         staging = self._of_thread.__dict__.setdefault("staging", Staging(CHUNK_BYTES))
         with self._opening:  # its files, one thread at a time
             for spec in block:
@@ -157,7 +149,7 @@ class Reader:
                 tensors.append(buffer[start : start + size].view(spec.dtype).view(spec.shape))
                 stored_bytes += _read(tensors[-1], self._checkpoint, spec, staging)
                 start += spec.nbytes
-        return Loaded(tuple(tensors), buffer, stored_bytes)
+        return tuple(tensors), buffer, stored_bytes
 
 
 def _read(tensor: Tensor, checkpoint: Checkpoint, spec: Spec, staging: Staging) -> int:

@@ -34,8 +34,7 @@ from prunecli.running.layerwise.forward import Outputs
 from prunecli.running.layerwise.gradients import Gradients
 from prunecli.running.layerwise.parts import Skeleton, fill_resident, make_skeleton
 from prunecli.running.layerwise.reading import Reader
-from prunecli.running.layerwise.snapshot import Snapshots
-from prunecli.running.layerwise.states import StateStore, Stored
+from prunecli.running.layerwise.states import Snapshots, StateStore, Stored
 from prunecli.running.runner import Advance, BatchCost, Group, Observer, Pass, chunks, frozen, ignored
 
 B = TypeVar("B")

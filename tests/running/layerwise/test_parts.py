@@ -30,18 +30,15 @@ def test_layers_and_experts_are_those_that_were_saved(model_type: str, tmp_path:
         with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
             for stage in skeleton.stages:
                 reader.want(stage.block)
-                loaded = reader.take()
-                with bound(stage, loaded):
+                with reader.next_block() as tensors, bound(stage, tensors):
                     found |= {name: tensor.clone() for name, tensor in _held(skeleton.model, stage.name)}
-                reader.give_back(loaded)
                 if stage.mixture is None:
                     continue
                 expected = ExpertWeights.of(model.get_submodule(_name(skeleton.model, stage.mixture.module)))
                 for expert in (3, 0):
                     reader.want(stage.mixture.block(expert))
-                    loaded = reader.take()
-                    assert _equal(ExpertWeights(*loaded.tensors), expected[expert])
-                    reader.give_back(loaded)
+                    with reader.next_block() as tensors:
+                        assert _equal(ExpertWeights(*tensors), expected[expert])
         found |= {
             name: tensor
             for name, tensor in [*skeleton.model.named_parameters(), *skeleton.model.named_buffers()]

@@ -38,13 +38,12 @@ def test_values_and_order(dtype: torch.dtype, threads: int, tmp_path: Path) -> N
                 reader.want(block)
             places = set()
             for block in blocks:
-                loaded = reader.take()
-                for spec, tensor in zip(block, loaded.tensors, strict=True):
-                    want = torch.from_numpy(np.array(checkpoint.read(spec.names[0]))).to(spec.dtype)
-                    assert torch.equal(tensor, want)
-                    assert tensor.data_ptr() % 4 == 0
-                places.add(loaded.buffer.data_ptr())
-                reader.give_back(loaded)
+                with reader.next_block() as tensors:
+                    for spec, tensor in zip(block, tensors, strict=True):
+                        want = torch.from_numpy(np.array(checkpoint.read(spec.names[0]))).to(spec.dtype)
+                        assert torch.equal(tensor, want)
+                        assert tensor.data_ptr() % 4 == 0
+                    places.add(tensors[0].data_ptr())
             assert len(places) <= 2
             assert reader.bytes_read == sum(checkpoint.info(s.names[0]).nbytes for b in blocks for s in b)
 
@@ -55,11 +54,12 @@ def test_no_more_is_held_than_there_are_buffers(tmp_path: Path) -> None:
         with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
             for stage in skeleton.stages[:3]:
                 reader.want(stage.block)
-            first, second = reader.take(), reader.take()
-            assert first.buffer.data_ptr() != second.buffer.data_ptr()
-            assert not reader._begun  # the third waits
-            reader.give_back(first)
-            assert reader.take().buffer.data_ptr() == first.buffer.data_ptr()
+            with reader.next_block() as first:
+                with reader.next_block() as second:
+                    assert first[0].data_ptr() != second[0].data_ptr()
+                    assert not reader._begun  # the third waits
+                with reader.next_block() as third:
+                    assert third[0].data_ptr() == second[0].data_ptr()
 
 
 def test_the_number_of_threads_stays_as_it_was(tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_a_failure_comes_to_who_waits(tmp_path: Path) -> None:
         block = (Spec(("no.such.tensor",), (3, 4), torch.float32),)
         with Reader(checkpoint, 2, block_bytes(block), CPU) as reader:
             reader.want(block)
-            with pytest.raises(CheckpointError, match=r"no\.such\.tensor"):
-                reader.take()
+            with pytest.raises(CheckpointError, match=r"no\.such\.tensor"), reader.next_block():
+                pass
 
 
 def test_a_shape_that_is_not_the_stored_one(tmp_path: Path) -> None:
@@ -98,5 +98,5 @@ def test_a_shape_that_is_not_the_stored_one(tmp_path: Path) -> None:
         block = (Spec(("model.shared.weight",), (3, 4), torch.float32),)
         with Reader(checkpoint, 2, block_bytes(block), CPU) as reader:
             reader.want(block)
-            with pytest.raises(CheckpointError, match="shape"):
-                reader.take()
+            with pytest.raises(CheckpointError, match="shape"), reader.next_block():
+                pass
