@@ -1,4 +1,4 @@
-"""Batches of a task through a runner: forwards, or forwards and back; what they cost, and the progress."""
+"""Run batches of a task forwards, or forwards and back; bytes that a batch takes layer by layer; progress."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from prunecli.running.layerwise.runner import Layerwise
 
 Line = tuple[str, float | None, str]
-"""Of the progress: what is done, in how many units (None: unknown), and the unit."""
+"""Text of a progress bar, number of units (None: unknown), and the unit."""
 
 
 def task_batches(
     tokenizer: Any, model: Any, data: Dataset, batch_tokens: int, pooling: Pooling | None = None
 ) -> dict[str, list[Batch]]:
-    """What a message calls a text (a pair of languages, or its files) -> its batches, for the losses of its task.
+    """Batches of each text for the losses of its task, by the name that a message gives the text.
 
     Args:
         pooling: of `embedding`.
@@ -211,10 +211,10 @@ def _shown(
 
 
 def batch_cost(runner: Layerwise, batch: Batch, *, backward: bool, beside: int = 0) -> BatchCost:
-    """What a batch takes: its widest layer or its logits, and what is kept of it between layers.
+    """Bytes of a batch layer by layer: activations of its widest layer or its logits, and states between layers.
 
     Args:
-        backward: whether it goes back too, for which the output of every layer is kept.
+        backward: whether gradients are computed, for which the output of every layer is stored.
         beside: bytes that are taken beside the model's own activations.
     """
     shape, config, labels = runner.shape, runner.model.config.get_text_config(), batch.labels
