@@ -23,7 +23,7 @@ from prunecli.errors import DataError, OutputError, UnsupportedModelError
 from prunecli.model.patchwork import module_name
 from prunecli.running.batches import run_forward
 from prunecli.running.examples import Batch
-from prunecli.running.runner import Runner
+from prunecli.running.runner import InMemory
 
 Features = NDArray[np.float32]
 """`[sentences, width]`: a row per sentence."""
@@ -48,7 +48,7 @@ class Representations:
 
 
 def represent(
-    runner: Runner,
+    runner: InMemory,
     components: Sequence[Component],
     batches: Sequence[Batch],
     directory: Path,
@@ -83,18 +83,17 @@ def represent(
         headless(**batch.arguments(headless))
 
     def finish(batch: Batch, _output: None) -> int:
-        advance(len(batch.indices))
-        return 0
-
-    def keep(batch: Batch, means: dict[int, Tensor]) -> None:
+        means: dict[int, Tensor] = observer.take()
         for number, component in enumerate(present):
             rows = _rows(means.get(number), component, batch)
             if number not in features:
                 features[number] = _file(directory / str(number), sentences, rows.shape[1])
             features[number][list(batch.indices)] = rows
+        advance(len(batch.indices))
+        return 0
 
     with observer.watching(runner.model):
-        run_forward(runner, batches, forward, finish, observer=observer, reduce=keep)
+        run_forward(runner, batches, forward, finish)
     return Representations(present, tuple(features[number] for number in range(len(present))))
 
 

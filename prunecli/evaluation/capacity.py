@@ -48,13 +48,11 @@ from prunecli.running.layerwise.budget import (
     activation_bytes,
     output_bytes,
     plan_memory,
+    shape_of,
     smallest_memory,
     state_bytes,
-    stock_activation_bytes,
-    stock_state_bytes,
 )
 from prunecli.running.layerwise.parts import make_skeleton
-from prunecli.running.layerwise.runner import shape_of
 from prunecli.running.lengths import window_length
 from prunecli.tensors.dtypes import config_dtype, is_float, itemsize, parse_dtype
 from prunecli.tensors.quantities import bytes_text
@@ -208,13 +206,10 @@ def layers_in(
     skeleton = make_skeleton(checkpoint, device, dtype)
     shape = shape_of(checkpoint, skeleton, dtype)
     tokenizer, length = _tokenizer(checkpoint), BATCH_LENGTH
-    if skeleton.is_stock:
+    if checkpoint.runs_stock:
         length = window_length(skeleton.model, tokenizer)
-        activations = stock_activation_bytes(shape, max(1, BATCH_TOKENS // length), length)
-        state = stock_state_bytes(shape, 1)
-    else:
-        activations = activation_bytes(shape, BATCH_TOKENS // BATCH_LENGTH, BATCH_LENGTH, BATCH_LENGTH)
-        state = state_bytes(shape, 1, 1)
+    activations = activation_bytes(shape, max(1, BATCH_TOKENS // length), length, length)
+    state = state_bytes(shape, 1, 1)
     if not shape.experts:  # gates are collected without logits, all else needs them
         vocabulary = checkpoint.layout.sizes.count("vocab_size")
         activations = max(activations, output_bytes(shape, vocabulary, BATCH_TOKENS, backward=False))

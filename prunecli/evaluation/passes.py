@@ -94,11 +94,8 @@ def classified(checkpoint: Checkpoint, model: Any, tokenizer: Any, text: Labelle
             f"{checkpoint.path}: config.json names no padding token, so the model takes one example at a time",
             "Give --batch-size 1 and --sentences 1, or set pad_token_id in config.json.",
         )
-    rows = {
-        name: tuple(tuple(values[i].tolist()) for i in range(len(text)))
-        for name, values in examples.inputs.items()
-    }
-    return Passes(rows["input_ids"], examples.pad_id, rows.get("token_type_ids"))
+    types = None if examples.types is None else examples.types.rows()
+    return Passes(examples.ids.rows(), examples.pad_id, types)
 
 
 def embedded(checkpoint: Checkpoint, data: Dataset, count: int) -> Vectors:
@@ -108,9 +105,7 @@ def embedded(checkpoint: Checkpoint, data: Dataset, count: int) -> Vectors:
     texts = [one for column in columns(data.text.first(count), data.pairs).values() for one in column][:count]
     model, tokenizer = without_weights(checkpoint), load_tokenizer(checkpoint.path)
     examples = embedding_examples(tokenizer, model, read_pooling(checkpoint.path), texts, data.context)
-    ids = examples.inputs["input_ids"]
-    rows = tuple(tuple(ids[i].tolist()) for i in range(len(texts)))
-    return Vectors(rows, examples.pad_id, directory=str(checkpoint.path))
+    return Vectors(examples.ids.rows(), examples.pad_id, directory=str(checkpoint.path))
 
 
 def masked(model: Any, tokenizer: Any, text: PlainText, context: int | None) -> Passes:
@@ -118,7 +113,7 @@ def masked(model: Any, tokenizer: Any, text: PlainText, context: int | None) -> 
 
     require_task(model, "mlm")
     examples = text_examples(tokenizer, model, text.texts, context, skip_empty=False)
-    return Passes(tuple(tuple(examples.ids[i].tolist()) for i in range(len(text))), examples.pad_id)
+    return Passes(examples.ids.rows(), examples.pad_id)
 
 
 def without_weights(checkpoint: Checkpoint) -> Any:

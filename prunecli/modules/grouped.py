@@ -15,8 +15,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate
@@ -248,45 +248,44 @@ def in_threads(function: Callable[[Item], None], items: Sequence[Item]) -> None:
         Exception: the first one that a call raised; items not yet begun are left out then.
     """
     waiting = deque(items)
-
-    def work(_number: int) -> None:
-        while waiting:
-            try:
-                item = waiting.popleft()
-            except IndexError:  # another thread took the last one
-                return
-            function(item)
-
-    try:
-        for done in begun(work, range(min(torch.get_num_threads(), len(items)))):
-            done.result()
-    finally:  # after an interrupt or a failure, the threads stop at the items they are at
-        waiting.clear()
-
-
-def begun(function: Callable[[Item], None], items: Iterable[Item]) -> list[Future[None]]:
-    """`function` on each item, without gradients, each in one of `torch.get_num_threads()` threads."""
-    # such that the caller can use what is made
+    # Tensors of inference mode can be used in inference mode alone: the threads make those that the caller can use.
     mode = torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad
 
-    def work(item: Item) -> None:
+    def work() -> None:
         with mode():
-            function(item)
+            while waiting:
+                try:
+                    item = waiting.popleft()
+                except IndexError:  # another thread took the last one
+                    return
+                function(item)
 
-    pool = _pool(torch.get_num_threads(), os.getpid())
-    return [pool.submit(work, item) for item in items]
+    count = torch.get_num_threads()
+    threads = [_pool(count, os.getpid()).submit(work) for _ in range(min(count, len(items)))]
+    try:
+        for thread in threads:
+            thread.result()
+    finally:  # after an interrupt or a failure, the threads stop after the items they are at
+        waiting.clear()
+        wait(threads)  # what they use may be freed next
 
 
 @cache
 def _pool(threads: int, _process: int) -> ThreadPoolExecutor:
-    """One pool per number of threads and per process (a fork copies no threads); each runs torch's operations alone."""
-    pool = ThreadPoolExecutor(threads, "expert", initializer=_work_alone)
-    ready = threading.Barrier(threads + 1)
-    for _ in range(threads):
+    """One pool per number of threads and per process (a fork copies no threads)."""
+    return lone_threads(threads, "expert")
+
+
+def lone_threads(count: int, name: str) -> ThreadPoolExecutor:
+    """A pool of threads, all begun, each of which runs torch's operations alone."""
+    before = torch.get_num_threads()
+    pool = ThreadPoolExecutor(count, name, initializer=_work_alone)
+    ready = threading.Barrier(count + 1)
+    for _ in range(count):
         pool.submit(ready.wait)
     ready.wait()
     # A thread's setting is also the default of threads to come: put back the caller's.
-    torch.set_num_threads(threads)
+    torch.set_num_threads(before)
     return pool
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,6 @@ from prunecli.modules.grouped import (
     grouped_linear,
     run_experts,
     run_few,
-    threads_pay,
 )
 
 EXPERT_PARTS = {
@@ -297,12 +296,6 @@ class SparseFFN(nn.Module):
         fc1_weight, fc1_bias, fc2_weight, fc2_bias = (tensor.unsqueeze(0) for tensor in weights)
         stacked = (fc1_weight, fc1_bias, fc2_weight, fc2_bias)
         return self._run(rows, stacked, Groups.alone(rows), needs_graph=False)
-
-    def shares_out(self, counts: Sequence[int]) -> bool:
-        """Whether experts with so many rows each would be shared out to threads, one thread to an expert."""
-        return threads_pay(
-            (self.fc1_weight, self.fc2_weight), sum(count > 0 for count in counts), sum(counts)
-        )
 
     def _run(self, rows: Tensor, weights: Weights, groups: Groups, needs_graph: bool) -> Tensor:
         """Outputs `[assignments, d_model]` of `rows`, sorted by expert."""

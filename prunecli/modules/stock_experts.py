@@ -35,6 +35,9 @@ from prunecli.modules.grouped import (
 IMPLEMENTATION = "prunecli"
 """The name that the function is registered under."""
 
+ROWS_AT_ONCE = 1 << 12
+"""Rows of outputs that are copied in another type at a time."""
+
 ATTRIBUTES = ("num_experts", "has_gate", "has_bias", "is_transposed", "has_post_expert_norm", "_apply_gate")
 """What tells a module of experts."""
 
@@ -146,9 +149,10 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
 
     Args:
         module: see `expert_modules`; an attribute `observer` that is not None is called with the `ExpertUse`. An
-            attribute `runner` that is not None computes the result in its place, of the same arguments but the module.
-            With an observer, an attribute `counted` that is not None gives `[tokens]` bool, the tokens whose outputs
-            are added up for it, or None: all.
+            attribute `runner` that is not None computes the experts' outputs where their weights are not held here:
+            (rows `[assignments, width]` sorted by expert, `Groups`) -> `[assignments, width]`. With an observer, an
+            attribute `counted` that is not None gives `[tokens]` bool, the tokens whose outputs are added up for it,
+            or None: all.
         hidden_states: `[tokens, width]`.
         experts: `[tokens, top_k]` int64.
         weights: `[tokens, top_k]`.
@@ -156,14 +160,16 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
     Returns:
         `[tokens, width]` in the type of `hidden_states`.
     """
-    runner: Callable[[Tensor, Tensor, Tensor], Tensor] | None = getattr(module, "runner", None)
-    if runner is not None:
-        return runner(hidden_states, experts, weights)
     plan = dispatch(experts, module.num_experts)
     held = ExpertWeights.of(module)
     rows = hidden_states.to(held.up.dtype).index_select(0, plan.source)
     observer: Callable[[ExpertUse], None] | None = getattr(module, "observer", None)
-    outputs, norms = outputs_of(module, rows, held, plan.groups, with_norms=observer is not None)
+    runner: Callable[[Tensor, Groups], Tensor] | None = getattr(module, "runner", None)
+    if runner is None:
+        outputs, norms = outputs_of(module, rows, held, plan.groups, with_norms=observer is not None)
+    else:
+        outputs = runner(rows, plan.groups)
+        norms = None if observer is None else norms_of(outputs)
     if observer is not None and norms is not None:
         sums = None
         if (counted := getattr(module, "counted", None)) is not None:
@@ -197,8 +203,8 @@ def run_expert(module: Any, rows: Tensor, weights: ExpertWeights) -> Tensor:
 
 def norms_of(outputs: Tensor) -> Tensor:
     """`[rows]` float32 of `[rows, width]`."""
-    norms: Tensor = torch.linalg.vector_norm(outputs, dim=-1, dtype=torch.float32)
-    return norms
+    parts = torch.split(outputs, ROWS_AT_ONCE)  # of which torch makes copies in float32
+    return torch.cat([torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in parts])
 
 
 def sums_of(outputs: Tensor, counts: Tensor, counted: Tensor | None) -> Tensor:
@@ -212,10 +218,13 @@ def sums_of(outputs: Tensor, counts: Tensor, counted: Tensor | None) -> Tensor:
     Returns:
         `[experts, width]` float64, on the CPU.
     """
-    rows, numbers = outputs.double().cpu(), torch.arange(len(counts)).repeat_interleave(counts.cpu())
-    if counted is not None:
-        rows, numbers = rows[counted.cpu()], numbers[counted.cpu()]
-    return rows.new_zeros(len(counts), rows.shape[1]).index_add_(0, numbers, rows)
+    numbers = torch.arange(len(counts)).repeat_interleave(counts.cpu())
+    keeps = torch.ones_like(numbers, dtype=torch.bool) if counted is None else counted.cpu()
+    sums = torch.zeros(len(counts), outputs.shape[1], dtype=torch.float64)
+    for start in range(0, len(numbers), ROWS_AT_ONCE):
+        part = slice(start, start + ROWS_AT_ONCE)
+        sums.index_add_(0, numbers[part][keeps[part]], outputs[part].double().cpu()[keeps[part]])
+    return sums
 
 
 def combine(outputs: Tensor, weights: Tensor, plan: Dispatch) -> Tensor:

@@ -1,4 +1,4 @@
-"""Batches of a task through a runner: forwards, or forwards and back; what they cost, and the progress."""
+"""Run batches of a task forwards, or forwards and back; bytes that a batch takes layer by layer; progress."""
 
 from __future__ import annotations
 
@@ -23,11 +23,8 @@ from prunecli.running.encoding import (
 from prunecli.running.examples import Batch, Examples
 from prunecli.running.layerwise.budget import (
     activation_bytes,
-    backward_bytes,
     output_bytes,
     state_bytes,
-    stock_activation_bytes,
-    stock_state_bytes,
 )
 from prunecli.running.masking import mlm_examples
 from prunecli.running.runner import Advance, BatchCost, Group, Observer, Runner, ignored
@@ -41,13 +38,13 @@ if TYPE_CHECKING:
     from prunecli.running.layerwise.runner import Layerwise
 
 Line = tuple[str, float | None, str]
-"""Of the progress: what is done, in how many units (None: unknown), and the unit."""
+"""Text of a progress bar, number of units (None: unknown), and the unit."""
 
 
 def task_batches(
     tokenizer: Any, model: Any, data: Dataset, batch_tokens: int, pooling: Pooling | None = None
 ) -> dict[str, list[Batch]]:
-    """What a message calls a text (a pair of languages, or its files) -> its batches, for the losses of its task.
+    """Batches of each text for the losses of its task, by the name that a message gives the text.
 
     Args:
         pooling: of `embedding`.
@@ -89,41 +86,29 @@ def run_forward(
     line: Line = ("running", None, "batches"),
     progress: Progress = silent,
     *,
-    observer: Observer | None = None,
-    reduce: Callable[[Batch, Any], None] = ignored,
     beside: int = 0,
 ) -> None:
     """Run a forward pass of each batch, without gradients.
 
     Args:
         forward: of a batch with the runner's model.
-        finish: is given each batch, in order, and what its pass returned; returns how many units are done by it.
+        finish: gets each batch, in order, and what its pass returned; returns how many units are done by it.
         line: of the progress, where the model is held whole.
-        observer: watches the runner's model.
-        reduce: is given each batch, in order, and what the observer saw of its pass; layer by layer once a layer.
         beside: bytes that `forward` takes beside the model's own activations.
 
     Raises:
         UsageError, CheckpointError, OutputError: as `runner` does.
     """
-    groups = list(runner.groups(batches, partial(batch_cost, backward=False, beside=beside)))
-
-    def reduced(own: Sequence[Batch], seen: list[Any]) -> None:
-        for batch, of_pass in zip(own, seen, strict=True):
-            reduce(batch, of_pass)
+    cost = partial(batch_cost, backward=False, beside=beside)
 
     def finished(own: Sequence[Batch], number: int, output: Any) -> None:
         advance(finish(own[number], output))
 
-    with _shown(runner, groups, line, progress) as (advance, step):
+    with _shown(runner, batches, cost, line, progress) as (groups, advance, step):
         for group in groups:
             with runner.running(group, step) as run:
-                run.forward(
-                    [partial(forward, batch) for batch in group.batches],
-                    observer=observer,
-                    reduce=ignored if observer is None else partial(reduced, group.batches),
-                    finish=partial(finished, group.batches),
-                )
+                passes = [partial(forward, batch) for batch in group.batches]
+                run.forward(passes, finish=partial(finished, group.batches))
 
 
 class BatchObserver(Observer, Protocol):
@@ -183,13 +168,13 @@ def run_backward(
     Raises:
         UsageError, CheckpointError, OutputError: as `runner` does.
     """
-    groups = list(runner.groups(batches, partial(batch_cost, backward=True)))
 
     def started(first: int, number: int, output: Any) -> Tensor:
         return start(first + number, output)
 
+    cost = partial(batch_cost, backward=True)
     line = what, sum(len(batch.indices) for batch in batches), "examples"
-    with _shown(runner, groups, line, progress, ways=2) as (advance, step):
+    with _shown(runner, batches, cost, line, progress, ways=2) as (groups, advance, step):
         for group in groups:
             with runner.running(group, step) as run:
                 passes = [partial(forward, batch) for batch in group.batches]
@@ -199,57 +184,58 @@ def run_backward(
 
 @contextmanager
 def _shown(
-    runner: Runner, groups: Sequence[Group[Batch]], line: Line, progress: Progress, *, ways: int = 1
-) -> Iterator[tuple[Advance, Advance]]:
-    """One line of progress: an `Advance` by units of `line`, and one by passes through layers, one of them `ignored`.
+    runner: Runner,
+    batches: Sequence[Batch],
+    cost: Callable[[Layerwise, Batch], BatchCost],
+    line: Line,
+    progress: Progress,
+    *,
+    ways: int = 1,
+) -> Iterator[tuple[Sequence[Group[Batch]], Advance, Advance]]:
+    """Groups of batches, and one line of progress while they run.
 
     Args:
         ways: how often a batch goes through all layers.
+
+    Yields:
+        The groups, an `Advance` by units of `line`, and one by passes through layers; one of the two does nothing.
     """
+    groups = list(runner.groups(batches, cost))
     what, total, unit = line
-    if not runner.layerwise:
-        with progress(what, total, unit) as advance:
-            yield advance, ignored
-        return
-    passes = sum(len(group.batches) for group in groups)
-    steps = ways * runner.steps({"encoder": passes, "decoder": passes})
-    how = "layer by layer" if len(groups) < 2 else f"layer by layer, in {len(groups)} groups"
-    with progress(f"{what}, {how}", steps, "batches x layers") as advance:
-        yield ignored, advance
+    if runner.layerwise:
+        how = "layer by layer" if len(groups) < 2 else f"layer by layer, in {len(groups)} groups"
+        steps = runner.steps({"encoder": len(batches), "decoder": len(batches)})
+        what, total, unit = f"{what}, {how}", ways * steps, "batches x layers"
+    with progress(what, total, unit) as advance:
+        yield (groups, ignored, advance) if runner.layerwise else (groups, advance, ignored)
 
 
 def batch_cost(runner: Layerwise, batch: Batch, *, backward: bool, beside: int = 0) -> BatchCost:
-    """What a batch takes: its widest layer or its logits, and what is kept of it between layers.
+    """Bytes of a batch layer by layer: activations of its widest layer or its logits, and states between layers.
 
     Args:
-        backward: whether it goes back too, for which the output of every layer is kept.
+        backward: whether gradients are computed, for which the output of every layer is stored.
         beside: bytes that are taken beside the model's own activations.
     """
-    shape, config = runner.shape, runner.model.config.get_text_config()
+    shape, config, labels = runner.shape, runner.model.config.get_text_config(), batch.labels
     rows, keys = batch.inputs["input_ids"].shape
-    if runner.skeleton.is_stock:
-        values = output_bytes(shape, int(config.vocab_size), rows * keys, backward=backward)
-        activations = max(values, stock_activation_bytes(shape, rows, keys))
-        return BatchCost(activations + beside, (stock_state_bytes(shape, rows * keys),))
-    lengths = {
-        "encoder": keys,
-        "decoder": batch.inputs.get("decoder_input_ids", batch.inputs["input_ids"]).shape[1],
-    }
-    of_layer = backward_bytes if backward else activation_bytes
-    labels = batch.labels
-    values, tokens = (
-        (config.vocab_size, labels.numel()) if labels.dim() > 1 else (config.num_labels, rows * keys)
-    )
-    activations = output_bytes(shape, int(values), tokens, backward=backward)
-    states = 0
-    for side, length in lengths.items():
+    targets = batch.inputs.get("decoder_input_ids", batch.inputs["input_ids"]).shape[1]
+    is_of_tokens = labels.dim() > 1
+    values = int(config.vocab_size if is_of_tokens else config.num_labels)
+    tokens = labels.numel() if is_of_tokens else rows * keys
+    activations, states = output_bytes(shape, values, tokens, backward=backward), 0
+    for side, length in (("encoder", keys), ("decoder", targets)):
         stages = [stage for stage in runner.skeleton.stages if stage.side == side]
         if not stages:
             continue
-        activations = max(activations, of_layer(shape, rows, length, keys))
+        layer_bytes = activation_bytes(shape, rows, length, keys, backward=backward)
+        activations = max(activations, layer_bytes)
         output = rows * length * shape.d_model * shape.itemsize
-        biases = shape.heads * length * (length + keys) * shape.itemsize if runner.has_position_bias else 0
         sent = state_bytes(shape, rows * length, rows * length) - output
-        kept = len(stages) * output + sum(stage.ffn is not None for stage in stages) * sent
-        states += output + biases + (kept + 2 * sent if backward else sent)
+        states += output + sent
+        if runner.has_position_bias:
+            states += shape.heads * length * (length + keys) * shape.itemsize
+        if backward:
+            mixtures = sum(stage.mixture is not None for stage in stages)
+            states += len(stages) * output + (mixtures + 1) * sent
     return BatchCost(activations + beside, (states,))

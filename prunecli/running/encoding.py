@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain, compress
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from prunecli.errors import CheckpointError, DataError, UnsupportedModelError
 from prunecli.modules.pooling import Pooling
 from prunecli.progress import Progress, silent
-from prunecli.running.examples import LabelledExamples, Sequences, TextExamples, TranslationExamples
+from prunecli.running.examples import Sequences, TokenExamples
 from prunecli.running.lengths import context_length, max_positions, vocabulary_size, window_length
 from prunecli.text.labelled import LabelledText, label_ids
 from prunecli.text.parallel import ParallelText
@@ -126,7 +125,7 @@ def translation_examples(
     progress: Progress = silent,
     *,
     skip_blank: bool = False,
-) -> TranslationExamples:
+) -> TokenExamples:
     """The sentences of all `pairs`, one pair after another.
 
     Sentences that are longer than the model's positions are cut. Languages are marked as `collect-gates` does it,
@@ -144,26 +143,25 @@ def translation_examples(
     longest = None if positions is None else positions - 1
     options = {"max_length": longest, "vocabulary": vocabulary_size(model.config)}
     # Each line once for each (language, whether as a target), however many pairs it is in.
-    roles = ((source, False) for source, _ in pairs), ((target, True) for _, target in pairs)
-    rows: dict[tuple[str, bool], list[list[int]]] = {role: [] for role in chain(*roles)}
+    roles = [*((source, False) for source, _ in pairs), *((target, True) for _, target in pairs)]
+    rows: dict[tuple[str, bool], list[list[int]]] = {role: [] for role in roles}
     with progress("tokenising", len(rows) * len(text), "lines") as advance:
         for (name, as_target), ids in rows.items():
             for start in range(0, len(text), AT_ONCE):
                 lines = text.sentences[name][start : start + AT_ONCE]
                 ids += encode(tokenizer, lines, name, as_target=as_target, **options)
                 advance(len(lines))
-    filled = {name: [bool(line.strip()) for line in text.sentences[name]] for name, _ in rows}
     sources: list[list[int]] = []
     targets: list[list[int]] = []
     for source, target in pairs:
-        both = zip(filled[source], filled[target], strict=True)
-        kept = [not skip_blank or (first and second) for first, second in both]
-        sources += compress(rows[source, False], kept)
-        targets += compress(rows[target, True], kept)
+        for number, lines in enumerate(zip(text.sentences[source], text.sentences[target], strict=True)):
+            if not skip_blank or all(line.strip() for line in lines):
+                sources.append(rows[source, False][number])
+                targets.append(rows[target, True][number])
     if skip_blank and not sources:
         raise DataError(f"{text.split}: every line is blank in one of the languages", "Give other text.")
     shift = partial(decoder_inputs, model)
-    return TranslationExamples(Sequences(sources), Sequences(targets), padding_id(model, tokenizer), shift)
+    return TokenExamples(Sequences(sources), Sequences(targets), padding_id(model, tokenizer), shift=shift)
 
 
 def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
@@ -188,7 +186,7 @@ def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
     raise UnsupportedModelError(f"{type(model).__name__} does not say how its decoder's inputs are made")
 
 
-def labelled_examples(tokenizer: Any, model: Any, text: LabelledText) -> LabelledExamples:
+def labelled_examples(tokenizer: Any, model: Any, text: LabelledText) -> TokenExamples:
     """Texts, or pairs of them, with their classes; what is longer than the model's positions is cut.
 
     Raises:
@@ -204,11 +202,11 @@ def labelled_examples(tokenizer: Any, model: Any, text: LabelledText) -> Labelle
     seconds = None if text.seconds is None else list(text.seconds)
     ids = tokenized(tokenizer, list(text.texts), seconds, **options)
     require_tokens(tokenizer, model, ids["input_ids"])
-    names = [name for name in ("input_ids", "token_type_ids") if name in ids]
-    return LabelledExamples(
-        {name: Sequences(ids[name]) for name in names},
+    return TokenExamples(
+        Sequences(ids["input_ids"]),
         torch.tensor(classes),
         padding_id(model, tokenizer),
+        types=Sequences(ids["token_type_ids"]) if "token_type_ids" in ids else None,
         # Decoders look for the last token before the padding, and must know what padding is.
         max_rows=1 if model.config.pad_token_id is None else None,
     )
@@ -222,7 +220,7 @@ def text_examples(
     *,
     skip_empty: bool = True,
     whole: bool = False,
-) -> TextExamples:
+) -> TokenExamples:
     """Texts for a model with one stack, cut to `window_length`; a token's label is the token.
 
     Args:
@@ -242,12 +240,13 @@ def text_examples(
     if len(empty) == len(rows):
         raise DataError("no text has a token", "Give other text.")
     ids = Sequences([row[i : i + longest] for row in rows for i in range(0, len(row), longest)])
-    return TextExamples(ids, ids, *filling(model, tokenizer))
+    pad_id, equal = filling(model, tokenizer)
+    return TokenExamples(ids, ids, pad_id, equal=equal)
 
 
 def embedding_examples(
     tokenizer: Any, model: Any, pooling: Pooling, texts: Sequence[str], context: int | None = None
-) -> LabelledExamples:
+) -> TokenExamples:
     """Texts whose vectors are made; each counts once, so that the class 0 of all stands for no label.
 
     Args:
@@ -264,6 +263,4 @@ def embedding_examples(
         context = min(pooling.max_tokens, window_length(model, tokenizer))
     given = [text.lower() for text in texts] if pooling.lower_case else texts
     examples = text_examples(tokenizer, model, given, context, skip_empty=False)
-    return LabelledExamples(
-        {"input_ids": examples.ids}, torch.zeros(len(texts), dtype=torch.int64), examples.pad_id
-    )
+    return TokenExamples(examples.ids, torch.zeros(len(texts), dtype=torch.int64), examples.pad_id)

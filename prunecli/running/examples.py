@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from prunecli.text.batching import length_bucketed
 
@@ -90,6 +91,10 @@ class Sequences:
     def __getitem__(self, row: int) -> NDArray[np.int32]:
         return self.ids[self.offsets[row] : self.offsets[row + 1]]
 
+    def rows(self) -> tuple[tuple[int, ...], ...]:
+        """The ids of each sequence."""
+        return tuple(tuple(self[row].tolist()) for row in range(len(self)))
+
     @property
     def lengths(self) -> list[int]:
         """Tokens of each sequence."""
@@ -97,11 +102,8 @@ class Sequences:
 
     def padded(self, rows: Sequence[int], padding: int) -> Tensor:
         """`[rows, longest]` int64, filled up on the right."""
-        lengths = np.diff(self.offsets)[list(rows)]
-        ids = np.full((len(rows), int(lengths.max(initial=0))), padding, np.int64)
-        for line, row, length in zip(ids, rows, lengths, strict=True):
-            line[:length] = self[row]
-        return torch.from_numpy(ids)
+        ids = [torch.from_numpy(self[row].astype(np.int64)) for row in rows]
+        return pad_sequence(ids, batch_first=True, padding_value=padding)
 
     def inputs(self, rows: Sequence[int], pad_id: int) -> dict[str, Tensor]:
         """`input_ids`, filled up with `pad_id`, and their `attention_mask`."""
@@ -110,79 +112,40 @@ class Sequences:
 
 
 @dataclass(frozen=True)
-class TextExamples(Examples):
-    """Texts, or windows of them, for a model with one stack.
+class TokenExamples(Examples):
+    """Texts, windows of them, or pairs of texts, with what is to be predicted of each.
 
     Attributes:
-        labels: of every token.
+        ids: the model's inputs.
+        labels: of every token, or of every token of the decoder; or classes, `[examples]` int64.
+        pad_id: fills up inputs.
+        types: `token_type_ids`, if the tokenizer returns any.
+        shift: from labels `[B, T]` to the decoder's inputs; None: there is no decoder.
     """
 
     ids: Sequences
-    labels: Sequences
+    labels: Sequences | Tensor
     pad_id: int
+    types: Sequences | None = None
+    shift: Callable[[Tensor], Tensor] | None = None
+    max_rows: int | None = None
     equal: bool = False
 
     @property
     def lengths(self) -> Sequence[tuple[int, int]]:
         """See `Examples`."""
-        return [(length, length) for length in self.ids.lengths]
+        outputs = self.ids if self.shift is None or isinstance(self.labels, Tensor) else self.labels
+        return list(zip(self.ids.lengths, outputs.lengths, strict=True))
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """See `Examples`."""
-        return Batch(self.ids.inputs(rows, self.pad_id), self.labels.padded(rows, IGNORED), tuple(rows))
-
-
-@dataclass(frozen=True)
-class TranslationExamples(Examples):
-    """Sources with their references, for teacher forcing.
-
-    Attributes:
-        shift: from labels `[B, T]` to the decoder's inputs.
-    """
-
-    sources: Sequences
-    targets: Sequences
-    pad_id: int
-    shift: Callable[[Tensor], Tensor]
-
-    @property
-    def lengths(self) -> Sequence[tuple[int, int]]:
-        """See `Examples`."""
-        return list(zip(self.sources.lengths, self.targets.lengths, strict=True))
-
-    def batch(self, rows: Sequence[int]) -> Batch:
-        """See `Examples`."""
-        labels = self.targets.padded(rows, IGNORED)
-        inputs = {
-            **self.sources.inputs(rows, self.pad_id),
-            "decoder_input_ids": self.shift(labels),
-            "decoder_attention_mask": (labels != IGNORED).long(),
-        }
+        inputs = self.ids.inputs(rows, self.pad_id)
+        if self.types is not None:
+            inputs["token_type_ids"] = self.types.padded(rows, 0)
+        if isinstance(self.labels, Tensor):
+            return Batch(inputs, self.labels[list(rows)], tuple(rows))
+        labels = self.labels.padded(rows, IGNORED)
+        if self.shift is not None:
+            inputs["decoder_input_ids"] = self.shift(labels)
+            inputs["decoder_attention_mask"] = (labels != IGNORED).long()
         return Batch(inputs, labels, tuple(rows))
-
-
-@dataclass(frozen=True)
-class LabelledExamples(Examples):
-    """Texts, or pairs of them, with their classes.
-
-    Attributes:
-        inputs: `input_ids`, and `token_type_ids` where the tokenizer gives any.
-        classes: `[examples]` int64.
-    """
-
-    inputs: dict[str, Sequences]
-    classes: Tensor
-    pad_id: int
-    max_rows: int | None = None
-
-    @property
-    def lengths(self) -> Sequence[tuple[int, int]]:
-        """See `Examples`."""
-        return [(length, length) for length in self.inputs["input_ids"].lengths]
-
-    def batch(self, rows: Sequence[int]) -> Batch:
-        """See `Examples`."""
-        inputs = self.inputs["input_ids"].inputs(rows, self.pad_id)
-        if "token_type_ids" in self.inputs:
-            inputs["token_type_ids"] = self.inputs["token_type_ids"].padded(rows, 0)
-        return Batch(inputs, self.classes[list(rows)], tuple(rows))

@@ -37,13 +37,14 @@ def vocabulary_size(config: Any) -> int | None:
 
 def position_count(model: Any) -> int | None:
     """Tokens that the model has positions for, or None where nothing bounds them."""
-    bounds = [max_positions(model.config)]
+    bound = max_positions(model.config)
     embeddings = getattr(getattr(model, "base_model", None), "embeddings", None)
     positions = getattr(embeddings, "position_embeddings", None)
     if isinstance(positions, torch.nn.Embedding) and positions.padding_idx is not None:
         # RoBERTa and its kin count positions from behind the padding's.
-        bounds.append(positions.num_embeddings - positions.padding_idx - 1)
-    return min((bound for bound in bounds if bound is not None), default=None)
+        rows = positions.num_embeddings - positions.padding_idx - 1
+        return rows if bound is None else min(bound, rows)
+    return bound
 
 
 def context_length(model: Any, tokenizer: Any) -> int | None:
@@ -52,7 +53,7 @@ def context_length(model: Any, tokenizer: Any) -> int | None:
     Raises:
         CheckpointError: what the tokenizer allows is no number.
     """
-    bounds = [position_count(model)]
+    bound = position_count(model)
     # A tokenizer that knows no bound says so with a number beyond all bounds.
     allowed = getattr(tokenizer, "model_max_length", 1 << 30)
     if not isinstance(allowed, int | float) or not allowed >= 0:
@@ -60,8 +61,9 @@ def context_length(model: Any, tokenizer: Any) -> int | None:
             f"{tokenizer.name_or_path}: the tokenizer's model_max_length is {allowed!r}, not a number of tokens",
             "Correct it in tokenizer_config.json.",
         )
-    bounds.append(int(allowed) if allowed < 1 << 30 else None)
-    return min((bound for bound in bounds if bound is not None), default=None)
+    if allowed >= 1 << 30:
+        return bound
+    return int(allowed) if bound is None else min(bound, int(allowed))
 
 
 def window_length(model: Any, tokenizer: Any, asked: int | None = None) -> int:

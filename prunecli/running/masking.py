@@ -56,13 +56,13 @@ class MaskedExamples(Examples):
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """See `Examples`."""
-        inputs, labels = self.ids.inputs(rows, self.pad_id), self.ids.padded(rows, IGNORED)
+        inputs = self.ids.inputs(rows, self.pad_id)
+        ids = inputs["input_ids"]
+        labels = torch.full_like(ids, IGNORED)
         for line, row in enumerate(rows):
             positions, tokens = self._hidden(row)
-            inputs["input_ids"][line, positions] = torch.tensor(tokens)
-            shown = torch.ones(labels.shape[1], dtype=torch.bool)
-            shown[positions] = False
-            labels[line, shown] = IGNORED
+            labels[line, positions] = ids[line, positions]
+            ids[line, positions] = torch.tensor(tokens)
         return Batch(inputs, labels, tuple(self.numbers[row] for row in rows))
 
     def _hidden(self, row: int) -> tuple[list[int], list[int]]:

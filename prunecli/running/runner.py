@@ -33,7 +33,7 @@ BATCHES_APART = 4
 
 
 def ignored(*_: Any) -> None:
-    """Where nobody wants to know."""
+    """No-op callback."""
 
 
 @dataclass(frozen=True)

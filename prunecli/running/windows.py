@@ -8,7 +8,7 @@ from typing import Any
 
 from prunecli.errors import DataError, UsageError
 from prunecli.running.encoding import encoded, padding_id, require_task, require_tokens
-from prunecli.running.examples import IGNORED, Sequences, TextExamples
+from prunecli.running.examples import IGNORED, Sequences, TokenExamples
 from prunecli.running.lengths import window_length
 
 
@@ -78,15 +78,15 @@ def lm_windows(
     return windows
 
 
-def window_examples(windows: Sequence[Window], pad_id: int, equal: bool = False) -> TextExamples:
+def window_examples(windows: Sequence[Window], pad_id: int, equal: bool = False) -> TokenExamples:
     """Windows as examples, each with the tokens that are counted in it."""
     ids, labels = ([*window.ids] for window in windows), (window.labels for window in windows)
-    return TextExamples(Sequences([*ids]), Sequences([*labels]), pad_id, equal)
+    return TokenExamples(Sequences([*ids]), Sequences([*labels]), pad_id, equal=equal)
 
 
 def packed_examples(
     tokenizer: Any, model: Any, texts: Sequence[str], context: int | None = None
-) -> TextExamples:
+) -> TokenExamples:
     """Texts one after another, each ended by the end token, cut into windows in which each token is predicted once.
 
     A window may hold several texts and parts of them: attention and positions run on from one to the next within it, as
@@ -113,7 +113,7 @@ def packed_examples(
     if len(stream) < 2:
         raise DataError("there is no token to predict")
     starts = range(0, len(stream) - 1, length)
-    return TextExamples(
+    return TokenExamples(
         Sequences([stream[start : min(start + length, len(stream) - 1)] for start in starts]),
         Sequences([stream[start + 1 : start + 1 + length] for start in starts]),
         padding_id(model, tokenizer),

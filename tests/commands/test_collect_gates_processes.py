@@ -26,7 +26,7 @@ from pathlib import Path
 
 from prunecli.methods.experts import resume
 from prunecli.running import runner
-from prunecli.running.layerwise import snapshot
+from prunecli.running.layerwise import states as snapshot
 
 resume.SAVE_EVERY_S = 0.0
 runner.BATCHES_APART = 1

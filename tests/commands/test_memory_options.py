@@ -14,7 +14,7 @@ from prunecli.commands.evaluate import evaluate
 from prunecli.commands.score_heads import score_heads
 from prunecli.errors import CheckpointError, OutputError, PruneError, UsageError
 from prunecli.running.layerwise import runner
-from prunecli.running.layerwise.forward import LayerwiseRun
+from prunecli.running.layerwise.forward import LayerPasses
 from prunecli.running.layerwise.states import StateStore
 from tests.commands.calls import raising
 from tests.families import tiny_family
@@ -169,7 +169,7 @@ def test_an_interrupt_leaves_nothing_behind(folder: Path, monkeypatch: pytest.Mo
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(LayerwiseRun, "_keep", interrupted)
+    monkeypatch.setattr(LayerPasses, "forget_before", interrupted)
     run(*EVALUATE, *SPILL)
     assert len(closed) == 1
     assert {path.name for path in folder.iterdir()} == {"data", "model", "text.txt"}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +18,9 @@ from prunecli.model.checkpoint import open_model
 from prunecli.modules.grouped import has_grouped_kernel
 from prunecli.modules.loading import load_model
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, Routing, SparseFFN
+from prunecli.running.layerwise.forward import LayerPasses, Routed
+from prunecli.running.layerwise.parts import Mixture
 from prunecli.running.layerwise.runner import Layerwise, Resources
-from prunecli.running.layerwise.sparse import SparsePasses
 from prunecli.text.tokens import load_tokenizer
 from tests.gpu.conftest import Gpu
 from tests.gpu.pretend import Pretend
@@ -204,16 +204,16 @@ def test_of_experts_layer_by_layer(gpu: Gpu, tmp_path: Path, monkeypatch: pytest
         return sum(times for (_, where), times in [*counter.items()] if not where.startswith(reading))
 
     path = tiny_nllb_moe(tmp_path / "moe")
-    pairs, stock = Counter[str](), SparsePasses.run
+    pairs, stock = Counter[str](), LayerPasses.run_experts
 
-    def run(self: SparsePasses, ffn: Any, wanted: Sequence[int], routed: Sequence[Any]) -> None:
+    def run(self: LayerPasses, mixture: Mixture, wanted: Iterable[int], routed: Sequence[Routed]) -> None:
         waits, uploads = counted(gpu.waits), counted(gpu.uploads)
-        stock(self, ffn, wanted, routed)
-        pairs["all"] += sum(one.goes_to(expert) for expert in wanted for one in routed)
+        stock(self, mixture, wanted, routed)
+        pairs["all"] += sum(one.count(expert) > 0 for expert in wanted for one in routed)
         pairs["waits"] += counted(gpu.waits) - waits
         pairs["uploads"] += counted(gpu.uploads) - uploads
 
-    monkeypatch.setattr(SparsePasses, "run", run)
+    monkeypatch.setattr(LayerPasses, "run_experts", run)
     options, found = CollectOptions("forced", batch_tokens=40), []
     for device in (gpu.device, torch.device("cpu")):
         with gpu if device == gpu.device else nullcontext(), open_model(path) as checkpoint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -47,6 +48,22 @@ def test_a_failure_reaches_the_caller_and_stops_the_rest(failure: type[BaseExcep
         in_threads(fail, range(1000))
     assert len(begun) <= 3  # at most one for each thread
     in_threads(begun.append, [1])  # the pool lives on
+
+
+def test_after_a_failure_no_thread_is_at_work() -> None:
+    """What the threads use may be freed next."""
+    at_work: list[int] = []
+
+    def fail_once(item: int) -> None:
+        if item == 0:
+            raise ValueError("at the first item")
+        at_work.append(item)
+        time.sleep(0.05)
+        at_work.remove(item)
+
+    with pytest.raises(ValueError, match="at the first item"):
+        in_threads(fail_once, range(3))
+    assert not at_work
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from prunecli.methods.experts.score import State
 from prunecli.processes import ALONE, ProcessGroup, undisturbed
 from prunecli.progress import Say, unsaid
 from prunecli.results.gates import COUNTS, GateSums
-from prunecli.running.layerwise.snapshot import Snapshots, belongs
+from prunecli.running.layerwise.states import Snapshots, own_header
 from prunecli.running.runner import ignored
 from prunecli.tensors.documents import layers_path, partial_path, write_json
 from prunecli.tensors.json_files import lenient, read_json
@@ -79,7 +79,7 @@ class PartialRun:
         if (size := snapshots.group_size(state.batches)) is not None:
             self.say(f"Going on from {path}: {size} batches are part of the way through.")
         elif other := next(
-            (other for other in layers_paths(self.output) if belongs(other, self.key, state.batches)), None
+            (other for other in layers_paths(self.output) if own_header(other, self.key, state.batches)), None
         ):
             self.say(
                 f"{other} is of a run with another number of processes, or lacks what goes with it: "

@@ -26,7 +26,7 @@ from prunecli.running.encoding import (
     require_task,
     require_tokens,
 )
-from prunecli.running.layerwise.budget import stock_activation_bytes, stock_state_bytes
+from prunecli.running.layerwise.budget import activation_bytes, state_bytes
 from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.lengths import vocabulary_size, window_length
 from prunecli.running.runner import Advance, BatchCost, Run, Runner
@@ -156,8 +156,8 @@ class TextBatch:
         """What it takes layer by layer."""
         rows, length = len(self.windows), max(map(len, self.windows))
         return BatchCost(
-            stock_activation_bytes(runner.shape, rows, length),
-            (stock_state_bytes(runner.shape, rows * length),),
+            activation_bytes(runner.shape, rows, length, length),
+            (state_bytes(runner.shape, rows * length, rows * length),),
         )
 
 

@@ -12,8 +12,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from prunecli.errors import UsageError
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.logits import block_positions
+from prunecli.running.layerwise.parts import Skeleton
+
+FFN_WIDTHS = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
+"""Keys of transformers' configs."""
 
 WORKSPACE = 128 << 20
 """Bytes for what is counted nowhere: compiled kernels, their scratch memory, threads, the allocator's slack."""
@@ -69,6 +76,7 @@ class Shape:
         experts: of a sparse layer; 0 where there is none.
         top_k: experts per token.
         itemsize: bytes per value.
+        row_itemsize: bytes per value of the experts' outputs.
     """
 
     d_model: int
@@ -77,6 +85,7 @@ class Shape:
     experts: int
     top_k: int
     itemsize: int
+    row_itemsize: int = 4
 
 
 def smallest_memory(demand: Demand) -> int:
@@ -108,66 +117,59 @@ def plan_memory(memory: int, demand: Demand) -> Plan:
     )
 
 
-def activation_bytes(shape: Shape, batch: int, length: int, keys: int) -> int:
+def shape_of(checkpoint: Checkpoint, skeleton: Skeleton, dtype: torch.dtype) -> Shape:
+    """The sizes that activations depend on."""
+    config = skeleton.model.config.get_text_config()
+    heads = [int(config.num_attention_heads)]
+    if checkpoint.runs_stock:
+        widths = [
+            int(getattr(config, key)) for key in FFN_WIDTHS if isinstance(getattr(config, key, None), int)
+        ]
+        if config._attn_implementation != "eager":
+            heads = [1]  # others make no weights of all pairs of positions, but there is a mask of them
+    else:
+        sizes, stacks = checkpoint.layout.sizes, checkpoint.layout.family.stacks
+        widths = [sizes.count(stack.ffn.width) for stack in stacks]
+        # What is declared is pruned, which may be groups of heads that share keys and values.
+        heads += [sizes.count(stack.attentions[0].heads) for stack in stacks]
+    layers = [stage.mixture.layer for stage in skeleton.stages if stage.mixture is not None]
+    return Shape(
+        d_model=int(config.hidden_size),
+        ffn_dim=max(widths),
+        heads=max(heads),
+        experts=max((layer.num_experts for layer in layers), default=0),
+        top_k=max((layer.top_k for layer in layers), default=1),
+        itemsize=dtype.itemsize,
+        row_itemsize=dtype.itemsize if checkpoint.runs_stock else 4,
+    )
+
+
+def activation_bytes(shape: Shape, batch: int, length: int, keys: int, *, backward: bool = False) -> int:
     """Bytes that one layer needs for a batch, at most.
 
     With t = batch x length tokens: queries, keys, values, attention and residuals of t x d_model, the FFN before and
-    after its activation, three times the attention weights; in a sparse layer the chosen rows and outputs in float32
-    and the gates.
+    after its activation, three times the attention weights; in a layer with experts the rows that they get and return,
+    and in float32 the gates and the sum of the outputs.
+
+    On the way back: the inputs that the layer's operations keep, and the gradients at work. Parameters get none, so
+    that linear layers keep nothing: 24 values of d_model a token are those of norms, residuals, queries, keys, values
+    and attention with their gradients; 10 of the FFN's width those of an activation that is made of several operations;
+    attention weights are counted five times where they exist at all.
 
     Args:
         shape: of the model.
         batch: sequences.
         length: padded tokens of each.
         keys: tokens that are attended to, of the same or of the encoder's sequences.
+        backward: whether the layer is computed on the way back.
     """
+    hidden, ffn, of_keys, scores, rows, gates = (24, 10, 8, 5, 7, 12) if backward else (10, 2, 4, 3, 2, 8)
     tokens = batch * length
-    dense = tokens * (10 * shape.d_model + 2 * shape.ffn_dim) + batch * keys * 4 * shape.d_model
-    scores = 3 * batch * shape.heads * length * max(length, keys)
-    sparse = tokens * (3 * shape.top_k * shape.d_model + 8 * shape.experts) * 4 if shape.experts else 0
-    return (dense + scores) * shape.itemsize + sparse
-
-
-def stock_activation_bytes(shape: Shape, batch: int, length: int) -> int:
-    """`activation_bytes` where the experts alone are declared: of a layer's attention, or of one expert.
-
-    Heads may be wider than d_model / heads, 2 d_model in all. An expert may be given every token: its rows in and out,
-    before and after the activation. Beside them the router's logits and weights of all experts, and the sum of the
-    outputs, in float32.
-
-    Args:
-        shape: of the model.
-        batch: sequences.
-        length: padded tokens of each.
-    """
-    tokens = batch * length
-    attention = tokens * 14 * shape.d_model + 3 * batch * shape.heads * length * length
-    expert = tokens * (4 * shape.d_model + 4 * shape.ffn_dim)
-    routed = tokens * (2 * shape.d_model + 4 * shape.experts + 8 * shape.top_k) * 4
-    return max(attention, expert) * shape.itemsize + routed
-
-
-def stock_state_bytes(shape: Shape, tokens: int) -> int:
-    """`state_bytes` where the experts alone are declared, of so many tokens with padding.
-
-    A layer's output, what is sent to the experts, their sum in float32; number, weight and norm of each expert.
-    """
-    return tokens * (shape.d_model * (2 * shape.itemsize + 4) + shape.top_k * (8 + shape.itemsize + 4))
-
-
-def backward_bytes(shape: Shape, batch: int, length: int, keys: int) -> int:
-    """Bytes that one layer needs for a batch on the way back, at most; see `activation_bytes`.
-
-    With t = batch x length tokens: what the layer's operations keep of their inputs, and the gradients at work.
-    Parameters get none, so that linear layers keep nothing: 24 values of d_model a token are those of norms, residuals,
-    queries, keys, values and attention with their gradients; 10 of the FFN's width those of an activation that is
-    made of several operations; attention weights are counted five times where they exist at all.
-    """
-    tokens = batch * length
-    dense = tokens * (24 * shape.d_model + 10 * shape.ffn_dim) + batch * keys * 8 * shape.d_model
-    scores = 5 * batch * shape.heads * length * max(length, keys)
-    sparse = tokens * (8 * shape.top_k * shape.d_model + 12 * shape.experts) * 4 if shape.experts else 0
-    return (dense + scores) * shape.itemsize + sparse
+    values = tokens * (hidden * shape.d_model + ffn * shape.ffn_dim) + batch * keys * of_keys * shape.d_model
+    values += scores * batch * shape.heads * length * max(length, keys)
+    sparse = rows * shape.top_k * shape.d_model * shape.row_itemsize
+    sparse += (2 * shape.d_model + gates * shape.experts) * 4
+    return values * shape.itemsize + (tokens * sparse if shape.experts else 0)
 
 
 def output_bytes(shape: Shape, vocabulary: int, tokens: int, *, backward: bool) -> int:
@@ -189,15 +191,15 @@ def output_bytes(shape: Shape, vocabulary: int, tokens: int, *, backward: bool) 
 
 
 def state_bytes(shape: Shape, tokens: int, real_tokens: int) -> int:
-    """Bytes of a batch's state between layers, and of its rows in a sparse one.
+    """Bytes of a batch's state between layers, and of its rows in one with experts.
 
     Args:
         shape: of the model.
         tokens: with padding.
         real_tokens: without.
     """
-    rows = real_tokens * shape.top_k * shape.d_model * 4 if shape.experts else 0
-    return tokens * shape.d_model * shape.itemsize + rows
+    rows = real_tokens * shape.top_k * shape.row_itemsize if shape.experts else 0
+    return (tokens * shape.itemsize + rows) * shape.d_model
 
 
 def size_text(count: int) -> str:

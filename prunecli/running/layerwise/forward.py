@@ -1,46 +1,82 @@
-"""A group of batches on its way through a model whose layers' weights are read one after another.
+"""Forward passes of many batches, one layer after another, while the layers' weights are read.
 
 Nothing of a model's forward pass is restated. For each layer, each batch's own forward pass is begun anew; the layers
-before it answer with what the last of them returned before, so that little but the embeddings is computed twice, and
-after the layer the pass is broken off. In a sparse layer a pass is broken off once more, at the experts: see `sparse`.
+before it return their stored outputs, so that little but the embeddings is computed twice, and after the layer the pass
+ends. In a layer with experts, a pass first ends when its tokens are routed. Then the experts that any token goes to are
+read one after another, and each computes its rows of all batches. Then the passes are begun once more, and get the
+experts' outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from prunecli.architectures.records import Side
+from prunecli.modules.grouped import Groups, in_threads
+from prunecli.modules.replay import replaced
 from prunecli.modules.trees import leaves, map_tree
-from prunecli.running.layerwise.entering import LayerReplay
-from prunecli.running.layerwise.gradients import Gradients
-from prunecli.running.layerwise.parts import Skeleton, Stage
+from prunecli.running.layerwise.parts import Mixture, Skeleton, Stage
 from prunecli.running.layerwise.reading import Reader
-from prunecli.running.layerwise.snapshot import Snapshots
-from prunecli.running.layerwise.sparse import SparsePasses
 from prunecli.running.layerwise.states import StateStore, Stored
-from prunecli.running.layerwise.stock_sparse import StockPasses
-from prunecli.running.layerwise.swaps import bound
-from prunecli.running.runner import Advance, Group, Observer, Pass, frozen, ignored
+from prunecli.running.runner import Advance, Pass, ignored
+
+Outputs = dict[int, Any]
+"""Number of a layer -> its output of one pass, with `Stored` in the place of tensors."""
 
 
-class LayerwiseRun:
-    """A `Run` of a model whose layers' weights are read one after another.
+class StopForward(BaseException):
+    """Ends a forward pass early; not an Exception, so that no model code catches it."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.output = output
+
+
+@dataclass(frozen=True)
+class Routed:
+    """Rows that one pass sends to the experts of a layer.
+
+    Attributes:
+        rows: `[assignments, d_model]`, sorted by expert; each expert's outputs replace its rows.
+        starts: first row of each expert, and the end of the last.
+        shared_out: whether the layer would give each expert to one thread.
+        attention: stored outputs of attentions of the layer, by number.
+    """
+
+    rows: Stored
+    starts: tuple[int, ...]
+    shared_out: bool
+    attention: dict[int, Any]
+
+    def span(self, expert: int) -> tuple[int, int]:
+        """First row of an expert, and the end of its last; equal if it has none."""
+        return self.starts[expert], self.starts[expert + 1]
+
+    def count(self, expert: int) -> int:
+        """Number of rows of an expert."""
+        return self.starts[expert + 1] - self.starts[expert]
+
+
+class LayerPasses:
+    """Sends passes through one layer at a time.
 
     Args:
         skeleton: its resident tensors are there.
         reader: of its checkpoint.
-        states: where the batches are kept between two layers.
+        states: stores the layers' outputs and the experts' rows.
         make_room: called before a pass is begun, which takes memory for its activations.
-        advance: as in `Runner.running`.
-        group: what is run, of which `snapshots` may hold a part.
-        snapshots: where the states are kept after a layer, to go on from.
+        advance: called with 1 whenever a pass is through a layer.
 
     Attributes:
-        restored: what `keeping` gave when the snapshot was written from which the run goes on; None: there is none.
+        current: number of the layer after which passes end.
     """
 
     def __init__(
@@ -50,136 +86,239 @@ class LayerwiseRun:
         states: StateStore,
         make_room: Callable[[], None] = ignored,
         advance: Advance = ignored,
-        group: Group[Any] | None = None,
-        snapshots: Snapshots | None = None,
     ) -> None:
-        self._skeleton, self._stages, self._device = skeleton, skeleton.stages, skeleton.device
-        self._reader, self._states, self._make_room, self._advance = reader, states, make_room, advance
-        self._replay = LayerReplay(skeleton.stages, self._fetch, make_room)
-        self._sparse = SparsePasses(reader, states, self._replay, skeleton.device)
-        self._stock = StockPasses(reader, states, self._replay, skeleton.device)
-        self._group, self._snapshots = group, snapshots
-        self.restored: Any = None
-        self._resumed: tuple[int, list[dict[Side, Any]]] | None = None
-        if snapshots and group and (header := snapshots.header(group.start)) is not None:
-            tree = snapshots.read(states)
-            self.restored, self._resumed = tree["kept"], (int(header["stage"]), tree["outputs"])
+        self._stages, self._device = skeleton.stages, skeleton.device
+        self._reader, self._states = reader, states
+        self._make_room, self._advance = make_room, advance
+        self.current = -1
+        self._stored: Mapping[Side, Any] = {}
+        self._given: dict[Side, Any] = {}
 
-    def forward(
-        self,
-        passes: Sequence[Pass],
-        *,
-        side: Side | None = None,
-        observer: Observer | None = None,
-        reduce: Callable[[list[Any]], None] = ignored,
-        finish: Callable[[int, Any], None] = ignored,
-        keeping: Callable[[], Any] = ignored,
-    ) -> None:
-        """See `Run`: each pass enters the layers of the stack once, in order, and no others.
+    def intercepting(self) -> AbstractContextManager[None]:
+        """Within the block, layers before the current one return their stored outputs."""
+        return _replacing([stage.module for stage in self._stages], self._enter)
 
-        In a sparse layer, what was seen is taken when a pass is through the router; where the experts alone are
-        declared, when they are done.
+    def run_pass(self, forward: Pass, outputs: Outputs) -> tuple[Any, dict[Side, Any]]:
+        """Run a pass until the current layer returns or raises `StopForward`; if all layers are done, to its end.
+
+        Args:
+            outputs: of the layers before.
+
+        Returns:
+            The output of the layer, of `StopForward`, or of the pass; by stack, the outputs of layers that it got.
         """
-        indices = [index for index, stage in enumerate(self._stages) if side in (None, stage.side)]
-        # The number of the last layer that all passes are through; what that returned of each, by side.
-        done, outputs = self._resumed or (-1, [{} for _ in passes])
-        if done >= 0:
-            self._advance(len(passes) * sum(index <= done for index in indices))
-        if done > indices[-1]:  # the interrupted run was at a later stack
-            return
-        self._resumed = None
-        ahead = [index for index in indices if index > done]
-        with torch.inference_mode(), self._replay.guarded():
-            if passes and ahead:
-                self._want(ahead[0])
-            for index, following in zip(ahead, [*ahead[1:], None], strict=False):
-                seen: list[Any] = []
-                if passes:  # a process without any keeps step with the others
-                    self._layer(index, following, passes, outputs, observer, seen)
-                reduce(seen)
-                if self._snapshots and self._group and self._snapshots.due():
-                    header = {"batches": self._group.start, "group": len(self._group.batches), "stage": index}
-                    self._snapshots.write(header, {"outputs": outputs, "kept": keeping()}, self._states)
-            for number, forward in enumerate(passes):
-                finish(number, self._replay.end(forward, outputs[number]))
-                for tree in outputs[number].values():
-                    map_tree(tree, self._states.drop, Stored)
-                outputs[number] = {}
+        given: dict[Side, Any] = {}
+        self._stored, self._given = self._inputs(outputs), given
+        self._make_room()
+        try:
+            result = forward()
+        except StopForward as stopped:
+            return stopped.output, given
+        finally:
+            self._stored, self._given = {}, {}
+        if self.current < len(self._stages):
+            raise RuntimeError(f"{self._stages[self.current].name} was not entered")
+        return result, given
 
-    def backward(self, passes: Sequence[Pass], start: Callable[[int, Any], Tensor]) -> None:
-        """See `Run`: each pass goes through all layers once, and back."""
-        gradients = Gradients(self._skeleton, self._reader, self._states, self._make_room)
-        with torch.enable_grad(), frozen(self._skeleton.model):
-            gradients.run(passes, start=start, after=lambda _stage, _number: self._advance(1))
-
-    def keep(self, tensor: Tensor) -> Stored:
-        """See `Run`."""
-        return self._states.put(tensor)
-
-    def fetch(self, kept: Stored) -> Tensor:
-        """See `Run`."""
-        return self._states.get(kept).to(self._device)
-
-    def _layer(
-        self,
-        index: int,
-        following: int | None,
-        passes: Sequence[Pass],
-        outputs: list[dict[Side, Any]],
-        observer: Observer | None,
-        seen: list[Any],
-    ) -> None:
-        """All passes through one layer; `seen` grows by what the observer saw of each."""
-
-        def after(_stage: Stage, _number: int) -> None:
-            if observer is not None:
-                seen.append(observer.take())
-            self._advance(1)
-
-        self._replay.current = index
-        stage = self._stages[index]
-        loaded = self._reader.take()
-        with bound(stage, loaded):
-            if stage.stock is not None:
-                given, wanted = self._stock.route(stage, stage.stock, passes, outputs)
-                self._want(following)
-                self._stock.run(stage.stock, wanted, given)
-                for number, (forward, one) in enumerate(zip(passes, given, strict=True)):
-                    with self._stock.answering(stage, stage.stock, one):
-                        self._through(stage, forward, outputs[number])
-                    self._stock.drop(one)
-                    after(stage, number)
-            elif stage.ffn is None:
-                self._want(following)
-                for number, forward in enumerate(passes):
-                    self._through(stage, forward, outputs[number])
-                    after(stage, number)
-            else:
-                routed, experts = self._sparse.route(stage, stage.ffn, passes, outputs, after)
-                self._want(following)
-                self._sparse.run(stage.ffn, experts, routed)
-                for forward, kept, sent in zip(passes, outputs, routed, strict=True):
-                    with self._sparse.answering(stage, stage.ffn, sent):
-                        self._through(stage, forward, kept)
-                    self._sparse.drop(sent)
-        self._reader.give_back(loaded)
-
-    def _want(self, index: int | None) -> None:
-        if index is not None:
+    def want(self, index: int | None) -> None:
+        """Ask the reader for a layer, if there is one of this number."""
+        if index is not None and 0 <= index < len(self._stages):
             self._reader.want(self._stages[index].block)
 
-    def _through(self, stage: Stage, forward: Pass, outputs: dict[Side, Any]) -> None:
-        """One pass through the current layer; its output is kept."""
-        output = self._replay.begin(forward, outputs)
-        outputs[stage.side] = self._keep(output, outputs.get(stage.side))
+    @contextmanager
+    def loaded(self, index: int) -> Iterator[None]:
+        """Within the block the layer, which the reader was asked for, has its weights and is the current one."""
+        self.current = index
+        with self._reader.next_block() as tensors, bound(self._stages[index], tensors):
+            yield
 
-    def _keep(self, tree: Any, before: Any) -> Any:
-        """Put the tensors of a layer's output away, in the place of those of the layer before where they fit."""
-        places = iter(leaves(before, Stored))
-        kept = map_tree(tree, lambda tensor: self._states.put(tensor, next(places, None)), Tensor)
-        for left in places:
-            self._states.drop(left)
-        return kept
+    def through(
+        self, following: int | None, passes: Sequence[Pass], outputs: Sequence[Outputs]
+    ) -> Iterator[Routed | None]:
+        """Send all passes through the current layer, and store what it returns in their `outputs`.
+
+        Args:
+            following: the layer to ask the reader for, once the experts of this one are asked for.
+
+        Yields:
+            After each pass, what it sent to the experts, if there are any; the caller frees it.
+        """
+        stage, routed = self._stages[self.current], list[Routed]()
+        if stage.mixture is None:
+            self.want(following)
+        else:
+            wanted: dict[int, None] = {}
+            for number, (forward, own) in enumerate(zip(passes, outputs, strict=True)):
+                routed.append(self._route(stage, stage.mixture, forward, own, len(passes) - number))
+                for expert in range(stage.mixture.layer.num_experts):
+                    if routed[-1].count(expert) and expert not in wanted:
+                        wanted[expert] = None
+                        self._reader.want(stage.mixture.block(expert))
+            self.want(following)
+            self.run_experts(stage.mixture, wanted, routed)
+        for number, (forward, own) in enumerate(zip(passes, outputs, strict=True)):
+            sent = routed[number] if routed else None
+            with nullcontext() if sent is None else self._answering(stage, sent):
+                self._run_through(forward, own)
+            yield sent
+            self._advance(1)
+
+    def experts(self, wanted: Iterable[int]) -> Iterator[tuple[int, Sequence[Tensor]]]:
+        """Number and tensors of each expert that the reader was asked for."""
+        for expert in wanted:
+            with self._reader.next_block() as tensors:
+                yield expert, tensors
+
+    def run_experts(self, mixture: Mixture, wanted: Iterable[int], routed: Sequence[Routed]) -> None:
+        """Replace the rows of all passes by the outputs of the experts, which the reader was asked for."""
+        for expert, tensors in self.experts(wanted):
+
+            def run(one: Routed, expert: int = expert, tensors: Sequence[Tensor] = tensors) -> None:
+                start, end = one.span(expert)
+                rows = self._states.rows(one.rows, start, end).to(self._device, tensors[0].dtype)
+                self._states.write(one.rows, start, mixture.run(rows, tensors))
+
+            reached = [one for one in routed if one.count(expert)]
+            in_threads(run, [one for one in reached if one.shared_out])
+            for one in reached:
+                if not one.shared_out:
+                    run(one)
+
+    def forget(self, outputs: Outputs, index: int) -> None:
+        """Free the tensors that the layer alone returned."""
+        for held in {*leaves(outputs.pop(index), Stored)} - {*leaves(outputs, Stored)}:
+            self._states.drop(held)
+
+    def forget_before(self, outputs: Outputs) -> None:
+        """Forget the layers before the current one of its stack."""
+        side = self._stages[self.current].side
+        for index in [n for n in outputs if n != self.current and self._stages[n].side == side]:
+            self.forget(outputs, index)
+
+    def free(self, routed: Routed) -> None:
+        """Free rows and attentions of a pass."""
+        map_tree((routed.rows, routed.attention), self._states.drop, Stored)
+
+    def _inputs(self, outputs: Outputs) -> dict[Side, Any]:
+        """By stack, the output of its last layer before the current one."""
+        return {self._stages[n].side: outputs[n] for n in sorted(outputs) if n < self.current}
+
+    def _enter(self, index: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if index == self.current:
+            raise StopForward(forward(*args, **kwargs))
+        if index > self.current:
+            raise RuntimeError(f"{self._stages[index].name} was entered too early")
+        side = self._stages[index].side
+        if side not in self._given:
+            self._given[side] = self._fetch(self._stored[side])
+        return self._given[side]
 
     def _fetch(self, tree: Any) -> Any:
-        return map_tree(tree, lambda held: self._states.get(held).to(self._device), Stored)
+        def get(held: Stored) -> Tensor:
+            return self._states.get(held).to(self._device).requires_grad_(held.requires_grad)
+
+        return map_tree(tree, get, Stored)
+
+    def _run_through(self, forward: Pass, outputs: Outputs) -> None:
+        """Run a pass through the current layer and store its output."""
+        output, given = self.run_pass(forward, outputs)
+        known: dict[int, Stored] = {}
+        if torch.is_grad_enabled():  # else a layer may change in place what it hands on
+            inputs = self._inputs(outputs)
+            for side, tree in given.items():
+                pairs = zip(leaves(tree, Tensor), leaves(inputs[side], Stored), strict=True)
+                known |= {id(tensor): held for tensor, held in pairs}
+        outputs[self.current] = map_tree(
+            output, lambda tensor: known.get(id(tensor)) or self._states.put(tensor), Tensor
+        )
+
+    def _route(self, stage: Stage, mixture: Mixture, forward: Pass, outputs: Outputs, to_come: int) -> Routed:
+        """Run a pass up to the experts; `to_come` passes, this one among them, still need memory."""
+        attention: dict[int, Any] = {}
+
+        def leave(rows: Tensor, groups: Groups) -> Tensor:
+            raise StopForward((rows, groups.sizes))
+
+        with (
+            swapped(mixture.module, "runner", leave),
+            swapped(mixture.module, "observer", None),
+            self._remembering(stage, mixture, attention, to_come),
+        ):
+            (rows, counts), _ = self.run_pass(forward, outputs)
+        shared_out = self._device.type == "cpu" and mixture.shares_out(counts)
+        stored = self._states.put(rows.detach().to(mixture.dtype))
+        return Routed(stored, (0, *accumulate(counts)), shared_out, attention)
+
+    @contextmanager
+    def _answering(self, stage: Stage, routed: Routed) -> Iterator[None]:
+        """Within the block, a pass gets the experts' outputs and the attentions' that are stored."""
+
+        def outputs(rows: Tensor, _groups: Groups) -> Tensor:
+            return self._states.rows(routed.rows, 0, len(rows)).to(self._device)
+
+        def attend(number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if number in routed.attention:
+                return self._fetch(routed.attention[number])
+            return forward(*args, **kwargs)
+
+        assert stage.mixture is not None
+        with swapped(stage.mixture.module, "runner", outputs), _replacing(stage.attentions, attend):
+            yield
+
+    def _remembering(
+        self, stage: Stage, mixture: Mixture, stored: dict[int, Any], to_come: int
+    ) -> AbstractContextManager[None]:
+        """Within the block, outputs of the layer's attentions are stored where there is memory for them.
+
+        Args:
+            stored: number of the attention -> its output.
+            to_come: passes, this one among them, that still need memory.
+        """
+
+        def attend(number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            output = forward(*args, **kwargs)
+            # (output, weights): no layer reads the weights, and most attention functions return none.
+            found = (output[0], None) if isinstance(output, tuple) and len(output) == 2 else output
+            rows = mixture.layer.top_k * mixture.dtype.itemsize  # which each pass will store, too
+            nbytes = sum(
+                leaf.numel() * (rows + len(stage.attentions) * leaf.itemsize)
+                for leaf in leaves(found, Tensor)
+            )
+            if self._states.free_memory > to_come * nbytes:
+                stored[number] = map_tree(found, self._states.put, Tensor)
+            return output
+
+        return _replacing(() if torch.is_grad_enabled() else stage.attentions, attend)
+
+
+@contextmanager
+def bound(stage: Stage, tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Within the block, the layer's parameters and buffers are the tensors that were read."""
+    before = [target.tensor for target in stage.targets]
+    for target, tensor in zip(stage.targets, tensors, strict=True):
+        target.put(tensor)
+    try:
+        yield
+    finally:
+        for target, tensor in zip(stage.targets, before, strict=True):
+            target.place[target.attribute] = tensor
+
+
+@contextmanager
+def swapped(module: nn.Module, attribute: str, value: Any) -> Iterator[None]:
+    """Within the block, the attribute has this value."""
+    before = getattr(module, attribute, None)
+    setattr(module, attribute, value)
+    try:
+        yield
+    finally:
+        setattr(module, attribute, before)
+
+
+@contextmanager
+def _replacing(modules: Sequence[nn.Module], compute: Callable[..., Any]) -> Iterator[None]:
+    """Within the block, `compute(number of the module, its own forward, ...)` computes each module's output."""
+    with ExitStack() as stack:
+        for number, module in enumerate(modules):
+            stack.enter_context(replaced(module, partial(compute, number)))
+        yield

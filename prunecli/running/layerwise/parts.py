@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from prunecli.architectures.records import Side
 from prunecli.errors import UsageError
@@ -17,10 +15,13 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.patchwork import module_name
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules import building
+from prunecli.modules.cpu_linear import dot_products
 from prunecli.modules.filling import Destination, destinations, expert_names, fill
+from prunecli.modules.grouped import threads_pay
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
+from prunecli.modules.stock_experts import ExpertWeights, run_expert
 from prunecli.modules.stock_model import (
-    StockExperts,
+    ExpertPart,
     compute_buffers,
     make_stock_model,
     refused_by_layer,
@@ -29,7 +30,7 @@ from prunecli.modules.stock_model import (
 from prunecli.modules.stock_names import REMEDY
 
 ALIGNMENT = 64
-"""Bytes at whose multiples a tensor begins in a buffer."""
+"""A tensor begins in a buffer at a multiple of this number of bytes."""
 
 STOCK_ATTENTION = "self_attn"
 """The attention of a layer, in transformers' decoders."""
@@ -40,17 +41,15 @@ class Spec:
     """One tensor to be read.
 
     Attributes:
-        name: in the checkpoint.
+        names: of the tensors in the checkpoint whose rows, one after another, make it up.
         shape: of the tensor.
         dtype: that it is computed in.
-        more: names of those in the checkpoint whose rows follow, in one tensor with it.
-        entry: number along the first axis of that in the checkpoint; None: all of it.
+        entry: number along the first axis of the one tensor in the checkpoint; None: all of it.
     """
 
-    name: str
+    names: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: torch.dtype
-    more: tuple[str, ...] = ()
     entry: int | None = None
 
     @property
@@ -65,13 +64,66 @@ Block = tuple[Spec, ...]
 
 
 def block_of(targets: Iterable[Destination]) -> Block:
-    """The tensors that belong there."""
-    return tuple(Spec(target.name, tuple(target.tensor.shape), target.dtype) for target in targets)
+    """The tensors that belong to `targets`."""
+    return tuple(Spec((target.name,), tuple(target.tensor.shape), target.dtype) for target in targets)
 
 
 def block_bytes(block: Block) -> int:
     """Bytes that a block takes in a buffer."""
     return sum(spec.nbytes for spec in block)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The experts of a layer, which are read one at a time.
+
+    Attributes:
+        layer: as the checkpoint has it.
+        module: a `SparseFFN` or a stock class's module of experts, on the meta device; its attribute `runner`, if not
+            None, computes the experts' outputs `[assignments, d_model]` from their rows and `Groups`.
+        parts: its stacked parameters, in the order in which an expert is run with them.
+    """
+
+    layer: SparseLayer
+    module: Any
+    parts: tuple[ExpertPart, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the experts' outputs: what rows and outputs are stored in."""
+        if isinstance(self.module, SparseFFN):
+            return torch.float32
+        found: torch.dtype = getattr(self.module, self.parts[0].attribute).dtype
+        return found
+
+    def block(self, expert: int) -> Block:
+        """The tensors of one expert, as it is numbered in the checkpoint."""
+        found = []
+        for part in self.parts:
+            stacked = getattr(self.module, part.attribute)
+            names = tuple(name.format(expert=expert) for name in part.sources)
+            entry = expert if part.is_stacked else None
+            found.append(Spec(names, tuple(stacked.shape[1:]), stacked.dtype, entry))
+        return tuple(found)
+
+    def run(self, rows: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        """One expert on its rows `[rows, d_model]`, by the kernels of a whole layer; no gradients.
+
+        Args:
+            tensors: of `block`.
+        """
+        if isinstance(self.module, SparseFFN):
+            first, first_bias, second, second_bias = tensors
+            return self.module.run_expert(rows, (first, first_bias, second, second_bias))
+        with dot_products(rows.dtype, [len(rows)]):
+            return run_expert(self.module, rows, ExpertWeights(*tensors))
+
+    def shares_out(self, counts: Sequence[int]) -> bool:
+        """Whether a CPU would give each expert to one thread if experts have this number of rows each."""
+        first, second = (
+            part for part in (getattr(self.module, part.attribute) for part in self.parts) if part.dim() > 2
+        )
+        return threads_pay((first, second), sum(count > 0 for count in counts), sum(counts))
 
 
 @dataclass(frozen=True)
@@ -82,42 +134,22 @@ class Stage:
         name: as in the checkpoint.
         side: of which stack.
         module: the layer.
-        targets: where its tensors belong, without experts and without what other layers share.
         attentions: its attention modules.
-        sparse: its mixture of experts, or None.
-        ffn: the module of that mixture, or None.
-        stock: where the experts alone are declared, those of the layer, or None.
+        mixture: its experts, or None.
+        targets: where its tensors belong, without experts and without what other layers share.
     """
 
     name: str
     side: Side
     module: nn.Module
-    targets: tuple[Destination, ...]
     attentions: tuple[nn.Module, ...]
-    sparse: SparseLayer | None
-    ffn: SparseFFN | None
-    stock: StockExperts | None = None
+    mixture: Mixture | None
+    targets: tuple[Destination, ...] = ()
 
     @property
     def block(self) -> Block:
         """The tensors of `targets`."""
         return block_of(self.targets)
-
-    def expert(self, number: int) -> Block:
-        """The tensors of one expert, as it is numbered in the checkpoint: fc1's weight and bias, fc2's.
-
-        Of a stock class in the order of `ExpertWeights`.
-        """
-        if self.stock is not None:
-            return tuple(_stock_expert(self.stock, number))
-        assert self.sparse is not None and self.ffn is not None  # noqa: PT018
-        found = []
-        for attribute, suffix in EXPERT_PARTS.items():
-            stacked = getattr(self.ffn, attribute)
-            found.append(
-                Spec(self.sparse.expert_tensor(number, suffix), tuple(stacked.shape[1:]), stacked.dtype)
-            )
-        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -125,7 +157,7 @@ class Skeleton:
     """A model on the meta device, and where its tensors belong.
 
     Attributes:
-        model: of the family's stock class, every sparse FFN a `SparseFFN`, in evaluation mode.
+        model: of the family's stock class, in evaluation mode.
         stages: its layers, in the order in which they run.
         resident: every other tensor that the checkpoint holds.
         device: where it is to run.
@@ -137,11 +169,6 @@ class Skeleton:
     device: torch.device
 
     @property
-    def is_stock(self) -> bool:
-        """Whether it is of a mixture that runs in its stock class."""
-        return any(stage.stock is not None for stage in self.stages)
-
-    @property
     def resident_bytes(self) -> int:
         """Bytes that are held throughout."""
         return block_bytes(block_of(self.resident))
@@ -150,7 +177,7 @@ class Skeleton:
     def widest_bytes(self) -> int:
         """Bytes of the largest block."""
         blocks = [stage.block for stage in self.stages]
-        blocks += [stage.expert(0) for stage in self.stages if stage.ffn or stage.stock]
+        blocks += [stage.mixture.block(0) for stage in self.stages if stage.mixture is not None]
         return max(map(block_bytes, blocks))
 
 
@@ -167,32 +194,20 @@ def make_skeleton(
         CheckpointError: a tensor is missing, unexpected or misshapen.
     """
     if checkpoint.runs_stock:
-        return _make_stock_skeleton(checkpoint, device, dtype, output=output)
-    model = building.assemble(checkpoint, device, dtype)
-    sparse = checkpoint.mixtures
-    stages = tuple(_stages(model, checkpoint, sparse, dtype))
-    taken = {target.name for stage in stages for target in stage.targets} | expert_names(sparse)
-    rest = [name for name in checkpoint.tensors if name not in taken]
-    resident = tuple(destinations(model, checkpoint, rest, dtype))
-    return Skeleton(model.eval(), stages, resident, device)
-
-
-def _make_stock_skeleton(
-    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, *, output: bool
-) -> Skeleton:
-    if checkpoint.family is None:
-        raise UsageError(f"--memory: {refused_by_layer(checkpoint)}", REMEDY)
-    made = make_stock_model(checkpoint, dtype, output=output)
-    stages = []
-    for path, module in made.layers:
-        stock = next((held for name, held in made.experts.items() if name.startswith(f"{path}.")), None)
-        targets = tuple(target for place, target in made.targets if place.startswith(f"{path}."))
-        attention = tuple(part for name, part in module.named_children() if name == STOCK_ATTENTION)
-        sparse = None if stock is None else stock.layer
-        stages.append(Stage(path, "decoder", module, targets, attention, sparse, None, stock))
-    layered = {target.name for stage in stages for target in stage.targets}
-    resident = tuple(target for _, target in made.targets if target.name not in layered)
-    return Skeleton(made.model, tuple(stages), resident, device)
+        model, layers, targets = _stock_parts(checkpoint, dtype, output=output)
+    else:
+        model, layers, targets = _declared_parts(checkpoint, device, dtype)
+    owners: dict[int, int | None] = {}  # a module that several layers share, such as an FFN, belongs to none
+    for number, layer in enumerate(layers):
+        for module in layer.module.modules():
+            owners[id(module)] = None if id(module) in owners else number
+    own: list[list[Destination]] = [[] for _ in layers]
+    resident: list[Destination] = []
+    for target in targets:
+        owner = owners.get(id(target.module))
+        (resident if owner is None else own[owner]).append(target)
+    stages = tuple(replace(layer, targets=tuple(found)) for layer, found in zip(layers, own, strict=True))
+    return Skeleton(model.eval(), stages, tuple(resident), device)
 
 
 def fill_resident(skeleton: Skeleton, checkpoint: Checkpoint) -> None:
@@ -202,73 +217,48 @@ def fill_resident(skeleton: Skeleton, checkpoint: Checkpoint) -> None:
         CheckpointError: a tensor cannot be read, or the checkpoint lacks one.
     """
     fill(skeleton.resident, checkpoint, skeleton.device)
-    if skeleton.is_stock:
+    if checkpoint.runs_stock:
         tie(skeleton.model)
         compute_buffers(skeleton.model, skeleton.device)
         return
-    layered = {id(target.tensor) for stage in skeleton.stages for target in stage.targets}
-    layered |= {
-        id(getattr(stage.ffn, part))
-        for stage in skeleton.stages
-        if stage.ffn is not None
-        for part in EXPERT_PARTS
-    }
-    building.complete(skeleton.model, checkpoint, skeleton.device, layered)
+    absent = {id(tensor) for stage in skeleton.stages for tensor in stage.module.parameters()}
+    building.complete(skeleton.model, checkpoint, skeleton.device, absent)
 
 
-def _stock_expert(experts: StockExperts, number: int) -> Iterator[Spec]:
-    """The tensors of one expert, in the order of `ExpertWeights`."""
-    for part in experts.parts:
-        stacked = getattr(experts.module, part.attribute)
-        shape = tuple(stacked.shape[1:])
-        if part.is_stacked:
-            yield Spec(part.sources[0], shape, stacked.dtype, entry=number)
-            continue
-        first, *more = (source.format(expert=number) for source in part.sources)
-        yield Spec(first, shape, stacked.dtype, tuple(more))
+Parts = tuple[Any, list[Stage], Iterable[Destination]]
+"""A model on the meta device, its layers without targets, and where all tensors but the experts' belong."""
 
 
-def _stages(
-    model: Any,
-    checkpoint: Checkpoint,
-    sparse: Sequence[SparseLayer],
-    dtype: torch.dtype,
-) -> Iterator[Stage]:
-    family, experts = checkpoint.require_architecture(), expert_names(sparse)
-    mixtures = {(layer.side, layer.layer): layer for layer in sparse}
-    layers = [
-        (stack, number, stack.layers.format(layer=number))
-        for stack in family.stacks
-        for number in range(checkpoint.layout.sizes.depth(stack))
-    ]
-    names = _by_layer(checkpoint, [name for _, _, name in layers])
-    modules = {name: model.get_submodule(module_name(model, name)) for _, _, name in layers}
-    shared = _shared(modules.values())
-    for stack, number, name in layers:
-        mixture = mixtures.get((stack.side, number))
-        own = destinations(model, checkpoint, [held for held in names[name] if held not in experts], dtype)
-        yield Stage(
-            name,
-            stack.side,
-            modules[name],
-            tuple(target for target in own if id(target.module) not in shared),
-            tuple(modules[name].get_submodule(attention.name) for attention in stack.attentions),
-            mixture,
-            model.get_submodule(module_name(model, mixture.name)) if mixture else None,
+def _stock_parts(checkpoint: Checkpoint, dtype: torch.dtype, *, output: bool) -> Parts:
+    if checkpoint.family is None:
+        raise UsageError(f"--memory: {refused_by_layer(checkpoint)}", REMEDY)
+    made = make_stock_model(checkpoint, dtype, output=output)
+    layers = []
+    for path, module in made.layers:
+        attentions = tuple(part for name, part in module.named_children() if name == STOCK_ATTENTION)
+        own = [held for name, held in made.experts.items() if name.startswith(f"{path}.")]
+        mixture = Mixture(own[0].layer, own[0].module, own[0].parts) if own else None
+        layers.append(Stage(path, "decoder", module, attentions, mixture))
+    return made.model, layers, (target for _, target in made.targets)
+
+
+def _declared_parts(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Parts:
+    model = building.assemble(checkpoint, device, dtype)
+    mixtures = {}
+    for layer in checkpoint.mixtures:
+        parts = (
+            ExpertPart(part, (f"{layer.expert_prefix}.{suffix}",), False)
+            for part, suffix in EXPERT_PARTS.items()
         )
-
-
-def _by_layer(checkpoint: Checkpoint, layers: Sequence[str]) -> dict[str, list[str]]:
-    """The names of each layer's tensors."""
-    found: dict[str, list[str]] = {layer: [] for layer in layers}
-    pattern = re.compile("|".join(re.escape(layer) + r"(?=\.)" for layer in layers))
-    for name in checkpoint.tensors:
-        if match := pattern.match(name):
-            found[match[0]].append(name)
-    return found
-
-
-def _shared(layers: Iterable[nn.Module]) -> set[int]:
-    """Ids of the modules that more than one layer holds: a shared FFN."""
-    held = Counter(id(module) for layer in layers for module in layer.modules())
-    return {module for module, times in held.items() if times > 1}
+        module = model.get_submodule(module_name(model, layer.name))
+        mixtures[layer.side, layer.layer] = Mixture(layer, module, tuple(parts))
+    layers = []
+    for stack in checkpoint.require_architecture().stacks:
+        for number in range(checkpoint.layout.sizes.depth(stack)):
+            name = stack.layers.format(layer=number)
+            module = model.get_submodule(module_name(model, name))
+            attentions = tuple(module.get_submodule(attention.name) for attention in stack.attentions)
+            layers.append(Stage(name, stack.side, module, attentions, mixtures.get((stack.side, number))))
+    experts = expert_names(checkpoint.mixtures)
+    rest = [name for name in checkpoint.tensors if name not in experts]
+    return model, layers, destinations(model, checkpoint, rest, dtype)

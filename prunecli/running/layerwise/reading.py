@@ -7,18 +7,20 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
-from queue import LifoQueue, Queue, SimpleQueue
 
 import torch
 from torch import Tensor
 
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.filling import CHUNK_BYTES, Staging, read_into
+from prunecli.modules.grouped import lone_threads
 from prunecli.running.layerwise.parts import Block, Spec
 
 MOST_READERS = 4
 """Threads that read, where there are as many to compute: to decode or cast takes as long as to multiply by few rows."""
+
+
+Loaded = tuple[tuple[Tensor, ...], Tensor, int]
 
 
 class CopyStream:
@@ -61,20 +63,10 @@ class CopyStream:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A block in its buffer: tensors in the order of the block; `stored_bytes` of the checkpoint were read for it."""
-
-    block: Block
-    tensors: tuple[Tensor, ...]
-    buffer: Tensor
-    stored_bytes: int
-
-
 class Reader:
-    """Blocks of weights, had in the order in which they are asked for; a context manager that ends its threads.
+    """Blocks of weights, read in the order in which they are asked for; a context manager that ends its threads.
 
-    A block waits for a free buffer, so that no more than `buffers` are ever held.
+    A block waits for a free buffer, so that no more than `buffers` are ever held. One thread alone calls the methods.
 
     Args:
         checkpoint: nobody else reads from it meanwhile.
@@ -88,60 +80,42 @@ class Reader:
 
     def __init__(self, checkpoint: Checkpoint, buffers: int, buffer_bytes: int, device: torch.device) -> None:
         self.bytes_read = 0
-        self._checkpoint = checkpoint
-        self._wanted: SimpleQueue[tuple[Block, Future[Loaded]] | None] = SimpleQueue()
-        # On a CPU the last one that was used is in its cache; on a GPU what computed with it may be at work still.
-        self._free: Queue[Tensor | None] = LifoQueue() if device.type == "cpu" else Queue()
-        self._asked: deque[Future[Loaded]] = deque()
-        self._in_order, self._opening = threading.Lock(), threading.Lock()
-        self._ended = threading.Event()
-        self._copies = CopyStream(device)
+        self._checkpoint, self._on_cpu = checkpoint, device.type == "cpu"
+        self._wanted: deque[Block] = deque()
+        self._begun: deque[Future[Loaded]] = deque()
+        self._free: deque[Tensor] = deque()
+        self._opening, self._ended = threading.Lock(), threading.Event()
+        self._copies, self._of_thread = CopyStream(device), threading.local()
         for _ in range(buffers):
             buffer = torch.empty(buffer_bytes, dtype=torch.uint8, device=device)
             self._copies.leave(buffer)  # which may have been another tensor, at work still
-            self._free.put(buffer)
-        threads = torch.get_num_threads()
-        count = min(MOST_READERS, threads) if device.type == "cpu" else 1
-        started = threading.Barrier(count + 1)
-        self._threads = [
-            threading.Thread(target=self._work, args=(started,), name="reader", daemon=True)
-            for _ in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
-        started.wait()
-        torch.set_num_threads(threads)  # a thread's setting is also the default of threads to come
+            self._free.append(buffer)
+        self._pool = lone_threads(min(MOST_READERS, torch.get_num_threads()) if self._on_cpu else 1, "reader")
 
     def want(self, block: Block) -> None:
         """Ask for a block, after those that were asked for before."""
-        found: Future[Loaded] = Future()
-        self._asked.append(found)
-        self._wanted.put((block, found))
+        self._wanted.append(block)
+        self._begin()
 
-    def take(self) -> Loaded:
-        """The next block, as soon as it is there.
+    @contextmanager
+    def next_block(self) -> Iterator[tuple[Tensor, ...]]:
+        """The tensors of the next block that was asked for; after the `with` block their buffer is used for another.
 
         Raises:
             CheckpointError: it cannot be read.
         """
-        loaded = self._asked.popleft().result()
-        self._copies.use(loaded.buffer)
-        self.bytes_read += loaded.stored_bytes
-        return loaded
-
-    def give_back(self, loaded: Loaded) -> None:
-        """Have the buffer used for another block."""
-        self._copies.leave(loaded.buffer)
-        self._free.put(loaded.buffer)
+        tensors, buffer, stored_bytes = self._begun.popleft().result()
+        self._copies.use(buffer)
+        self.bytes_read += stored_bytes
+        yield tensors
+        self._copies.leave(buffer)
+        self._free.append(buffer)
+        self._begin()
 
     def close(self) -> None:
-        """End the threads, whatever they are at."""
+        """End the threads, each after the tensor that it reads."""
         self._ended.set()
-        for _ in self._threads:
-            self._wanted.put(None)
-            self._free.put(None)
-        for thread in self._threads:
-            thread.join()
+        self._pool.shutdown(cancel_futures=True)
         self._copies.close()
 
     def __enter__(self) -> Reader:
@@ -150,62 +124,39 @@ class Reader:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def _work(self, started: threading.Barrier) -> None:
-        torch.set_num_threads(1)
-        torch.get_num_threads()  # see modules.grouped
-        started.wait()
-        torch.set_grad_enabled(False)
-        staging = Staging(CHUNK_BYTES)
-        while not self._ended.is_set():
-            with self._in_order:  # or a later block might have the last buffer that an earlier one waits for
-                asked, buffer = self._wanted.get(), self._free.get()
-            if asked is None or buffer is None:
-                return
-            block, found = asked
-            try:
-                found.set_result(self._load(block, buffer, staging))
-            except BaseException as error:  # whatever it is, it belongs to who waits for the block
-                found.set_exception(error)
+    def _begin(self) -> None:
+        """Read as many blocks as there are free buffers."""
+        while self._wanted and self._free:
+            # On a CPU the last buffer that was used is in its cache; a GPU may still compute with it.
+            buffer = self._free.pop() if self._on_cpu else self._free.popleft()
+            self._begun.append(self._pool.submit(self._load, self._wanted.popleft(), buffer))
 
-    def _load(self, block: Block, buffer: Tensor, staging: Staging) -> Loaded:
+    @torch.no_grad()
+    def _load(self, block: Block, buffer: Tensor) -> Loaded:
+        """Read the tensors of `block` into `buffer`; returns both, and the bytes that they take in the checkpoint."""
+        staging = self._of_thread.__dict__.setdefault("staging", Staging(CHUNK_BYTES))
         with self._opening:  # its files, one thread at a time
             for spec in block:
-                for name in (spec.name, *spec.more):
+                for name in spec.names:
                     self._checkpoint.open_files(name)
-        tensors, nbytes = place_tensors(block, buffer), 0
+        tensors = []
+        start = stored_bytes = 0
         with self._copies.into(buffer):
-            for spec, tensor in zip(block, tensors, strict=True):
+            for spec in block:
                 if self._ended.is_set():
-                    break  # nobody waits any more
-                nbytes += read_spec(tensor, self._checkpoint, spec, staging)
-        return Loaded(block, tensors, buffer, nbytes)
+                    break
+                size = torch.Size(spec.shape).numel() * spec.dtype.itemsize
+                tensors.append(buffer[start : start + size].view(spec.dtype).view(spec.shape))
+                stored_bytes += _read(tensors[-1], self._checkpoint, spec, staging)
+                start += spec.nbytes
+        return tuple(tensors), buffer, stored_bytes
 
 
-def read_spec(tensor: Tensor, checkpoint: Checkpoint, spec: Spec, staging: Staging) -> int:
-    """Read what belongs into `tensor`, a buffer's; returns the bytes that it takes in the checkpoint.
-
-    Raises:
-        CheckpointError: as `read_into`.
-    """
-    start = nbytes = 0
-    for name in (spec.name, *spec.more):
-        info = checkpoint.info(name)
-        if spec.entry is not None:
-            read_into(tensor, checkpoint, name, staging, spec.entry)
-            nbytes += checkpoint.stored_bytes(name) // info.shape[0]
-            continue
-        rows = info.shape[0] if spec.more else None
-        read_into(tensor if rows is None else tensor[start : start + rows], checkpoint, name, staging)
-        start, nbytes = start + (rows or 0), nbytes + checkpoint.stored_bytes(name)
-    return nbytes
-
-
-def place_tensors(block: Block, buffer: Tensor) -> tuple[Tensor, ...]:
-    """The block's tensors, one after another in `buffer`."""
-    found = []
-    start = 0
-    for spec in block:
-        size = torch.Size(spec.shape).numel() * spec.dtype.itemsize
-        found.append(buffer[start : start + size].view(spec.dtype).view(spec.shape))
-        start += spec.nbytes
-    return tuple(found)
+def _read(tensor: Tensor, checkpoint: Checkpoint, spec: Spec, staging: Staging) -> int:
+    """Read what belongs into `tensor`; returns the bytes that it takes in the checkpoint."""
+    shapes = [checkpoint.info(name).shape for name in spec.names]
+    parts = [tensor] if len(shapes) == 1 else torch.split(tensor, [shape[0] for shape in shapes])
+    for name, part in zip(spec.names, parts, strict=True):
+        read_into(part, checkpoint, name, staging, spec.entry)
+    nbytes = sum(map(checkpoint.stored_bytes, spec.names))
+    return nbytes if spec.entry is None else nbytes // shapes[0][0]

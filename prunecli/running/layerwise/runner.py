@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from prunecli.architectures.records import Side
 from prunecli.errors import OutputError
@@ -28,21 +29,18 @@ from prunecli.modules.machine import (
     spill_directory,
 )
 from prunecli.processes import ALONE, ProcessGroup, neighbours
-from prunecli.running.layerwise.budget import Demand, Plan, Shape, plan_memory, size_text
-from prunecli.running.layerwise.forward import LayerwiseRun
+from prunecli.running.layerwise.budget import Demand, Plan, plan_memory, shape_of, size_text
+from prunecli.running.layerwise.forward import Outputs
+from prunecli.running.layerwise.gradients import Gradients
 from prunecli.running.layerwise.parts import Skeleton, fill_resident, make_skeleton
 from prunecli.running.layerwise.reading import Reader
-from prunecli.running.layerwise.snapshot import Snapshots
-from prunecli.running.layerwise.states import StateStore
-from prunecli.running.runner import Advance, BatchCost, Group, chunks, ignored
+from prunecli.running.layerwise.states import Snapshots, StateStore, Stored
+from prunecli.running.runner import Advance, BatchCost, Group, Observer, Pass, chunks, frozen, ignored
 
 B = TypeVar("B")
 
 MARGIN = 32 << 20
 """Bytes below the memory less a batch's activations from which freed memory is given back to the system."""
-
-FFN_WIDTHS = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
-"""Keys of transformers' configs."""
 
 ROOMY = 1 << 30
 """Bytes to spare from which the C library may keep what is freed; to have it anew costs a tenth of the time."""
@@ -115,6 +113,106 @@ class Room:
     def in_memory(self, plan: Plan) -> int:
         """Bytes of states that may be held in memory."""
         return plan.states if self.host is None else self.host
+
+    def for_states(self, cost: BatchCost) -> int:
+        """Bytes of states that find room while batches of this cost run.
+
+        Raises:
+            UsageError: as `plan`.
+        """
+        return self.in_memory(self.plan(cost.activations)) + self.disk
+
+
+class LayerwiseRun(Gradients):
+    """A `Run` of a model whose layers' weights are read one after another.
+
+    Args:
+        skeleton, reader, states, make_room, advance: as of `LayerPasses`.
+        group: what is run, of which `snapshots` may hold a part.
+        snapshots: where the states are written after a layer, to resume from.
+
+    Attributes:
+        restored: what `keeping` returned when the snapshot that is resumed was written; None: there is none.
+    """
+
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        reader: Reader,
+        states: StateStore,
+        make_room: Callable[[], None] = ignored,
+        advance: Advance = ignored,
+        group: Group[Any] | None = None,
+        snapshots: Snapshots | None = None,
+    ) -> None:
+        super().__init__(skeleton, reader, states, make_room, advance)
+        self._model, self._group, self._snapshots = skeleton.model, group, snapshots
+        self.restored: Any = None
+        self._resumed: tuple[int, list[Outputs]] | None = None
+        if snapshots and group and (header := snapshots.header(group.start)) is not None:
+            tree = snapshots.read(states)
+            self.restored, self._resumed = tree["kept"], (int(header["stage"]), tree["outputs"])
+
+    def forward(
+        self,
+        passes: Sequence[Pass],
+        *,
+        side: Side | None = None,
+        observer: Observer | None = None,
+        reduce: Callable[[list[Any]], None] = ignored,
+        finish: Callable[[int, Any], None] = ignored,
+        keeping: Callable[[], Any] = ignored,
+    ) -> None:
+        """See `Run`: each pass enters the layers of the stack once, in order, and no others.
+
+        What the observer saw of a pass is taken after each layer.
+        """
+        indices = [n for n, stage in enumerate(self._stages) if side in (None, stage.side)]
+        # The number of the last layer that all passes are through, and the outputs of each pass.
+        done, outputs = self._resumed or (-1, [{} for _ in passes])
+        if done >= 0:
+            self._advance(len(passes) * sum(index <= done for index in indices))
+        if done > indices[-1]:  # the interrupted run was at a later stack
+            return
+        self._resumed = None
+        ahead = [index for index in indices if index > done]
+        with torch.inference_mode(), self.intercepting():
+            if passes and ahead:
+                self.want(ahead[0])
+            for index, following in zip(ahead, [*ahead[1:], None], strict=False):
+                seen: list[Any] = []
+                if passes:  # a process without any keeps step with the others
+                    with self.loaded(index):
+                        for own, routed in zip(
+                            outputs, self.through(following, passes, outputs), strict=True
+                        ):
+                            self.forget_before(own)
+                            if routed is not None:
+                                self.free(routed)
+                            if observer is not None:
+                                seen.append(observer.take())
+                reduce(seen)
+                if self._snapshots and self._group and self._snapshots.due():
+                    header = {"batches": self._group.start, "group": len(self._group.batches), "stage": index}
+                    self._snapshots.write(header, {"outputs": outputs, "kept": keeping()}, self._states)
+            self.current = len(self._stages)
+            for number, (forward, own) in enumerate(zip(passes, outputs, strict=True)):
+                finish(number, self.run_pass(forward, own)[0])
+                for index in list(own):
+                    self.forget(own, index)
+
+    def backward(self, passes: Sequence[Pass], start: Callable[[int, Any], Tensor]) -> None:
+        """See `Run`: each pass goes through all layers once, and back."""
+        with frozen(self._model):
+            self.run(passes, start)
+
+    def keep(self, tensor: Tensor) -> Stored:
+        """See `Run`."""
+        return self._states.put(tensor)
+
+    def fetch(self, kept: Stored) -> Tensor:
+        """See `Run`."""
+        return self._states.get(kept).to(self._device)
 
 
 class Layerwise:
@@ -221,19 +319,16 @@ class Layerwise:
 
         A group ends where each process has as many batches as every other, or where there are none left.
         """
-        room = self.room
-        together: list[B] = []
-        held = BatchCost(largest, ())
+        room, together, held = self.room, list[B](), BatchCost(largest, ())
         for more in chunks(batches, self.process_group.world_size):
-            added = _most([taken for _, taken in more])
-            wider = _both(held, added)
-            full = max(wider.states) > room.in_memory(plan := room.plan(wider.activations)) + room.disk
-            if together and (full if begun is None else len(together) == begun):
+            wider = _both(held, [taken for _, taken in more])
+            if together and (
+                max(wider.states) > room.for_states(wider) if begun is None else len(together) == begun
+            ):
                 yield Group(start, together, held)
                 start, together, begun = start + len(together), [], None
-                wider = _both(BatchCost(largest, ()), added)
-                plan = room.plan(wider.activations)
-            if not together and max(wider.states) > room.in_memory(plan) + room.disk:
+                wider = _both(BatchCost(largest, ()), [taken for _, taken in more])
+            if not together and max(wider.states) > room.for_states(wider):
                 raise OutputError(
                     f"{spill_directory(self._resources.spill_directory)}: no room for the states of one batch "
                     f"({size_text(max(wider.states))})",
@@ -289,49 +384,8 @@ class Layerwise:
                 report.seconds += time.monotonic() - start
 
 
-def _most(costs: Sequence[BatchCost]) -> BatchCost:
-    """Of the process that needs most."""
-    states = zip(*(cost.states for cost in costs), strict=True)
-    return BatchCost(max(cost.activations for cost in costs), tuple(map(max, states)))
-
-
-def _both(held: BatchCost, more: BatchCost) -> BatchCost:
-    """Of batches that go together."""
-    states = held.states or (0,) * len(more.states)
-    added = tuple(a + b for a, b in zip(states, more.states, strict=True))
-    return BatchCost(max(held.activations, more.activations), added)
-
-
-def shape_of(checkpoint: Checkpoint, skeleton: Skeleton, dtype: torch.dtype) -> Shape:
-    """The sizes that activations depend on."""
-    if skeleton.is_stock:
-        return _stock_shape(skeleton, dtype)
-    family, sizes = checkpoint.layout.family, checkpoint.layout.sizes
-    # What is declared is pruned, which may be groups of heads that share keys and values.
-    heads = [sizes.count(stack.attentions[0].heads) for stack in family.stacks]
-    heads.append(int(skeleton.model.config.num_attention_heads))
-    experts = [stage.sparse.num_experts for stage in skeleton.stages if stage.sparse is not None]
-    return Shape(
-        d_model=int(skeleton.model.config.hidden_size),
-        ffn_dim=max(sizes.count(stack.ffn.width) for stack in family.stacks),
-        heads=max(heads),
-        experts=max(experts, default=0),
-        top_k=max((layer.top_k for layer in checkpoint.mixtures), default=1),
-        itemsize=dtype.itemsize,
-    )
-
-
-def _stock_shape(skeleton: Skeleton, dtype: torch.dtype) -> Shape:
-    config = skeleton.model.config.get_text_config()
-    widths = [int(getattr(config, key)) for key in FFN_WIDTHS if isinstance(getattr(config, key, None), int)]
-    # Others make no weights of all pairs of positions, but there is a mask of them.
-    is_eager = config._attn_implementation == "eager"
-    layers = [stage.sparse for stage in skeleton.stages if stage.sparse is not None]
-    return Shape(
-        d_model=int(config.hidden_size),
-        ffn_dim=max(widths),
-        heads=int(config.num_attention_heads) if is_eager else 1,
-        experts=max(layer.num_experts for layer in layers),
-        top_k=max(layer.top_k for layer in layers),
-        itemsize=dtype.itemsize,
-    )
+def _both(held: BatchCost, more: Sequence[BatchCost]) -> BatchCost:
+    """Cost of batches that go together: those held, and for each process one more, the dearest of which counts."""
+    added = [max(states) for states in zip(*(cost.states for cost in more), strict=True)]
+    states = tuple(map(sum, zip(held.states or (0,) * len(added), added, strict=True)))
+    return BatchCost(max(held.activations, *(cost.activations for cost in more)), states)

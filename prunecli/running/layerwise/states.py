@@ -1,24 +1,37 @@
-"""Tensors of all batches between two layers: in memory while there is room, then in a file."""
+"""Tensors of all batches between two layers: in memory while there is room, then in a file.
+
+A snapshot is a file with the tensors of a group of batches, from which an interrupted run resumes after its last
+finished layer: the length of a JSON header (8 bytes, little-endian), the header, and the tensors one after another.
+"""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import shutil
+import struct
 import tempfile
-from bisect import insort
-from collections.abc import Iterator
+import time
+from bisect import bisect
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from prunecli.errors import OutputError
 from prunecli.modules.machine import spill_directory
+from prunecli.modules.trees import leaves, outline, rebuilt
+from prunecli.processes import ALONE, ProcessGroup
+from prunecli.progress import Say, unsaid
 from prunecli.tensors.copying import write_from
+from prunecli.tensors.json_files import lenient, parsed
 from prunecli.tensors.reader import read_into
 
+SNAPSHOT_EVERY_S = 60.0
 ALIGNMENT = 64
 
 
@@ -31,12 +44,14 @@ class Stored:
         dtype: of the tensor.
         offset: of its first byte, in the memory or in the file.
         in_memory: in which of the two.
+        requires_grad: of the tensor.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     offset: int
     in_memory: bool
+    requires_grad: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -52,8 +67,8 @@ class Stored:
 class StateStore:
     """Holds tensors, on the CPU; a context manager that gives memory and file back.
 
-    One block of memory is taken at the beginning, of which pages that were never used cost nothing. What finds no
-    room there goes to a file without a name in `directory`, made when it is first needed.
+    One block of memory is taken at the beginning, of which pages that were never used cost nothing. Tensors that do
+    not fit go to a file without a name in `directory`, made when it is first needed.
 
     Args:
         memory: bytes to hold in memory.
@@ -70,8 +85,7 @@ class StateStore:
             raise OutputError(
                 f"{memory:,} bytes of memory for the batches' states cannot be had", "Give less --memory."
             ) from error
-        self._space = _Space(memory)
-        self._file_space = _Space(None)
+        self._space, self._file_space = _Space(memory), _Space(1 << 62)
         self._directory = spill_directory(directory)
         self._file: int | None = None
         self.spilled_bytes = 0
@@ -81,62 +95,39 @@ class StateStore:
         """Bytes of the memory that are not in use."""
         return self._space.free
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Stored:
-        """Room for a tensor.
+    def put(self, tensor: Tensor) -> Stored:
+        """Store a copy of `tensor`.
 
         Raises:
             OutputError: the file cannot grow: the disk is full, or the directory cannot be written to.
         """
-        nbytes = torch.Size(shape).numel() * dtype.itemsize
-        offset = self._space.take(nbytes)
-        if offset is not None:
-            return Stored(shape, dtype, offset, True)
-        offset = self._file_space.take(nbytes)
-        assert offset is not None
-        needed = offset + nbytes
-        if needed > self.spilled_bytes:
-            try:
-                if self._file is None:
-                    with tempfile.TemporaryFile(dir=self._directory, prefix="prunecli-") as file:
-                        self._file = os.dup(file.fileno())
-                # Room is taken, not promised: a full disk says so here and not in the middle of a layer.
-                os.posix_fallocate(self._file, self.spilled_bytes, needed - self.spilled_bytes)
-            except OSError as error:
-                raise self._failure(error) from error
-            self.spilled_bytes = needed
-        return Stored(shape, dtype, offset, False)
-
-    def put(self, tensor: Tensor, place: Stored | None = None) -> Stored:
-        """Keep a copy of `tensor`, in `place` where it has the same shape and type; else that is given back."""
-        shape = tuple(tensor.shape)
-        if place is None or (place.shape, place.dtype) != (shape, tensor.dtype):
-            if place is not None:
-                self.drop(place)
-            place = self.empty(shape, tensor.dtype)
-        if place.nbytes:
-            self.write(place, 0, tensor.reshape(1) if tensor.dim() == 0 else tensor)
-        return place
+        offset = self._space.take(tensor.nbytes)
+        in_memory = offset is not None
+        if offset is None:
+            offset = self._file_space.take(tensor.nbytes)
+            assert offset is not None
+            self._grow(offset + tensor.nbytes)
+        held = Stored(tuple(tensor.shape), tensor.dtype, offset, in_memory, tensor.requires_grad)
+        if held.nbytes:
+            self.write(held, 0, tensor.reshape(1) if tensor.dim() == 0 else tensor)
+        return held
 
     def get(self, held: Stored) -> Tensor:
         """A copy of the tensor."""
-        if not held.nbytes:
-            return torch.empty(held.shape, dtype=held.dtype)
-        if held.in_memory:
-            return self._view(held.offset, held.nbytes, held.dtype).view(held.shape).clone()
-        return self._load(held.offset, held.nbytes, held.dtype).view(held.shape)
+        found = self._bytes(held.in_memory, held.offset, held.nbytes).view(held.dtype).view(held.shape)
+        return found.clone() if held.in_memory else found
 
     def rows(self, held: Stored, start: int, end: int) -> Tensor:
-        """Entries `start` to `end` along the first axis; where they are held in memory, no copy of them."""
+        """Entries `start` to `end` along the first axis; no copy of those in memory."""
         offset, nbytes = held.offset + start * held.row_bytes, (end - start) * held.row_bytes
-        found = self._view if held.in_memory else self._load
-        return found(offset, nbytes, held.dtype).view(end - start, *held.shape[1:])
+        return self._bytes(held.in_memory, offset, nbytes).view(held.dtype).view(end - start, *held.shape[1:])
 
     def write(self, held: Stored, start: int, rows: Tensor) -> None:
         """Replace the entries from `start` on along the first axis."""
         offset = held.offset + start * held.row_bytes
         if held.in_memory:
-            place = self._view(offset, rows.numel() * held.dtype.itemsize, held.dtype)
-            place.view(rows.shape).copy_(rows.detach())
+            place = self._bytes(True, offset, rows.numel() * held.dtype.itemsize)
+            place.view(held.dtype).view(rows.shape).copy_(rows.detach())
             return
         assert self._file is not None
         data = rows.detach().to("cpu", held.dtype).contiguous().view(-1).view(torch.uint8).numpy().data
@@ -145,30 +136,12 @@ class StateStore:
         except OSError as error:
             raise self._failure(error) from error
 
-    def gather(self, held: Stored, numbers: Tensor) -> Tensor:
-        """A copy of the entries along the first axis that have these `numbers`, in their order."""
-        if held.in_memory:
-            return self.rows(held, 0, held.shape[0]).index_select(0, numbers)
-        made = torch.empty((len(numbers), *held.shape[1:]), dtype=held.dtype)
-        for place, start, count in _stretches(numbers):
-            made[place : place + count] = self.rows(held, start, start + count)
-        return made
-
-    def add(self, held: Stored, numbers: Tensor, added: Tensor) -> None:
-        """Add a row to each of these entries, no two of them the same."""
-        if held.in_memory:
-            self.rows(held, 0, held.shape[0]).index_add_(0, numbers, added)
-            return
-        sums = self.gather(held, numbers).add_(added)
-        for place, start, count in _stretches(numbers):
-            self.write(held, start, sums[place : place + count])
-
     def drop(self, held: Stored) -> None:
-        """Give a tensor's room back."""
+        """Free the space of a tensor."""
         (self._space if held.in_memory else self._file_space).give(held.offset, held.nbytes)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free memory and file."""
         self._memory = torch.empty(0, dtype=torch.uint8)
         if self._file is not None:
             os.close(self._file)
@@ -180,17 +153,33 @@ class StateStore:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def _view(self, offset: int, nbytes: int, dtype: torch.dtype) -> Tensor:
-        return self._memory[offset : offset + nbytes].view(dtype)
-
-    def _load(self, offset: int, nbytes: int, dtype: torch.dtype) -> Tensor:
-        assert self._file is not None
-        made = torch.empty(nbytes, dtype=torch.uint8)
+    def _grow(self, nbytes: int) -> None:
+        """Have the file hold this number of bytes."""
+        if nbytes <= self.spilled_bytes:
+            return
         try:
-            read_into(self._file, offset, made.numpy().data)
-        except EOFError:
-            raise OutputError(f"{self._directory}: the file with the batches' states was cut short") from None
-        return made.view(dtype)
+            if self._file is None:
+                with tempfile.TemporaryFile(dir=self._directory, prefix="prunecli-") as file:
+                    self._file = os.dup(file.fileno())
+            # Allocated now, so that a full disk fails here and not in the middle of a layer.
+            os.posix_fallocate(self._file, self.spilled_bytes, nbytes - self.spilled_bytes)
+        except OSError as error:
+            raise self._failure(error) from error
+        self.spilled_bytes = nbytes
+
+    def _bytes(self, in_memory: bool, offset: int, nbytes: int) -> Tensor:
+        """`[nbytes]` uint8: a view of the memory, or what is read from the file."""
+        if in_memory:
+            return self._memory[offset : offset + nbytes]
+        made = torch.empty(nbytes, dtype=torch.uint8)
+        if self._file is not None:
+            try:
+                read_into(self._file, offset, made.numpy().data)
+            except EOFError:
+                raise OutputError(
+                    f"{self._directory}: the file with the batches' states was cut short"
+                ) from None
+        return made
 
     def _failure(self, error: OSError) -> OutputError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -204,21 +193,11 @@ class StateStore:
         )
 
 
-def _stretches(numbers: Tensor) -> Iterator[tuple[int, int, int]]:
-    """(Place of the first, first number, count) of each run of numbers that follow each other."""
-    if not len(numbers):
-        return
-    starts = [0, *((numbers[1:] - numbers[:-1] != 1).nonzero().squeeze(1) + 1).tolist(), len(numbers)]
-    for start, end in pairwise(starts):
-        yield start, int(numbers[start]), end - start
-
-
 class _Space:
-    """Which bytes are in use: first fit, neighbours joined. `size` None: without end."""
+    """Which bytes of `size` are in use: first fit, neighbouring gaps joined."""
 
-    def __init__(self, size: int | None) -> None:
-        self._gaps: list[tuple[int, int]] = [] if size is None else [(0, size)]
-        self._end = 0 if size is None else None
+    def __init__(self, size: int) -> None:
+        self._gaps = [(0, size)]
 
     @property
     def free(self) -> int:
@@ -230,21 +209,161 @@ class _Space:
             if end - start >= nbytes:
                 self._gaps[index : index + 1] = [(start + nbytes, end)] if end - start > nbytes else []
                 return start
-        if self._end is None:
-            return None
-        self._end += nbytes
-        return self._end - nbytes
+        return None
 
     def give(self, offset: int, nbytes: int) -> None:
         if not nbytes:
             return
         gap = offset, offset + _aligned(nbytes)
-        insort(self._gaps, gap)
-        index = self._gaps.index(gap)
-        for left in (index, index - 1):
-            if 0 <= left < len(self._gaps) - 1 and self._gaps[left][1] == self._gaps[left + 1][0]:
-                self._gaps[left : left + 2] = [(self._gaps[left][0], self._gaps[left + 1][1])]
+        index = bisect(self._gaps, gap)
+        if index < len(self._gaps) and self._gaps[index][0] == gap[1]:
+            gap = gap[0], self._gaps.pop(index)[1]
+        if index and self._gaps[index - 1][1] == gap[0]:
+            index -= 1
+            gap = self._gaps.pop(index)[0], gap[1]
+        self._gaps.insert(index, gap)
 
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+LEAVES = (Stored, Tensor)
+
+
+def write_snapshot(path: Path, header: Mapping[str, Any], tree: Any, states: StateStore) -> None:
+    """Write `header` (JSON) and the tensors of `tree`.
+
+    Args:
+        tree: of `Stored`, all of them in `states`, and of tensors on the CPU.
+
+    Raises:
+        OSError: the file cannot be written, or would leave less space than it takes.
+    """
+    held = leaves(tree, LEAVES)
+    tensors = [(one.shape, str(one.dtype).removeprefix("torch."), isinstance(one, Stored)) for one in held]
+    content = {"header": dict(header), "tree": outline(tree, LEAVES), "tensors": tensors}
+    text = json.dumps(content).encode()
+    if shutil.disk_usage(path.parent).free < 2 * (len(text) + sum(one.nbytes for one in held)):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for one in held:
+            tensor = states.get(one) if isinstance(one, Stored) else one
+            file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+
+
+@lenient
+def read_header(path: Path) -> dict[str, Any] | None:
+    """The header that was given to `write_snapshot`; None where there is no whole file."""
+    with path.open("rb") as file:
+        content, tensors = _read(file)
+        size = sum(shape.numel() * dtype.itemsize for shape, dtype, _ in tensors)
+        is_whole = path.stat().st_size == file.tell() + size
+    return dict(content["header"]) if is_whole else None
+
+
+def read_snapshot(path: Path, states: StateStore) -> Any:
+    """The tree that was given to `write_snapshot`, every `Stored` now in `states`.
+
+    Raises:
+        OutputError: no room for them.
+    """
+    made = []
+    with path.open("rb") as file:
+        content, tensors = _read(file)
+        for shape, dtype, is_stored in tensors:
+            tensor = torch.empty(shape, dtype=dtype)
+            file.readinto(tensor.view(-1).view(torch.uint8).numpy().data)
+            made.append(states.put(tensor) if is_stored else tensor)
+    return rebuilt(content["tree"], iter(made))
+
+
+def _read(file: BinaryIO) -> tuple[dict[str, Any], list[tuple[torch.Size, torch.dtype, bool]]]:
+    """The JSON, up to which the file is read, and shape and type of each tensor, and whether it was in a store."""
+    (length,) = struct.unpack("<Q", file.read(8))
+    if length > os.fstat(file.fileno()).st_size:
+        raise ValueError(length)
+    content = parsed(file.read(length))
+    tensors = [
+        (torch.Size(shape), getattr(torch, dtype), stored) for shape, dtype, stored in content["tensors"]
+    ]
+    return content, tensors
+
+
+class Snapshots:
+    """The states of a group after its last finished layer, in a file; each of several processes has a file of its own.
+
+    Args:
+        path: of this process's file.
+        key: of the run: a file with another one is not resumed.
+        every_s: seconds between two.
+        process_group: the processes resume after the same layer, or none does.
+        say: called once if a file cannot be written, with the reason.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        key: Mapping[str, Any],
+        every_s: float = SNAPSHOT_EVERY_S,
+        process_group: ProcessGroup = ALONE,
+        say: Say = unsaid,
+    ) -> None:
+        self._path, self._key, self._every_s = path, key, every_s
+        self._process_group, self._say = process_group, say
+        self._next = path.with_name(
+            f"{path.name}.next"
+        )  # where a file waits for those of the other processes
+        self._written = time.monotonic()
+
+    def group_size(self, batches: int) -> int | None:
+        """Number of batches of the group that was begun after so many `batches`; None: there is none."""
+        found = self.header(batches)
+        return None if found is None else int(found["group"])
+
+    def header(self, batches: int) -> dict[str, Any] | None:
+        """Header, the same for all processes, of the group that was begun after so many `batches`."""
+        paths = self._next, self._path
+        mine = [own_header(path, self._key, batches) for path in paths]
+        known = self._process_group.all_gather(mine)
+        for header in known[0]:
+            if header is not None and all(header in one for one in known):
+                if header == mine[0]:  # this process ended before it replaced the file
+                    self._next.replace(self._path)
+                return header
+        return None
+
+    def read(self, states: StateStore) -> dict[str, Any]:
+        """The trees of the file that `header` found, their tensors now in `states`."""
+        found: dict[str, Any] = read_snapshot(self._path, states)
+        return found
+
+    def due(self) -> bool:
+        """Whether the last one is old enough, by the clock of the first process."""
+        return self._process_group.broadcast(time.monotonic() - self._written >= self._every_s)
+
+    def write(self, header: Mapping[str, Any], tree: Mapping[str, Any], states: StateStore) -> None:
+        """Replace the files of all processes, once all have written theirs."""
+        fault = None
+        try:
+            write_snapshot(self._next, {"key": dict(self._key), **header}, dict(tree), states)
+        except OSError as error:  # the run itself is sound
+            fault = f"{self._path}: not written: {error.strerror or error}"
+        faults = [other for other in self._process_group.all_gather(fault) if other is not None]
+        if not faults:
+            self._next.replace(self._path)
+        else:
+            self._next.unlink(missing_ok=True)
+            self._say(
+                f"{faults[0]}. If this run is interrupted, these batches begin again at the first layer."
+            )
+            self._say = unsaid
+        self._written = time.monotonic()
+
+
+def own_header(path: Path, key: Mapping[str, Any], batches: int) -> dict[str, Any] | None:
+    """Header of the file, if it is of a run with this key and of the group that was begun after so many `batches`."""
+    found = read_header(path) or {}
+    is_own = (found.get("key"), found.get("batches")) == (json.loads(json.dumps(key)), batches)
+    return found if is_own else None

@@ -24,8 +24,7 @@ from prunecli.progress import Progress
 from prunecli.results.gates import SUMS, GateStatistics
 from prunecli.running.layerwise import runner
 from prunecli.running.layerwise.runner import Layerwise, Resources, Room, RunReport
-from prunecli.running.layerwise.snapshot import Snapshots
-from prunecli.running.layerwise.states import StateStore
+from prunecli.running.layerwise.states import Snapshots, StateStore
 from prunecli.running.runner import InMemory
 from prunecli.selection.cut import cut
 from prunecli.text.tokens import load_tokenizer

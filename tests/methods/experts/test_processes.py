@@ -16,9 +16,9 @@ from prunecli.modules.loading import load_model
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.results.gates import GateStatistics
 from prunecli.running import runner
-from prunecli.running.layerwise import snapshot
+from prunecli.running.layerwise import states as snapshot
 from prunecli.running.layerwise.runner import Layerwise, Room, RunReport
-from prunecli.running.layerwise.snapshot import Snapshots
+from prunecli.running.layerwise.states import Snapshots
 from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
 from tests.methods.experts.test_layerwise import PLENTY, no_room, stopping

@@ -23,7 +23,7 @@ from prunecli.pipeline import apply
 from prunecli.results.gates import GateStatistics
 from prunecli.running.layerwise.parts import make_skeleton
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
-from prunecli.running.layerwise.snapshot import Snapshots
+from prunecli.running.layerwise.states import Snapshots
 from prunecli.running.runner import InMemory
 from prunecli.selection.cut import cut
 from prunecli.text.tokens import load_tokenizer

@@ -12,9 +12,9 @@ import torch
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
-from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.parts import Skeleton, fill_resident, make_skeleton
 from prunecli.running.layerwise.reading import Reader
+from prunecli.running.layerwise.runner import LayerwiseRun
 from prunecli.running.layerwise.states import StateStore
 from prunecli.selection.cut import cut
 from tests.families import tiny_family

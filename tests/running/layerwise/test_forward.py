@@ -12,9 +12,9 @@ from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, Routing
-from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.parts import Skeleton, block_bytes
 from prunecli.running.layerwise.reading import Reader
+from prunecli.running.layerwise.runner import LayerwiseRun
 from prunecli.running.layerwise.states import StateStore
 from prunecli.running.runner import Pass, ignored
 from tests.families import tiny_family
@@ -63,9 +63,9 @@ def test_every_weight_is_read_once_and_only_the_experts_that_tokens_go_to(tmp_pa
         resident = {place.name for place in run.skeleton.resident}
         expected = set(checkpoint.tensors) - resident
         for stage in run.skeleton.stages:
-            if stage.sparse is not None:
-                for expert in set(range(32)) - used[stage.sparse.name]:
-                    expected -= {spec.name for spec in stage.expert(expert)}
+            if stage.mixture is not None:
+                for expert in set(range(32)) - used[stage.mixture.layer.name]:
+                    expected -= {name for spec in stage.mixture.block(expert) for name in spec.names}
         assert any(len(experts) < 32 for experts in used.values())
         assert set(run.reads) == expected
         assert all(run.reads[name] == checkpoint.info(name).nbytes for name in expected)
@@ -139,9 +139,9 @@ def assert_clean(skeleton: Skeleton) -> None:
         assert "forward" not in vars(stage.module)
         assert not any("forward" in vars(module) for module in stage.attentions)
         assert all(target.tensor.is_meta for target in stage.targets)
-        if stage.ffn is not None:
-            assert stage.ffn.runner is None
-            assert all(getattr(stage.ffn, part).is_meta for part in EXPERT_PARTS)
+        if stage.mixture is not None:
+            assert stage.mixture.module.runner is None
+            assert all(getattr(stage.mixture.module, part).is_meta for part in EXPERT_PARTS)
 
 
 def test_nothing_is_left_in_the_model(tmp_path: Path) -> None:
@@ -211,13 +211,15 @@ def test_blocks_are_what_is_said(tmp_path: Path) -> None:
     path = tiny_nllb_moe(tmp_path / "model", d_model=16, ffn=32)
     with open_model(path) as checkpoint:
         skeleton = skeleton_of(checkpoint)
-        sparse = [stage for stage in skeleton.stages if stage.ffn is not None]
+        sparse = [stage for stage in skeleton.stages if stage.mixture is not None]
         assert len(skeleton.stages) == 8
         assert [stage.name for stage in sparse] == [
             f"model.{side}.layers.{n}" for side in ("encoder", "decoder") for n in (1, 3)
         ]
-        assert block_bytes(sparse[0].expert(0)) == 4 * (32 * 16 + 32 + 16 * 32 + 16)
+        assert block_bytes(sparse[0].mixture.block(0)) == 4 * (32 * 16 + 32 + 16 * 32 + 16)
         everything = sum(block_bytes(stage.block) for stage in skeleton.stages)
-        everything += sum(8 * block_bytes(stage.expert(0)) for stage in sparse) + skeleton.resident_bytes
+        everything += (
+            sum(8 * block_bytes(stage.mixture.block(0)) for stage in sparse) + skeleton.resident_bytes
+        )
         assert everything >= checkpoint.total_bytes
         assert skeleton.widest_bytes == max(block_bytes(stage.block) for stage in skeleton.stages)

@@ -14,10 +14,12 @@ from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.attention import output_projections
 from prunecli.modules.loading import load_model
-from prunecli.running.layerwise.gradients import Gradients, Tape
+from prunecli.modules.trees import leaves
+from prunecli.running.layerwise.forward import LayerPasses, Outputs
+from prunecli.running.layerwise.gradients import Gradients
 from prunecli.running.layerwise.reading import Reader
-from prunecli.running.layerwise.states import StateStore
-from prunecli.running.runner import frozen
+from prunecli.running.layerwise.states import StateStore, Stored
+from prunecli.running.runner import frozen, ignored
 from tests.families import MODEL_TYPES, tiny_family
 from tests.ffn_layouts import OWN_SHAPES
 from tests.running.layerwise.running import (
@@ -81,7 +83,7 @@ class Run:
         self.watch = Watch(self.skeleton.model, checkpoint)
         self.reads = count_reads(checkpoint)
 
-    def run(self, memory: int = 1 << 22, buffers: int = 2, **options: Any) -> Found:
+    def run(self, memory: int = 1 << 22, buffers: int = 2, advance: Any = ignored) -> Found:
         model = self.skeleton.model
         passes = [lambda ids=ids: model(**inputs(model, ids))[0] for ids in BATCHES]
         with (
@@ -90,8 +92,8 @@ class Run:
             frozen(model),
         ):
             before = states.free_memory
-            options = {"start": lambda _number, result: scalar(result), **options}
-            Gradients(self.skeleton, reader, states).run(passes, **options)
+            layers = Gradients(self.skeleton, reader, states, advance=advance)
+            layers.run(passes, lambda _number, result: scalar(result))
             assert states.free_memory == before
         return self.watch.found
 
@@ -176,20 +178,23 @@ def test_only_the_experts_that_tokens_go_to_are_read(tmp_path: Path) -> None:
         run = Run(checkpoint)
         run.run()
         for stage in run.skeleton.stages:
-            if stage.sparse is not None:
+            if stage.mixture is not None:
                 for expert in range(32):
-                    times = 2 if expert in used[stage.sparse.name] else 0
-                    for spec in stage.expert(expert):
-                        assert run.reads[spec.name] == times * checkpoint.info(spec.name).nbytes
+                    times = 2 if expert in used[stage.mixture.layer.name] else 0
+                    for spec in stage.mixture.block(expert):
+                        for name in spec.names:
+                            assert run.reads[name] == times * checkpoint.info(name).nbytes
     assert any(len(experts) < 32 for experts in used.values())
 
 
 def test_layers_are_gone_through_in_order_and_back(tmp_path: Path) -> None:
     with open_model(tiny_family(tmp_path / "model", "m2m_100")) as checkpoint:
         run, seen = Run(checkpoint), []
-        run.run(after=lambda stage, number: seen.append((stage.name, number)))
+        for stage in run.skeleton.stages:
+            stage.attentions[0].register_forward_hook(lambda *_, name=stage.name: seen.append(name))
+        run.run()
         names = [stage.name for stage in run.skeleton.stages]
-        assert seen == [(name, number) for name in (*names, *reversed(names)) for number in range(3)]
+        assert seen == [name for name in (*names, *reversed(names)) for _ in range(3)]
 
 
 @pytest.mark.parametrize("model_type", ["m2m_100", "nllb-moe"])
@@ -218,7 +223,7 @@ def test_a_failure_anywhere_leaves_nothing_either(stop: int, tmp_path: Path) -> 
                 raise _StopError
 
         with pytest.raises(_StopError):
-            run.run(after=fail)
+            run.run(advance=fail)
         assert_clean(run.skeleton)
 
 
@@ -233,23 +238,31 @@ def test_a_file_cut_short_in_the_middle_of_a_run(at: int, tmp_path: Path) -> Non
                 os.truncate(file, 10_000)
 
         with pytest.raises(CheckpointError, match=r"model\.safetensors.*truncated"):
-            run.run(after=cut)
+            run.run(advance=cut)
         assert_clean(run.skeleton)
 
 
-def test_what_a_layer_hands_on_is_kept_once() -> None:
+def test_what_a_layer_hands_on_is_stored_once(tmp_path: Path) -> None:
     """As T5's layers do with the position bias."""
-    with StateStore(1 << 16) as states:
-        tape, free = Tape(states, CPU), states.free_memory
-        hidden, bias = torch.randn(4, requires_grad=True), torch.randn(100)
-        first = tape.keep((hidden, bias), {}, {})
-        assert [one.differentiable for one in first] == [True, False]
-        given = tape.fetch(first)
-        assert [tensor.requires_grad for tensor in given] == [True, False]
-        second = tape.keep((given[0] * 2, given[1]), {"decoder": given}, {"decoder": first})
-        assert second[1] == first[1]
-        assert second[0] != first[0]
-        tape.drop(first)
-        assert torch.equal(tape.fetch(second)[1], bias)
-        tape.drop(second)
-        assert states.free_memory == free
+    with open_model(tiny_family(tmp_path / "model", "t5")) as checkpoint:
+        skeleton = skeleton_of(checkpoint)
+        outputs: Outputs = {}
+        with (
+            Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader,
+            StateStore(1 << 16) as states,
+            frozen(skeleton.model),
+        ):
+            layers, free = LayerPasses(skeleton, reader, states), states.free_memory
+            with layers.intercepting():
+                for index in range(2):
+                    layers.want(index)
+                    with layers.loaded(index):
+                        passes = [lambda: skeleton.model(**inputs(skeleton.model, BATCHES[0]))]
+                        assert list(layers.through(None, passes, [outputs])) == [None]
+            first, second = (leaves(outputs[index], Stored) for index in range(2))
+            assert first[1] == second[1]
+            assert first[0] != second[0]
+            layers.forget(outputs, 0)
+            assert states.get(second[1]).abs().sum() > 0
+            layers.forget(outputs, 1)
+            assert states.free_memory == free

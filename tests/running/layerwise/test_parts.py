@@ -9,9 +9,9 @@ import torch
 
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.stock_experts import ExpertWeights
+from prunecli.running.layerwise.forward import bound
 from prunecli.running.layerwise.parts import fill_resident, make_skeleton
 from prunecli.running.layerwise.reading import Reader
-from prunecli.running.layerwise.swaps import bound
 from tests.stock_mixtures import tiny_mixture
 
 CPU = torch.device("cpu")
@@ -30,25 +30,22 @@ def test_layers_and_experts_are_those_that_were_saved(model_type: str, tmp_path:
         with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
             for stage in skeleton.stages:
                 reader.want(stage.block)
-                loaded = reader.take()
-                with bound(stage, loaded):
+                with reader.next_block() as tensors, bound(stage, tensors):
                     found |= {name: tensor.clone() for name, tensor in _held(skeleton.model, stage.name)}
-                reader.give_back(loaded)
-                if stage.stock is None:
+                if stage.mixture is None:
                     continue
-                expected = ExpertWeights.of(model.get_submodule(_name(skeleton.model, stage.stock.module)))
+                expected = ExpertWeights.of(model.get_submodule(_name(skeleton.model, stage.mixture.module)))
                 for expert in (3, 0):
-                    reader.want(stage.expert(expert))
-                    loaded = reader.take()
-                    assert _equal(ExpertWeights(*loaded.tensors), expected[expert])
-                    reader.give_back(loaded)
+                    reader.want(stage.mixture.block(expert))
+                    with reader.next_block() as tensors:
+                        assert _equal(ExpertWeights(*tensors), expected[expert])
         found |= {
             name: tensor
             for name, tensor in [*skeleton.model.named_parameters(), *skeleton.model.named_buffers()]
             if not tensor.is_meta
         }
         experts = {
-            f"{_name(skeleton.model, stage.stock.module)}." for stage in skeleton.stages if stage.stock
+            f"{_name(skeleton.model, stage.mixture.module)}." for stage in skeleton.stages if stage.mixture
         }
     left_out = {name for name in saved if name.startswith((*experts, "lm_head."))}
     assert found.keys() == saved.keys() - left_out

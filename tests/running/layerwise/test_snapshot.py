@@ -10,8 +10,14 @@ import pytest
 import torch
 
 from prunecli.modules.trees import leaves, map_tree, outline
-from prunecli.running.layerwise.snapshot import Snapshots, read_header, read_snapshot, write_snapshot
-from prunecli.running.layerwise.states import StateStore, Stored
+from prunecli.running.layerwise.states import (
+    Snapshots,
+    StateStore,
+    Stored,
+    read_header,
+    read_snapshot,
+    write_snapshot,
+)
 
 TREE = {
     "outputs": [{"encoder": (torch.randn(3, 4), None, [torch.randn(2)])}, {"decoder": torch.zeros(0, 3)}],

@@ -31,13 +31,8 @@ def test_whatever_is_put_comes_back(data: st.DataObject) -> None:
                 states.drop(gone)
             shape = tuple(data.draw(st.lists(st.integers(0, 7), max_size=3)))
             made = torch.randint(0, 2, shape).to(data.draw(st.sampled_from(KINDS)))
-            old = data.draw(st.sampled_from([None, *kept]))
-            if old is not None:
-                del kept[old]
             if made.numel():
-                kept[states.put(made, old)] = made
-            elif old is not None:
-                states.drop(old)
+                kept[states.put(made)] = made
             for held, want in kept.items():
                 assert torch.equal(states.get(held), want)
                 assert states.get(held).dtype == want.dtype
@@ -107,18 +102,3 @@ def test_a_directory_that_is_none(way: str, tmp_path: Path) -> None:
 def test_more_memory_than_there_is() -> None:
     with pytest.raises(OutputError, match="cannot be had"):
         StateStore(1 << 60)
-
-
-@pytest.mark.parametrize("memory", [1 << 16, 0])
-@pytest.mark.parametrize("numbers", [[], [5], [0, 1, 2, 7, 9, 10, 11], [11, 3, 4, 0]])
-def test_single_entries_are_gathered_and_added_to(memory: int, numbers: list[int]) -> None:
-    want = torch.arange(60.0).view(12, 5)
-    with StateStore(memory) as states:
-        held = states.put(want)
-        places = torch.tensor(numbers, dtype=torch.int64)
-        assert torch.equal(states.gather(held, places), want[numbers])
-        added = torch.randn(len(numbers), 5)
-        states.add(held, places, added)
-        for number, row in zip(numbers, added, strict=True):
-            want[number] += row
-        assert torch.equal(states.get(held), want)
