@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +15,13 @@ from prunecli.errors import DataError
 from prunecli.model.decision import Decision, Ranked
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.structure import KEY, Structure
-from prunecli.results.decisions import FILE, SHARE_FFN, read_decisions
+from prunecli.results.decisions import FILE, SHARE_FFN, Answer, read_decisions
 from prunecli.tensors.directory import read_config
 
 CHOOSING = ("prune-experts", "prune-heads", "prune-ffn", PRUNE_LAYERS, "trim-vocabulary")
 """Commands that always choose; of the others, `share-ffn` does where an FFN gets narrower."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one step says of one component, or where it is now.
-
-    Attributes:
-        text: one or two sentences.
-        step: of the history, from 0; None: of the result.
-        command: of the step.
-        fields: part, place, side, layer, id, kept, value, rank, of, cutoff, margin: those that there are. Numbers are
-            those of the original model.
-    """
-
-    text: str
-    step: int | None = None
-    command: str = ""
-    fields: Mapping[str, str | float | bool] = field(default_factory=dict)
+_PLAIN = partial(Answer, step=None, command="", fields={})
+"""An answer that no step gives."""
 
 
 def explain(directory: Path | str, question: str) -> tuple[Answer, ...]:
@@ -94,17 +80,16 @@ class Explained:
         Raises:
             DataError: nothing is told of it.
         """
-        by_place: dict[str, list[tuple[int, int, Ranked, int]]] = {}
-        for step, decision in sorted(self.decisions.items()):
-            for index, place in enumerate(decision.places if decision.part == question.part else ()):
+        by_place: dict[str, list[tuple[Decision, Ranked, int]]] = {}
+        for _, decision in sorted(self.decisions.items()):
+            for place in decision.places if decision.part == question.part else ():
                 number = _token_id(place, question.text) if question.part == "token" else question.number
-                if number is not None and _is_asked(question, place) and place.place_of(number) is not None:
-                    key = place.name
-                    by_place.setdefault(key, []).append((step, index, place, number))
+                at = None if number is None else place.place_of(number)
+                if at is not None and _is_asked(question, place):
+                    by_place.setdefault(place.name, []).append((decision, place, at))
         found: list[Answer] = []
-        for steps in by_place.values():
-            found += [self._told(*step) for step in steps]
-            found += self._now(*steps[-1])
+        for asked in by_place.values():
+            found += [*starmap(self._told, asked), *self._now(*asked[-1])]
         if not found and question.part == "layer":
             found += self._lost_layers(question)
         if not found:
@@ -117,18 +102,15 @@ class Explained:
             return "Chooses nothing by a value, or among parts: its options say it all."
         return f"Nothing tells by what it chose: {self._remedy(None)}"
 
-    def _told(self, step: int, index: int, place: Ranked, number: int) -> Answer:
+    def _told(self, decision: Decision, place: Ranked, at: int) -> Answer:
         """What a step says of a component."""
-        decision, command = self.decisions[step], self._command(step)
-        at = place.place_of(number)
-        assert at is not None
+        number, step = int(place.ids[at]), decision.step or 0
         made = [own for own in range(step + 1) if self._command(own) == SHARE_FFN]
         merged = f"In the FFN as step {made[-1] + 1} made it: " if made and decision.part == "unit" else ""
-        text = merged + sentence(decision, index, at, component_name(decision, place, number))
+        text = merged + sentence(decision, place, at, component_name(decision, place, number))
         if len(self.decisions) > 1:
-            text = f"Step {step + 1}, {command}: {text}"
-        rank, margins, cut = decision.ranks[index], decision.margins(index), decision.cuts[index]
-        fields: dict[str, Any] = {
+            text = f"Step {step + 1}, {decision.command}: {text}"
+        fields = {
             "part": decision.part,
             "place": place.module,
             "side": place.side,
@@ -137,49 +119,50 @@ class Explained:
             "kept": bool(place.kept[at]),
             "metric": place.metric or decision.metric,
             "value": None if place.values is None else float(place.values[at]),
-            "rank": None if rank is None else int(rank[at]),
-            "of": cut.count,
-            "cutoff": cut.cutoff,
-            "margin": None if margins is None else float(margins[at]),
+            "rank": None if place.ranks is None else int(place.ranks[at]),
+            "of": sum(other.count for other in decision.together(place)),
+            "cutoff": place.cutoff,
+            "margin": None if place.margins is None else float(place.margins[at]),
         }
-        return Answer(
-            text, step, command, {name: value for name, value in fields.items() if value not in (None, "")}
-        )
+        told = {name: value for name, value in fields.items() if value not in (None, "")}
+        return Answer(text=text, step=step, command=decision.command, fields=told)
 
-    def _now(self, step: int, _index: int, place: Ranked, number: int) -> Iterator[Answer]:
-        """Where it is in the result, if its number or that of its layer is another one."""
-        part, at = self.decisions[step].part, place.place_of(number)
+    def _now(self, decision: Decision, place: Ranked, at: int) -> Iterator[Answer]:
+        """Where the component is in the result, if its number or that of its layer is another one."""
+        part, number = decision.part, int(place.ids[at])
         if number in self.structure.constants.get(place.module, ()):
-            yield Answer("Its mean output stands in its place.")
+            yield _PLAIN(text="Its mean output stands in its place.")
         if not place.kept[at]:
             return
         now = int(place.kept[:at].sum())
         if part == "token" and now != number:
-            yield Answer(f"In the result its id is {now}.")
+            yield _PLAIN(text=f"In the result its id is {now}.")
         if part == "layer" and now != number:
-            yield Answer(f"In the result it is {place.side} layer {now}.")
-        later = any(self._command(own) == SHARE_FFN for own in range(step + 1, len(self.history)))
+            yield _PLAIN(text=f"In the result it is {place.side} layer {now}.")
+        later = any(
+            self._command(own) == SHARE_FFN for own in range((decision.step or 0) + 1, len(self.history))
+        )
         if place.layer is None or (part == "unit" and later):
             return
         layers = self.structure.units(str(place.side), "layer", place.layer + 1).kept
         if place.layer not in layers:
-            yield Answer(f"{place.side.capitalize()} layer {place.layer} itself is gone by now.")
+            yield _PLAIN(text=f"{place.side.capitalize()} layer {place.layer} itself is gone by now.")
             return
         layer = layers.index(place.layer)
         name = place.module.replace(f".{place.layer}.", f".{layer}.", 1)
         if name in self.structure.removed:
-            yield Answer(f"{name} is gone by now.")
+            yield _PLAIN(text=f"{name} is gone by now.")
         elif name in self.structure.shared:
-            yield Answer(f"{name} is that of {self.structure.shared[name]} by now.")
+            yield _PLAIN(text=f"{name} is that of {self.structure.shared[name]} by now.")
         elif (now, layer) != (number, place.layer):
-            yield Answer(f"In the result it is {part} {now} of {place.side} layer {layer}.")
+            yield _PLAIN(text=f"In the result it is {part} {now} of {place.side} layer {layer}.")
 
     def _lost_layers(self, question: Question) -> Iterator[Answer]:
         """Layers that the structure lacks, where no decision tells of them."""
         for side, layers in self.structure.of_kind("layer").items():
             gone = set(range(layers.of)).difference(layers.kept)
             if question.side in (None, side) and question.number in gone:
-                yield Answer(f"{side.capitalize()} layer {question.number} is gone; nothing tells why.")
+                yield _PLAIN(text=f"{side.capitalize()} layer {question.number} is gone; nothing tells why.")
 
     def _command(self, step: int) -> str:
         return str(self.history[step].get("command", "?"))

@@ -1,19 +1,26 @@
-"""What result files that pydantic reads and checks have in common."""
+"""The base of result files, which pydantic reads and checks; arrays of JSON numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from prunecli.errors import DataError
-from prunecli.results.arrays import LARGEST, MOST
+from prunecli.errors import DataError, PruneError, kind_and_reason
 from prunecli.results.tabled import Tabled, Tables, scalars
+from prunecli.tensors.json_files import check_format, read_json
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+LARGEST = 1e15
+"""No figure of a result is larger; a chart of larger ones would overflow."""
+MOST = 10**18
+"""No count of a result is larger."""
 
 Count = Annotated[int, Field(ge=0, le=MOST)]
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
@@ -47,7 +54,16 @@ class Model(Record):
 
 
 class Document(Record, Tabled):
-    """A result file; its first fields are those of `results.header.header`."""
+    """A result file; its first fields are those of `results.header.header`.
+
+    Attributes:
+        UPGRADES: format of an earlier version -> a function that returns the JSON in the present format.
+        ERROR, REMEDY: the error that a damaged file raises, and what to do.
+    """
+
+    UPGRADES: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+    ERROR: ClassVar[type[PruneError]] = DataError
+    REMEDY: ClassVar[str] = ""
 
     format: str
     prunecli: str = ""
@@ -56,11 +72,26 @@ class Document(Record, Tabled):
     seed: int | None = None
 
     @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file of this format, or of an earlier version.
+
+        Raises:
+            PruneError: (`ERROR`) the file is missing, damaged or of another format.
+        """
+        payload = read_json(path, error=cls.ERROR)
+        if not isinstance(payload, dict) or payload.get("format") not in cls.UPGRADES:
+            check_format(path, payload, cls.FORMAT, cls.ERROR)
+        return cls.from_json(payload, path)
+
+    @classmethod
     def from_json(cls, payload: Any, path: Path) -> Self:
         try:
-            return cls.model_validate(payload)
+            upgrade = cls.UPGRADES.get(payload["format"])
+            return cls.model_validate(payload if upgrade is None else upgrade(payload))
         except ValidationError as error:
-            raise DataError(f"{path}: {first_fault(error)}") from error
+            raise cls.ERROR(f"{path}: {first_fault(error)}", cls.REMEDY) from error
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise cls.ERROR(f"{path}: the file is damaged ({kind_and_reason(error)})", cls.REMEDY) from error
 
     def _tables(self) -> Tables:
         """A table for each field that is a list of records, of their values that fill one cell."""
@@ -96,3 +127,39 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
         for name, value in values.items()
         if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
     }
+
+
+def array_of(
+    value: Any, shape: tuple[int, ...], *, counts: bool = False, signed: bool = False, missing: bool = False
+) -> NDArray[Any]:
+    """An array of `shape` from JSON numbers; int64 for `counts`, else float64. It is no larger than a result may hold.
+
+    Args:
+        value: nested lists.
+        shape: the expected shape.
+        counts: refuse fractions.
+        signed: allow negative numbers.
+        missing: allow None, which becomes NaN.
+
+    Raises:
+        ValueError: what is wrong.
+    """
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, OverflowError, ValueError) as error:
+        raise ValueError("is not an array of numbers") from error
+    if array.shape != shape:
+        needed, held = (" x ".join(map(str, s)) or "one number" for s in (shape, array.shape))
+        raise ValueError(f"holds {held} values; {needed} are needed")
+    finite = array[~np.isnan(array)] if missing else array
+    if not np.isfinite(finite).all():
+        raise ValueError("holds NaN or infinity")
+    if (np.abs(finite) > (MOST if counts else LARGEST)).any():
+        raise ValueError(f"holds {'counts' if counts else 'values'} that no run gives")
+    if not signed and (finite < 0).any():
+        raise ValueError("holds negative values")
+    if not counts:
+        return array
+    if (array != np.floor(array)).any():
+        raise ValueError("holds fractions; counts are whole")
+    return np.asarray(value).astype(np.int64)

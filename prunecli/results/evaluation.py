@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
-from prunecli.results.arrays import MOST
-from prunecli.results.document import Count, Document, Number, Record, first_fault, numbers
+from prunecli.results.document import MOST, Count, Document, Number, Record, first_fault, numbers
 from prunecli.results.tabled import Row, Tables, picked, scalars
 
 OVER, SHORT, LONG = 0.1, 0.7, 1.4

@@ -14,15 +14,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from prunecli.architectures.records import Side
-from prunecli.errors import StatisticsError, reason_of
+from prunecli.errors import StatisticsError, kind_and_reason
 from prunecli.model.axes import Axis, axis_name
-from prunecli.results.arrays import checked_array
+from prunecli.results.document import Count, array_of, first_fault
 from prunecli.results.header import joined, split_of
 from prunecli.results.tabled import Tabled, Tables
 from prunecli.tensors.json_files import read_json
@@ -167,6 +168,13 @@ def combine(parts: Sequence[GateSums], mode: Mode) -> GateSums:
     return GateSums(np.ones(len(top1)), top1, top2, gate_sum, conf1 * top1, conf2 * top2)
 
 
+def _array(value: Any, shape: tuple[int, ...], where: str, *, counts: bool = False) -> Array:
+    try:
+        return array_of(value, shape, counts=counts)
+    except ValueError as error:
+        raise StatisticsError(f"{where} {error}.", AGAIN) from error
+
+
 @dataclass(frozen=True)
 class GateStatistics(Tabled):
     """gates.json: gate sums per language pair, or of language models per text.
@@ -192,13 +200,15 @@ class GateStatistics(Tabled):
     TEXT_FORMAT: ClassVar[str] = "prunecli.gates/2"
     """With TEXT_SUMS, and a text's name for each entry."""
 
+    __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True, extra="ignore")
+
     fingerprint: str | None
     model_type: str | None
     mode: Mode
     layers: tuple[str, ...]
-    num_experts: int
-    top_k: int
-    entries: Mapping[str, GateSums]
+    num_experts: Count
+    top_k: Count
+    entries: Annotated[Mapping[str, GateSums], Field(min_length=1)]
     lacks: frozenset[str] = frozenset()
     dtype: str | None = None
     routers: str | None = None
@@ -238,49 +248,37 @@ class GateStatistics(Tabled):
                 "Give a file that `collect-gates` wrote.",
             )
         try:
-            model, layers = payload["model"], tuple(map(str, payload["layers"]))
-            shape = len(layers), int(payload["num_experts"])
+            shape = len(payload["layers"]), payload["num_experts"]
             entries = {
-                pair: GateSums(
+                entry: GateSums(
                     **{
-                        name: checked_array(
+                        name: _array(
                             sums[name],
                             shape[: 1 if name == "tokens" else 2],
-                            f"{path}: {pair}: {name}",
+                            f"{path}: {entry}: {name}",
                             counts=name in COUNTS,
                         )
                         for name in (TEXT_SUMS if is_text else SUMS)
                     }
                 )
-                for pair, sums in payload["entries"].items()
+                for entry, sums in payload["entries"].items()
             }
-            statistics = cls(
-                str(model["fingerprint"]),
-                str(model["model_type"]),
-                payload["mode"],
-                layers,
-                shape[1],
-                int(payload["top_k"]),
-                entries,
-                dtype=payload.get("dtype"),
-                routers=str(model["routers"]) if "routers" in model else None,
-                split=split_of(payload),
-                whole_files=payload.get("whole_files"),
+            fields = {**payload, **payload["model"], "entries": entries, "split": split_of(payload)}
+            statistics = TypeAdapter(cls).validate_python(fields)
+        except ValidationError as error:
+            raise StatisticsError(f"{path}: {first_fault(error)}.", AGAIN) from error
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise StatisticsError(
+                f"{path}: the file is damaged ({kind_and_reason(error)}).", AGAIN
+            ) from error
+        if statistics.mode not in (("text",) if is_text else ("forced", "beam")):
+            raise StatisticsError(
+                f"{path}: mode is {statistics.mode!r} in a file of {statistics.format}.", AGAIN
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            missing = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({reason_of(error)})"
-            raise StatisticsError(f"{path}: the file {missing}.", AGAIN) from error
-        if not entries:
-            raise StatisticsError(f"{path}: no {'texts' if is_text else 'language pairs'}.", AGAIN)
-        modes = ("text",) if is_text else ("forced", "beam")
-        if statistics.mode not in modes:
-            known = " or ".join(map(repr, modes))
-            raise StatisticsError(f"{path}: mode is {statistics.mode!r}, not {known}.")
-        if is_text and "" in entries:
-            raise StatisticsError(f"{path}: a text without a name.", AGAIN)
-        for pair in () if is_text else entries:
-            if not all(split_pair(pair)):
-                raise StatisticsError(f"{path}: {pair!r} is not a pair SOURCE-TARGET.")
+        for entry in entries:
+            if not entry or not (is_text or all(split_pair(entry))):
+                kind = "text with a name" if is_text else "pair SOURCE-TARGET"
+                raise StatisticsError(f"{path}: {entry!r} is not a {kind}.", AGAIN)
         return statistics
 
     def to_json(self) -> dict[str, Any]:
@@ -413,7 +411,7 @@ def read_gates(path: Path, layers: Sequence[str] = NLLB_200_LAYERS, num_experts:
                     f"{num_experts} experts = {count}.",
                     "The authors' files are for NLLB-200 54.5B (12 x 128); collect the gates of this model.",
                 )
-            sums[name] = checked_array(values, (count,), where).reshape(len(layers), num_experts)
+            sums[name] = _array(values, (count,), where).reshape(len(layers), num_experts)
         for rank in ("1", "2"):  # a mean over the tokens of this rank, back to the sum over them
             sums[f"conf{rank}_sum"] = sums[f"conf{rank}_sum"] * sums[f"top{rank}"]
         entries[pair] = GateSums(**sums)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from prunecli.results.decisions import DecisionRecord, decision_rows
+from prunecli.results.decisions import Written, decision_rows
 from prunecli.results.document import Count, Document, Number, Record
 from prunecli.results.tabled import Row, Tables, scalars
 
@@ -64,7 +64,7 @@ class Rewriting(Document):
     bytes_before: Count | None = None
     bytes_after: Count | None = None
     quality: QualityChange | None = None
-    decision: DecisionRecord | None = None
+    decision: Written | None = None
 
     def to_json(self) -> dict[str, Any]:
         fields = super().to_json()

@@ -14,8 +14,7 @@ from prunecli.choices import paths
 from prunecli.errors import PruneError, StatisticsError, reason_of
 from prunecli.model.axes import Axis, axis_name, module_of
 from prunecli.model.decision import Origin
-from prunecli.results.arrays import MOST
-from prunecli.results.document import Count, Document, Model, Number, Record, first_fault
+from prunecli.results.document import MOST, Count, Document, Model, Number, Record, first_fault
 from prunecli.results.header import asked, header, joined, split_of
 from prunecli.results.tabled import Row, Tables
 from prunecli.tensors.json_files import read_json
