@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from prunecli.errors import DataError, PruneError, kind_and_reason
-from prunecli.results.tabled import Tabled, Tables, scalars
+from prunecli.results.tabled import Tables, frame, scalars, stacked
 from prunecli.tensors.json_files import check_format, read_json
 
 if TYPE_CHECKING:
+    import pandas as pd
     from typing_extensions import Self
 
 LARGEST = 1e15
@@ -53,14 +54,16 @@ class Model(Record):
     model_type: str | None = None
 
 
-class Document(Record, Tabled):
+class Document(Record):
     """A result file; its first fields are those of `results.header.header`.
 
     Attributes:
+        FORMAT: "prunecli.NAME/VERSION".
         UPGRADES: format of an earlier version -> a function that returns the JSON in the present format.
         ERROR, REMEDY: the error that a damaged file raises, and what to do.
     """
 
+    FORMAT: ClassVar[str]
     UPGRADES: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
     ERROR: ClassVar[type[PruneError]] = DataError
     REMEDY: ClassVar[str] = ""
@@ -78,20 +81,52 @@ class Document(Record, Tabled):
         Raises:
             PruneError: (`ERROR`) the file is missing, damaged or of another format.
         """
-        payload = read_json(path, error=cls.ERROR)
-        if not isinstance(payload, dict) or payload.get("format") not in cls.UPGRADES:
-            check_format(path, payload, cls.FORMAT, cls.ERROR)
-        return cls.from_json(payload, path)
+        return cls.from_json(read_json(path, error=cls.ERROR), path)
 
     @classmethod
     def from_json(cls, payload: Any, path: Path) -> Self:
+        """Check the JSON of a file of this format; `path` is for messages.
+
+        Raises:
+            PruneError: (`ERROR`) another format, or a field that is missing, misshapen or out of range.
+        """
+        upgrade = cls.UPGRADES.get(str(payload.get("format"))) if isinstance(payload, dict) else None
+        if upgrade is None:
+            check_format(path, payload, cls.FORMAT, cls.ERROR)
         try:
-            upgrade = cls.UPGRADES.get(payload["format"])
-            return cls.model_validate(payload if upgrade is None else upgrade(payload))
+            return cls.model_validate(upgrade(payload) if upgrade else payload)
         except ValidationError as error:
             raise cls.ERROR(f"{path}: {first_fault(error)}", cls.REMEDY) from error
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise cls.ERROR(f"{path}: the file is damaged ({kind_and_reason(error)})", cls.REMEDY) from error
+
+    def tables(self) -> Tables:
+        """Name -> rows of each table of the file; tables without rows are left out.
+
+        Raises:
+            DataError: a field that a table needs is missing or misshapen.
+        """
+        try:
+            return {name: rows for name, rows in self._tables().items() if rows}
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"{self.FORMAT}: the file is damaged ({kind_and_reason(error)})") from error
+
+    def frame(self, table: str | None = None) -> pd.DataFrame:
+        """A table, nothing rounded; counts are integers also where some are missing.
+
+        Args:
+            table: its name; None: all of them below one another, each row with the name of its table in the first
+                column, `table`.
+
+        Raises:
+            DataError: the file has no such table.
+        """
+        tables = self.tables()
+        if table is None:
+            return stacked(tables)
+        if table not in tables:
+            raise DataError(f"no table {table!r} in {self.FORMAT}", f"It has {', '.join(tables)}.")
+        return frame(tables[table])
 
     def _tables(self) -> Tables:
         """A table for each field that is a list of records, of their values that fill one cell."""
@@ -130,13 +165,18 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def array_of(
-    value: Any, shape: tuple[int, ...], *, counts: bool = False, signed: bool = False, missing: bool = False
+    value: Any,
+    shape: tuple[int, ...] | None = None,
+    *,
+    counts: bool = False,
+    signed: bool = False,
+    missing: bool = False,
 ) -> NDArray[Any]:
-    """An array of `shape` from JSON numbers; int64 for `counts`, else float64. It is no larger than a result may hold.
+    """An array from JSON numbers; int64 for `counts`, else float64. It is no larger than a result may hold.
 
     Args:
         value: nested lists.
-        shape: the expected shape.
+        shape: of the array; None: any.
         counts: refuse fractions.
         signed: allow negative numbers.
         missing: allow None, which becomes NaN.
@@ -148,7 +188,7 @@ def array_of(
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, OverflowError, ValueError) as error:
         raise ValueError("is not an array of numbers") from error
-    if array.shape != shape:
+    if shape not in (None, array.shape):
         needed, held = (" x ".join(map(str, s)) or "one number" for s in (shape, array.shape))
         raise ValueError(f"holds {held} values; {needed} are needed")
     finite = array[~np.isnan(array)] if missing else array

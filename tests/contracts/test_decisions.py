@@ -34,6 +34,7 @@ from prunecli.selection.cut import cut
 from tests.contracts.test_vocabulary_method import to_lines
 from tests.families import tiny_family
 from tests.families.records import CASES
+from tests.gates import gate_statistics
 from tests.reference import ranking
 from tests.scores import scores_by_hand
 from tests.stock_mixtures import tiny_mixture
@@ -58,7 +59,7 @@ def gates(source: Checkpoint, texts: tuple[str, ...] = ("code", "chat")) -> Gate
         )
         for text in texts
     }
-    return GateStatistics(
+    return gate_statistics(
         source.fingerprint,
         source.model_type,
         "text",
