@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from prunecli.errors import UsageError
-from prunecli.results.scores import SCORES
+from prunecli.results.evaluation import SCORES
 
 if TYPE_CHECKING:
     from prunecli.results.evaluation import Evaluation

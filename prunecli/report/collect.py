@@ -22,8 +22,7 @@ from prunecli.results.document import Document
 from prunecli.results.evaluation import Evaluation
 from prunecli.results.inspection import Inspection
 from prunecli.results.latency import Latency
-from prunecli.results.rewriting import Rewriting
-from prunecli.results.training import Training
+from prunecli.results.rewriting import Rewriting, Training
 from prunecli.results.unit_scores import Scores
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.json_files import read_json
