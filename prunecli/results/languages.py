@@ -48,10 +48,11 @@ class Tree(Record):
 
     @model_validator(mode="after")
     def _is_a_tree(self) -> Tree:
-        import numpy as np
-        from scipy.cluster.hierarchy import is_valid_linkage
-
-        if len(self.matrix) != len(self.leaves) - 1 or not is_valid_linkage(np.array(self.matrix)):
+        leaves = len(self.leaves)
+        joined = sorted(cluster for row in self.matrix for cluster in row[:2])
+        in_order = all(max(row[:2]) < leaves + index for index, row in enumerate(self.matrix))
+        # Every leaf and every cluster but the last one joins another one once.
+        if joined != [*range(2 * leaves - 2)] or not in_order or min(row[2] for row in self.matrix) < 0:
             raise ValueError("the matrix joins no tree of its leaves")
         return self
 
