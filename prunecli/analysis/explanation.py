@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import starmap
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from prunecli.analysis.decisions import component_name, sentence
-from prunecli.analysis.questions import Question, parse_question
-from prunecli.errors import DataError
+from prunecli.errors import DataError, UsageError
+from prunecli.model.axes import Kind
 from prunecli.model.decision import Decision, Ranked
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.structure import KEY, Structure
@@ -20,8 +21,78 @@ from prunecli.tensors.directory import read_config
 
 CHOOSING = ("prune-experts", "prune-heads", "prune-ffn", PRUNE_LAYERS, "trim-vocabulary")
 """Commands that always choose; of the others, `share-ffn` does where an FFN gets narrower."""
+_LOST = f"Copy {FILE} from the result that prunecli wrote; save_pretrained leaves it behind. Or prune again."
 _PLAIN = partial(Answer, step=None, command="", fields={})
 """An answer that no step gives."""
+
+
+PARTS: tuple[Kind, ...] = get_args(Kind)
+FORMS = (
+    "expert 7 of layer 3; head 2 of decoder cross-attention layer 1; unit 5 of layer 0; layer 4; token ▁house"
+)
+_FIELDS = {"encoder": "side", "decoder": "side", "cross": "kind", "self": "kind"}
+"""Word of a question -> field that it fills."""
+_FILLERS = {"of", "the", "ffn", "attention", "in", "its"}
+
+
+@dataclass(frozen=True)
+class Question:
+    """Which component.
+
+    Attributes:
+        part: expert, head, unit, layer or token.
+        number: its id in the original model; of a layer its number; None: of a token, which `text` names.
+        text: of a token.
+        side: of its stack; None: all that there are.
+        kind: `cross`, `self`, or None: all.
+        layer: number that its layer had in the original model; None: all.
+    """
+
+    part: Kind
+    number: int | None = None
+    text: str = ""
+    side: str | None = None
+    kind: str | None = None
+    layer: int | None = None
+
+
+def parse_question(words: Sequence[str]) -> Question:
+    """`expert 7 of encoder layer 3`, in words or as one text.
+
+    Raises:
+        UsageError: it is not of this form.
+    """
+    text = " ".join(words).strip()
+    first, _, rest = text.partition(" ")
+
+    def refusal(said: str) -> UsageError:
+        return UsageError(f"{text!r}: {said}", f"Ask for {FORMS}.")
+
+    if first.lower() == "token" and rest:
+        return Question("token", text=rest)
+    if first.lower().removesuffix("s") not in (*PARTS, "encoder", "decoder"):
+        raise refusal("no part of a model.")
+    numbers: dict[Kind, int] = {}
+    fields: dict[str, Any] = {}
+    left = iter(re.sub(r"[,:]|(?<=cross|.self)-(?=attention)", " ", text.lower()).split())
+    for word in left:
+        part = next((known for known in PARTS if word in (known, f"{known}s")), None)
+        if part is not None:
+            number = next(left, "")
+            if not number.isdecimal():
+                raise refusal(f"which {part}?")
+            numbers[part] = int(number[:15])
+        elif word in _FIELDS:
+            fields[_FIELDS[word]] = word
+        elif word not in _FILLERS:
+            raise refusal(f"what is {word!r}?")
+    layer = numbers.pop("layer", None)
+    if len(numbers) > 1 or (layer is None and not numbers):
+        raise refusal("of one part at a time.")
+    if not numbers:
+        return Question("layer", layer, **fields)
+    ((kind, id_),) = numbers.items()
+    return Question(kind, id_, layer=layer, **fields)
 
 
 def explain(directory: Path | str, question: str) -> tuple[Answer, ...]:
@@ -93,14 +164,14 @@ class Explained:
         if not found and question.part == "layer":
             found += self._lost_layers(question)
         if not found:
-            raise DataError(f"{self.directory}: {self._nothing(question)}", self._remedy(question))
+            raise self._refusal(question)
         return found
 
     def untold(self, step: int) -> str:
         """Why nothing is told of a step."""
         if self._command(step) not in CHOOSING:
             return "Chooses nothing by a value, or among parts: its options say it all."
-        return f"Nothing tells by what it chose: {self._remedy(None)}"
+        return f"Nothing tells by what it chose: {_LOST}"
 
     def _told(self, decision: Decision, place: Ranked, at: int) -> Answer:
         """What a step says of a component."""
@@ -167,38 +238,31 @@ class Explained:
     def _command(self, step: int) -> str:
         return str(self.history[step].get("command", "?"))
 
-    def _nothing(self, question: Question) -> str:
-        if not self.decisions:
-            return f"holds no {FILE}, so that nothing tells by what was chosen."
-        if not any(decision.part == question.part for decision in self.decisions.values()):
-            return f"no step of its history chose among {question.part}s."
-        asked = (
-            f"the token {question.text!r}"
-            if question.part == "token"
-            else f"{question.part} {question.number}"
-        )
-        where = " ".join(str(word) for word in (question.side, question.kind) if word)
-        layer = "" if question.layer is None else f" of layer {question.layer}"
-        return f"nothing tells of {asked}{layer}{f' ({where})' if where else ''}."
-
-    def _remedy(self, question: Question | None) -> str:
-        if not self.decisions or question is None:
-            return f"Copy {FILE} from the result that prunecli wrote; save_pretrained leaves it behind. Or prune again."
-        if question.part == "token":
-            return "Write it as the tokenizer does, its mark of a space included: ▁house, Ġhouse."
-        places = [
-            place
-            for decision in self.decisions.values()
-            if decision.part == question.part
-            for place in decision.places
-        ]
-        if not places:
-            names = dict.fromkeys(f"{decision.part}s" for decision in self.decisions.values())
-            return f"Ask for {', '.join(names)}."
-        ids = max((int(place.ids[-1]) for place in places if len(place.ids)), default=0)
+    def _refusal(self, question: Question) -> DataError:
+        """The error that says that nothing is told of a component, and what can be asked for."""
+        decisions = [one for one in self.decisions.values() if one.part == question.part]
+        places = [place for decision in decisions for place in decision.places]
         layers = sorted({f"{place.side} {place.layer}" for place in places if place.layer is not None})
-        more = f" of the layers {', '.join(layers[:24])}{', …' if len(layers) > 24 else ''}" if layers else ""
-        return f"There are {question.part}s 0 to {ids}{more}, as the original model counts."
+        if not self.decisions:
+            said, remedy = f"holds no {FILE}, so that nothing tells by what was chosen.", _LOST
+        elif not decisions:
+            said = f"no step of its history chose among {question.part}s."
+            remedy = f"Ask for {', '.join(dict.fromkeys(f'{one.part}s' for one in self.decisions.values()))}."
+        elif question.part == "token":
+            said = f"nothing tells of the token {question.text!r}."
+            remedy = "Write it as the tokenizer does, its mark of a space included: ▁house, Ġhouse."
+        else:
+            layer = "" if question.layer is None else f" of layer {question.layer}"
+            where = " ".join(word for word in (question.side, question.kind) if word)
+            said = (
+                f"nothing tells of {question.part} {question.number}{layer}{f' ({where})' if where else ''}."
+            )
+            ids = max(int(place.ids.max(initial=0)) for place in places)
+            listed = (
+                f" of the layers {', '.join(layers[:24])}{', …' if layers[24:] else ''}" if layers else ""
+            )
+            remedy = f"There are {question.part}s 0 to {ids}{listed}, as the original model counts."
+        return DataError(f"{self.directory}: {said}", remedy)
 
 
 def _is_asked(question: Question, place: Ranked) -> bool:
@@ -211,7 +275,7 @@ def _is_asked(question: Question, place: Ranked) -> bool:
 
 
 def _token_id(place: Ranked, text: str) -> int | None:
-    """The id of a token by its text, or by its number."""
+    """The id of a token by its text, which may be quoted, or by its number."""
     labels = place.labels or ()
     quoted = text[1:-1] if len(text) > 2 and text[0] == text[-1] and text[0] in "\"'" else text
     for name in (text, quoted):

@@ -31,8 +31,7 @@ def explain(
     Experts, heads, layers and units are numbered as in the original model. No weights are read, and the statistics need
     not be there.
     """
-    from prunecli.analysis.explanation import Explained
-    from prunecli.analysis.questions import parse_question
+    from prunecli.analysis.explanation import Explained, parse_question
 
     question = parse_question(what) if what else None
     explained = Explained.open(directory)

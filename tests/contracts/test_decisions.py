@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from prunecli.analysis.explanation import Explained
-from prunecli.analysis.questions import parse_question
+from prunecli.analysis.explanation import Explained, parse_question
 from prunecli.commands.signatures import COMMANDS, signatures
 from prunecli.errors import CheckpointError
 from prunecli.methods.experts.options import Amount, ExpertOptions
