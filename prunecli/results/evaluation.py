@@ -20,6 +20,13 @@ TABLES = (
     *("pairs", "mean", "by_source", "by_target", "by_group"),
     *("scores", "by_text", "by_position", "f1_by_class"),
 )
+COLUMNS = {
+    "bootstrap": {"p_value": "{}_p_value", "": "{}_bootstrap_{}"},
+    "difference": {"": "{}_difference_{}"},
+    "significant": {"": "{}_pairs_{}"},
+}
+"""What is said of scores -> name of it -> column."""
+GROUPS = {"source": "source_group", "target": "target_group"}
 MODEL = ("dtype", "parameters", "checkpoint_bytes", "context", "stride")
 
 
@@ -168,39 +175,26 @@ class Evaluation(Document):
                 source, _, target = pair.partition("-")
                 found["pairs"].append({**name, "source": source, "target": target, **_scores(scores)})
             for side, means in (("source", result.by_source), ("target", result.by_target)):
-                found[f"by_{side}"] += [
-                    {**name, side: language, **_scores(scores)} for language, scores in means.items()
-                ]
+                rows = ({**name, side: language, **_scores(scores)} for language, scores in means.items())
+                found[f"by_{side}"] += rows
             for scores in result.by_group:
-                groups = {f"{side}_group": scores[side] for side in ("source", "target")}
-                others = {key: value for key, value in scores.items() if key not in ("source", "target")}
-                found["by_group"].append({**name, **groups, **_scores(others)})
-            found["by_text"] += [
-                {**name, "text": text, **scalars(scores)} for text, scores in result.by_text.items()
-            ]
+                renamed = {GROUPS.get(key, key): value for key, value in scores.items()}
+                found["by_group"].append({**name, **_scores(renamed)})
             for text, scores in {"": result.scores, **result.by_text}.items():
                 of_text = {**name, "text": text} if text else name
+                found["by_text"] += [{**of_text, **scalars(scores)}] if text else []
                 found["by_position"] += [{**of_text, **span} for span in scores.get("by_position", [])]
             by_class = result.scores.get("f1_by_class", {})
-            found["f1_by_class"] += [
-                {**name, "class": label, "f1": value} for label, value in by_class.items()
-            ]
+            found["f1_by_class"] += [{**name, "class": key, "f1": value} for key, value in by_class.items()]
         return found
 
 
 def _scores(scores: Mapping[str, Any]) -> Row:
     """The scores, what the significance test says of each, and how it differs from the first checkpoint's."""
     row = scalars(scores)
-    for metric, test in scores.get("bootstrap", {}).items():
-        row |= {
-            f"{metric}_p_value": test.get("p_value"),
-            f"{metric}_bootstrap_mean": test["mean"],
-            f"{metric}_bootstrap_ci95": test["ci95"],
-        }
-    for metric, spread in scores.get("difference", {}).items():
-        row |= {f"{metric}_difference_{name}": value for name, value in spread.items()}
-    for metric, counts in scores.get("significant", {}).items():
-        row |= {f"{metric}_pairs_{name}": counts[name] for name in ("worse", "better")}
+    for key, columns in COLUMNS.items():
+        for metric, values in scores.get(key, {}).items():
+            row |= {columns.get(name, columns[""]).format(metric, name): values[name] for name in values}
     return row
 
 

@@ -1,4 +1,4 @@
-"""Gate statistics as additive sums (2212.09811, 4.1-4.2; 2510.13999, eq. 9): read, merge, write.
+"""Gate statistics as additive sums (2212.09811, 4.1-4.2; 2510.13999, eq. 9), and sums of experts' outputs.
 
 Symbols: `layers` counts the sparse layers, `experts` the experts of the original model's layer. Ids are
 always the original ones; an expert that a checkpoint no longer holds has zeros.
@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 
 from prunecli.architectures.records import Side
-from prunecli.errors import StatisticsError
+from prunecli.errors import StatisticsError, reason_of
 from prunecli.model.axes import Axis, axis_name
 from prunecli.results.document import Count, Document, Record, array_of
 from prunecli.results.header import merged_text, split_of
 from prunecli.results.tabled import Tables
 from prunecli.tensors.json_files import read_json
+from prunecli.tensors.transaction import new_file
 
 Array = NDArray[Any]
 Mode = Literal["forced", "beam", "published", "text"]
@@ -52,6 +53,8 @@ NLLB_200_LAYERS = tuple(
 FIELDS = {"top1": "top1", "top2": "top2", "gate_sum": "mean", "conf1_sum": "conf1", "conf2_sum": "conf2"}
 """Name of a sum -> field of a published entry. `top2` is the share of tokens that rank the expert second."""
 AGAIN = "Collect the statistics again."
+OUTPUTS_FORMAT = "prunecli.outputs/1"
+COLLECT_OUTPUTS = "Collect again with --mean-outputs."
 
 
 def _array(value: Any, *, counts: bool) -> Array:
@@ -395,3 +398,85 @@ def read_gates(path: Path, layers: Sequence[str] = NLLB_200_LAYERS, num_experts:
         entries=entries,
         lacks=lacks,
     )
+
+
+@dataclass(frozen=True)
+class OutputSums:
+    """The file's content.
+
+    Attributes:
+        fingerprint: of the checkpoint that was run.
+        sums: text's name, layer's name -> `[experts, width]` float64, sum of f over the tokens routed to an expert.
+    """
+
+    fingerprint: str
+    sums: Mapping[tuple[str, str], NDArray[np.float64]]
+
+    @classmethod
+    def of(
+        cls, fingerprint: str, parts: Sequence[Mapping[tuple[str, str], NDArray[np.float64]]]
+    ) -> OutputSums:
+        """Those of several processes, added up."""
+        keys = sorted({key for part in parts for key in part})
+        return cls(
+            fingerprint, {key: np.sum([part[key] for part in parts if key in part], axis=0) for key in keys}
+        )
+
+    def write(self, path: Path) -> None:
+        """Replace the file at once."""
+        from safetensors.numpy import save
+
+        tensors = {
+            f"{text}/{layer}": np.ascontiguousarray(values) for (text, layer), values in self.sums.items()
+        }
+        with new_file(path) as temporary:
+            temporary.write_bytes(save(tensors, {"format": OUTPUTS_FORMAT, "fingerprint": self.fingerprint}))
+
+    @classmethod
+    def read(cls, path: Path) -> OutputSums:
+        """The file's content.
+
+        Raises:
+            StatisticsError: there is none, it is damaged or of another format.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        if not path.is_file():
+            raise StatisticsError(f"{path}: no such file", COLLECT_OUTPUTS)
+        try:
+            with safe_open(path, framework="np") as file:
+                metadata: Mapping[str, Any] = file.metadata() or {}
+                names = [*file.keys()]
+                # By the header: numpy has no bfloat16, nor other types of fewer bits.
+                is_sound = all(file.get_slice(name).get_dtype() == "F64" for name in names)
+                tensors = {name.rpartition("/"): file.get_tensor(name) for name in names if is_sound}
+        except (SafetensorError, OSError, ValueError) as error:
+            raise StatisticsError(f"{path}: is damaged ({reason_of(error)})", COLLECT_OUTPUTS) from error
+        is_sound &= all(values.ndim == 2 and np.isfinite(values).all() for values in tensors.values())
+        if metadata.get("format") != OUTPUTS_FORMAT or not is_sound:
+            raise StatisticsError(f"{path}: holds no sums of outputs", COLLECT_OUTPUTS)
+        sums = {(text, layer): values for (text, _, layer), values in tensors.items()}
+        return cls(str(metadata.get("fingerprint")), sums)
+
+
+def outputs_path(statistics: Path) -> Path:
+    """Where the sums lie that belong to a gates.json."""
+    return statistics.with_name(f"{statistics.stem}.outputs.safetensors")
+
+
+def added(parts: Sequence[OutputSums], texts: Sequence[str], layer: str) -> NDArray[np.float64]:
+    """`[experts, width]`: the sums of a layer over some texts of several files.
+
+    Raises:
+        StatisticsError: none of them holds a text, or they are of different widths.
+    """
+    found = []
+    for text in texts:
+        own = [part.sums[text, layer] for part in parts if (text, layer) in part.sums]
+        if not own:
+            raise StatisticsError(f"No sums of outputs of the text {text!r} in {layer}.", COLLECT_OUTPUTS)
+        found += own
+    if len({values.shape for values in found}) > 1:
+        raise StatisticsError(f"Sums of outputs of {layer} are of different shapes.", COLLECT_OUTPUTS)
+    total: NDArray[np.float64] = np.sum(found, axis=0)
+    return total

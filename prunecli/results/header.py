@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from argparse import ArgumentParser
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import shorten
 from typing import Any
@@ -51,9 +52,10 @@ def asked(payload: Mapping[str, Any], option: str) -> list[str]:
     Documents of prunecli 0.2.0 and before have no field for their text: the command line alone names the text.
     """
     command = payload.get("command")
-    words = [str(word) for word in command] if isinstance(command, list) else []
-    given = [(*word.partition("="), after) for word, after in zip(words, [*words, ""][1:], strict=True)]
-    return [own if equals else after for name, equals, own, after in given if name == option]
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(option, dest="values", action="append", nargs="?", default=[], const="")
+    found, _ = parser.parse_known_args([*map(str, command)] if isinstance(command, list) else [])
+    return list(found.values)
 
 
 def split_of(payload: Mapping[str, Any]) -> str | None:

@@ -34,8 +34,7 @@ from prunecli.modules.machine import free_memory
 from prunecli.modules.precision import choose_dtype, dtype_name, stored_as, type_line
 from prunecli.processes import ALONE, ProcessGroup, neighbours
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.gates import GateStatistics
-from prunecli.results.outputs import OutputSums, outputs_path
+from prunecli.results.gates import GateStatistics, OutputSums, outputs_path
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.runner import InMemory, Runner
 from prunecli.tensors.documents import partial_path, refuse_unwritable, write_json
