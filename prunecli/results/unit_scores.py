@@ -43,6 +43,16 @@ NOT_NEGATIVE = {"gradient", "activation", "activation-norm"}
 LOWER_IS_BETTER = ("loss", "perplexity")
 EFFECTS = {"ablation": "without", "all-but-one": "only"}
 """Methods that measure a metric of the model with some heads masked -> column of the tables with this metric."""
+FIELDS_OF_FIRST = {
+    "heads": "ids",
+    "sum": "values",
+    "without": "values",
+    "only": "values",
+    "p_value": "p_values",
+    "best": "best",
+    "tokens": "counts",
+}
+"""Field of a heads.json of 0.2.0 -> field of today."""
 PLACES: dict[Kind, str] = {"head": "attention", "unit": "ffn", "layer": "stack"}
 """Kind of units -> column of the tables with the module that holds them."""
 
@@ -82,41 +92,39 @@ def _sizes(arrays: Mapping[str, Sequence[float]]) -> dict[str, int]:
     return {name: len(own) for name, own in arrays.items()}
 
 
+def _of_axes(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of 0.2.0 by the names of axes; that version named modules."""
+    return {axis_name(module, "head"): value for module, value in values.items()}
+
+
+def _renamed(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        FIELDS_OF_FIRST.get(name, name): _of_axes(value) if name in FIELDS_OF_FIRST else value
+        for name, value in found.items()
+        if name not in ("model", "importance")
+    }
+
+
 def _of_heads(payload: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a heads.json of 0.2.0 in the present format."""
-
-    def axes(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {axis_name(name, "head"): value for name, value in values.items()}
-
-    def effects(found: Mapping[str, Any]) -> dict[str, Any]:
-        return {"values": axes(found.get(key, {})), "p_values": axes(found.get("p_value", {}))}
-
-    key = EFFECTS.get(payload["method"], "sum")
     options = ("--pairs", "--langs", "--text", "--labelled")
     # Files of 0.2.0 name their text in the command line alone.
     named = ",".join(value for option in options for value in asked(payload, option))
-    gone = ("model", "heads", "sum", "only", "without", "p_value", "importance", "tokens")
     upgraded = {
-        **{name: value for name, value in payload.items() if name not in gone},
+        **_renamed(payload),
         "format": Scores.FORMAT,
         "models": [{**next(iter(payload.get("models", [])), {}), **payload["model"]}],
         "kind": "head",
         "texts": payload.get("texts") or [name.strip() for name in named.split(",") if name.strip()],
         "split": split_of(payload),
-        "ids": axes(payload["heads"]),
-        **effects(payload),
-        "also": [
-            {"metric": name, "base": one["base"], **effects(one)}
-            for name, one in payload.get("also", {}).items()
-        ],
-        "best": axes(payload.get("best", {})),
+        "also": [{"metric": metric, **_renamed(one)} for metric, one in payload.get("also", {}).items()],
     }
-    if key == "sum":
+    if payload["method"] not in EFFECTS:
         upgraded["per"] = payload.get("importance", "example")  # 0.1.0 has no tokens
-        examples = dict.fromkeys(payload["heads"], payload["examples"])
-        upgraded["counts"] = axes(payload["tokens"] if upgraded["per"] == "token" else examples)
+        if upgraded["per"] == "example":
+            upgraded["counts"] = dict.fromkeys(upgraded["ids"], payload["examples"])
     if one := payload.get("reported"):
-        upgraded["reported"] = {**one, "only": axes(one["only"]), "p_value": axes(one["p_value"])}
+        upgraded["reported"] = {**one, "only": _of_axes(one["only"]), "p_value": _of_axes(one["p_value"])}
     return upgraded
 
 
@@ -331,15 +339,15 @@ class Scores(Document):
 
     def _best_rows(self) -> list[Row]:
         """The best single head of each layer; on other text, where that was measured."""
-        rows = []
-        for row in self._effect_rows(self):
-            name = axis_name(row["attention"], "head")
-            if self.best.get(name) == row["head"]:
-                rows.append(row)
-                if (other := self.reported) is not None:
-                    row |= {"only": other.only[name], "p_value": other.p_value[name]}
-                    row["change"] = other.only[name] - other.base
-        return rows
+        rows = {(row["attention"], row["head"]): row for row in self._effect_rows(self)}
+        found = []
+        for name, head in self.best.items():
+            row = rows[module_of(name), head]
+            if (other := self.reported) is not None:
+                row |= {"only": other.only[name], "p_value": other.p_value[name]}
+                row["change"] = other.only[name] - other.base
+            found.append(row)
+        return found
 
 
 def scores_of(checkpoint: Checkpoint, seed: int | None = None, **fields: Any) -> Scores:
@@ -398,7 +406,7 @@ def merge(parts: Sequence[Scores], names: Sequence[str] | None = None) -> Scores
                 "Give one file, or several of another method, such as gradient.",
             )
     alike = ("fingerprint", "model_type", "kind", "method", "task", "ids", "per")
-    common = merged_text(parts, names, alike, "Merge only scores of one model, one task and one metric.")
+    common = merged_text(parts, names, alike, "Merge only scores of one model, one task, one metric and one --importance.")
 
     def added(field: str) -> dict[str, Any]:
         arrays = [getattr(part, field) for part in parts]
