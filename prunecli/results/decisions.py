@@ -400,11 +400,11 @@ class Explanation(Document):
 
 
 def _said(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop empty fields, but lists that say that nothing stays."""
+    """Drop empty fields, but those that are always written."""
     return {
         name: value
         for name, value in values.items()
-        if name in ("kept", "places") or value not in (None, "", [], (), {})
+        if name in ("kept", "origin", "places") or value not in (None, "", [], (), {})
     }
 
 
