@@ -127,10 +127,10 @@ DECISION = (
 """Keys in the order in which they are written."""
 
 
-def _written(decision: Decision, info: SerializationInfo | None = None) -> dict[str, Any]:
+def _written(decision: Decision, info: SerializationInfo) -> dict[str, Any]:
     """The JSON of a decision; with ranks and margins unless the context of the serialization is `FILE`."""
     is_long = sum(place.count for place in decision.places) > LONGEST_LIST
-    left_out = ("ranks", "margins") if is_long or (info is not None and info.context == FILE) else ()
+    left_out = ("ranks", "margins") if is_long or info.context == FILE else ()
 
     def place_json(place: Ranked) -> dict[str, Any]:
         def plain(value: Any) -> Any:

@@ -406,7 +406,9 @@ def merge(parts: Sequence[Scores], names: Sequence[str] | None = None) -> Scores
                 "Give one file, or several of another method, such as gradient.",
             )
     alike = ("fingerprint", "model_type", "kind", "method", "task", "ids", "per")
-    common = merged_text(parts, names, alike, "Merge only scores of one model, one task, one metric and one --importance.")
+    common = merged_text(
+        parts, names, alike, "Merge only scores of one model, one task, one metric and one --importance."
+    )
 
     def added(field: str) -> dict[str, Any]:
         arrays = [getattr(part, field) for part in parts]

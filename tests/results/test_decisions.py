@@ -70,6 +70,14 @@ def test_what_is_compared_has_values_everywhere() -> None:
         JSON.validate_python(damaged)
 
 
+def test_ranks_and_margins_are_printed_and_not_stored() -> None:
+    decision = Decision("head", (Ranked.of(("a", "decoder", 0), (0, 1), (0,), (2.0, 1.0)),), "loss")
+    (printed,) = JSON.dump_python(decision)["places"]
+    (stored,) = JSON.dump_python(decision, context=FILE)["places"]
+    assert (printed["ranks"], printed["margins"]) == ([1, 2], [0.0, -1.0])
+    assert printed.keys() - stored.keys() == {"ranks", "margins"}
+
+
 def test_the_file_is_a_table_of_components(tmp_path: Path) -> None:
     place = Ranked.of(("layers.1.mlp", "decoder", 1), [0, 2, 5], [2], [0.5, 2.0, 1.5])
     origin = Origin((("gates.json", "12ab"),), ("code",))
