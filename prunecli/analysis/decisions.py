@@ -106,17 +106,11 @@ def place_name(decision: Decision, place: Ranked) -> str:
     return f"{where}, {group}" if group.startswith("group ") else where
 
 
-def component_name(decision: Decision, place: Ranked, number: int) -> str:
-    """`Expert 7 of encoder layer 3`.
-
-    Args:
-        decision: which chose.
-        place: where.
-        number: its id.
-    """
+def component_name(decision: Decision, place: Ranked, at: int) -> str:
+    """`Expert 7 of encoder layer 3`: the component at a position of a place."""
+    number = int(place.ids[at])
     if decision.part == "token":
-        at = place.place_of(number)
-        label = "" if place.labels is None or at is None else place.labels[at]
+        label = place.labels[at] if place.labels else ""
         return f'Token "{label}" (id {number})' if label else f"Id {number}"
     if decision.part == "layer":
         return f"{place.side.capitalize()} layer {number}"

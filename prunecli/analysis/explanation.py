@@ -178,7 +178,7 @@ class Explained:
         number, step = int(place.ids[at]), decision.step or 0
         made = [own for own in range(step + 1) if self._command(own) == SHARE_FFN]
         merged = f"In the FFN as step {made[-1] + 1} made it: " if made and decision.part == "unit" else ""
-        text = merged + sentence(decision, place, at, component_name(decision, place, number))
+        text = merged + sentence(decision, place, at, component_name(decision, place, at))
         if len(self.decisions) > 1:
             text = f"Step {step + 1}, {decision.command}: {text}"
         fields = {

@@ -121,9 +121,7 @@ PLACE = (
     *("name", "side", "layer", "attention", "cut", "count", "cutoff", "tokens", "metric", "ids"),
     *("kept", "values", "ranks", "margins", "alone", "reasons", "reason", "labels"),
 )
-DECISION = (
-    *("step", "command", "part", "metric", "how", "least", "bound", "thresholds", "origin", "places"),
-)
+DECISION = ("step", "command", "part", "metric", "how", "least", "bound", "thresholds", "origin", "places")
 """Keys in the order in which they are written."""
 
 

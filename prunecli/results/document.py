@@ -188,18 +188,15 @@ def array_of(
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, OverflowError, ValueError) as error:
         raise ValueError("is not an array of numbers") from error
-    if shape not in (None, array.shape):
-        needed, held = (" x ".join(map(str, s)) or "one number" for s in (shape, array.shape))
-        raise ValueError(f"holds {held} values; {needed} are needed")
-    finite = array[~np.isnan(array)] if missing else array
-    if not np.isfinite(finite).all():
-        raise ValueError("holds NaN or infinity")
-    if (np.abs(finite) > (MOST if counts else LARGEST)).any():
-        raise ValueError(f"holds {'counts' if counts else 'values'} that no run gives")
-    if not signed and (finite < 0).any():
-        raise ValueError("holds negative values")
-    if not counts:
-        return array
-    if (array != np.floor(array)).any():
-        raise ValueError("holds fractions; counts are whole")
-    return np.asarray(value).astype(np.int64)
+    known = array[~np.isnan(array)] if missing else array
+    faults = {
+        f"is of the shape {array.shape}; {shape} is needed": shape not in (None, array.shape),
+        "holds NaN or infinity": not np.isfinite(known).all(),
+        "holds numbers that no run gives": (np.abs(known) > (MOST if counts else LARGEST)).any(),
+        "holds negative values": not signed and (known < 0).any(),
+        "holds fractions; counts are whole": counts and (known != np.floor(known)).any(),
+    }
+    for fault, is_there in faults.items():
+        if is_there:
+            raise ValueError(fault)
+    return np.asarray(value).astype(np.int64) if counts else array

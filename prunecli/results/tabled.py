@@ -33,6 +33,11 @@ def scalars(values: Mapping[str, Any]) -> Row:
     return {name: value for name, value in values.items() if not isinstance(value, (Mapping, list, tuple))}
 
 
+def cells(values: Mapping[str, Any]) -> Row:
+    """The values, with the length of a list in its place."""
+    return {name: len(value) if isinstance(value, (list, tuple)) else value for name, value in values.items()}
+
+
 def frame(rows: Sequence[Row]) -> pd.DataFrame:
     """A row for each of `rows`, a column for each name, in the order in which names come up."""
     import pandas as pd
