@@ -21,7 +21,6 @@ PACKAGE = "the Python package prunecli"
 if TYPE_CHECKING:  # a name that is given itself again is one that type checkers know as public
     from prunecli import demo as demo
     from prunecli import results as results
-    from prunecli.analysis.explanation import Answer as Answer
     from prunecli.analysis.explanation import explain as explain
     from prunecli.errors import PruneError as PruneError
     from prunecli.evaluation.evaluate import evaluate as evaluate
@@ -67,6 +66,7 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.planning import plan_ffn_on_text as plan_ffn_on_text
     from prunecli.planning import plan_layers_on_text as plan_layers_on_text
     from prunecli.planning import plan_widths_on_text as plan_widths_on_text
+    from prunecli.results.decisions import Answer as Answer
     from prunecli.selection.cut import cut as cut
     from prunecli.selection.selection import Selection as Selection
     from prunecli.text.choice import Dataset as Dataset
@@ -79,7 +79,7 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.training.start import Start as Start
 
 _MODULES = {
-    "analysis.explanation": ("Answer", "explain"),
+    "analysis.explanation": ("explain",),
     "errors": ("PruneError",),
     "evaluation.evaluate": ("evaluate",),
     "evaluation.latency": ("bench_latency",),
@@ -108,6 +108,7 @@ _MODULES = {
     "model.streamed": ("stream_model",),
     "modules.loading": ("load_model",),
     "pipeline": ("Applied", "apply"),
+    "results.decisions": ("Answer",),
     "planning": ("plan_ffn_on_text", "plan_layers_on_text", "plan_widths_on_text"),
     "selection.cut": ("cut",),
     "selection.selection": ("Selection",),

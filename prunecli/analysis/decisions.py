@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,19 +30,19 @@ class PlaceRow:
     Attributes:
         place: in words.
         count, kept: components before and after.
-        cutoff: see `Cut`.
-        lowest_kept, highest_dropped: id and value of those of this place on either side of its cut; None: none is.
-        sure: how far these are apart, over the standard deviation of the place's values: near 0 another text may choose
-            otherwise.
+        cutoff: see `Ranked`.
+        lowest_kept, highest_dropped: id and value of the components of this place on either side of the cut-off.
+        sure: difference of these values over the standard deviation of the place's values: if this is near 0, another
+            text may choose otherwise.
     """
 
     place: str
     count: int
     kept: int
     cutoff: float | None
-    lowest_kept: tuple[int, float] | None
-    highest_dropped: tuple[int, float] | None
-    sure: float | None
+    lowest_kept: tuple[int, float] | None = None
+    highest_dropped: tuple[int, float] | None = None
+    sure: float | None = None
 
 
 CUT_COLUMNS: Mapping[str, Callable[[PlaceRow], str | None]] = {
@@ -60,37 +60,37 @@ CUT_COLUMNS: Mapping[str, Callable[[PlaceRow], str | None]] = {
 def place_rows(decision: Decision) -> list[PlaceRow]:
     """A row for each place."""
     rows = []
-    for index, (place, cut) in enumerate(zip(decision.places, decision.cuts, strict=True)):
-        values, name, sure = place.values, place_name(decision, place), None
-        lowest, highest = (
-            (int(place.ids[found[0]]), float(values[found[0]])) if values is not None and found else None
-            for found in nearest(decision, index, 1)
-        )
-        if values is not None and lowest is not None and highest is not None:
+    for place in decision.places:
+        row = PlaceRow(place_name(decision, place), place.count, place.num_kept, place.cutoff)
+        if place.values is not None:
+            values = place.values
+            lowest, highest = (
+                (int(place.ids[at[0]]), float(values[at[0]])) if at else None for at in nearest(place, 1)
+            )
             spread = float(np.nanstd(values))
-            sure = (lowest[1] - highest[1]) / spread if spread > 0 else None
-        rows.append(PlaceRow(name, len(place.ids), place.num_kept, cut.cutoff, lowest, highest, sure))
+            sure = (lowest[1] - highest[1]) / spread if lowest and highest and spread > 0 else None
+            row = replace(row, lowest_kept=lowest, highest_dropped=highest, sure=sure)
+        rows.append(row)
     return rows
 
 
-def nearest(decision: Decision, index: int, most: int) -> tuple[list[int], list[int]]:
-    """Where in a place those stand that stay with the lowest values, and those that go with the highest: nearest first.
+def nearest(place: Ranked, most: int) -> tuple[list[int], list[int]]:
+    """Positions of the components that stay with the lowest values, and that go with the highest: nearest first.
 
-    Those that stay for another reason than their value are left out.
+    Components that stay for another reason than their value are left out.
     """
-    place, cutoff = decision.places[index], decision.cuts[index].cutoff
     if place.values is None:
         return [], []
     known = np.isfinite(place.values)
     by_value = place.kept & known
     if place.reason is not None:
         by_value &= place.reason == 0
-    if cutoff is not None:
-        by_value &= place.values >= cutoff
-    kept, dropped = np.flatnonzero(by_value), np.flatnonzero(~place.kept & known)
-    lowest = kept[np.argsort(place.values[kept], kind="stable")][:most]
-    highest = dropped[np.argsort(-place.values[dropped], kind="stable")][:most]
-    return lowest.tolist(), highest.tolist()
+    if place.cutoff is not None:
+        by_value &= place.values >= place.cutoff
+    ascending = np.argsort(place.values, kind="stable")
+    descending = np.argsort(-place.values, kind="stable")
+    dropped = ~place.kept & known
+    return ascending[by_value[ascending]][:most].tolist(), descending[dropped[descending]][:most].tolist()
 
 
 def place_name(decision: Decision, place: Ranked) -> str:
@@ -106,17 +106,11 @@ def place_name(decision: Decision, place: Ranked) -> str:
     return f"{where}, {group}" if group.startswith("group ") else where
 
 
-def component_name(decision: Decision, place: Ranked, number: int) -> str:
-    """`Expert 7 of encoder layer 3`.
-
-    Args:
-        decision: which chose.
-        place: where.
-        number: its id.
-    """
+def component_name(decision: Decision, place: Ranked, at: int) -> str:
+    """`Expert 7 of encoder layer 3`: the component at a position of a place."""
+    number = int(place.ids[at])
     if decision.part == "token":
-        at = place.place_of(number)
-        label = "" if place.labels is None or at is None else place.labels[at]
+        label = place.labels[at] if place.labels else ""
         return f'Token "{label}" (id {number})' if label else f"Id {number}"
     if decision.part == "layer":
         return f"{place.side.capitalize()} layer {number}"
@@ -126,18 +120,18 @@ def component_name(decision: Decision, place: Ranked, number: int) -> str:
     return f"{decision.part.capitalize()} {number} of {of}{place.side} layer {place.layer}"
 
 
-def sentence(decision: Decision, index: int, at: int, subject: str) -> str:
+def sentence(decision: Decision, place: Ranked, at: int, subject: str) -> str:
     """Why one component stayed or went, in one or two sentences.
 
     Args:
-        decision: which chose.
-        index: of the place.
-        at: where the component stands in it.
-        subject: it, in words.
+        decision: the choice.
+        place: one of the decision's places.
+        at: position of the component in the place.
+        subject: the component in words.
     """
-    place, cut = decision.places[index], decision.cuts[index]
-    verb = "was kept" if place.kept[at] else "was dropped"
-    if place.values is None:
+    is_kept, cutoff = bool(place.kept[at]), place.cutoff
+    verb = "was kept" if is_kept else "was dropped"
+    if place.values is None or place.ranks is None:
         said = f"{subject} {verb}: {decision.how}; it has no value"
         return f"{said}{origin_text(decision.origin, None, '; ')}.{_alone(place, at)}"
     value = float(place.values[at])
@@ -145,46 +139,35 @@ def sentence(decision: Decision, index: int, at: int, subject: str) -> str:
         return f"{subject} {verb}; nothing is known of its {decision.metric}."
     if decision.part == "token":
         return f"{subject} {verb}: {_token_words(decision, place, at)}{_measured_on(decision, place)}."
-    rank = decision.ranks[index]
-    assert rank is not None
+    others = decision.together(place)
+    values = np.concatenate([other.values for other in others if other.values is not None])
+    kept = np.concatenate([other.kept for other in others])
     metric = f"score by {decision.metric}" if decision.part == "unit" else place.metric or decision.metric
-    ranked = f"its {metric} {number_text(value)} is rank {int(rank[at]):,} of {cut.count:,}"
-    if cut.highest_dropped is None:
-        told = f"{verb}, as all {cut.count:,} were: {ranked}"
-    elif cut.cutoff is None:
-        told = f"{verb}, although {ranked}: {decision.least}" if place.kept[at] else f"{verb}: {ranked}"
+    ranked = f"its {metric} {number_text(value)} is rank {int(place.ranks[at]):,} of {len(kept):,}"
+    if not (~kept & np.isfinite(values)).any():
+        told = f"{verb}, as all {len(kept):,} were: {ranked}"
+    elif cutoff is None:
+        told = f"{verb}, although {ranked}: {decision.least}" if is_kept else f"{verb}: {ranked}"
     else:
+        side = "above" if value > cutoff else "below"
         apart = (
-            f"{number_text(abs(value - cut.cutoff))} {'above' if value > cut.cutoff else 'below'} the cut-off"
+            f"{number_text(abs(value - cutoff))} {side} the cut-off"
+            if value != cutoff
+            else "the cut-off itself"
         )
-        apart = "the cut-off itself" if value == cut.cutoff else apart
-        at_least = f"those kept have {number_text(cut.cutoff)} or more"
-        if place.kept[at] and value < cut.cutoff:
+        at_least = f"those kept have {number_text(cutoff)} or more"
+        if is_kept and value < cutoff:
             told = f"{verb}, although {ranked}, {apart}: {decision.least}; the others of {at_least}"
         else:
-            own = f"the {cut.kept:,} kept have at least {number_text(cut.cutoff)}"
-            told = f"{verb}: {ranked}, {apart}; {at_least if _spared(decision, index, cut.cutoff) else own}"
-    more = f"{_equal(decision, index, value)}{_mass(decision, place, at)}{_alone(place, at)}"
+            if not (kept & (values < cutoff)).any():
+                at_least = f"the {int(kept.sum()):,} kept have at least {number_text(cutoff)}"
+            told = f"{verb}: {ranked}, {apart}; {at_least}"
+    equal = kept[values == value]
+    tie = ""
+    if value == np.max(values[~kept], initial=-np.inf, where=np.isfinite(values[~kept])) and equal.any():
+        tie = f" {len(equal):,} have this value, of which {int(equal.sum()):,} stay: their order decided."
+    more = f"{tie}{_mass(decision, place, at)}{_alone(place, at)}"
     return f"{subject} {told}{_measured_on(decision, place)}.{more}"
-
-
-def _equal(decision: Decision, index: int, value: float) -> str:
-    """That no value decided, where some of one value stay and others go."""
-    if value != decision.cuts[index].highest_dropped:
-        return ""
-    equal = [
-        place.kept[place.values == value] for place in decision.together(index) if place.values is not None
-    ]
-    kept, count = sum(int(part.sum()) for part in equal), sum(map(len, equal))
-    return f" {count:,} have this value, of which {kept:,} stay: their order decided." if kept else ""
-
-
-def _spared(decision: Decision, index: int, cutoff: float) -> bool:
-    """Whether any that is compared with those of this place stays below the cut-off."""
-    return any(
-        place.values is not None and (place.kept & (place.values < cutoff)).any()
-        for place in decision.together(index)
-    )
 
 
 def _token_words(decision: Decision, place: Ranked, at: int) -> str:

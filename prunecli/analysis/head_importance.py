@@ -13,8 +13,8 @@ from prunecli.errors import StatisticsError
 from prunecli.model.attention import KIND_NAMES, KINDS, kind_and_layer
 from prunecli.model.axes import module_of
 from prunecli.results.document import Model
-from prunecli.results.head_comparison import ComparedHead, Correlation, HeadComparison, Scored
 from prunecli.results.header import header
+from prunecli.results.similarity import ComparedHead, Correlation, HeadComparison, Scored
 from prunecli.results.unit_scores import Scores
 
 if TYPE_CHECKING:

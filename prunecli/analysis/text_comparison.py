@@ -18,7 +18,7 @@ from prunecli.methods.experts.metrics import aggregate_texts, default_metric, me
 from prunecli.results.document import Model
 from prunecli.results.gates import GateStatistics
 from prunecli.results.header import header
-from prunecli.results.texts import TextLayer, Texts, TextTree
+from prunecli.results.languages import TextLayer, Texts, Tree
 from prunecli.text.groups import groups_of
 
 
@@ -81,7 +81,7 @@ def compare_by_text(statistics: GateStatistics, options: TextOptions, files: Seq
         similarity=np.round(jaccard_matrix(chosen), 6).tolist(),
         clustering=None
         if tree is None
-        else TextTree(
+        else Tree(
             texts=list(tree.languages),
             order=list(tree.order),
             clusters=tree.root.to_json(),

@@ -72,7 +72,6 @@ def collect_gates(
     Several processes share the text: torchrun --nproc-per-node 2 -m prunecli collect-gates ….
     """
     from prunecli.model.checkpoint import open_model
-    from prunecli.results.header import header
     from prunecli.tensors.quantities import parse_size
     from prunecli.text.corpus import read_corpora
 
@@ -143,8 +142,7 @@ def collect_gates(
     statistics = collected.statistics
 
     def document() -> dict[str, Any]:
-        whole = {**header(statistics.format, [opened], None), **statistics.to_json()}
-        return {name: value for name, value in whole.items() if name != "entries"}
+        return {name: value for name, value in statistics.to_json().items() if name != "entries"}
 
     outputs.show(document, lambda: _show(statistics))
 

@@ -13,7 +13,7 @@ from prunecli.commands.outputs import Outputs
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
-    from prunecli.results.head_comparison import HeadComparison
+    from prunecli.results.similarity import HeadComparison
 
 
 @flattened

@@ -21,7 +21,7 @@ from prunecli.errors import StatisticsError, UsageError
 from prunecli.tensors.quantities import parse_names, parse_share
 
 if TYPE_CHECKING:
-    from prunecli.results.tabled import Tabled
+    from prunecli.results.document import Document
 
 
 @flattened
@@ -143,7 +143,7 @@ def compare_languages(
     names = [path.name for path in files]
     if statistics.mixed:
         console.note(MIXED)
-    result: Tabled
+    result: Document
     leave_out: tuple[str, ...] = ()
     if is_text:
         of_translation = {

@@ -39,14 +39,13 @@ def show_components(decision: Decision) -> None:
     from prunecli.analysis.decisions import nearest, number_text, place_name
 
     rows, is_cut = [], False
-    for index, place in enumerate(decision.places):
-        if place.values is None:
+    for place in decision.places:
+        ranks, margins = place.ranks, place.margins
+        if place.values is None or ranks is None:
             continue
-        ranks, margins = decision.ranks[index], decision.margins(index)
-        assert ranks is not None  # where values are compared, every place has them
-        chosen = [*range(len(place.ids))]
+        chosen = [*range(place.count)]
         if len(chosen) > 2 * EITHER_SIDE:
-            kept, dropped = nearest(decision, index, EITHER_SIDE)
+            kept, dropped = nearest(place, EITHER_SIDE)
             chosen, is_cut = [*kept, *dropped], True
         for at in sorted(chosen, key=ranks.__getitem__):
             name = str(place.ids[at])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.commands import console
 from prunecli.evaluation.significance import too_few
-from prunecli.results.scores import SCORES, Score
+from prunecli.results.evaluation import SCORES, Score
 from prunecli.tensors.quantities import counted
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,8 +31,7 @@ def explain(
     Experts, heads, layers and units are numbered as in the original model. No weights are read, and the statistics need
     not be there.
     """
-    from prunecli.analysis.explanation import Explained
-    from prunecli.analysis.questions import parse_question
+    from prunecli.analysis.explanation import Explained, parse_question
 
     question = parse_question(what) if what else None
     explained = Explained.open(directory)
@@ -46,11 +44,10 @@ def explain(
             console.out(console.plain(answer.text))
         return
     from prunecli import __version__
-    from prunecli.results.explanations import Explanation, Told
+    from prunecli.results.decisions import Explanation
 
-    told = [Told(**asdict(answer)) for answer in answers]
-    question_text = " ".join(what or ())
-    made = Explanation(format=Explanation.FORMAT, prunecli=__version__, question=question_text, answers=told)
+    asked = " ".join(what or ())
+    made = Explanation(format=Explanation.FORMAT, prunecli=__version__, question=asked, answers=answers)
     console.print_json(made.to_json())
 
 
@@ -60,7 +57,7 @@ def _overview(explained: Explained, *, json: bool) -> None:
     if json:
         from prunecli.results.decisions import document
 
-        console.print_json(document(explained.decisions, explained.history).to_json())
+        console.print_json(document(explained.decisions).to_json())
         return
     for step, entry in enumerate(explained.history):
         console.out(console.plain(f"Step {step + 1}, {entry.get('command', '?')}:"))

@@ -25,7 +25,7 @@ SHOWN = 9
 
 if TYPE_CHECKING:
     from prunecli.model.stock import StockSupport
-    from prunecli.results.training import Training
+    from prunecli.results.rewriting import Training
     from prunecli.text.choice import TextChoice
     from prunecli.text.tasks import TrainingTask
     from prunecli.training.options import TrainingOptions

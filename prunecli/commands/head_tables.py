@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from prunecli.commands import console
 from prunecli.commands.table_layout import GAP
 from prunecli.model.axes import module_of
-from prunecli.results.scores import SCORES
+from prunecli.results.evaluation import SCORES
 
 if TYPE_CHECKING:
     from prunecli.model.attention import AttentionLayer

@@ -15,7 +15,7 @@ from prunecli.errors import UsageError
 from prunecli.tensors.documents import refuse_unwritable, write_json
 
 if TYPE_CHECKING:
-    from prunecli.results.tabled import Tabled
+    from prunecli.results.document import Document
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def check_table(table: Path | None, *, force: bool) -> None:
         refuse_table(table, force=force)
 
 
-def write_table(path: Path | None, result: Tabled, *, force: bool, leave_out: Sequence[str] = ()) -> None:
+def write_table(path: Path | None, result: Document, *, force: bool, leave_out: Sequence[str] = ()) -> None:
     """Write the tables of a result where --table asks for them.
 
     Args:

@@ -221,11 +221,10 @@ class Shown:
 
     def document(self, kind: type[Document], seed: int | None, **fields: Any) -> Document:
         """What `--json` prints: the fields that every kind has, and its own."""
-        from prunecli.results.decisions import record
         from prunecli.results.header import header
 
         result, decision = self.result, self.result.rewrite.decision
-        more: dict[str, Any] = {} if decision is None else {"decision": record(decision, full=True)}
+        more: dict[str, Any] = {} if decision is None else {"decision": decision}
         more |= {} if self.quality is None else {"quality": self.quality}
         return kind(
             **header(kind.FORMAT, [result.source], seed),

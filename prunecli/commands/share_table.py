@@ -10,7 +10,7 @@ from prunecli.commands import console
 from prunecli.errors import UsageError
 from prunecli.methods.sharing.arrange import Group, SharePlan, kind_of, own_tensors
 from prunecli.model.parts import ranges
-from prunecli.results.sharing import AttentionSharing, FfnSharing, SharedGroup, Sharing
+from prunecli.results.rewriting import AttentionSharing, FfnSharing, SharedGroup, Sharing
 from prunecli.tensors.quantities import whole_numbers
 
 if TYPE_CHECKING:

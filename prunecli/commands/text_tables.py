@@ -9,7 +9,7 @@ from prunecli.commands import console
 from prunecli.commands.trees import tree_lines
 
 if TYPE_CHECKING:
-    from prunecli.results.texts import Texts
+    from prunecli.results.languages import Texts
 
 
 def show_texts(texts: Texts) -> None:

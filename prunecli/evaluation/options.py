@@ -12,7 +12,7 @@ from prunecli.choices import Choices
 from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.significance import SAMPLES, SEED
-from prunecli.results.scores import SCORES
+from prunecli.results.evaluation import SCORES
 from prunecli.tensors.hub.names import origin
 
 if TYPE_CHECKING:

@@ -1,19 +1,18 @@
 """What a method chose and by what: every component's value, its rank, and the cut between what stays and what goes.
 
-A `Decision` is made where the choice is made, in a method's `plan`, and travels with the `Rewrite`: what is written,
-printed and drawn of it is this one value. Higher values stay, whatever the metric.
+A method's `plan` makes the `Decision`, and the `Rewrite` holds it. `results.decisions` writes this value as JSON and
+reads it again: pydantic checks the fields by their annotations. Higher values stay, whatever the metric.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from prunecli.model.axes import Kind
 
@@ -59,6 +58,9 @@ class Origin:
         return replace(self, files=tuple((str(file["file"]), str(file["sha256"])) for file in files))
 
 
+FROM_JSON = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, extra="ignore")
+
+
 @dataclass(frozen=True, eq=False)
 class Ranked:
     """The components of one place, in the order of their ids.
@@ -79,22 +81,30 @@ class Ranked:
         reasons: for what some stay that their value would not keep.
         reason: `[n]`, 1 + number of the reason; 0: none but the value. None: none of them.
         labels: of tokens, their text; "" where an id has none.
+        cutoff: the value that was asked for, or the least value that stays by its value, of all places that are
+            compared with each other; None if nothing goes, or nothing stays by its value. The decision sets it.
+        ranks: `[n]`: 1 for the highest value of these places. Of equal values those that stay come first, then the
+            order decides. None: there are no values. The decision sets them.
     """
+
+    __pydantic_config__ = FROM_JSON
 
     name: str
     side: str
-    layer: int | None
+    layer: Count | None
     ids: NDArray[np.int64]
     kept: Bools
     attention: str = ""
     values: Floats | None = None
     cut: str = ""
-    tokens: int | None = None
+    tokens: Count | None = None
     metric: str = ""
     alone: Mapping[str, Bools] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
     reason: NDArray[np.uint8] | None = None
     labels: tuple[str, ...] | None = None
+    cutoff: float | None = None
+    ranks: NDArray[np.int64] | None = None
 
     @classmethod
     def of(
@@ -126,31 +136,28 @@ class Ranked:
         return "" if self.layer is None else self.name.rpartition(".")[0]
 
     @property
+    def count(self) -> int:
+        """Number of components."""
+        return len(self.ids)
+
+    @property
     def num_kept(self) -> int:
-        """How many stay."""
+        """Number of components that stay."""
         return int(self.kept.sum())
 
+    @property
+    def group(self) -> str:
+        """Name of what is compared with each other."""
+        return self.cut or self.name
+
+    @property
+    def margins(self) -> Floats | None:
+        """`[n]`: value less cut-off; None if either is missing."""
+        return None if self.values is None or self.cutoff is None else self.values - self.cutoff
+
     def place_of(self, number: int) -> int | None:
-        """Where an id stands in the arrays; None: it was not there."""
-        place = int(np.searchsorted(self.ids, number))
-        return place if place < len(self.ids) and int(self.ids[place]) == number else None
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Where what stays parts from what goes, among all that is compared with each other.
-
-    Attributes:
-        count, kept: how many there are, and stay.
-        cutoff: the least value that stays by its value, or the value that was asked for; None: there is none, as
-            nothing goes, or nothing stays by its value.
-        highest_dropped: the largest value that goes; None: nothing goes.
-    """
-
-    count: int
-    kept: int
-    cutoff: float | None
-    highest_dropped: float | None
+        """Position of an id in the arrays; None if the place does not have the id."""
+        return next(iter(np.flatnonzero(self.ids == number).tolist()), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,8 +165,8 @@ class Decision:
     """One choice of components.
 
     Attributes:
-        part: what was chosen among.
-        places: where; those that were not up for it are left out.
+        part: kind of the components.
+        places: where they are; places that were not up for the choice are left out.
         metric: what the values are; None: there are none.
         how: how many stay, and which, in a few words.
         least: why some stay below the cut-off; "": none can.
@@ -167,7 +174,11 @@ class Decision:
         thresholds: theta of 2212.09811, eq. 5, under `"model"` or of each side: a layer keeps those before which less
             than this part of its metric lies.
         origin: what the values were measured on.
+        step: number of the entry in the history of config.json, from 0; None: of no history yet.
+        command: of this entry.
     """
+
+    __pydantic_config__ = FROM_JSON
 
     part: Kind
     places: tuple[Ranked, ...]
@@ -177,61 +188,36 @@ class Decision:
     bound: float | None = None
     thresholds: Mapping[str, float] = field(default_factory=dict)
     origin: Origin = field(default_factory=Origin)
+    step: Count | None = None
+    command: str = ""
 
-    @cached_property
-    def cuts(self) -> tuple[Cut, ...]:
-        """The cut of each place."""
-        found = {key: self._cut(own) for key, own in self._together.items()}
-        return tuple(found[key] for key in self._keys)
+    def __post_init__(self) -> None:
+        """Give the places their cut-offs and ranks.
 
-    @cached_property
-    def ranks(self) -> tuple[NDArray[np.int64] | None, ...]:
-        """Of each place `[n]`: 1 of the highest of its cut. Of equal values what stays comes first, then the order."""
-        found: list[NDArray[np.int64] | None] = [None] * len(self.places)
-        for own in self._together.values():
-            kept, values = self._joined(own)
-            if values is not None:
-                ranks = np.argsort(np.lexsort((~kept, -values))) + 1
-                ends = np.cumsum([len(self.places[index].ids) for index in own])
-                for index, part in zip(own, np.split(ranks, ends[:-1]), strict=True):
-                    found[index] = part
-        return tuple(found)
+        Raises:
+            ValueError: places that are compared with each other do not all have values.
+        """
+        together: dict[str, list[Ranked]] = {}
+        for place in self.places:
+            together.setdefault(place.group, []).append(place)
+        cut = {group: iter(self._cut(places)) for group, places in together.items()}
+        object.__setattr__(self, "places", tuple(next(cut[place.group]) for place in self.places))
 
-    def margins(self, index: int) -> Floats | None:
-        """Of one place `[n]`: value less cut-off; None where there is no cut-off or no value."""
-        values, cutoff = self.places[index].values, self.cuts[index].cutoff
-        return None if values is None or cutoff is None else values - cutoff
+    def together(self, place: Ranked) -> list[Ranked]:
+        """The places whose components are compared with those of `place`, which is one of them."""
+        return [other for other in self.places if other.group == place.group]
 
-    def together(self, index: int) -> list[Ranked]:
-        """The places whose components are compared with those of this one: it, and others."""
-        return [self.places[other] for other in self._together[self._keys[index]]]
-
-    @cached_property
-    def _keys(self) -> tuple[str, ...]:
-        return tuple(place.cut or place.name for place in self.places)
-
-    @cached_property
-    def _together(self) -> dict[str, list[int]]:
-        together: dict[str, list[int]] = {}
-        for index, key in enumerate(self._keys):
-            together.setdefault(key, []).append(index)
-        return together
-
-    def _joined(self, own: Sequence[int]) -> tuple[Bools, Floats | None]:
-        """Marks and values of several places, one after another; no values if a place has none."""
-        places = [self.places[index] for index in own]
-        known = [place.values for place in places if place.values is not None]
-        values = np.concatenate(known) if len(known) == len(places) else None
-        return np.concatenate([place.kept for place in places]), values
-
-    def _cut(self, own: Sequence[int]) -> Cut:
-        kept, values = self._joined(own)
-        cutoff = highest = None
-        if values is not None:
-            dropped = values[~kept & np.isfinite(values)]
-            highest = float(dropped.max()) if len(dropped) else None
-            cutoff = self.bound
-            if cutoff is None and highest is not None:
-                staying = values[kept & (values >= highest)]
-                cutoff = float(staying.min()) if len(staying) else None
-        return Cut(len(kept), int(kept.sum()), cutoff, highest)
+    def _cut(self, places: list[Ranked]) -> list[Ranked]:
+        values = [place.values for place in places if place.values is not None]
+        if not values:
+            return places
+        if len(values) < len(places):
+            raise ValueError(f"{places[0].name}: compared with components that have no values")
+        kept, value = np.concatenate([place.kept for place in places]), np.concatenate(values)
+        dropped = value[~kept & np.isfinite(value)]
+        cutoff = self.bound
+        if cutoff is None and len(dropped):
+            cutoff = min(value[kept & (value >= dropped.max())].tolist(), default=None)
+        ranks = np.argsort(np.lexsort((~kept, -value))) + 1
+        parts = np.split(ranks, np.cumsum([len(own) for own in values])[:-1])
+        return [replace(place, cutoff=cutoff, ranks=own) for place, own in zip(places, parts, strict=True)]

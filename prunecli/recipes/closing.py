@@ -12,9 +12,8 @@ from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.recipes.engine import Report
 from prunecli.results.document import Document, numbers, with_fingerprints
-from prunecli.results.evaluation import Evaluated, Evaluation
+from prunecli.results.evaluation import SCORES, Evaluated, Evaluation, percent
 from prunecli.results.latency import Latency, Timed, Timing
-from prunecli.results.scores import SCORES, percent
 from prunecli.tensors.json_files import read_json
 from prunecli.tensors.quantities import bytes_text
 

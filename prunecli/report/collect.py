@@ -18,12 +18,11 @@ from prunecli.model.structure import KEY
 from prunecli.progress import Progress, silent
 from prunecli.results import formats
 from prunecli.results.decisions import FILE, Decisions, read_decisions
+from prunecli.results.document import Document
 from prunecli.results.evaluation import Evaluation
 from prunecli.results.inspection import Inspection
 from prunecli.results.latency import Latency
-from prunecli.results.rewriting import Rewriting
-from prunecli.results.tabled import Tabled
-from prunecli.results.training import Training
+from prunecli.results.rewriting import Rewriting, Training
 from prunecli.results.unit_scores import Scores
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.json_files import read_json
@@ -71,7 +70,7 @@ class ResultFile:
     """A result file: its path below the directory, and what it holds."""
 
     name: str
-    content: Tabled
+    content: Document
 
 
 @dataclass(frozen=True)

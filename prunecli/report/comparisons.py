@@ -6,9 +6,8 @@ from prunecli.report.charts import Bar, bars
 from prunecli.report.grids import Scale, heat_map, scale_key
 from prunecli.report.markup import Html, element, join, maybe, row_of, table
 from prunecli.report.trees import dendrogram
-from prunecli.results.languages import ExpertsPerLayer, Languages, Similarities
+from prunecli.results.languages import ExpertsPerLayer, Languages, Similarities, Texts
 from prunecli.results.similarity import Similarity, ends_of
-from prunecli.results.texts import Texts
 from prunecli.tensors.quantities import counted
 
 MOST_PAIRS = 120

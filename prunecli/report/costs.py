@@ -10,7 +10,7 @@ from prunecli.report.charts import Bar, Point, Series, StackedBar, bars, chart, 
 from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.report.markup import Html, element, join, maybe, millions, row_of, table
 from prunecli.results.latency import Latency, Timed, Timing
-from prunecli.results.training import LoggedStep, Training
+from prunecli.results.rewriting import LoggedStep, Training
 from prunecli.tensors.quantities import bytes_text, counted
 
 MOST_POINTS = 300

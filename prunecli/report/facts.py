@@ -11,9 +11,8 @@ from prunecli.analysis.decisions import place_rows
 from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.report.history import command_lines
 from prunecli.results.document import numbers, with_fingerprints
-from prunecli.results.evaluation import Evaluated, Evaluation
+from prunecli.results.evaluation import SCORES, Evaluated, Evaluation, Score
 from prunecli.results.latency import Latency, Timed
-from prunecli.results.scores import SCORES, Score
 
 FORMAT = "prunecli.report/1"
 

@@ -18,10 +18,9 @@ from prunecli.report.parts import experts_section, heads_section
 from prunecli.report.quality import quality_section
 from prunecli.report.style import style_sheet
 from prunecli.results.document import Document
-from prunecli.results.languages import Languages
+from prunecli.results.languages import Languages, Texts
 from prunecli.results.latency import Latency
 from prunecli.results.similarity import Similarity
-from prunecli.results.texts import Texts
 from prunecli.tensors.quantities import counted
 from prunecli.tensors.transaction import new_file
 

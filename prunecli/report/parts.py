@@ -10,7 +10,7 @@ from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.report.grids import Strip, heat_map, scale_key, scale_of, strips
 from prunecli.report.markup import Html, element, join, maybe, row_of, table
 from prunecli.results.gates import GateStatistics
-from prunecli.results.head_comparison import HeadComparison
+from prunecli.results.similarity import HeadComparison
 from prunecli.results.unit_scores import Scores
 from prunecli.tensors.quantities import counted
 

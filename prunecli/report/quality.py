@@ -14,8 +14,7 @@ from prunecli.report.facts import LOWER_IS_BETTER, Row, rows_of, shown_scores
 from prunecli.report.history import original
 from prunecli.report.markup import Html, element, join, maybe, millions, row_of, table
 from prunecli.results.document import numbers
-from prunecli.results.evaluation import Evaluated, Evaluation
-from prunecli.results.scores import Score
+from prunecli.results.evaluation import Evaluated, Evaluation, Score
 from prunecli.tensors.quantities import bytes_text, counted
 
 MOST_PAIRS, MOST_CHECKPOINTS = 40, 8

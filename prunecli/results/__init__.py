@@ -12,10 +12,10 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from prunecli.results.tabled import Tabled
+    from prunecli.results.document import Document
 
 
-def read(path: Path | str) -> Tabled:
+def read(path: Path | str) -> Document:
     """Read evaluation.json, latency.json, similarity.json, languages.json, texts.json, heads.json,
     head-comparison.json, gates.json, prunecli_decisions.json, a training's log, or what `--json` of `inspect`,
     `explain` or a rewriting command printed.
@@ -23,14 +23,15 @@ def read(path: Path | str) -> Tabled:
     Returns:
         A value of the format's class: `Evaluation`, `Latency`, `Similarity`, `Languages`, `Texts`,
         `Scores`, `HeadComparison`, `GateStatistics`, `Decisions`, `Explanation`, `Training`, `Inspection`, or one
-        of those in `results.rewriting` and `results.sharing`.
+        of those in `results.rewriting`.
 
     Raises:
         DataError: missing, cut short, not a result of this version, or with fields that no run writes.
-        StatisticsError: the same of the fields of heads.json, gates.json and of selections.
+        StatisticsError: invalid fields of heads.json or gates.json.
+        CheckpointError: invalid fields of prunecli_decisions.json.
     """
     from prunecli.errors import DataError
-    from prunecli.tensors.json_files import read_json
+    from prunecli.tensors.json_files import check_format, read_json
 
     path, known = Path(path), formats()
     payload = read_json(path, error=DataError)
@@ -41,31 +42,23 @@ def read(path: Path | str) -> Tabled:
         )
     if format_ not in known:
         versions = {name.rpartition("/")[0]: name for name in known}
-        read_json(
-            path, versions.get(format_.rpartition("/")[0], format_), error=DataError
-        )  # of another version?
+        if (present := versions.get(format_.rpartition("/")[0])) is not None:
+            check_format(path, payload, present, DataError)
         raise DataError(
             f'{path}: files of the format "{format_}" hold no tables', f"Those are {', '.join(known)}."
         )
     return known[format_].from_json(payload, path)
 
 
-def formats() -> Mapping[str, type[Tabled]]:
+def formats() -> Mapping[str, type[Document]]:
     """Format -> the class that reads and writes it, of every module of this package."""
-    from prunecli.results.decisions import Decisions
-    from prunecli.results.gates import GateStatistics
-    from prunecli.results.tabled import Tabled
-    from prunecli.results.unit_scores import Scores
+    from prunecli.results.document import Document
 
-    found: dict[str, type[Tabled]] = {
-        GateStatistics.TEXT_FORMAT: GateStatistics,
-        Decisions.FIRST: Decisions,
-        Scores.FIRST: Scores,
-    }
+    found: dict[str, type[Document]] = {}
     for module in iter_modules(__path__):
         for kind in vars(import_module(f"{__name__}.{module.name}")).values():
-            if isinstance(kind, type) and issubclass(kind, Tabled) and "FORMAT" in vars(kind):
-                found[kind.FORMAT] = kind
+            if isinstance(kind, type) and issubclass(kind, Document) and "FORMAT" in vars(kind):
+                found |= {**dict.fromkeys(kind.UPGRADES, kind), kind.FORMAT: kind}
     return found
 
 

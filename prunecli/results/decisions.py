@@ -1,32 +1,38 @@
 """prunecli_decisions.json, beside config.json of a result: by what each step of its history chose what stays.
 
-The same record of one decision is in what the pruning commands print with `--json`, there with ranks and margins.
+The pruning commands print the same JSON of one decision with `--json`, there with ranks and margins. Long lists are
+packed (`Packed`), and read with bounds, whatever a file holds.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
-from functools import partial
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_serializer
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    SerializationInfo,
+    model_validator,
+)
 
 from prunecli import __version__
-from prunecli.errors import CheckpointError, DataError, reason_of
-from prunecli.model.axes import Kind, axis_name
-from prunecli.model.decision import Decision, Origin, Ranked
+from prunecli.errors import CheckpointError, reason_of
+from prunecli.model.axes import axis_name
+from prunecli.model.decision import Decision, Ranked
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.progress import Say, unsaid
-from prunecli.results.document import Count, Document, Number, Record
-from prunecli.results.packing import LARGEST_BYTES, MOST_COMPONENTS, Packed, PackedText
+from prunecli.results.document import Count, Document, Number, Record, array_of
 from prunecli.results.tabled import Row, Tables
-from prunecli.tensors.json_files import read_json
+from prunecli.tensors.json_files import parsed
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -37,153 +43,179 @@ SHARE_FFN = "share-ffn"
 """The command after which hidden units are others."""
 LONGEST_LIST = 65_536
 """Components of a decision; the values of more are packed, rounded to float16 where they are no whole numbers."""
+MOST_COMPONENTS = 1 << 25
+"""In a file; no model has more, and those of a hostile file would fill the memory."""
+LARGEST_BYTES = 128 << 20
+"""Of a file, and of what is unpacked at once."""
 REMEDY = "Copy the file again from the result that prunecli wrote, or remove it: the model does without."
 
-AS_THEY_ARE = ("name", "side", "layer", "attention", "cut", "tokens", "metric")
-"""Fields of a `Ranked` that are written as they are."""
-STATED = tuple(field.name for field in fields(Decision) if field.name != "places")
-"""Fields of a `Decision` that are written as they are."""
 
-Ids = list[Annotated[int, Field(ge=0, le=1 << 40)]]
-
-
-class PlaceRecord(Record):
-    """See `Ranked`. Lists go by the order of the ids; kept ids are named, packed ones marked.
+class Packed(Record):
+    """A list too long for JSON, by zlib and base64.
 
     Attributes:
-        ids: left out: all numbers below `count`.
-        ranks, margins: in what is printed only.
+        dtype: of little-endian numbers; "bits": marks, eight in a byte, the first one highest. None: a JSON list.
+        count: length of the list.
+        scale: factor of the numbers.
     """
 
-    name: str = ""
-    side: str = ""
-    layer: Count | None = None
-    attention: str = ""
-    cut: str = ""
+    DTYPES: ClassVar[Mapping[str, str]] = {"float16": "<f2", "int32": "<i4", "uint8": "|u1", "bits": "|u1"}
+
+    dtype: Literal["float16", "int32", "uint8", "bits"] | None = None
     count: Annotated[int, Field(ge=0, le=MOST_COMPONENTS)]
-    cutoff: Number | None = None
-    tokens: Count | None = None
-    metric: str = ""
-    ids: Ids | Packed | None = None
-    kept: Ids | Packed
-    values: list[Number | None] | Packed | None = None
-    ranks: Ids | None = None
-    margins: list[Number | None] | None = None
-    alone: dict[str, Ids | Packed] = Field(default_factory=dict)
-    reasons: list[str] = Field(default_factory=list)
-    reason: Ids | Packed | None = None
-    labels: PackedText | None = None
+    scale: Number = 1.0
+    data: str
 
-    def ranked(self) -> Ranked:
-        """The value that it stands for.
+    @classmethod
+    def of(cls, values: NDArray[Any] | Sequence[str]) -> dict[str, Any]:
+        """Pack texts, booleans or whole numbers as they are, other numbers rounded to float16."""
+        if not isinstance(values, np.ndarray):
+            return {"count": len(values), "data": _deflated(json.dumps(list(values)).encode())}
+        more: dict[str, Any] = {}
+        dtype, numbers = "int32", values
+        if values.dtype == np.bool_:
+            dtype, numbers = "bits", np.packbits(values)
+        elif values.dtype == np.uint8:
+            dtype = "uint8"
+        else:
+            is_finite = np.isfinite(values)
+            largest = float(np.abs(values[is_finite]).max(initial=0.0))
+            if not is_finite.all() or (values != np.rint(values)).any() or largest >= 1 << 31:
+                more = {"scale": largest or 1.0}
+                dtype, numbers = "float16", np.where(is_finite, values, np.nan) / more["scale"]
+        data = _deflated(numbers.astype(cls.DTYPES[dtype]).tobytes())
+        return {"dtype": dtype, "count": len(values), **more, "data": data}
 
-        Raises:
-            ValueError: lists of other lengths, ids that are not there or not in order.
-        """
-        ids = np.arange(self.count) if self.ids is None else _array(self.ids).astype(np.int64)
-        values = None if self.values is None else _array(self.values).astype(np.float64)
-        reason = None if self.reason is None else _array(self.reason).astype(np.uint8)
-        labels = None if self.labels is None else self.labels.texts()
-        lengths = {len(part) for part in (ids, values, reason, labels) if part is not None}
-        if lengths != {self.count} or (len(ids) > 1 and (np.diff(ids) <= 0).any()):
-            raise ValueError(f"{self.name}: lists of other than {self.count} components")
-        if reason is not None and int(reason.max(initial=0)) > len(self.reasons):
-            raise ValueError(f"{self.name}: a reason without its words")
-        return Ranked(
-            **{name: getattr(self, name) for name in AS_THEY_ARE},
-            ids=ids,
-            kept=self._marked(self.kept, ids),
-            values=values,
-            alone={name: self._marked(own, ids) for name, own in self.alone.items()},
-            reasons=tuple(self.reasons),
-            reason=reason,
-            labels=labels,
-        )
-
-    def _marked(self, own: Ids | Packed, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        array = _array(own)
-        if isinstance(own, Packed):
-            if own.dtype != "bits" or len(array) != self.count:
-                raise ValueError(f"{self.name}: lists of other than {self.count} components")
-            return array
-        if len(set(own)) != len(own) or not np.isin(array, ids).all():
-            raise ValueError(f"{self.name}: ids that were not there")
-        return np.isin(ids, array)
-
-
-class DecisionRecord(Record):
-    """See `Decision`.
-
-    Attributes:
-        step: number of the entry in the history of config.json, from 0.
-        command: of that entry.
-    """
-
-    step: Count | None = None
-    command: str = ""
-    part: Kind
-    metric: str | None = None
-    how: str = ""
-    least: str = ""
-    bound: Number | None = None
-    thresholds: dict[str, Number] = Field(default_factory=dict)
-    origin: Origin = Origin()
-    places: list[PlaceRecord]
-
-    def decision(self) -> Decision:
-        """The value that it stands for.
+    def unpacked(self) -> Any:
+        """The list, or its numbers as an array. Memory is bounded by `count`, whatever the file holds.
 
         Raises:
-            ValueError: what goes together does not.
+            ValueError: the data are damaged, or numbers of another count.
         """
-        places = tuple(place.ranked() for place in self.places)
-        made = Decision(places=places, **{name: getattr(self, name) for name in STATED})
-        for place, ranks in zip(places, made.ranks, strict=True):
-            if place.values is not None and ranks is None:
-                raise ValueError(f"{place.name}: compared with what has no values")
-        return made
+        dtype = np.dtype(self.DTYPES[self.dtype or "bits"])
+        size = -(-self.count // 8) if self.dtype == "bits" else self.count * dtype.itemsize
+        most = size if self.dtype else min(1024 * self.count + 2, LARGEST_BYTES)
+        try:
+            found = zlib.decompressobj().decompress(b64decode(self.data, validate=True), most + 1)
+        except zlib.error as error:
+            raise ValueError(f"packed values are damaged ({error})") from error
+        if self.dtype is None:
+            return parsed(found)
+        if len(found) != size:
+            raise ValueError(f"packed values of other than {size} bytes")
+        values = np.frombuffer(found, dtype)
+        if self.dtype == "bits":
+            return np.unpackbits(values, count=self.count)
+        return values.astype(np.float64) * self.scale
 
-    @field_serializer("origin")
-    def _origin(self, origin: Origin) -> dict[str, Any]:
-        return _said(asdict(origin))
+
+def _unpacked(value: Any) -> Any:
+    return Packed.model_validate(value).unpacked() if isinstance(value, dict) else value
 
 
-def record(decision: Decision, *, full: bool = False, **of_step: Any) -> DecisionRecord:
-    """The record of a decision.
+def _deflated(content: bytes) -> str:
+    return b64encode(zlib.compress(content, 6)).decode("ascii")
 
-    Args:
-        decision: to be written or printed.
-        full: with ranks and margins, as it is printed.
-        of_step: `step` and `command`, in the file of a history.
-    """
-    is_long = sum(len(place.ids) for place in decision.places) > LONGEST_LIST
-    is_told = full and not is_long
 
-    def numbers(values: NDArray[Any] | None) -> Any:
-        return Packed.of(values) if is_long and values is not None else _listed(values)
+PLACE = (
+    *("name", "side", "layer", "attention", "cut", "count", "cutoff", "tokens", "metric", "ids"),
+    *("kept", "values", "ranks", "margins", "alone", "reasons", "reason", "labels"),
+)
+DECISION = ("step", "command", "part", "metric", "how", "least", "bound", "thresholds", "origin", "places")
+"""Keys in the order in which they are written."""
 
-    def written(index: int, place: Ranked) -> PlaceRecord:
-        def marked(values: NDArray[np.bool_]) -> Any:
-            return Packed.of(values) if is_long else place.ids[values].tolist()
 
-        count = len(place.ids)
-        found = {
-            **{name: getattr(place, name) for name in AS_THEY_ARE},
-            "cutoff": decision.cuts[index].cutoff,
-            "ids": None if np.array_equal(place.ids, np.arange(count)) else numbers(place.ids),
-            "values": numbers(place.values),
-            "ranks": numbers(decision.ranks[index]) if is_told else None,
-            "margins": numbers(decision.margins(index)) if is_told else None,
-            "alone": {name: marked(own) for name, own in place.alone.items()},
-            "reasons": list(place.reasons),
-            "reason": numbers(place.reason),
-            "labels": None if place.labels is None else PackedText.of(place.labels),
-        }
-        return PlaceRecord(**_said(found), count=count, kept=marked(place.kept))
+def _written(decision: Decision, info: SerializationInfo) -> dict[str, Any]:
+    """The JSON of a decision; with ranks and margins unless the context of the serialization is `FILE`."""
+    is_long = sum(place.count for place in decision.places) > LONGEST_LIST
+    left_out = ("ranks", "margins") if is_long or info.context == FILE else ()
 
-    stated = _said({name: getattr(decision, name) for name in STATED})
-    places = [written(index, place) for index, place in enumerate(decision.places)]
-    return DecisionRecord(**of_step, **stated, places=places)
+    def place_json(place: Ranked) -> dict[str, Any]:
+        def plain(value: Any) -> Any:
+            if isinstance(value, Mapping):
+                return {name: plain(own) for name, own in value.items()}
+            if not isinstance(value, np.ndarray):
+                return value
+            if is_long:
+                return Packed.of(value)
+            return place.ids[value].tolist() if value.dtype == np.bool_ else _listed(value)
+
+        found = {name: plain(getattr(place, name)) for name in PLACE if name not in left_out}
+        if np.array_equal(place.ids, np.arange(place.count)):
+            del found["ids"]
+        return _said({**found, "labels": place.labels and Packed.of(place.labels)})
+
+    found = {name: getattr(decision, name) for name in DECISION}
+    found |= {"origin": _said(asdict(decision.origin)), "places": list(map(place_json, decision.places))}
+    return _said(found)
+
+
+ARRAYS = {"ids": {"counts": True}, "values": {"signed": True, "missing": True}, "reason": {"counts": True}}
+"""Field of a place -> options of `array_of`."""
+
+
+def _place(found: Any) -> dict[str, Any]:
+    """The fields of a `Ranked` from its JSON: arrays for lists, marks for the ids that stay."""
+    count = found["count"]
+    if type(count) is not int or not 0 <= count <= MOST_COMPONENTS:
+        raise ValueError(f"count: {count!r} is no number of components")
+    there = {name: value for name, value in found.items() if value is not None}
+    there |= {
+        name: array_of(_unpacked(there[name]), (count,), **kinds)
+        for name, kinds in ARRAYS.items()
+        if name in there
+    }
+    ids = there.setdefault("ids", np.arange(count))
+
+    def marked(own: Any) -> NDArray[np.bool_]:
+        if isinstance(own, dict):
+            return array_of(_unpacked(own), (count,)).astype(np.bool_)
+        held = array_of(own, (len(own),), counts=True)
+        if len(np.unique(held)) < len(own) or not np.isin(held, ids).all():
+            raise ValueError("ids that were not there")
+        return np.isin(ids, held)
+
+    there |= {
+        "kept": marked(there["kept"]),
+        "alone": {name: marked(own) for name, own in there.get("alone", {}).items()},
+        "labels": _unpacked(there.get("labels")),
+        "cutoff": None,  # the decision finds them again
+        "ranks": None,
+    }
+    reason = there.get("reason", np.zeros(1)).max(initial=0)
+    if (np.diff(ids) <= 0).any() or reason > len(there.get("reasons", ())):
+        raise ValueError("ids that are not in order, or a reason without its words")
+    if there["labels"] is not None and len(there["labels"]) != count:
+        raise ValueError(f"other than {count} labels")
+    return {"name": "", "side": "", "layer": None, **there}
+
+
+def _read(value: Any) -> Any:
+    """The fields of a `Decision` from its JSON."""
+    if isinstance(value, Decision):
+        return value
+    try:
+        return {**value, "places": [_place(place) for place in value["places"]]}
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(reason_of(error)) from error
+
+
+Written = Annotated[Decision, BeforeValidator(_read), PlainSerializer(_written)]
+"""A decision that pydantic reads from JSON and writes as JSON."""
+
+
+def _of_first(payload: Any) -> Any:
+    """A file of 0.2.0 with the names of axes; `read_decisions`, which knows the history, renumbers."""
+
+    def place_json(place: Any, part: Any) -> dict[str, Any]:
+        name = axis_name(place.get("name") or place.get("side", ""), part).lstrip(".")
+        return {**place, "name": name, "attention": place.get("kind", "")}
+
+    decisions = [
+        {**one, "places": [place_json(place, one["part"]) for place in one["places"]]}
+        for one in payload["decisions"]
+    ]
+    return {**payload, "decisions": decisions}
 
 
 class Decisions(Document):
@@ -197,58 +229,42 @@ class Decisions(Document):
     FIRST: ClassVar[str] = "prunecli.decisions/1"
     """Of version 0.2.0: places are named by modules (layers and tokens have no name), the attention is called `kind`,
     and layers, hidden units and tokens have their numbers in the source of the step."""
+    UPGRADES: ClassVar = {FIRST: _of_first}
+    ERROR = CheckpointError
+    REMEDY = REMEDY
 
-    decisions: list[DecisionRecord]
+    decisions: list[Written]
 
+    @model_validator(mode="before")
     @classmethod
-    def from_json(cls, payload: Any, path: Path) -> Decisions:
-        found = super().from_json(payload, path)
-        if sum(place.count for one in found.decisions for place in one.places) > MOST_COMPONENTS:
-            raise DataError(f"{path}: more than {MOST_COMPONENTS:,} components, as no model has", REMEDY)
-        return found._upgraded() if found.format == cls.FIRST else found
-
-    def _upgraded(self) -> Decisions:
-        """A file of the first version with the names of axes; `read_decisions`, which knows the history, renumbers."""
-        decisions = []
-        for one in self.decisions:
-            names = (axis_name(place.name or place.side, one.part).lstrip(".") for place in one.places)
-            places = [
-                place.model_copy(
-                    update={"name": name, "attention": str((place.model_extra or {}).get("kind", ""))}
-                )
-                for name, place in zip(names, one.places, strict=True)
-            ]
-            decisions.append(one.model_copy(update={"places": places}))
-        return self.model_copy(update={"decisions": decisions})
+    def _are_not_too_many(cls, payload: Any) -> Any:
+        read = [one for one in payload["decisions"] if isinstance(one, dict)]
+        if sum(place["count"] for one in read for place in one["places"]) > MOST_COMPONENTS:
+            raise ValueError(f"more than {MOST_COMPONENTS:,} components, as no model has")
+        return payload
 
     def _tables(self) -> Tables:
         """`decisions`: a component that was up for a choice."""
-        return {"decisions": [row for one in self.decisions for row in decision_rows(one)]}
+        return {"decisions": [row for decision in self.decisions for row in decision_rows(decision)]}
 
 
-def decision_rows(one: DecisionRecord) -> list[Row]:
+def decision_rows(decision: Decision) -> list[Row]:
     """A row for each component: where, its value and rank, the cut-off, its margin, whether it stays."""
-    decision = one.decision()
     rows: list[Row] = []
-    for index, place in enumerate(decision.places):
-        columns: dict[str, Sequence[Any] | None] = {
-            one.part: place.ids.tolist(),
+    for place in decision.places:
+        where: Row = {} if decision.step is None else {"step": decision.step}
+        where |= {"place": place.name, "side": place.side, "layer": place.layer, "cutoff": place.cutoff}
+        columns = {
+            decision.part: place.ids.tolist(),
             "text": place.labels,
             "value": _listed(place.values),
-            "rank": _listed(decision.ranks[index]),
-            "margin": _listed(decision.margins(index)),
+            "rank": _listed(place.ranks),
+            "margin": _listed(place.margins),
             "kept": place.kept.tolist(),
         }
         there = {name: values for name, values in columns.items() if values is not None}
-        where = {
-            **_said({"step": one.step}),
-            "place": place.name,
-            "side": place.side,
-            "layer": place.layer,
-            "cutoff": decision.cuts[index].cutoff,
-        }
         rows += [
-            {**where, **dict(zip(there, values, strict=True))} for values in zip(*there.values(), strict=True)
+            where | dict(zip(there, values, strict=True)) for values in zip(*there.values(), strict=True)
         ]
     return rows
 
@@ -265,35 +281,24 @@ def read_decisions(directory: Path, history: Sequence[Mapping[str, Any]]) -> dic
         return found
     if path.stat().st_size > LARGEST_BYTES:
         raise CheckpointError(f"{path}: is too large to be such a file", REMEDY)
-    try:
-        stored = Decisions.from_json(read_json(path, error=DataError), path)
-    except DataError as error:
-        raise CheckpointError(error.message, REMEDY) from error
-    if stored.format not in (Decisions.FORMAT, Decisions.FIRST):
-        raise CheckpointError(
-            f"{path}: its format is {stored.format!r}; this prunecli reads {Decisions.FORMAT!r}", REMEDY
-        )
-    for one in sorted(stored.decisions, key=lambda one: one.step or 0):
-        step = one.step
-        if step is None or step >= len(history) or history[step].get("command") != one.command:
+    stored = Decisions.read(path)
+    for decision in sorted(stored.decisions, key=lambda one: one.step or 0):
+        step = decision.step
+        if step is None or step >= len(history) or history[step].get("command") != decision.command:
             raise CheckpointError(f"{path}: is not of the history in config.json", REMEDY)
         if step in found:
             raise CheckpointError(f"{path}: tells of one step twice", REMEDY)
-        try:
-            found[step] = one.decision()
-            if stored.format == Decisions.FIRST:
-                layer_of = partial(_number_before, history[:step])
-                found[step] = in_original_ids(found[step], found, history[: step + 1], layer_of)
-        except (ValueError, IndexError, zlib.error) as error:
-            raise CheckpointError(f"{path}: is damaged ({reason_of(error)})", REMEDY) from error
+        found[step] = decision
+        if stored.format == Decisions.FIRST:
+            try:
+                found[step] = in_original_ids(decision, found, history[: step + 1])
+            except (ValueError, LookupError) as error:
+                raise CheckpointError(f"{path}: is damaged ({reason_of(error)})", REMEDY) from error
     return found
 
 
 def in_original_ids(
-    decision: Decision,
-    earlier: Mapping[int, Decision],
-    history: Sequence[Mapping[str, Any]],
-    layer_of: Callable[[str, int], int],
+    decision: Decision, earlier: Mapping[int, Decision], history: Sequence[Mapping[str, Any]]
 ) -> Decision:
     """A decision whose layers, hidden units and tokens are numbered as in the original model.
 
@@ -301,7 +306,6 @@ def in_original_ids(
         decision: by numbers of the source of its step.
         earlier: those of steps before, by original numbers.
         history: up to its step.
-        layer_of: side and number of a layer in the source -> its number in the original model.
     """
     made = [step for step, entry in enumerate(history) if entry.get("command") == SHARE_FFN]
     since = made[-1] if made else 0  # hidden units of a merged FFN are other ones
@@ -310,9 +314,9 @@ def in_original_ids(
     for place in decision.places:
         ids, name, layer = place.ids, place.name, place.layer
         if decision.part == "layer":
-            ids = np.array([layer_of(place.side, number) for number in ids.tolist()], np.int64)
+            ids = np.array([_number_before(history, place.side, number) for number in ids.tolist()], np.int64)
         if layer is not None:
-            layer = layer_of(place.side, layer)
+            layer = _number_before(history, place.side, layer)
             name = name.replace(f".{place.layer}.", f".{layer}.", 1)
         if decision.part in ("unit", "token"):
             same = (one for other in before if other.part == decision.part for one in other.places)
@@ -323,23 +327,18 @@ def in_original_ids(
 
 
 def _number_before(history: Sequence[Mapping[str, Any]], side: str, number: int) -> int:
-    """The number in the original model of a layer that is counted so after these steps."""
-    for entry in reversed(history):
+    """The number in the original model of a layer of the source of the last step."""
+    for entry in reversed(history[:-1]):
         if entry.get("command") == PRUNE_LAYERS:
             for gone in sorted(entry.get("arguments", {}).get("removed", {}).get(side, ())):
                 number += gone <= number
     return number
 
 
-def document(
-    decisions: Mapping[int, Decision], history: Sequence[Mapping[str, Any]], *, full: bool = True
-) -> Decisions:
-    """The decisions of a history as a file; `full`: with ranks and margins, as it is printed."""
-    records = [
-        record(decision, step=step, command=str(history[step].get("command", "")), full=full)
-        for step, decision in sorted(decisions.items())
-    ]
-    return Decisions(format=Decisions.FORMAT, prunecli=__version__, decisions=records)
+def document(decisions: Mapping[int, Decision]) -> Decisions:
+    """The decisions of the steps of a history, as `explain --json` prints them."""
+    made = [decision for _, decision in sorted(decisions.items())]
+    return Decisions(format=Decisions.FORMAT, prunecli=__version__, decisions=made)
 
 
 def with_decision(source: Checkpoint, rewrite: Rewrite, say: Say = unsaid) -> Rewrite:
@@ -355,24 +354,56 @@ def with_decision(source: Checkpoint, rewrite: Rewrite, say: Say = unsaid) -> Re
     except CheckpointError as error:
         say(f"{error.message}: left out, so that nothing tells by what earlier steps chose.")
         found = {}
-    decision = in_original_ids(rewrite.decision, found, history, source.structure.original_layer)
-    found[len(history) - 1] = decision
-    made = document(found, history, full=False)
-    content = json.dumps(made.to_json(), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    decision = in_original_ids(rewrite.decision, found, history)
+    step = len(history) - 1
+    found[step] = replace(decision, step=step, command=str(history[step].get("command", "")))
+    made = document(found).model_dump(exclude_unset=True, context=FILE)
+    content = json.dumps(made, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return replace(rewrite, decision=decision, files={**rewrite.files, FILE: f"{content}\n".encode()})
 
 
+class Answer(Record):
+    """What one step says of one component, or where the component is now.
+
+    Attributes:
+        text: one or two sentences.
+        step: of the history, from 0; None: of the result.
+        command: of the step.
+        fields: part, place, side, layer, id, kept, metric, value, rank, of, cutoff, margin: those that there are.
+            Numbers are those of the original model.
+    """
+
+    text: str
+    step: Count | None = None
+    command: str = ""
+    fields: dict[str, Any] = Field(default_factory=dict)
+
+
+class Explanation(Document):
+    """What `prunecli explain DIR WHAT --json` prints: answers to one question, in the order of the history."""
+
+    FORMAT: ClassVar[str] = "prunecli.explanation/1"
+
+    question: str
+    answers: list[Answer]
+
+    def _tables(self) -> Tables:
+        """`answers`: a step."""
+        return {
+            "answers": [
+                {"step": one.step, "command": one.command, **one.fields, "text": one.text}
+                for one in self.answers
+            ]
+        }
+
+
 def _said(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop empty fields."""
+    """Drop empty fields, but those that are always written."""
     return {
-        name: value for name, value in values.items() if value is not None and value not in ("", [], (), {})
+        name: value
+        for name, value in values.items()
+        if name in ("kept", "origin", "places") or value not in (None, "", [], (), {})
     }
-
-
-def _array(values: Ids | list[float | None] | Packed) -> NDArray[Any]:
-    if isinstance(values, Packed):
-        return values.array()
-    return np.array([np.nan if value is None else value for value in values])
 
 
 def _listed(values: NDArray[Any] | None) -> list[Any] | None:

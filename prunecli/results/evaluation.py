@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
-from prunecli.results.arrays import MOST
-from prunecli.results.document import Count, Document, Number, Record, first_fault, numbers
+from prunecli.results.document import MOST, Count, Document, Number, Record, first_fault, numbers
 from prunecli.results.tabled import Row, Tables, picked, scalars
 
 OVER, SHORT, LONG = 0.1, 0.7, 1.4
@@ -20,6 +20,13 @@ TABLES = (
     *("pairs", "mean", "by_source", "by_target", "by_group"),
     *("scores", "by_text", "by_position", "f1_by_class"),
 )
+COLUMNS = {
+    "bootstrap": {"p_value": "{}_p_value", "": "{}_bootstrap_{}"},
+    "difference": {"": "{}_difference_{}"},
+    "significant": {"": "{}_pairs_{}"},
+}
+"""What is said of scores -> name of it -> column."""
+GROUPS = {"source": "source_group", "target": "target_group"}
 MODEL = ("dtype", "parameters", "checkpoint_bytes", "context", "stride")
 
 
@@ -168,37 +175,100 @@ class Evaluation(Document):
                 source, _, target = pair.partition("-")
                 found["pairs"].append({**name, "source": source, "target": target, **_scores(scores)})
             for side, means in (("source", result.by_source), ("target", result.by_target)):
-                found[f"by_{side}"] += [
-                    {**name, side: language, **_scores(scores)} for language, scores in means.items()
-                ]
+                rows = ({**name, side: language, **_scores(scores)} for language, scores in means.items())
+                found[f"by_{side}"] += rows
             for scores in result.by_group:
-                groups = {f"{side}_group": scores[side] for side in ("source", "target")}
-                others = {key: value for key, value in scores.items() if key not in ("source", "target")}
-                found["by_group"].append({**name, **groups, **_scores(others)})
-            found["by_text"] += [
-                {**name, "text": text, **scalars(scores)} for text, scores in result.by_text.items()
-            ]
+                renamed = {GROUPS.get(key, key): value for key, value in scores.items()}
+                found["by_group"].append({**name, **_scores(renamed)})
             for text, scores in {"": result.scores, **result.by_text}.items():
                 of_text = {**name, "text": text} if text else name
+                found["by_text"] += [{**of_text, **scalars(scores)}] if text else []
                 found["by_position"] += [{**of_text, **span} for span in scores.get("by_position", [])]
             by_class = result.scores.get("f1_by_class", {})
-            found["f1_by_class"] += [
-                {**name, "class": label, "f1": value} for label, value in by_class.items()
-            ]
+            found["f1_by_class"] += [{**name, "class": key, "f1": value} for key, value in by_class.items()]
         return found
 
 
 def _scores(scores: Mapping[str, Any]) -> Row:
     """The scores, what the significance test says of each, and how it differs from the first checkpoint's."""
     row = scalars(scores)
-    for metric, test in scores.get("bootstrap", {}).items():
-        row |= {
-            f"{metric}_p_value": test.get("p_value"),
-            f"{metric}_bootstrap_mean": test["mean"],
-            f"{metric}_bootstrap_ci95": test["ci95"],
-        }
-    for metric, spread in scores.get("difference", {}).items():
-        row |= {f"{metric}_difference_{name}": value for name, value in spread.items()}
-    for metric, counts in scores.get("significant", {}).items():
-        row |= {f"{metric}_pairs_{name}": counts[name] for name in ("worse", "better")}
+    for key, columns in COLUMNS.items():
+        for metric, values in scores.get(key, {}).items():
+            row |= {columns.get(name, columns[""]).format(metric, name): values[name] for name in values}
     return row
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score of a task.
+
+    Attributes:
+        title: of its column.
+        form: of its numbers, as `format` takes it.
+        in_percent: whether a difference is a share of the first one's score, not a number of points: perplexity
+            has no natural unit.
+        of_two: whether it compares with the first checkpoint already.
+        closing: whether the closing table of a recipe has it.
+    """
+
+    title: str
+    form: str
+    in_percent: bool = False
+    of_two: bool = False
+    closing: bool = False
+
+    def difference(self, value: float, first: float) -> str:
+        """What `value` differs by from the first checkpoint's: `-0.8`, `+7.5%`."""
+        if self.in_percent:
+            return percent(value, first)
+        if self.form.endswith("%"):
+            return f"{100 * (value - first):+.1f}"
+        return format(value - first, f"+{self.form}")
+
+
+def percent(value: float, first: float) -> str:
+    """The change from `first` to `value`: `-72%`, `+7.5%`; whole percents from ten on."""
+    if not first:
+        return ""
+    change = 100 * (value - first) / abs(first)
+    return f"{change:+,.{0 if abs(change) >= 10 else 1}f}%"
+
+
+SCORES: Mapping[str, Mapping[str, Score]] = {
+    "translation": {
+        "chrf++": Score("chrF++", ".1f", closing=True),
+        "chrf": Score("chrF", ".1f"),
+        "bleu": Score("BLEU", ".1f", closing=True),
+        "spbleu": Score("spBLEU", ".1f", closing=True),
+        "comet": Score("COMET", ".1f", closing=True),
+    },
+    "lm": {
+        "perplexity": Score("perplexity", ",.3f", in_percent=True, closing=True),
+        "bits_per_byte": Score("bits/byte", ".4f"),
+        "bits_per_character": Score("bits/char.", ".4f"),
+        "tokens": Score("tokens", ",d"),
+        "kl_divergence": Score("KL, nats", ".4f", of_two=True, closing=True),
+        "top1_agreement": Score("same top-1", ".1%", of_two=True, closing=True),
+        "tokens_until_difference": Score("same until", ".1f", of_two=True),
+        "equal_tokens": Score("same tokens", ".1%", of_two=True),
+    },
+    "mlm": {
+        "loss": Score("loss, nats", ".4f"),
+        "perplexity": Score("exp(loss)", ",.3f", in_percent=True, closing=True),
+        "tokens": Score("hidden tokens", ",d"),
+    },
+    "classification": {
+        "accuracy": Score("accuracy", ".1%", closing=True),
+        "f1": Score("macro F1", ".3f", closing=True),
+        "matthews": Score("MCC", ".3f", closing=True),
+        "loss": Score("loss, nats", ".4f"),
+    },
+    "embedding": {
+        "cosine": Score("cosine to first", ".4f", of_two=True, closing=True),
+        "cosine_5_percent": Score("5% below", ".4f", of_two=True),
+        "spearman": Score("Spearman", ".4f", closing=True),
+        "retrieval": Score("retrieved", ".1%", closing=True),
+        "width": Score("width", ",d"),
+    },
+}
+"""Task -> score -> how it is shown."""

@@ -1,4 +1,4 @@
-"""Gate statistics as additive sums (2212.09811, 4.1-4.2; 2510.13999, eq. 9): read, merge, write.
+"""Gate statistics as additive sums (2212.09811, 4.1-4.2; 2510.13999, eq. 9), and sums of experts' outputs.
 
 Symbols: `layers` counts the sparse layers, `experts` the experts of the original model's layer. Ids are
 always the original ones; an expert that a checkpoint no longer holds has zeros.
@@ -11,21 +11,23 @@ sums over one token; several are averaged (`combine`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import reduce
+from dataclasses import dataclass, field
+from functools import partial, reduce
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 
 from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, reason_of
 from prunecli.model.axes import Axis, axis_name
-from prunecli.results.arrays import checked_array
-from prunecli.results.header import joined, split_of
-from prunecli.results.tabled import Tabled, Tables
+from prunecli.results.document import Count, Document, Record, array_of
+from prunecli.results.header import merged_text, split_of
+from prunecli.results.tabled import Tables
 from prunecli.tensors.json_files import read_json
+from prunecli.tensors.transaction import new_file
 
 Array = NDArray[Any]
 Mode = Literal["forced", "beam", "published", "text"]
@@ -51,6 +53,17 @@ NLLB_200_LAYERS = tuple(
 FIELDS = {"top1": "top1", "top2": "top2", "gate_sum": "mean", "conf1_sum": "conf1", "conf2_sum": "conf2"}
 """Name of a sum -> field of a published entry. `top2` is the share of tokens that rank the expert second."""
 AGAIN = "Collect the statistics again."
+OUTPUTS_FORMAT = "prunecli.outputs/1"
+COLLECT_OUTPUTS = "Collect again with --mean-outputs."
+
+
+def _array(value: Any, *, counts: bool) -> Array:
+    return value if isinstance(value, np.ndarray) else array_of(value, counts=counts)
+
+
+_AS_LISTS = PlainSerializer(np.ndarray.tolist)
+Counts = Annotated[Array, PlainValidator(partial(_array, counts=True)), _AS_LISTS]
+Sums = Annotated[Array, PlainValidator(partial(_array, counts=False)), _AS_LISTS]
 
 
 def _absent() -> Array:
@@ -80,19 +93,19 @@ class GateSums:
         norm_max: `[layers, experts]`, the largest ‖f‖ among those, 0 without any.
     """
 
-    tokens: Array
-    top1: Array
-    top2: Array
-    gate_sum: Array
-    conf1_sum: Array
-    conf2_sum: Array
-    routed: Array = field(default_factory=_absent)
-    gate_sq_sum: Array = field(default_factory=_absent)
-    norm_sum: Array = field(default_factory=_absent)
-    norm_sq_sum: Array = field(default_factory=_absent)
-    gate_norm_sum: Array = field(default_factory=_absent)
-    gate_norm_sq_sum: Array = field(default_factory=_absent)
-    norm_max: Array = field(default_factory=_absent)
+    tokens: Counts
+    top1: Counts
+    top2: Counts
+    gate_sum: Sums
+    conf1_sum: Sums
+    conf2_sum: Sums
+    routed: Counts = field(default_factory=_absent)
+    gate_sq_sum: Sums = field(default_factory=_absent)
+    norm_sum: Sums = field(default_factory=_absent)
+    norm_sq_sum: Sums = field(default_factory=_absent)
+    gate_norm_sum: Sums = field(default_factory=_absent)
+    gate_norm_sq_sum: Sums = field(default_factory=_absent)
+    norm_max: Sums = field(default_factory=_absent)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -167,13 +180,24 @@ def combine(parts: Sequence[GateSums], mode: Mode) -> GateSums:
     return GateSums(np.ones(len(top1)), top1, top2, gate_sum, conf1 * top1, conf2 * top2)
 
 
-@dataclass(frozen=True)
-class GateStatistics(Tabled):
+class GateModel(Record):
+    """The checkpoint that was run.
+
+    Attributes:
+        fingerprint: None for the authors' published files.
+        model_type: as in config.json; None for published files.
+        routers: `router_fingerprint` of the checkpoint; None where the file does not say it.
+    """
+
+    fingerprint: str | None
+    model_type: str | None
+    routers: str | None = None
+
+
+class GateStatistics(Document):
     """gates.json: gate sums per language pair, or of language models per text.
 
     Attributes:
-        fingerprint: of the checkpoint that was run; None for the authors' published files.
-        model_type: as in config.json; None for published files.
         mode: teacher-forced, beam search, or published; "text" of language models.
         layers: names of the sparse layers, encoder first.
         num_experts: of an original layer.
@@ -182,7 +206,6 @@ class GateStatistics(Tabled):
             `X`, and the ratios stand for the sums over one token.
         lacks: names of the sums that the file does not give; zeros stand for them.
         dtype: that the model was computed in; None where the file does not say it.
-        routers: `router_fingerprint` of the checkpoint that was run; None where the file does not say it.
         split: of a directory of parallel text.
         whole_files: each file of plain text was one document, or each line was; None: unknown, or of both kinds.
         mixed: statistics of whole documents and of single lines were merged.
@@ -191,30 +214,36 @@ class GateStatistics(Tabled):
     FORMAT: ClassVar[str] = "prunecli.gates/1"
     TEXT_FORMAT: ClassVar[str] = "prunecli.gates/2"
     """With TEXT_SUMS, and a text's name for each entry."""
+    UPGRADES: ClassVar = {TEXT_FORMAT: dict}
+    ERROR = StatisticsError
+    REMEDY = AGAIN
 
-    fingerprint: str | None
-    model_type: str | None
+    model: GateModel
     mode: Mode
     layers: tuple[str, ...]
-    num_experts: int
-    top_k: int
-    entries: Mapping[str, GateSums]
-    lacks: frozenset[str] = frozenset()
+    num_experts: Count
+    top_k: Count
+    entries: dict[str, GateSums] = Field(min_length=1)
     dtype: str | None = None
-    routers: str | None = None
-    split: str | None = None
     whole_files: bool | None = None
-    mixed: bool = False
-
-    @property
-    def format(self) -> str:
-        """Of the file that they are written to."""
-        return self.TEXT_FORMAT if self.mode == "text" else self.FORMAT
+    split: str | None = None
+    lacks: frozenset[str] = Field(default=frozenset(), exclude=True)
+    mixed: bool = Field(default=False, exclude=True)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The sums that an entry of such a file holds."""
         return TEXT_SUMS if self.mode == "text" else SUMS
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Fingerprint of the checkpoint that was run."""
+        return self.model.fingerprint
+
+    @property
+    def model_type(self) -> str | None:
+        """Model type of the checkpoint that was run."""
+        return self.model.model_type
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -226,79 +255,34 @@ class GateStatistics(Tabled):
 
     @classmethod
     def from_json(cls, payload: Any, path: Path) -> GateStatistics:
-        """The statistics in a gates.json.
+        found = super().from_json({**payload, "split": split_of(payload)}, path)
+        if found.fingerprint is None or found.mode == "published":
+            raise StatisticsError(f"{path}: states no fingerprint, or the mode {found.mode!r}.", AGAIN)
+        return found
 
-        Raises:
-            StatisticsError: of another format, misshapen, with values that no run could give.
-        """
-        is_text = payload["format"] == cls.TEXT_FORMAT
-        if not is_text and payload["format"] != cls.FORMAT:
-            raise StatisticsError(
-                f"{path}: format is {payload['format']!r}, not {cls.FORMAT!r} or {cls.TEXT_FORMAT!r}.",
-                "Give a file that `collect-gates` wrote.",
-            )
-        try:
-            model, layers = payload["model"], tuple(map(str, payload["layers"]))
-            shape = len(layers), int(payload["num_experts"])
-            entries = {
-                pair: GateSums(
-                    **{
-                        name: checked_array(
-                            sums[name],
-                            shape[: 1 if name == "tokens" else 2],
-                            f"{path}: {pair}: {name}",
-                            counts=name in COUNTS,
-                        )
-                        for name in (TEXT_SUMS if is_text else SUMS)
-                    }
+    @model_validator(mode="after")
+    def _go_together(self) -> GateStatistics:
+        is_text, shape = self.mode == "text", (len(self.layers), self.num_experts)
+        if is_text != (self.format == self.TEXT_FORMAT):
+            raise ValueError(f"mode is {self.mode!r} in a file of {self.format}")
+        for entry, sums in self.entries.items():
+            if not entry or not (is_text or all(split_pair(entry))):
+                raise ValueError(
+                    f"{entry!r} is not a {'name of a text' if is_text else 'pair SOURCE-TARGET'}"
                 )
-                for pair, sums in payload["entries"].items()
-            }
-            statistics = cls(
-                str(model["fingerprint"]),
-                str(model["model_type"]),
-                payload["mode"],
-                layers,
-                shape[1],
-                int(payload["top_k"]),
-                entries,
-                dtype=payload.get("dtype"),
-                routers=str(model["routers"]) if "routers" in model else None,
-                split=split_of(payload),
-                whole_files=payload.get("whole_files"),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            missing = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({reason_of(error)})"
-            raise StatisticsError(f"{path}: the file {missing}.", AGAIN) from error
-        if not entries:
-            raise StatisticsError(f"{path}: no {'texts' if is_text else 'language pairs'}.", AGAIN)
-        modes = ("text",) if is_text else ("forced", "beam")
-        if statistics.mode not in modes:
-            known = " or ".join(map(repr, modes))
-            raise StatisticsError(f"{path}: mode is {statistics.mode!r}, not {known}.")
-        if is_text and "" in entries:
-            raise StatisticsError(f"{path}: a text without a name.", AGAIN)
-        for pair in () if is_text else entries:
-            if not all(split_pair(pair)):
-                raise StatisticsError(f"{path}: {pair!r} is not a pair SOURCE-TARGET.")
-        return statistics
+            for name in self.names:
+                needed, held = shape[: 1 if name == "tokens" else 2], getattr(sums, name).shape
+                if held != needed:
+                    raise ValueError(f"{entry}: {name} is of the shape {held}; {needed} is needed")
+        return self
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of gates.json beside those of the header; counts stay integers."""
-        model = {"fingerprint": self.fingerprint, "model_type": self.model_type}
-        stated = {"dtype": self.dtype, "whole_files": self.whole_files, "split": self.split}
-        return {
-            "model": model if self.routers is None else {**model, "routers": self.routers},
-            "mode": self.mode,
-            "layers": list(self.layers),
-            "num_experts": self.num_experts,
-            "top_k": self.top_k,
-            "entries": {
-                pair: {name: getattr(sums, name).tolist() for name in self.names}
-                for pair, sums in self.entries.items()
-            },
-            **{name: value for name, value in stated.items() if value is not None},
-        }
+        """The fields that are known; counts stay integers."""
+        fields = super().to_json()
+        for sums in fields["entries"].values():
+            for name in set(sums).difference(self.names):
+                del sums[name]
+        return {name: value for name, value in fields.items() if name == "seed" or value is not None}
 
     def _tables(self) -> Tables:
         """`gates`: a row for each entry, layer and expert; `tokens` are those of the layer."""
@@ -344,34 +328,16 @@ def merge(parts: Sequence[GateStatistics], names: Sequence[str] | None = None) -
     Raises:
         StatisticsError: of different models, layers, or modes.
     """
-    first = parts[0]
-    for number, part in enumerate(parts):
-        for common in ("fingerprint", "model_type", "layers", "num_experts", "top_k", "mode"):
-            ours, theirs = getattr(first, common), getattr(part, common)
-            if ours != theirs:
-                one, other = (names[i] if names else f"statistics {i + 1}" for i in (0, number))
-                raise StatisticsError(
-                    f"{one} and {other} cannot be merged: {common} is {_short(ours)} and {_short(theirs)}.",
-                    "Merge only statistics of one model, collected in one mode.",
-                )
+    names = names or [f"statistics {number}" for number in range(1, len(parts) + 1)]
+    alike = ("fingerprint", "model_type", "layers", "num_experts", "top_k", "mode")
+    common = merged_text(parts, names, alike, "Merge only statistics of one model, collected in one mode.")
     found: dict[str, list[GateSums]] = {}
     for part in parts:
         for pair, sums in part.entries.items():
             found.setdefault(pair, []).append(sums)
-    kinds = {part.whole_files for part in parts}
-    return replace(
-        first,
-        entries={pair: combine(held, first.mode) for pair, held in found.items()},
-        lacks=frozenset[str]().union(*(part.lacks for part in parts)),
-        split=joined(part.split for part in parts),
-        whole_files=first.whole_files if len(kinds) == 1 else None,
-        mixed={True, False} <= kinds,
-    )
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    entries = {pair: combine(held, parts[0].mode) for pair, held in found.items()}
+    lacks = frozenset[str]().union(*(part.lacks for part in parts))
+    return parts[0].model_copy(update={**common, "entries": entries, "lacks": lacks})
 
 
 def read_gates(path: Path, layers: Sequence[str] = NLLB_200_LAYERS, num_experts: int = 128) -> GateStatistics:
@@ -406,16 +372,111 @@ def read_gates(path: Path, layers: Sequence[str] = NLLB_200_LAYERS, num_experts:
     for pair, entry in payload.items():
         sums = vars(GateSums.zeros(len(layers), num_experts)) | {"tokens": np.ones(len(layers))}
         for name in held:
-            values, where = entry[FIELDS[name]], f"{path}: {pair}: {FIELDS[name]}"
-            if isinstance(values, list) and len(values) != count:
+            where = f"{path}: {pair}: {FIELDS[name]}"
+            try:
+                values = array_of(entry[FIELDS[name]])
+            except ValueError as error:
+                raise StatisticsError(f"{where} {error}.", AGAIN) from error
+            if values.shape != (count,):
                 raise StatisticsError(
-                    f"{where} holds {len(values)} values; the model has {len(layers)} sparse layers x "
+                    f"{where} holds {values.size} values; the model has {len(layers)} sparse layers x "
                     f"{num_experts} experts = {count}.",
                     "The authors' files are for NLLB-200 54.5B (12 x 128); collect the gates of this model.",
                 )
-            sums[name] = checked_array(values, (count,), where).reshape(len(layers), num_experts)
+            sums[name] = values.reshape(len(layers), num_experts)
         for rank in ("1", "2"):  # a mean over the tokens of this rank, back to the sum over them
             sums[f"conf{rank}_sum"] = sums[f"conf{rank}_sum"] * sums[f"top{rank}"]
         entries[pair] = GateSums(**sums)
     lacks = frozenset(FIELDS).difference(held)
-    return GateStatistics(None, None, "published", tuple(layers), num_experts, 2, entries, lacks)
+    return GateStatistics(
+        format=GateStatistics.FORMAT,
+        model=GateModel(fingerprint=None, model_type=None),
+        mode="published",
+        layers=tuple(layers),
+        num_experts=num_experts,
+        top_k=2,
+        entries=entries,
+        lacks=lacks,
+    )
+
+
+@dataclass(frozen=True)
+class OutputSums:
+    """The file's content.
+
+    Attributes:
+        fingerprint: of the checkpoint that was run.
+        sums: text's name, layer's name -> `[experts, width]` float64, sum of f over the tokens routed to an expert.
+    """
+
+    fingerprint: str
+    sums: Mapping[tuple[str, str], NDArray[np.float64]]
+
+    @classmethod
+    def of(
+        cls, fingerprint: str, parts: Sequence[Mapping[tuple[str, str], NDArray[np.float64]]]
+    ) -> OutputSums:
+        """Those of several processes, added up."""
+        keys = sorted({key for part in parts for key in part})
+        return cls(
+            fingerprint, {key: np.sum([part[key] for part in parts if key in part], axis=0) for key in keys}
+        )
+
+    def write(self, path: Path) -> None:
+        """Replace the file at once."""
+        from safetensors.numpy import save
+
+        tensors = {
+            f"{text}/{layer}": np.ascontiguousarray(values) for (text, layer), values in self.sums.items()
+        }
+        with new_file(path) as temporary:
+            temporary.write_bytes(save(tensors, {"format": OUTPUTS_FORMAT, "fingerprint": self.fingerprint}))
+
+    @classmethod
+    def read(cls, path: Path) -> OutputSums:
+        """The file's content.
+
+        Raises:
+            StatisticsError: there is none, it is damaged or of another format.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        if not path.is_file():
+            raise StatisticsError(f"{path}: no such file", COLLECT_OUTPUTS)
+        try:
+            with safe_open(path, framework="np") as file:
+                metadata: Mapping[str, Any] = file.metadata() or {}
+                names = [*file.keys()]
+                # By the header: numpy has no bfloat16, nor other types of fewer bits.
+                is_sound = all(file.get_slice(name).get_dtype() == "F64" for name in names)
+                tensors = {name.rpartition("/"): file.get_tensor(name) for name in names if is_sound}
+        except (SafetensorError, OSError, ValueError) as error:
+            raise StatisticsError(f"{path}: is damaged ({reason_of(error)})", COLLECT_OUTPUTS) from error
+        is_sound &= all(values.ndim == 2 and np.isfinite(values).all() for values in tensors.values())
+        if metadata.get("format") != OUTPUTS_FORMAT or not is_sound:
+            raise StatisticsError(f"{path}: holds no sums of outputs", COLLECT_OUTPUTS)
+        sums = {(text, layer): values for (text, _, layer), values in tensors.items()}
+        return cls(str(metadata.get("fingerprint")), sums)
+
+
+def outputs_path(statistics: Path) -> Path:
+    """Where the sums lie that belong to a gates.json."""
+    return statistics.with_name(f"{statistics.stem}.outputs.safetensors")
+
+
+def added(parts: Sequence[OutputSums], texts: Sequence[str], layer: str) -> NDArray[np.float64]:
+    """`[experts, width]`: the sums of a layer over some texts of several files.
+
+    Raises:
+        StatisticsError: none of them holds a text, or they are of different widths.
+    """
+    found = []
+    for text in texts:
+        own = [part.sums[text, layer] for part in parts if (text, layer) in part.sums]
+        if not own:
+            raise StatisticsError(f"No sums of outputs of the text {text!r} in {layer}.", COLLECT_OUTPUTS)
+        found += own
+    if len({values.shape for values in found}) > 1:
+        raise StatisticsError(f"Sums of outputs of {layer} are of different shapes.", COLLECT_OUTPUTS)
+    total: NDArray[np.float64] = np.sum(found, axis=0)
+    return total

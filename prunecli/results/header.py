@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from argparse import ArgumentParser
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import shorten
 from typing import Any
 
 from prunecli import __version__
+from prunecli.errors import StatisticsError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.processes import COMMAND
 from prunecli.tensors.hub.names import origin
@@ -49,9 +52,10 @@ def asked(payload: Mapping[str, Any], option: str) -> list[str]:
     Documents of prunecli 0.2.0 and before have no field for their text: the command line alone names the text.
     """
     command = payload.get("command")
-    words = [str(word) for word in command] if isinstance(command, list) else []
-    given = [(*word.partition("="), after) for word, after in zip(words, [*words, ""][1:], strict=True)]
-    return [own if equals else after for name, equals, own, after in given if name == option]
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(option, dest="values", action="append", nargs="?", default=[], const="")
+    found, _ = parser.parse_known_args([*map(str, command)] if isinstance(command, list) else [])
+    return list(found.values)
 
 
 def split_of(payload: Mapping[str, Any]) -> str | None:
@@ -62,6 +66,35 @@ def split_of(payload: Mapping[str, Any]) -> str | None:
 def joined(splits: Iterable[str | None]) -> str | None:
     """The splits of several documents as one, each once."""
     return " and ".join(dict.fromkeys(split for split in splits if split)) or None
+
+
+def merged_text(
+    parts: Sequence[Any], names: Sequence[str], alike: Sequence[str], remedy: str
+) -> dict[str, Any]:
+    """What merged statistics say of their text: `split`, `whole_files` and `mixed` (see `GateStatistics`).
+
+    Args:
+        parts: statistics.
+        names: names of the statistics for messages.
+        alike: attributes that must be equal in all parts.
+        remedy: what to do if an attribute is not.
+
+    Raises:
+        StatisticsError: an attribute differs.
+    """
+    for name, part in zip(names, parts, strict=True):
+        for attribute in alike:
+            one, other = (shorten(repr(getattr(own, attribute)), 40) for own in (parts[0], part))
+            if getattr(parts[0], attribute) != getattr(part, attribute):
+                raise StatisticsError(
+                    f"{names[0]} and {name} cannot be merged: {attribute} is {one} and {other}.", remedy
+                )
+    forms = {part.whole_files for part in parts}
+    return {
+        "split": joined(part.split for part in parts),
+        "whole_files": parts[0].whole_files if len(forms) == 1 else None,
+        "mixed": {True, False} <= forms,
+    }
 
 
 def sizes(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from prunecli.model.inventory import Amount, Quantisation, StackLayers
 from prunecli.model.names import Surmise
 from prunecli.results.document import Count, Document, Record
 from prunecli.results.header import header
-from prunecli.results.tabled import Tables, picked
+from prunecli.results.tabled import Tables, cells, picked
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -175,9 +175,9 @@ class Inspection(Document):
                 {"part": part, **asdict(amount), "share_of_bytes": amount.bytes / whole}
                 for part, amount in {**self.parts, "total": self.total}.items()
             ],
-            "stacks": [{**asdict(one), "layers": len(one.layers)} for one in self.stacks],
-            "experts": [{**one.to_json(), "experts": len(one.experts)} for one in self.layers],
-            "heads": [picked(one.to_json() | {"heads": len(one.heads)}, HEADS) for one in self.attentions],
+            "stacks": [cells(asdict(one)) for one in self.stacks],
+            "experts": [cells(one.to_json()) for one in self.layers],
+            "heads": [picked(cells(one.to_json()), HEADS) for one in self.attentions],
             "ffns": [layer.to_json() for layer in self.ffns],
             "modules": [{"module": name, "tensors": len(names)} for name, names in modules.items()],
             "fit": [

@@ -1,12 +1,14 @@
-"""languages.json: shared experts, clusters of languages, experts that each layer keeps (2212.09811, 6.2 and 6.3)."""
+"""languages.json and texts.json: shared experts, clusters of languages or texts by their experts (2212.09811, 6.2-6.3).
+
+languages.json also has the experts that each layer keeps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import combinations
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from prunecli.results.document import Count, Document, Number, Record
 from prunecli.results.tabled import Row, Tables
@@ -14,53 +16,55 @@ from prunecli.results.tabled import Row, Tables
 SIDES = ("encoder", "decoder")
 
 
-def check_linkage(leaves: int, matrix: Sequence[Sequence[float]]) -> None:
-    """Refuse a linkage matrix `[leaves - 1, 4]` that joins no tree.
-
-    Raises:
-        ValueError: what is wrong.
-    """
-    merged = [cluster for row in matrix for cluster in row[:2]]
-    in_order = all(
-        0 <= cluster < leaves + index and float(cluster).is_integer()
-        for index, row in enumerate(matrix)
-        for cluster in row[:2]
-    )
-    if len(matrix) != leaves - 1 or not in_order or len(set(merged)) != len(merged):
-        raise ValueError("the matrix joins no tree of its leaves")
-    if any(row[2] < 0 for row in matrix):
-        raise ValueError("a negative distance")
+def _square(matrix: list[list[float]]) -> list[list[float]]:
+    if any(len(row) != len(matrix) for row in matrix):
+        raise ValueError("not as many columns as rows")
+    return matrix
 
 
-def joined(leaves: Sequence[str], matrix: Sequence[Sequence[float]]) -> list[Row]:
-    """Each two clusters that join, by the leaves in them."""
-    members = [[leaf] for leaf in leaves]
-    rows: list[Row] = []
-    for first, second, distance, _ in matrix:
-        one, other = members[int(first)], members[int(second)]
-        rows.append({"first": " ".join(one), "second": " ".join(other), "distance": distance})
-        members.append([*one, *other])
-    return rows
+Square = Annotated[list[list[Number]], AfterValidator(_square)]
 
 
 class Tree(Record):
-    """The clustering of languages on one side.
+    """A clustering of languages, or of texts.
 
     Attributes:
+        languages, texts: the leaves; one of the two is given.
         order: the leaves side by side, as the tree lists them.
-        clusters: nested: {"distance", "members": [language or cluster, …]}.
-        matrix: scipy's linkage matrix, `[languages - 1, 4]`.
+        clusters: nested: {"distance", "members": [leaf or cluster, …]}.
+        matrix: scipy's linkage matrix, `[leaves - 1, 4]`.
     """
 
-    languages: list[str] = Field(min_length=2)
+    languages: list[str] = Field(default_factory=list)
+    texts: list[str] = Field(default_factory=list)
     order: list[str] = Field(default_factory=list)
     clusters: dict[str, Any] = Field(default_factory=dict)
-    matrix: list[tuple[Number, Number, Number, Number]]
+    matrix: list[tuple[Number, Number, Number, Number]] = Field(min_length=1)
+
+    @property
+    def leaves(self) -> list[str]:
+        """The leaves, as the matrix counts them."""
+        return self.languages or self.texts
 
     @model_validator(mode="after")
     def _is_a_tree(self) -> Tree:
-        check_linkage(len(self.languages), self.matrix)
+        leaves = len(self.leaves)
+        joined = sorted(cluster for row in self.matrix for cluster in row[:2])
+        in_order = all(max(row[:2]) < leaves + index for index, row in enumerate(self.matrix))
+        # Every leaf and every cluster but the last one joins another one once.
+        if joined != [*range(2 * leaves - 2)] or not in_order or min(row[2] for row in self.matrix) < 0:
+            raise ValueError("the matrix joins no tree of its leaves")
         return self
+
+    def rows(self) -> list[Row]:
+        """Each two clusters that join, by the leaves in them."""
+        members = [[leaf] for leaf in self.leaves]
+        rows: list[Row] = []
+        for first, second, distance, _ in self.matrix:
+            one, other = members[int(first)], members[int(second)]
+            rows.append({"first": " ".join(one), "second": " ".join(other), "distance": distance})
+            members.append([*one, *other])
+        return rows
 
 
 class Relation(Record):
@@ -81,8 +85,8 @@ class Similarities(Record):
     """
 
     relations: dict[str, dict[str, Relation | None]]
-    encoder: list[list[Number]] | None = None
-    decoder: list[list[Number]] | None = None
+    encoder: Square | None = None
+    decoder: Square | None = None
 
 
 class Clustering(Record):
@@ -117,7 +121,7 @@ class ExpertsPerLayer(Record):
     by_group: list[ExpertsByGroup] = Field(default_factory=list)
 
     @model_validator(mode="after")
-    def _of_one_length(self) -> ExpertsPerLayer:
+    def _have_one_length(self) -> ExpertsPerLayer:
         if {len(self.mean), len(self.lowest), len(self.highest)} != {len(self.layers)}:
             raise ValueError("experts_per_layer: not a value for each layer")
         return self
@@ -142,18 +146,16 @@ class Languages(Document):
     experts_per_layer: ExpertsPerLayer | None = None
 
     @model_validator(mode="after")
-    def _matrices_of_pairs(self) -> Languages:
-        if self.similarity is not None:
-            for side in (self.similarity.encoder, self.similarity.decoder):
-                if side is not None and {len(side), *map(len, side)} != {len(self.pairs)}:
-                    raise ValueError("similarity: not a row and a column for each pair")
+    def _matrices_are_of_pairs(self) -> Languages:
+        found = self.similarity or Similarities(relations={})
+        if any(side is not None and len(side) != len(self.pairs) for side in (found.encoder, found.decoder)):
+            raise ValueError("similarity: not a row and a column for each pair")
         return self
 
     def _tables(self) -> Tables:
         """`relations`, `similarity` (each two pairs once), `clusters` (as they join), experts by layer and by group."""
-        similarity, layers = self.similarity, self.experts_per_layer
-        names = ("layer", "side", "experts_mean", "experts_lowest", "experts_highest")
-        return {
+        found = self.similarity or Similarities(relations={})
+        tables: Tables = {
             "relations": [
                 {
                     "side": side,
@@ -163,39 +165,96 @@ class Languages(Document):
                     "jaccard_lowest": spread.lowest,
                     "jaccard_highest": spread.highest,
                 }
-                for side, relations in ({} if similarity is None else similarity.relations).items()
+                for side, relations in found.relations.items()
                 for relation, spread in relations.items()
                 if spread is not None
             ],
-            "similarity": [] if similarity is None else _similarity(self.pairs, similarity),
+            "similarity": [],
             "clusters": [
                 {"side": side, **row}
                 for side in SIDES
                 if (tree := getattr(self.clustering, side)) is not None
-                for row in joined(tree.languages, tree.matrix)
+                for row in tree.rows()
             ],
-            "experts_per_layer": []
-            if layers is None
-            else [
-                dict(zip(names, values, strict=True))
-                for values in zip(
-                    layers.layers, layers.sides, layers.mean, layers.lowest, layers.highest, strict=True
-                )
-            ],
-            "experts_by_group": [] if layers is None else [group.to_json() for group in layers.by_group],
         }
+        if found.encoder is not None and found.decoder is not None:
+            tables["similarity"] = [
+                {
+                    "first_pair": self.pairs[one],
+                    "second_pair": self.pairs[other],
+                    "encoder_jaccard": found.encoder[one][other],
+                    "decoder_jaccard": found.decoder[one][other],
+                }
+                for one, other in combinations(range(len(self.pairs)), 2)
+            ]
+        if (kept := self.experts_per_layer) is not None:
+            names = ("layer", "side", "experts_mean", "experts_lowest", "experts_highest")
+            columns = (kept.layers, kept.sides, kept.mean, kept.lowest, kept.highest)
+            tables["experts_per_layer"] = [
+                dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)
+            ]
+            tables["experts_by_group"] = [group.to_json() for group in kept.by_group]
+        return tables
 
 
-def _similarity(pairs: Sequence[str], similarity: Similarities) -> list[Row]:
-    encoder, decoder = similarity.encoder, similarity.decoder
-    if encoder is None or decoder is None:
-        return []
-    return [
-        {
-            "first_pair": pairs[row],
-            "second_pair": pairs[column],
-            "encoder_jaccard": encoder[row][column],
-            "decoder_jaccard": decoder[row][column],
+class TextLayer(Record):
+    """The experts that texts select in one layer.
+
+    Attributes:
+        kept: experts that each text selects.
+        common: experts that all texts select.
+        own: text -> experts that it alone selects, of several.
+        jaccard: mean similarity of two texts; None of one.
+    """
+
+    layer: str
+    kept: Count
+    common: list[Count]
+    own: dict[str, list[Count]]
+    jaccard: Number | None = None
+
+
+class Texts(Document):
+    """texts.json.
+
+    Attributes:
+        similarity: `[texts, texts]`, Jaccard similarities of the experts that they select in all layers.
+    """
+
+    FORMAT: ClassVar[str] = "prunecli.texts/1"
+
+    statistics: list[str] = Field(default_factory=list)
+    metric: str
+    ratio: Number
+    linkage: str = ""
+    texts: list[str] = Field(min_length=1)
+    families: dict[str, str] = Field(default_factory=dict)
+    similarity: Square
+    clustering: Tree | None = None
+    layers: list[TextLayer]
+
+    @model_validator(mode="after")
+    def _matrix_is_of_texts(self) -> Texts:
+        if len(self.similarity) != len(self.texts):
+            raise ValueError("similarity: not a row and a column for each text")
+        return self
+
+    def _tables(self) -> Tables:
+        """`similarity` (each two texts once), `clusters` (as they join), `layers`."""
+        return {
+            "similarity": [
+                {"first": first, "second": second, "jaccard": self.similarity[one][other]}
+                for (one, first), (other, second) in combinations(enumerate(self.texts), 2)
+            ],
+            "clusters": [] if self.clustering is None else self.clustering.rows(),
+            "layers": [
+                {
+                    "layer": layer.layer,
+                    "experts": layer.kept,
+                    "common": len(layer.common),
+                    **{f"own_{text}": len(layer.own.get(text, [])) for text in self.texts},
+                    "jaccard_mean": layer.jaccard,
+                }
+                for layer in self.layers
+            ],
         }
-        for row, column in combinations(range(len(pairs)), 2)
-    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -68,11 +67,9 @@ def match_gates(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStati
     if rename is not None:
         names = [rename(name) for name in statistics.layers]
         kept = [index for index, name in enumerate(names) if name is not None]
-        statistics = replace(
-            statistics,
-            layers=tuple(name for name in names if name is not None),
-            entries={pair: sums.of_layers(kept) for pair, sums in statistics.entries.items()},
-        )
+        entries = {entry: sums.of_layers(kept) for entry, sums in statistics.entries.items()}
+        layers_now = tuple(name for name in names if name is not None)
+        statistics = statistics.model_copy(update={"layers": layers_now, "entries": entries})
     layers = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
     family = checkpoint.resolved.family
     if statistics.model_type not in (None, family.model_type):
@@ -105,11 +102,11 @@ def match_gates(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStati
         return statistics
     reason = "its weights are others"
     if checkpoint.quantised or method_of(checkpoint.config):
-        if statistics.routers == checkpoint.router_fingerprint:
+        if statistics.model.routers == checkpoint.router_fingerprint:
             return statistics
         reason = (
             "its routers have other values, so that it was not quantised from that, or its routers were changed with it"
-            if statistics.routers
+            if statistics.model.routers
             else "its weights are others. It is quantised, and the file does not say which routers the model had that "
             "was run, as those of this version do"
         )

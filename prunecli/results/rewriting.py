@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from prunecli.results.decisions import DecisionRecord, decision_rows
+from prunecli.results.decisions import Written, decision_rows
 from prunecli.results.document import Count, Document, Number, Record
 from prunecli.results.tabled import Row, Tables, scalars
 
@@ -64,7 +64,7 @@ class Rewriting(Document):
     bytes_before: Count | None = None
     bytes_after: Count | None = None
     quality: QualityChange | None = None
-    decision: DecisionRecord | None = None
+    decision: Written | None = None
 
     def to_json(self) -> dict[str, Any]:
         fields = super().to_json()
@@ -167,3 +167,103 @@ class Factorization(Rewriting):
         if self.output_layer is not None:
             rows.append({"table": "output", **self.output_layer.to_json()})
         return {"quality": rows}
+
+
+class SharedGroup(Record):
+    """Layers that run one FFN or attention, which is stored under the owner's name.
+
+    Attributes:
+        sources: what it is made of.
+        init: how: mean, first, last, concat; keep: it is as it was.
+        heads: of an attention, original ids of its heads.
+        width: of an FFN, its hidden units.
+        scale: of an FFN, factor of its output.
+    """
+
+    owner: str
+    members: list[str]
+    sources: list[str]
+    init: str
+    heads: list[int] | None = None
+    width: Count | None = None
+    scale: Figure | None = None
+    parameters: Count
+
+
+class Sharing(Rewriting):
+    """What both commands print.
+
+    Attributes:
+        removed: layers without an FFN; attentions that are gone.
+    """
+
+    groups: list[SharedGroup]
+    removed: list[str] = Field(default_factory=list)
+
+    def _own_tables(self) -> Tables:
+        """`groups`: an FFN or attention that is stored; `layers`: a layer's, and whose tensors it runs."""
+        groups = []
+        for group in self.groups:
+            row: Row = group.to_json()
+            counted = {key: len(row[key]) for key in ("members", "sources", "heads") if key in row}
+            groups.append(scalars(row) | counted)
+        return {
+            "groups": groups,
+            "layers": [{"name": name, "owner": one.owner} for one in self.groups for name in one.members],
+        }
+
+
+class FfnSharing(Sharing):
+    """What `share-ffn --json` prints.
+
+    Attributes:
+        sparse: layers with experts, which stay as they are.
+    """
+
+    FORMAT: ClassVar[str] = "prunecli.ffn-plan/1"
+
+    sparse: list[str] = Field(default_factory=list)
+
+
+class AttentionSharing(Sharing):
+    """What `share-attention --json` prints."""
+
+    FORMAT: ClassVar[str] = "prunecli.attention-plan/1"
+
+
+class LoggedStep(Record):
+    """A line of a training's log."""
+
+    step: Count
+    loss: Number
+    chrf: Number | None = Field(default=None, alias="chrf++")
+    cosine: Number | None = None
+
+
+class Training(Document):
+    """OUTPUT.finetune.json.
+
+    Attributes:
+        left_out: files of the source that the result lacks.
+        stock: whether plain transformers opens the result, and why not.
+        warmup: updates in which the learning rate rose.
+        best: the step that is the result, where a validation chose it.
+    """
+
+    FORMAT: ClassVar[str] = "prunecli.finetune/1"
+
+    left_out: list[str] = Field(default_factory=list)
+    output: str
+    stock: dict[str, Any] = Field(default_factory=dict)
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    steps: Count
+    warmup: Count | None = None
+    epochs: Number | None = None
+    metric: str | None = None
+    best: dict[str, Any] | None = None
+    tokens: Count = 0
+    seconds: Number = 0.0
+    tokens_per_second: Number = 0.0
+    parameters: Count | None = None
+    training: list[LoggedStep] = Field(default_factory=list)
+    validation: list[LoggedStep] = Field(default_factory=list)

@@ -6,78 +6,21 @@ imported only when it is called.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from prunecli.errors import DataError, UsageError, kind_and_reason
+from prunecli.errors import UsageError
 from prunecli.tensors.documents import refuse_unwritable
 from prunecli.tensors.transaction import new_file
 
 if TYPE_CHECKING:
     import pandas as pd
-    from typing_extensions import Self
 
 Row: TypeAlias = dict[str, Any]
 """Column's name -> value."""
 Tables: TypeAlias = dict[str, list[Row]]
 """Table's name -> its rows; a row lacks the columns that do not concern it."""
-
-
-class Tabled(ABC):
-    """A result file: read, checked, written, and given as tables.
-
-    Attributes:
-        FORMAT: "prunecli.NAME/VERSION".
-    """
-
-    FORMAT: ClassVar[str]
-
-    @classmethod
-    @abstractmethod
-    def from_json(cls, payload: Any, path: Path) -> Self:
-        """The result in a file of this format; `path` is for messages.
-
-        Raises:
-            DataError, StatisticsError: a field that is missing, misshapen, or not of its kind.
-        """
-
-    @abstractmethod
-    def to_json(self) -> dict[str, Any]:
-        """The file's fields, in the order in which they are written."""
-
-    @abstractmethod
-    def _tables(self) -> Tables:
-        """Name -> rows of each table."""
-
-    def tables(self) -> Tables:
-        """Name -> rows of each table of the file; those without rows are left out.
-
-        Raises:
-            DataError: a field that a table needs is missing or misshapen.
-        """
-        try:
-            return {name: rows for name, rows in self._tables().items() if rows}
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"{self.FORMAT}: the file is damaged ({kind_and_reason(error)})") from error
-
-    def frame(self, table: str | None = None) -> pd.DataFrame:
-        """A table, nothing rounded; counts are integers also where some are missing.
-
-        Args:
-            table: its name; None: all of them below one another, each row with the name of its table in the first
-                column, `table`.
-
-        Raises:
-            DataError: the file has no such table.
-        """
-        tables = self.tables()
-        if table is None:
-            return stacked(tables)
-        if table not in tables:
-            raise DataError(f"no table {table!r} in {self.FORMAT}", f"It has {', '.join(tables)}.")
-        return frame(tables[table])
 
 
 def picked(values: Mapping[str, Any], names: Iterable[str]) -> Row:
@@ -88,6 +31,11 @@ def picked(values: Mapping[str, Any], names: Iterable[str]) -> Row:
 def scalars(values: Mapping[str, Any]) -> Row:
     """The values that fill one cell: no lists, no objects."""
     return {name: value for name, value in values.items() if not isinstance(value, (Mapping, list, tuple))}
+
+
+def cells(values: Mapping[str, Any]) -> Row:
+    """The values, with the length of a list in its place."""
+    return {name: len(value) if isinstance(value, (list, tuple)) else value for name, value in values.items()}
 
 
 def frame(rows: Sequence[Row]) -> pd.DataFrame:

@@ -11,14 +11,12 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
 from prunecli.choices import paths
-from prunecli.errors import PruneError, StatisticsError, reason_of
+from prunecli.errors import PruneError, StatisticsError
 from prunecli.model.axes import Axis, axis_name, module_of
 from prunecli.model.decision import Origin
-from prunecli.results.arrays import MOST
-from prunecli.results.document import Count, Document, Model, Number, Record, first_fault
-from prunecli.results.header import asked, header, joined, split_of
+from prunecli.results.document import MOST, Count, Document, Model, Number, Record, first_fault
+from prunecli.results.header import asked, header, merged_text, split_of
 from prunecli.results.tabled import Row, Tables
-from prunecli.tensors.json_files import read_json
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -45,6 +43,16 @@ NOT_NEGATIVE = {"gradient", "activation", "activation-norm"}
 LOWER_IS_BETTER = ("loss", "perplexity")
 EFFECTS = {"ablation": "without", "all-but-one": "only"}
 """Methods that measure a metric of the model with some heads masked -> column of the tables with this metric."""
+FIELDS_OF_FIRST = {
+    "heads": "ids",
+    "sum": "values",
+    "without": "values",
+    "only": "values",
+    "p_value": "p_values",
+    "best": "best",
+    "tokens": "counts",
+}
+"""Field of a heads.json of 0.2.0 -> field of today."""
 PLACES: dict[Kind, str] = {"head": "attention", "unit": "ffn", "layer": "stack"}
 """Kind of units -> column of the tables with the module that holds them."""
 
@@ -80,6 +88,46 @@ class Reported(Record):
     p_value: dict[str, Number]
 
 
+def _sizes(arrays: Mapping[str, Sequence[float]]) -> dict[str, int]:
+    return {name: len(own) for name, own in arrays.items()}
+
+
+def _of_axes(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of 0.2.0 by the names of axes; that version named modules."""
+    return {axis_name(module, "head"): value for module, value in values.items()}
+
+
+def _renamed(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        FIELDS_OF_FIRST.get(name, name): _of_axes(value) if name in FIELDS_OF_FIRST else value
+        for name, value in found.items()
+        if name not in ("model", "importance")
+    }
+
+
+def _of_heads(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a heads.json of 0.2.0 in the present format."""
+    options = ("--pairs", "--langs", "--text", "--labelled")
+    # Files of 0.2.0 name their text in the command line alone.
+    named = ",".join(value for option in options for value in asked(payload, option))
+    upgraded = {
+        **_renamed(payload),
+        "format": Scores.FORMAT,
+        "models": [{**next(iter(payload.get("models", [])), {}), **payload["model"]}],
+        "kind": "head",
+        "texts": payload.get("texts") or [name.strip() for name in named.split(",") if name.strip()],
+        "split": split_of(payload),
+        "also": [{"metric": metric, **_renamed(one)} for metric, one in payload.get("also", {}).items()],
+    }
+    if payload["method"] not in EFFECTS:
+        upgraded["per"] = payload.get("importance", "example")  # 0.1.0 has no tokens
+        if upgraded["per"] == "example":
+            upgraded["counts"] = dict.fromkeys(upgraded["ids"], payload["examples"])
+    if one := payload.get("reported"):
+        upgraded["reported"] = {**one, "only": _of_axes(one["only"]), "p_value": _of_axes(one["p_value"])}
+    return upgraded
+
+
 class Scores(Document):
     """What one method measured of each unit of a model.
 
@@ -111,6 +159,9 @@ class Scores(Document):
     FORMAT: ClassVar[str] = "prunecli.scores/1"
     FIRST: ClassVar[str] = "prunecli.heads/1"
     """Of 0.2.0, for heads alone."""
+    UPGRADES: ClassVar = {FIRST: _of_heads}
+    ERROR = StatisticsError
+    REMEDY = AGAIN
 
     models: list[Model] = Field(min_length=1)
     kind: Kind
@@ -137,44 +188,38 @@ class Scores(Document):
     @model_validator(mode="after")
     def _go_together(self) -> Scores:
         """The arrays have a value for each unit, and the fields of the method are there."""
-        if self.method not in METHODS[self.kind]:
-            raise ValueError(f"method is {self.method!r}, not one of {', '.join(METHODS[self.kind])}")
-        if self.fingerprint is None:
-            raise ValueError("the model has no fingerprint")
-        if not any(self.ids.values()):
-            raise ValueError(f"no {self.kind}s")
-        if self.method in EFFECTS and (self.metric is None or self.base is None):
-            raise ValueError("metric or base is missing")
-        sizes = {name: len(ids) for name, ids in self.ids.items()}
-        for one in self._by_metric:
-            for what, arrays in (("values", one.values), ("p_values", one.p_values or one.values)):
-                if {name: len(own) for name, own in arrays.items()} != sizes:
-                    raise ValueError(f"{what} are not those of the units in ids")
-        if self.method in ADDITIVE and self.counts.keys() != sizes.keys():
-            raise ValueError("counts are not those of the axes in ids")
-        if self.method in NOT_NEGATIVE and min(map(min, filter(None, self.values.values()))) < 0:
-            raise ValueError("values are negative")
+        sizes = _sizes(self.ids)
+        values = [number for own in self.values.values() for number in own]
+        faults = {
+            f"method is {self.method!r}, not one of {', '.join(METHODS[self.kind])}": (
+                self.method not in METHODS[self.kind]
+            ),
+            "the model has no fingerprint": self.fingerprint is None,
+            f"no {self.kind}s": not any(sizes.values()),
+            "metric or base is missing": self.method in EFFECTS and None in (self.metric, self.base),
+            "values are not those of the units in ids": any(
+                _sizes(one.values) != sizes for one in self._by_metric
+            ),
+            "p_values are not those of the units in ids": any(
+                one.p_values and _sizes(one.p_values) != sizes for one in self._by_metric
+            ),
+            "counts are not those of the axes in ids": (
+                self.method in ADDITIVE and self.counts.keys() != sizes.keys()
+            ),
+            "values are negative": self.method in NOT_NEGATIVE and min(values, default=0) < 0,
+        }
         for name, ids in self.ids.items():
-            if len(set(ids)) != len(ids):
-                raise ValueError(f"ids of {name}: {ids} do not differ")
-            if self.best and ids and self.best.get(name) not in ids:
-                raise ValueError(f"best of {name} is not one of its heads")
-            if (other := self.reported) and ids and not (name in other.only and name in other.p_value):
-                raise ValueError(f"reported lacks {name}")
+            faults[f"ids of {name}: {ids} do not differ"] = len(set(ids)) != len(ids)
+            if ids and self.best:
+                faults[f"best of {name} is not one of its heads"] = self.best.get(name) not in ids
+            if ids and (other := self.reported):
+                faults[f"reported lacks {name}"] = name not in other.only or name not in other.p_value
         for name, rows in self.distances.items():
-            if {len(rows), *map(len, rows)} != {sizes.get(name, -1) + 1}:
-                raise ValueError(f"distances of {name} are not those of its layers")
+            is_square = {len(rows), *map(len, rows)} == {sizes.get(name, -1) + 1}
+            faults[f"distances of {name} are not those of its layers"] = not is_square
+        if found := next((fault for fault, is_there in faults.items() if is_there), None):
+            raise ValueError(found)
         return self
-
-    @classmethod
-    def from_json(cls, payload: Any, path: Path) -> Scores:
-        try:
-            return cls.model_validate(_of_heads(payload) if payload["format"] == cls.FIRST else payload)
-        except ValidationError as error:
-            raise StatisticsError(f"{path}: {first_fault(error)}", AGAIN) from error
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            missing = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({reason_of(error)})"
-            raise StatisticsError(f"{path}: the file {missing}.", AGAIN) from error
 
     def to_json(self) -> dict[str, Any]:
         """The fields that say something, and the seed."""
@@ -294,66 +339,15 @@ class Scores(Document):
 
     def _best_rows(self) -> list[Row]:
         """The best single head of each layer; on other text, where that was measured."""
-        rows = []
-        for row in self._effect_rows(self):
-            name = axis_name(row["attention"], "head")
-            if self.best.get(name) == row["head"]:
-                rows.append(row)
-                if (other := self.reported) is not None:
-                    row |= {"only": other.only[name], "p_value": other.p_value[name]}
-                    row["change"] = other.only[name] - other.base
-        return rows
-
-
-def _of_heads(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a heads.json of 0.2.0 in the present format."""
-
-    def axes(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {axis_name(name, "head"): value for name, value in values.items()}
-
-    def effects(found: Mapping[str, Any]) -> dict[str, Any]:
-        return {"values": axes(found.get(key, {})), "p_values": axes(found.get("p_value", {}))}
-
-    method, heads, examples = payload["method"], payload["heads"], payload["examples"]
-    key = EFFECTS.get(method, "sum")
-    kept = (
-        "prunecli",
-        "command",
-        "seed",
-        "method",
-        "task",
-        "examples",
-        "dtype",
-        "whole_files",
-        "metric",
-        "base",
-    )
-    options = ("--pairs", "--langs", "--text", "--labelled")
-    # Files of 0.2.0 name their text in the command line alone.
-    named = ",".join(value for option in options for value in asked(payload, option))
-    upgraded = {
-        **{name: payload[name] for name in kept if name in payload},
-        "format": Scores.FORMAT,
-        "models": [{**next(iter(payload.get("models", [])), {}), **payload["model"]}],
-        "kind": "head",
-        "texts": payload.get("texts") or [name.strip() for name in named.split(",") if name.strip()],
-        "split": split_of(payload),
-        "ids": axes(heads),
-        **effects(payload),
-        "also": [
-            {"metric": name, "base": one["base"], **effects(one)}
-            for name, one in payload.get("also", {}).items()
-        ],
-        "best": axes(payload.get("best", {})),
-    }
-    if key == "sum":
-        upgraded["per"] = payload.get("importance", "example")  # 0.1.0 has no tokens
-        per_token = upgraded["per"] == "token"
-        upgraded["counts"] = axes(payload["tokens"] if per_token else dict.fromkeys(heads, examples))
-    if reported := payload.get("reported"):
-        only, p_value = axes(reported["only"]), axes(reported["p_value"])
-        upgraded["reported"] = {**reported, "only": only, "p_value": p_value}
-    return upgraded
+        rows = {(row["attention"], row["head"]): row for row in self._effect_rows(self)}
+        found = []
+        for name, head in self.best.items():
+            row = rows[module_of(name), head]
+            if (other := self.reported) is not None:
+                row |= {"only": other.only[name], "p_value": other.p_value[name]}
+                row["change"] = other.only[name] - other.base
+            found.append(row)
+        return found
 
 
 def scores_of(checkpoint: Checkpoint, seed: int | None = None, **fields: Any) -> Scores:
@@ -383,26 +377,12 @@ def read_scores(path: Path, kind: Kind = "head") -> Scores:
     Raises:
         StatisticsError: missing, cut short, damaged, or scores of other units.
     """
-    payload = read_json(path)
-    first = isinstance(payload, dict) and str(payload.get("format")).startswith("prunecli.heads/")
-    scores = Scores.from_json(read_json(path, Scores.FIRST if first else Scores.FORMAT), path)
+    scores = Scores.read(path)
     if scores.kind != kind:
         raise StatisticsError(
             f"{path}: scores of {scores.kind}s, not of {kind}s.", f"Give a file of prunecli {COMMANDS[kind]}."
         )
     return scores
-
-
-_ALIKE = {
-    "fingerprint": "the models that they are of",
-    "model_type": "their model types",
-    "kind": "their kinds of units",
-    "method": "their metrics",
-    "task": "their tasks",
-    "ids": "the {kind}s that were scored",
-    "per": "their importances (per example or per token)",
-}
-"""What scores must have in common to be added up, and how a message calls it."""
 
 
 def merge(parts: Sequence[Scores], names: Sequence[str] | None = None) -> Scores:
@@ -425,27 +405,22 @@ def merge(parts: Sequence[Scores], names: Sequence[str] | None = None) -> Scores
                 f"{name}: scores of the method {part.method} are no sums, and cannot be merged.",
                 "Give one file, or several of another method, such as gradient.",
             )
-        for attribute, what in _ALIKE.items():
-            if getattr(first, attribute) != getattr(part, attribute):
-                raise StatisticsError(
-                    f"{names[0]} and {name} cannot be merged: {what.format(kind=part.kind)} differ.",
-                    "Merge only scores of one model, one task, one metric and one --importance.",
-                )
+    alike = ("fingerprint", "model_type", "kind", "method", "task", "ids", "per")
+    common = merged_text(
+        parts, names, alike, "Merge only scores of one model, one task, one metric and one --importance."
+    )
 
     def added(field: str) -> dict[str, Any]:
         arrays = [getattr(part, field) for part in parts]
         common = [name for name in arrays[0] if all(name in own for own in arrays)]
         return {name: np.sum([own[name] for own in arrays], axis=0).tolist() for name in common}
 
-    forms = {part.whole_files for part in parts}
     return first.model_copy(
         update={
+            **common,
             **{field: added(field) for field in ("values", "counts", "distances")},
-            "whole_files": first.whole_files if len(forms) == 1 else None,
-            "mixed": {True, False} <= forms,
             "examples": sum(part.examples for part in parts),
             "texts": list(dict.fromkeys(text for part in parts for text in part.texts)),
-            "split": joined(part.split for part in parts),
         }
     )
 

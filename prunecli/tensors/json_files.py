@@ -70,7 +70,7 @@ def read_json(
     except ValueError as fault:
         raise error(f"{path}: {fault}", remedy) from fault
     if format is not None:
-        _check_format(path, value, format, error)
+        check_format(path, value, format, error)
     return value
 
 
@@ -161,7 +161,8 @@ def is_deep(value: Any) -> bool:
     return bool(level)
 
 
-def _check_format(path: Path, value: Any, expected: str, error: type[PruneError]) -> None:
+def check_format(path: Path, value: Any, expected: str, error: type[PruneError]) -> None:
+    """Refuse a JSON value whose "format" is another one."""
     stated = value.get("format") if isinstance(value, dict) else None
     if stated == expected:
         return

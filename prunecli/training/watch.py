@@ -17,7 +17,7 @@ from transformers.trainer_callback import ExportableState, TrainerCallback
 from prunecli.errors import PruneError
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Say, unsaid
-from prunecli.results.arrays import LARGEST
+from prunecli.results.document import LARGEST
 from prunecli.running.runner import ignored
 
 REMEDY = "Lower --learning-rate, raise --warmup, or try --dtype float32, with --resume never."

@@ -12,7 +12,7 @@ ON = "; measured on 40 tokens of eng-fra, split dev, in gates.json (sha256 01234
 
 
 def said(decision: Decision, at: int, index: int = 0) -> str:
-    return sentence(decision, index, at, "It")
+    return sentence(decision, decision.places[index], at, "It")
 
 
 def test_experts_of_one_layer() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prunecli.analysis.questions import Question, parse_question
+from prunecli.analysis.explanation import Question, parse_question
 from prunecli.errors import UsageError
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from prunecli.results.gates import TEXT_SUMS, GateStatistics, GateSums
 from prunecli.results.header import header
 from prunecli.tensors.documents import write_json
+from tests.gates import gate_statistics
 
 LANGUAGES = ("qba", "qbo", "qka", "qko")
 LAYERS = ("model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn")
@@ -18,7 +19,7 @@ USED = {"qba": (0, 1, 2, 3), "qbo": (2, 3, 4, 5), "qka": (8, 9, 10, 11), "qko": 
 def statistics(languages=LANGUAGES):
     """The encoder uses the source's experts, the decoder the target's."""
     pairs = {f"{a}-{b}": _sums(a, b) for a in languages for b in languages if a != b}
-    return GateStatistics("sha256:00", "nllb-moe", "forced", LAYERS, EXPERTS, 2, pairs)
+    return gate_statistics("sha256:00", "nllb-moe", "forced", LAYERS, EXPERTS, 2, pairs)
 
 
 def _sums(source, target):
@@ -42,7 +43,7 @@ TEXTS = {"code": (0, 1, 2, 3), "shell": (2, 3, 4, 5), "novel": (8, 9, 10, 11)}
 def text_statistics(more=None):
     """Experts that a text does not use see no token; `more`: text -> those that it uses."""
     entries = {name: _text_sums(used) for name, used in {**TEXTS, **(more or {})}.items()}
-    return GateStatistics("sha256:00", "qwen3_moe", "text", TEXT_LAYERS, EXPERTS, 2, entries)
+    return gate_statistics("sha256:00", "qwen3_moe", "text", TEXT_LAYERS, EXPERTS, 2, entries)
 
 
 def _text_sums(used):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import json
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -15,6 +14,7 @@ from prunecli.errors import DataError, OutputError, PruneError, StatisticsError,
 from prunecli.results import read
 from tests.commands.calls import raising
 from tests.commands.gates import LAYERS, TEXT_LAYERS, statistics, write_gates, write_text_gates
+from tests.gates import changed
 from tests.pictures import pixels
 from tests.results.tables import rows
 
@@ -71,7 +71,7 @@ def test_langs_leaves_out_the_others(workplace):
 def test_statistics_by_language_give_trees_alone():
     pairs = statistics().entries
     entries = {f"{name}-X": pairs[f"{name}-{other}"] for name, other in (("qba", "qka"), ("qka", "qba"))}
-    found = compare_by_language(replace(statistics(), entries=entries), LanguageOptions())
+    found = compare_by_language(changed(statistics(), entries=entries), LanguageOptions())
     assert found.similarity is None
     assert found.experts_per_layer is None
     assert found.clustering.encoder.order == ["qba", "qka"]
@@ -80,7 +80,7 @@ def test_statistics_by_language_give_trees_alone():
 
 def test_one_pair_has_nothing_to_be_compared_with(workplace):
     entries = {"qba-qka": statistics().entries["qba-qka"]}
-    found = compare_by_language(replace(statistics(), entries=entries), LanguageOptions())
+    found = compare_by_language(changed(statistics(), entries=entries), LanguageOptions())
     assert found.similarity.encoder == [[1.0]]
     assert set(found.similarity.relations["encoder"].values()) == {None}
     assert found.clustering.encoder is None

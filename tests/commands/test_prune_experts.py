@@ -24,6 +24,7 @@ from prunecli.model.opening import shim_classes
 from prunecli.results.gates import COUNTS, SUMS, GateStatistics, GateSums
 from prunecli.tensors.documents import write_json
 from tests.commands.calls import Result, call, names, refused
+from tests.gates import gate_statistics
 from tests.reference import released_statistics, weights
 from tests.tiny import tiny_nllb_moe
 
@@ -51,7 +52,7 @@ def gates(checkpoint: Checkpoint, seed: int = 0, pairs: tuple[str, ...] = PAIRS)
             )
         )
     names = tuple(layer.name for layer in layers)
-    made = GateStatistics(checkpoint.fingerprint, "nllb-moe", "forced", names, shape[1], 2, entries)
+    made = gate_statistics(checkpoint.fingerprint, "nllb-moe", "forced", names, shape[1], 2, entries)
     return {"format": GateStatistics.FORMAT, **made.to_json()}
 
 

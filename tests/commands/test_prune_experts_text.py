@@ -12,10 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.model.checkpoint import open_model
-from prunecli.results.gates import COUNTS, TEXT_SUMS, GateStatistics, GateSums
+from prunecli.results.gates import COUNTS, TEXT_SUMS, GateSums
 from prunecli.tensors.documents import write_json
 from tests.commands.calls import call
 from tests.contracts.test_mixtures import save_tiny
+from tests.gates import gate_statistics
 from tests.reference import weights
 
 run = partial(call, prune_experts)
@@ -55,7 +56,7 @@ def write_statistics(path: Path, model: Path, power: int = 1) -> None:
             if text == "code":
                 arrays["routed"][:, 3] = 2
             entries[text] = GateSums(np.full(shape[0], 999), **arrays)
-        made = GateStatistics(
+        made = gate_statistics(
             checkpoint.fingerprint,
             checkpoint.resolved.family.model_type,
             "text",

@@ -100,7 +100,7 @@ def test_importance_per_token(folder: Path, memory: tuple[str, ...]) -> None:
         assert (np.array(found["values"][name]) >= np.array(values) * (1 - 1e-5)).all()
     assert prune("m", "--scores", "heads.json", "--ratio", 0.3, "-o", "pruned").status == 0
     mixed = prune("m", "--scores", "heads.json", "--scores", "example.json", "-o", "no")
-    assert "heads.json and example.json cannot be merged: their importances" in mixed.err
+    assert "heads.json and example.json cannot be merged: per is" in mixed.err
 
 
 def _source_tokens(folder: Path) -> int:

@@ -24,7 +24,7 @@ from prunecli.errors import StatisticsError
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.modules.stock_experts import expert_modules
-from prunecli.results.outputs import OutputSums
+from prunecli.results.gates import OutputSums
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import call, refused
 from tests.contracts.test_mixtures import logits, save_tiny, stock_class

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
-from prunecli.analysis.explanation import Explained
-from prunecli.analysis.questions import parse_question
+from prunecli.analysis.explanation import Explained, parse_question
 from prunecli.commands.signatures import COMMANDS, signatures
 from prunecli.errors import CheckpointError
 from prunecli.methods.experts.options import Amount, ExpertOptions
@@ -26,19 +26,21 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.decision import Decision
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
-from prunecli.results.decisions import FILE, DecisionRecord, read_decisions, record
+from prunecli.results.decisions import FILE, Written, read_decisions
 from prunecli.results.gates import TEXT_SUMS, GateStatistics, GateSums
 from prunecli.results.unit_scores import Scores
 from prunecli.selection.cut import cut
 from tests.contracts.test_vocabulary_method import to_lines
 from tests.families import tiny_family
 from tests.families.records import CASES
+from tests.gates import gate_statistics
 from tests.reference import ranking
 from tests.scores import scores_by_hand
 from tests.stock_mixtures import tiny_mixture
 from tests.structures import kept_ids
 from tests.tiny import tiny_nllb_moe
 
+JSON = TypeAdapter(Written)
 PRUNING = ("prune-experts", "prune-heads", "prune-ffn", "prune-layers", "share-ffn", "trim-vocabulary")
 
 
@@ -56,7 +58,7 @@ def gates(source: Checkpoint, texts: tuple[str, ...] = ("code", "chat")) -> Gate
         )
         for text in texts
     }
-    return GateStatistics(
+    return gate_statistics(
         source.fingerprint,
         source.model_type,
         "text",
@@ -161,15 +163,16 @@ def test_the_kept_are_exactly_those_that_the_result_tells_of(result: tuple[str, 
     assert decision is not None
     assert decision.part == part
     told = read_decisions(out, rewrite.structure.history)[0]
-    assert record(told, full=True).to_json() == record(decision, full=True).to_json()
-    for index, place in enumerate(told.places):
-        together = told.together(index)
+    step = {"step": 0, "command": rewrite.structure.history[0]["command"]}
+    assert JSON.dump_python(told) == {**step, **JSON.dump_python(decision)}
+    for place in told.places:
+        together = told.together(place)
         values = [value for other in together for value in np.asarray(other.values).tolist()]
         kept = [stays for other in together for stays in other.kept.tolist()]
         bound = told.bound if part == "token" else ranking.cutoff(values, kept)
-        assert told.cuts[index].cutoff == bound
+        assert place.cutoff == bound
         start = sum(len(other.ids) for other in together[: together.index(place)])
-        ranks = np.asarray(told.ranks[index]).tolist()
+        ranks = np.asarray(place.ranks).tolist()
         assert ranks == [ranking.rank(values, kept, start + at) for at in range(len(place.ids))]
         if bound is None:
             assert place.kept.all()
@@ -238,8 +241,8 @@ def test_later_steps_carry_it_along(tmp_path: Path) -> None:
     assert "Encoder layer 0 was dropped: named by --remove" in gone
 
 
-def hostile(one: DecisionRecord, **changes: object) -> dict[str, object]:
-    payload = json.loads(json.dumps(one.to_json()))
+def hostile(decision: Decision, **changes: object) -> dict[str, object]:
+    payload = json.loads(json.dumps(JSON.dump_python(decision)))
     payload["places"][0] |= changes
     return {"format": "prunecli.decisions/2", "decisions": [payload | {"step": 0, "command": "prune-layers"}]}
 
@@ -271,7 +274,7 @@ def test_hostile_files_are_refused_in_a_line(changes: dict[str, object], tmp_pat
         key: value[:depth] if isinstance(value, list) and depth < 3 else value
         for key, value in changes.items()
     }
-    (tmp_path / "out" / FILE).write_text(json.dumps(hostile(record(decision), **changes)))
+    (tmp_path / "out" / FILE).write_text(json.dumps(hostile(decision, **changes)))
     with pytest.raises(CheckpointError) as caught:
         Explained.open(tmp_path / "out")
     assert len(str(caught.value).splitlines()) == 2

@@ -23,7 +23,7 @@ from prunecli.methods.sharing.rewrite import rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
-from prunecli.results.gates import GateStatistics, GateSums
+from prunecli.results.gates import GateSums
 from prunecli.results.matching import match_gates, match_scores
 from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
@@ -39,6 +39,7 @@ from tests.contracts.method_contract import (
 )
 from tests.families import tiny_family
 from tests.families.records import CASES, FAMILIES, own_layouts
+from tests.gates import gate_statistics
 from tests.scores import scores_by_hand
 from tests.structures import kept_ids
 
@@ -253,7 +254,7 @@ def test_gates_of_the_original_follow_their_layers(tmp_path: Path) -> None:
         names = tuple(layer.name for layer in opened.mixtures)
         rows = np.arange(4.0)[:, None] * np.ones((1, 8))
         sums = GateSums(np.arange(4), *(rows for _ in range(5)))
-        gates = GateStatistics(
+        gates = gate_statistics(
             opened.fingerprint, "nllb-moe", "forced", names, 8, 2, {"eng_Latn-fra_Latn": sums}
         )
     out = written(source, lambda at: made_of(at, LayerOptions(remove="encoder:1")), tmp_path / "out")

@@ -43,12 +43,12 @@ def test_ranks_cutoff_and_margins_are_those_of_counting(seed: int) -> None:
             values += own.tolist()
             kept += marked[index].kept.tolist()
         ranks = [ranking.rank(values, kept, at) for at in range(len(values))]
-        found = [rank for index in together for rank in np.asarray(decision.ranks[index]).tolist()]
+        found = [rank for index in together for rank in np.asarray(decision.places[index].ranks).tolist()]
         assert found == ranks
         bound = ranking.cutoff(values, kept)
         for index in together:
-            assert decision.cuts[index].cutoff == bound
-            margins = decision.margins(index)
+            assert decision.places[index].cutoff == bound
+            margins = decision.places[index].margins
             if bound is None:
                 assert margins is None
             else:
@@ -57,9 +57,7 @@ def test_ranks_cutoff_and_margins_are_those_of_counting(seed: int) -> None:
 
 def test_what_is_asked_for_is_the_cutoff_and_no_values_have_none() -> None:
     place = Ranked.of(("", "", None), [0, 1, 2], [0, 1], [0.0, 5.0, 1.0])
-    assert Decision("token", (place,), "count", bound=2).cuts[0].cutoff == 2
-    unknown = Decision("expert", (Ranked.of(("a", "decoder", 0), [3, 1], [3]),), how="drawn")
-    assert unknown.ranks == (None,)
-    assert unknown.margins(0) is None
-    assert unknown.cuts[0].cutoff is None
-    assert unknown.places[0].kept.tolist() == [False, True]
+    assert Decision("token", (place,), "count", bound=2).places[0].cutoff == 2
+    (unknown,) = Decision("expert", (Ranked.of(("a", "decoder", 0), [3, 1], [3]),), how="drawn").places
+    assert (unknown.ranks, unknown.margins, unknown.cutoff) == (None, None, None)
+    assert unknown.kept.tolist() == [False, True]

@@ -7,16 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 from prunecli import results
 from prunecli.model.decision import Decision, Origin, Ranked
-from prunecli.results.decisions import FILE, DecisionRecord, document, record
+from prunecli.results.decisions import FILE, Written, document
+
+JSON = TypeAdapter(Written)
 
 
 def read_again(decision: Decision) -> tuple[Decision, int]:
     """The decision as it is read, and the characters that it was written in."""
-    text = json.dumps(record(decision).to_json(), separators=(",", ":"))
-    return DecisionRecord.model_validate(json.loads(text)).decision(), len(text)
+    text = json.dumps(JSON.dump_python(decision, context=FILE), separators=(",", ":"))
+    return JSON.validate_python(json.loads(text)), len(text)
 
 
 def test_many_units_are_rounded_and_the_choice_is_not() -> None:
@@ -29,14 +32,14 @@ def test_many_units_are_rounded_and_the_choice_is_not() -> None:
     decision = Decision("unit", tuple(places), "norms")
     again, size = read_again(decision)
     assert size < 3 * 9 * 8192  # bytes a unit
-    for index, (old, new) in enumerate(zip(decision.places, again.places, strict=True)):
+    for old, new in zip(decision.places, again.places, strict=True):
         np.testing.assert_array_equal(new.kept, old.kept)
         large = np.asarray(old.values) > 1e-3 * np.max(np.asarray(old.values))
         np.testing.assert_allclose(
             np.asarray(new.values)[large], np.asarray(old.values)[large], rtol=1 / 1024
         )
         # Values that are equal once they are rounded do not mix what stays and what goes.
-        ranks = np.asarray(again.ranks[index])
+        ranks = np.asarray(new.ranks)
         assert set(ranks[new.kept]) == set(range(1, 6001))
 
 
@@ -56,21 +59,30 @@ def test_a_vocabulary_is_kept_to_the_last_count_and_letter() -> None:
     np.testing.assert_array_equal(np.asarray(again.places[0].reason), reason)
     np.testing.assert_array_equal(again.places[0].kept, place.kept)
     assert again.places[0].labels == labels
-    assert again.cuts[0].cutoff == 2
+    assert again.places[0].cutoff == 2
 
 
 def test_what_is_compared_has_values_everywhere() -> None:
     places = [Ranked.of((f"layers.{n}", "decoder", n), (0, 1), (0,), (2.0, 1.0), cut="all") for n in range(2)]
-    damaged = record(Decision("head", tuple(places), "loss")).to_json()
+    damaged = JSON.dump_python(Decision("head", tuple(places), "loss"))
     del damaged["places"][1]["values"]
-    with pytest.raises(ValueError, match=r"layers\.0: compared with what has no values"):
-        DecisionRecord.model_validate(damaged).decision()
+    with pytest.raises(ValueError, match=r"layers\.0: compared with components that have no values"):
+        JSON.validate_python(damaged)
+
+
+def test_ranks_and_margins_are_printed_and_not_stored() -> None:
+    decision = Decision("head", (Ranked.of(("a", "decoder", 0), (0, 1), (0,), (2.0, 1.0)),), "loss")
+    (printed,) = JSON.dump_python(decision)["places"]
+    (stored,) = JSON.dump_python(decision, context=FILE)["places"]
+    assert (printed["ranks"], printed["margins"]) == ([1, 2], [0.0, -1.0])
+    assert printed.keys() - stored.keys() == {"ranks", "margins"}
 
 
 def test_the_file_is_a_table_of_components(tmp_path: Path) -> None:
     place = Ranked.of(("layers.1.mlp", "decoder", 1), [0, 2, 5], [2], [0.5, 2.0, 1.5])
-    decision = Decision("expert", (place,), "reap", origin=Origin((("gates.json", "12ab"),), ("code",)))
-    made = document({1: decision}, [{"command": "finetune"}, {"command": "prune-experts"}])
+    origin = Origin((("gates.json", "12ab"),), ("code",))
+    decision = Decision("expert", (place,), "reap", origin=origin, step=1, command="prune-experts")
+    made = document({1: decision})
     (tmp_path / FILE).write_text(json.dumps(made.to_json()))
     frame = results.read(tmp_path / FILE).frame("decisions")
     assert frame["expert"].tolist() == [0, 2, 5]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from prunecli.results.gates import (
 )
 from prunecli.results.matching import match_gates
 from prunecli.tensors.documents import write_json
+from tests.gates import changed, gate_statistics
 from tests.results.tables import setting
 from tests.tiny import tiny_nllb_moe
 
@@ -45,7 +45,7 @@ def random_sums(seed: int, layers: int = 4, experts: int = 8, names: Sequence[st
 
 def statistics(pairs: Sequence[str], fingerprint: str | None = "sha256:0", **changes: Any) -> GateStatistics:
     entries = {pair: random_sums(sum(map(ord, pair))) for pair in pairs}
-    return replace(GateStatistics(fingerprint, "nllb-moe", "forced", LAYERS, 8, 2, entries), **changes)
+    return changed(gate_statistics(fingerprint, "nllb-moe", "forced", LAYERS, 8, 2, entries), **changes)
 
 
 TEXT_LAYERS = ("model.layers.0.mlp", "model.layers.1.mlp")
@@ -53,8 +53,8 @@ TEXT_LAYERS = ("model.layers.0.mlp", "model.layers.1.mlp")
 
 def text_statistics(texts: Sequence[str], **changes: Any) -> GateStatistics:
     entries = {text: random_sums(sum(map(ord, text)), 2, 6, TEXT_SUMS) for text in texts}
-    return replace(
-        GateStatistics("sha256:0", "qwen3_moe", "text", TEXT_LAYERS, 6, 2, entries, dtype="float32"),
+    return changed(
+        gate_statistics("sha256:0", "qwen3_moe", "text", TEXT_LAYERS, 6, 2, entries, dtype="float32"),
         **changes,
     )
 
@@ -82,7 +82,7 @@ def test_what_is_written_is_read_back_bit_for_bit(
 ) -> None:
     path = write(tmp_path / "gates.json", given)
     read = read_gates(path)
-    assert replace(read, entries={}) == replace(given, entries={})
+    assert changed(read, entries={}) == changed(given, entries={})
     assert all(same(read.entries[name], given.entries[name]) for name in given.entries)
     assert getattr(read.entries[entry], counts).dtype == np.int64
     payload = json.loads(path.read_text())
@@ -99,7 +99,7 @@ def test_statistics_of_translation_are_written_as_before(tmp_path: Path) -> None
 
 def test_merged_texts_are_added_and_the_largest_norm_stays() -> None:
     one, other = text_statistics(["code"]), text_statistics(["web"])
-    other = replace(other, entries={"code": other.entries["web"]})
+    other = changed(other, entries={"code": other.entries["web"]})
     a, b, merged = one.entries["code"], other.entries["code"], merge([one, other]).entries["code"]
     for name in TEXT_SUMS:
         for row in range(2):
@@ -183,7 +183,7 @@ def test_granularities_sum_the_entries_of_section_4_2(
 
 def test_the_order_of_the_entries_does_not_change_a_bit() -> None:
     given = statistics(PAIRS)
-    turned = replace(given, entries=dict(reversed(given.entries.items())))
+    turned = changed(given, entries=dict(reversed(given.entries.items())))
     for granularity, languages in (("global", ()), ("language", ("a",))):
         assert same(aggregate(given, granularity, languages), aggregate(turned, granularity, languages))
 
@@ -249,13 +249,13 @@ def test_damaged_statistics_are_refused_in_two_lines(spoil: Callable[[Any], obje
     [
         (
             lambda payload: payload["entries"].update({"": payload["entries"]["code"]}),
-            "a text without a name",
+            "is not a name of a text",
         ),
-        (setting("entries", to={}), "no texts"),
-        (setting("mode", to="forced"), "mode is 'forced', not 'text'"),
-        (lambda payload: payload["entries"]["code"].pop("norm_max"), "lacks 'norm_max'"),
-        (setting("entries", "code", "routed", 0, 0, to=0.5), "code: routed holds fractions"),
-        (setting("format", to="prunecli.gates/1"), "mode is 'text', not 'forced' or 'beam'"),
+        (setting("entries", to={}), "entries: Dictionary should have at least 1 item"),
+        (setting("mode", to="forced"), "mode is 'forced' in a file of prunecli.gates/2"),
+        (lambda payload: payload["entries"]["code"].pop("norm_max"), "code: norm_max is of the shape"),
+        (setting("entries", "code", "routed", 0, 0, to=0.5), "entries.code.routed: holds fractions"),
+        (setting("format", to="prunecli.gates/1"), "mode is 'text'"),
     ],
 )
 def test_damaged_statistics_of_texts_are_refused(
@@ -292,12 +292,12 @@ def test_statistics_match_the_model_that_was_run(tmp_path: Path) -> None:
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         given = statistics(["a-b"], checkpoint.fingerprint)
         match_gates(given, checkpoint)
-        match_gates(replace(given, fingerprint=None), checkpoint)  # published files name no model
-        for changed, message in (
-            (replace(given, fingerprint="sha256:1"), "another model"),
-            (replace(given, top_k=8), "picks 8 experts for each token; .* picks 2"),
-            (replace(given, num_experts=16), "16 experts per layer; .* has 8"),
-            (replace(given, layers=LAYERS[:3]), "3 sparse layers .* has 4"),
+        match_gates(changed(given, fingerprint=None), checkpoint)  # published files name no model
+        for other, message in (
+            (changed(given, fingerprint="sha256:1"), "another model"),
+            (changed(given, top_k=8), "picks 8 experts for each token; .* picks 2"),
+            (changed(given, num_experts=16), "16 experts per layer; .* has 8"),
+            (changed(given, layers=LAYERS[:3]), "3 sparse layers .* has 4"),
         ):
             with pytest.raises(StatisticsError, match=message):
-                match_gates(changed, checkpoint)
+                match_gates(other, checkpoint)

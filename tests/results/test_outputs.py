@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from prunecli.errors import StatisticsError
-from prunecli.results.outputs import FORMAT, OutputSums
+from prunecli.results.gates import OUTPUTS_FORMAT, OutputSums
 
 
 def write(path: Path, dtype: str, data: bytes, shape: tuple[int, ...] = (2, 2)) -> Path:
     """A file of one tensor of any type."""
     tensor = {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}
-    head = json.dumps({"__metadata__": {"format": FORMAT, "fingerprint": "x"}, "a/mlp": tensor}).encode()
+    head = json.dumps(
+        {"__metadata__": {"format": OUTPUTS_FORMAT, "fingerprint": "x"}, "a/mlp": tensor}
+    ).encode()
     path.write_bytes(struct.pack("<Q", len(head)) + head + data)
     return path
 

@@ -197,7 +197,7 @@ GATES = {"format": "prunecli.gates/1", **statistics(("qba", "qbo")).to_json()}
         ({"format": "prunecli.error/1"}, "hold no tables"),
         ({**LATENCY, "results": []}, "results: List should have at least 1 item"),
         ({**LATENCY, "runs": -1}, "runs: Input should be greater"),
-        ({**GATES, "entries": {}}, "no language pairs"),
+        ({**GATES, "entries": {}}, "entries: Dictionary should have at least 1 item"),
         ({**ALL_BUT_ONE, "method": "guess"}, "method is 'guess'"),
     ],
 )

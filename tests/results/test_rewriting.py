@@ -11,7 +11,7 @@ import pytest
 
 from prunecli import results
 from prunecli.errors import DataError, PruneError
-from prunecli.results.tabled import Tabled
+from prunecli.results.document import Document
 from prunecli.tensors.documents import write_json
 
 HEADER = {
@@ -74,8 +74,8 @@ ALL = [SELECTED, FFNS, EMBEDDING, FITTED]
 
 
 @pytest.fixture
-def read(tmp_path: Path) -> Callable[[Any], Tabled]:
-    def written(payload: Any) -> Tabled:
+def read(tmp_path: Path) -> Callable[[Any], Document]:
+    def written(payload: Any) -> Document:
         write_json(tmp_path / "result.json", payload, force=True)
         return results.read(tmp_path / "result.json")
 
@@ -83,7 +83,7 @@ def read(tmp_path: Path) -> Callable[[Any], Tabled]:
 
 
 @pytest.mark.parametrize("payload", [*ALL, {**SELECTED, "of_a_later_version": [1]}])
-def test_what_is_read_is_written_again(read: Callable[[Any], Tabled], payload: dict[str, Any]) -> None:
+def test_what_is_read_is_written_again(read: Callable[[Any], Document], payload: dict[str, Any]) -> None:
     assert json.dumps(read(payload).to_json()) == json.dumps(payload)
 
 
@@ -96,14 +96,14 @@ def test_what_is_read_is_written_again(read: Callable[[Any], Tabled], payload: d
         (FITTED, {"sizes": 3, "quality": 3}),
     ],
 )
-def test_tables(read: Callable[[Any], Tabled], payload: dict[str, Any], tables: dict[str, int]) -> None:
+def test_tables(read: Callable[[Any], Document], payload: dict[str, Any], tables: dict[str, int]) -> None:
     result = read(payload)
     assert {name: len(rows) for name, rows in result.tables().items()} == tables
     sizes = result.frame("sizes").set_index("quantity")
     assert sizes.loc["bytes"].tolist() == [40, 20]
 
 
-def test_cells(read: Callable[[Any], Tabled]) -> None:
+def test_cells(read: Callable[[Any], Document]) -> None:
     selected = read(SELECTED)
     assert selected.frame("axes").values.tolist() == [["e.1.experts", 4, 2], ["d.1.experts", 4, 1]]
     assert selected.frame("kept")["id"].tolist() == [1, 3, 0]
@@ -125,7 +125,7 @@ def test_cells(read: Callable[[Any], Tabled]) -> None:
     ],
 )
 def test_refused(
-    read: Callable[[Any], Tabled], payload: dict[str, Any], kind: type[PruneError], message: str
+    read: Callable[[Any], Document], payload: dict[str, Any], kind: type[PruneError], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
         read(payload)

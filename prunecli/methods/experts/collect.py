@@ -37,9 +37,7 @@ from prunecli.modules.loading import load_model
 from prunecli.modules.machine import free_memory
 from prunecli.processes import ALONE, ProcessGroup, neighbours
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.gates import GateStatistics
-from prunecli.results.header import header
-from prunecli.results.outputs import OutputSums, outputs_path
+from prunecli.results.gates import GateStatistics, OutputSums, outputs_path
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.runner import InMemory, Runner
 from prunecli.tensors.documents import partial_path, refuse_unwritable, write_json
@@ -153,15 +151,15 @@ def collect_gates(
         report = replace(report, bytes_read=int(*process_group.all_reduce([report.bytes_read])))
     whole_files = material.corpora[0].whole_files if isinstance(material, Texts) else None
     split = choice.split_read if isinstance(choice, TextChoice) else None
-    statistics = replace(statistics, dtype=dtype_name(kind), split=split, whole_files=whole_files)
+    more = {"dtype": dtype_name(kind), "whole_files": whole_files, "split": split}
+    statistics = statistics.model_copy(update=more)
     sums = None
     if outputs is not None:
         sums = OutputSums.of(checkpoint.fingerprint, process_group.all_gather(outputs))
     if path is not None:
         with process_group.in_step():
             if process_group.is_main:
-                document = {**header(statistics.format, [checkpoint], None), **statistics.to_json()}
-                write_json(path, document, force=force)
+                write_json(path, statistics.to_json(), force=force)
                 if sums is not None:
                     sums.write(outputs_path(path))
         for left in (partial_path(path), *layers_paths(path)):

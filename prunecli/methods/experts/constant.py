@@ -21,8 +21,7 @@ from prunecli.model.declared import with_keys
 from prunecli.model.quantisation import method_of
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.sparse_layer import CONSTANT
-from prunecli.results.gates import ratio, read_gates
-from prunecli.results.outputs import OutputSums, added, outputs_path
+from prunecli.results.gates import OutputSums, added, outputs_path, ratio, read_gates
 from prunecli.selection.selection import Selection
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Generated, Output

@@ -23,7 +23,8 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, silent
-from prunecli.results.gates import GateStatistics, GateSums, Mode
+from prunecli.results.gates import GateModel, GateStatistics, GateSums, Mode
+from prunecli.results.header import header
 from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.runner import Advance, BatchCost, Run, Runner, ignored
 
@@ -245,13 +246,17 @@ def score(
                 "Remove the hidden file .OUTPUT.partial beside the output, and start again.",
             )
         entries[name] = reduce(GateSums.__add__, [state.sums[part] for part in parts])
+    kind = GateStatistics.TEXT_FORMAT if material.mode == "text" else GateStatistics.FORMAT
     return GateStatistics(
-        fingerprint=checkpoint.fingerprint,
-        model_type=checkpoint.resolved.family.model_type,
+        **header(kind, [checkpoint], None),
+        model=GateModel(
+            fingerprint=checkpoint.fingerprint,
+            model_type=checkpoint.resolved.family.model_type,
+            routers=checkpoint.router_fingerprint,
+        ),
         mode=material.mode,
         layers=tuple(layer.name for layer in layers),
         num_experts=layers[0].original_experts,
         top_k=layers[0].top_k,
         entries=entries,
-        routers=checkpoint.router_fingerprint,
     )

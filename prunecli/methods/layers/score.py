@@ -26,7 +26,7 @@ from prunecli.model.layout import ModelLayout
 from prunecli.model.patchwork import module_name
 from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.arrays import LARGEST
+from prunecli.results.document import LARGEST
 from prunecli.results.unit_scores import Scores, scores_of
 from prunecli.running.batches import observe_batches, run_forward
 from prunecli.running.examples import Batch

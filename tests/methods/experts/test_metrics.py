@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,6 +18,7 @@ from prunecli.methods.experts.metrics import (
 )
 from prunecli.model.axes import Axis
 from prunecli.results.gates import SUMS, TEXT_SUMS, GateStatistics, GateSums
+from tests.gates import changed, gate_statistics
 from tests.reference import expert_metrics, routed_outputs
 
 OF_GATES = [name for name, metric in METRICS.items() if metric.needs <= set(SUMS)]
@@ -64,7 +63,7 @@ def text_sums_of(experts: int, *layers: list[routed_outputs.Token]) -> GateSums:
 def statistics_of(sums: GateSums, lacks: frozenset[str] = frozenset()) -> GateStatistics:
     layers, experts = sums.top1.shape
     names = tuple(f"model.encoder.layers.{n}.ffn" for n in range(layers))
-    return GateStatistics("sha256:0", "nllb-moe", "forced", names, experts, 2, {"a-b": sums}, lacks)
+    return gate_statistics("sha256:0", "nllb-moe", "forced", names, experts, 2, {"a-b": sums}, lacks)
 
 
 @pytest.mark.parametrize("name", OF_GATES)
@@ -142,7 +141,7 @@ def test_an_unknown_metric_is_refused() -> None:
 
 def test_a_metric_whose_sums_the_file_lacks_is_refused_with_those_that_work() -> None:
     sums = sums_of(routed(0, 9, 3))
-    statistics = replace(statistics_of(sums), lacks=frozenset({"gate_sum", "conf1_sum"}))
+    statistics = changed(statistics_of(sums), lacks=frozenset({"gate_sum", "conf1_sum"}))
     with pytest.raises(
         StatisticsError, match=r"lack what the metric 'load-balance' needs .*gate_sum"
     ) as refused:
@@ -163,6 +162,6 @@ def test_the_default_metric_goes_by_the_kind_of_statistics() -> None:
     sums = text_sums_of(3, tokens_of(0, 9, 3))
     statistics = statistics_of(sums)
     assert default_metric(statistics) == "importance"
-    texts = replace(statistics, mode="text")
+    texts = changed(statistics, mode="text")
     assert default_metric(texts) == "reap"
     assert set(metric_values("reap", sums, texts)) == {"model.encoder.layers.0.ffn.experts"}

@@ -11,6 +11,7 @@ import pytest
 from prunecli.errors import StatisticsError
 from prunecli.methods.experts.metrics import measure_texts, scarcity_warning
 from prunecli.results.gates import TEXT_SUMS, GateStatistics, GateSums
+from tests.gates import gate_statistics
 from tests.reference import routed_outputs
 
 NAMES = ("model.layers.0.mlp", "model.layers.1.mlp")
@@ -38,7 +39,7 @@ def statistics() -> GateStatistics:
         counted = [routed_outputs.sums(tokens, EXPERTS) for tokens in layers]
         arrays = {name: np.array([c[name] for c in counted]) for name in TEXT_SUMS[1:]}
         entries[text] = GateSums(np.array([len(tokens) for tokens in layers]), **arrays)
-    return GateStatistics("sha256:0", "qwen3_moe", "text", NAMES, EXPERTS, 2, entries)
+    return gate_statistics("sha256:0", "qwen3_moe", "text", NAMES, EXPERTS, 2, entries)
 
 
 AXES = statistics().axes

@@ -13,6 +13,7 @@ from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import ExpertPlan, plan_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.results.gates import SUMS, GateStatistics, GateSums
+from tests.gates import gate_statistics
 from tests.tiny import tiny_nllb_moe
 
 PAIRS = ("eng-fra", "deu-fra", "eng-ces", "deu-ces")
@@ -35,7 +36,7 @@ def statistics(model: Path) -> GateStatistics:
             for pair in PAIRS
         }
         names = tuple(layer.name for layer in layers)
-        return GateStatistics(opened.fingerprint, opened.model_type, "forced", names, 8, 2, entries)
+        return gate_statistics(opened.fingerprint, opened.model_type, "forced", names, 8, 2, entries)
 
 
 def planned(model: Path, **options: object) -> ExpertPlan:

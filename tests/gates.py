@@ -1,0 +1,40 @@
+"""Gate statistics by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from prunecli.results.gates import GateModel, GateStatistics, GateSums, Mode
+
+
+def gate_statistics(
+    fingerprint: str,
+    model_type: str,
+    mode: Mode,
+    layers: Sequence[str],
+    num_experts: int,
+    top_k: int,
+    entries: Mapping[str, GateSums],
+    lacks: Collection[str] = (),
+    **more: Any,
+) -> GateStatistics:
+    """The statistics of a run."""
+    return GateStatistics(
+        format=GateStatistics.TEXT_FORMAT if mode == "text" else GateStatistics.FORMAT,
+        model=GateModel(fingerprint=fingerprint, model_type=model_type),
+        mode=mode,
+        layers=tuple(layers),
+        num_experts=num_experts,
+        top_k=top_k,
+        entries=dict(entries),
+        lacks=frozenset(lacks),
+        **more,
+    )
+
+
+def changed(statistics: GateStatistics, **fields: Any) -> GateStatistics:
+    """The statistics with other values of some fields; `fingerprint` is that of the model."""
+    if "fingerprint" in fields:
+        fields["model"] = statistics.model.model_copy(update={"fingerprint": fields.pop("fingerprint")})
+    return statistics.model_copy(update=fields)
