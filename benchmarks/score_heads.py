@@ -23,7 +23,7 @@ import torch
 
 from prunecli.methods.heads.ablate import masks_of, measure_masked
 from prunecli.methods.heads.collect import LoadedModel, ScoreOptions, chosen_metric, measurements
-from prunecli.methods.heads.names import EffectMetric
+from prunecli.methods.names import EffectMetric
 from prunecli.methods.heads.score import gradient_importance
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model

@@ -23,7 +23,7 @@ from prunecli.text.plain import PlainText
 from prunecli.text.tasks import training_task_of
 
 if TYPE_CHECKING:
-    from prunecli.methods.layers.names import LayerMetric
+    from prunecli.methods.names import LayerMetric
     from prunecli.methods.sharing.arrange import SharePlan
     from prunecli.results.unit_scores import Scores
     from prunecli.selection.selection import Selection

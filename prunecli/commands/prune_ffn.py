@@ -19,7 +19,7 @@ from prunecli.commands.options import (
 from prunecli.commands.rewriting import How
 from prunecli.commands.text_options import UNLABELLED, TextOptions
 from prunecli.errors import UsageError
-from prunecli.methods.ffn.names import UnitMetric
+from prunecli.methods.names import UnitMetric
 
 
 @flattened

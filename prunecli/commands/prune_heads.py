@@ -11,7 +11,7 @@ from prunecli.commands.groups import Helps, Without, flattened
 from prunecli.commands.options import CheckpointArgument, SelectionOptions
 from prunecli.commands.rewriting import How
 from prunecli.errors import UsageError
-from prunecli.methods.heads.names import HeadMetric, Normalize
+from prunecli.methods.names import HeadMetric, Normalize
 
 if TYPE_CHECKING:
     from prunecli.model.attention import AttentionKind

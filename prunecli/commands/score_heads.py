@@ -20,7 +20,7 @@ from prunecli.commands.options import (
 )
 from prunecli.commands.outputs import Outputs, write_table
 from prunecli.commands.text_options import TextOptions
-from prunecli.methods.heads.names import EffectMetric
+from prunecli.methods.names import EffectMetric
 
 MethodName = Literal["gradient", "ablation", "all-but-one"]
 

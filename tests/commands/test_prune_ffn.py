@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from prunecli.commands.prune_ffn import prune_ffn
-from prunecli.methods.ffn.names import UnitMetric
+from prunecli.methods.names import UnitMetric
 from prunecli.model.checkpoint import open_model
 from prunecli.results.unit_scores import merge, read_scores
 from tests.commands import calls

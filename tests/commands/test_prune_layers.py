@@ -13,7 +13,7 @@ import pytest
 from prunecli.commands.inspect import inspect
 from prunecli.commands.prune_layers import prune_layers
 from prunecli.demo import DATA
-from prunecli.methods.layers.names import LayerMetric
+from prunecli.methods.names import LayerMetric
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.results.unit_scores import read_scores

@@ -11,7 +11,7 @@ import numpy as np
 from prunecli.evaluation.paired import paired_t_test
 from prunecli.evaluation.scoring import make_metrics
 from prunecli.evaluation.significance import SAMPLES, SEED, paired_bootstrap
-from prunecli.methods.heads.names import EffectMetric
+from prunecli.methods.names import EffectMetric
 
 TEXT_METRICS: tuple[EffectMetric, ...] = ("chrf++", "bleu")
 LEVEL = 0.01

@@ -12,7 +12,7 @@ import numpy as np
 from prunecli.architectures.records import Side
 from prunecli.choices import Choices
 from prunecli.errors import StatisticsError, UnsupportedModelError, UsageError
-from prunecli.methods.layers.names import LayerMetric
+from prunecli.methods.names import LayerMetric
 from prunecli.methods.layers.select import best_runs, nearest_run, parse_layers
 from prunecli.model.axes import Axis
 from prunecli.model.decision import Decision, Origin, Ranked
