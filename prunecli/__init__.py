@@ -55,6 +55,7 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.methods.sharing.plan import plan_attention as plan_attention
     from prunecli.methods.sharing.plan import plan_ffn as plan_ffn
     from prunecli.methods.sharing.rewrite import rewrite_shared as rewrite_shared
+    from prunecli.methods.units import TextRun as TextRun
     from prunecli.methods.vocabulary.plan import VocabularyOptions as VocabularyOptions
     from prunecli.methods.vocabulary.plan import plan_vocabulary as plan_vocabulary
     from prunecli.model.checkpoint import Checkpoint as Checkpoint
@@ -65,8 +66,6 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.pipeline import Applied as Applied
     from prunecli.pipeline import apply as apply
     from prunecli.planning import plan_ffn_on_text as plan_ffn_on_text
-    from prunecli.planning import plan_layers_on_text as plan_layers_on_text
-    from prunecli.planning import plan_widths_on_text as plan_widths_on_text
     from prunecli.selection.cut import cut as cut
     from prunecli.selection.selection import Selection as Selection
     from prunecli.text.choice import Dataset as Dataset
@@ -102,13 +101,14 @@ _MODULES = {
     "methods.sharing.options": ("AttentionOptions", "FfnOptions"),
     "methods.sharing.plan": ("plan_attention", "plan_ffn"),
     "methods.sharing.rewrite": ("rewrite_shared",),
+    "methods.units": ("TextRun",),
     "methods.vocabulary.plan": ("VocabularyOptions", "plan_vocabulary"),
     "model.checkpoint": ("Checkpoint", "open_model"),
     "model.rewrite": ("Rewrite",),
     "model.streamed": ("stream_model",),
     "modules.loading": ("load_model",),
     "pipeline": ("Applied", "apply"),
-    "planning": ("plan_ffn_on_text", "plan_layers_on_text", "plan_widths_on_text"),
+    "planning": ("plan_ffn_on_text",),
     "selection.cut": ("cut",),
     "selection.selection": ("Selection",),
     "text.choice": ("Dataset", "TextChoice"),

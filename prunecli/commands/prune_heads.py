@@ -77,8 +77,6 @@ def prune_heads(
         metric=metric,
     )
     with how.open(checkpoint) as opened:
-        if options.keep is None and options.ratio is None and options.count is None:
-            how.note("No --ratio given: removing 20% of the heads.")
         plan = plan_heads(opened, options)
         how.note(*plan.reasons)
         how.prune(opened, plan, options.seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -116,7 +116,7 @@ class TextRun:
     """
 
     choice: TextChoice
-    running: RunOptions = RunOptions()
+    running: RunOptions = field(default_factory=RunOptions)
     save: Callable[[Scores], object] = lambda _scores: None
     progress: Progress = silent
     say: Say = unsaid
@@ -159,9 +159,7 @@ def measured(
     if options.scores is not None:
         return Measured(scores_for(checkpoint, options.scores, options.KIND, axes))
     if run is None:
-        raise UsageError(
-            f"--metric {metric} needs text.", f"Give --data or --text, or --metric {without}."
-        )
+        raise UsageError(f"--metric {metric} needs text.", f"Give --data or --text, or --metric {without}.")
     other = f"--metric {without} (it can ruin a model)"
     data = measured_text(checkpoint, run.choice, f"--metric {metric}", run.say, task=task, without=other)
     origin = {

@@ -27,8 +27,6 @@ from prunecli.tensors.quantities import exact_share
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.results.unit_scores import Scores
-    from prunecli.text.choice import Dataset
 
 NORMS_WARNING = (
     "Warning: norms looks at no text. On SmolLM2-135M it raised the perplexity of WikiText-2 from 18.5 to 1,676,926 "
@@ -123,7 +121,8 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
         by_name = {layer.name: layer for layer in layers}
         return unit_norms(checkpoint, by_name, group, output_only=output_only)
 
-    found, metric = None, options.metric or "activation-norm"
+    found = None
+    metric: str = options.metric or "activation-norm"
     if metric == "random":
         generator = np.random.default_rng(options.seed)
         values = {axis.name: generator.random(len(axis.ids)) for axis in axes}

@@ -27,8 +27,8 @@ from prunecli.methods.heads.ablate import (
     translation_measurements,
 )
 from prunecli.methods.heads.effects import TEXT_METRICS, Effects, mean_effects, text_effects
-from prunecli.methods.names import EffectMetric
 from prunecli.methods.heads.score import gradient_importance
+from prunecli.methods.names import EffectMetric
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint, open_model

@@ -142,11 +142,13 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
         places,
         arguments,
         reasons,
-        scores and Measured(scores),
-        metric=scores and f"importance by {scores.method}{by}",
+        Measured(scores) if scores else None,
+        metric=f"importance by {scores.method}{by}" if scores else None,
         how="as many stay in every attention" if even else "the lowest of all attentions go",
         least=f"every attention keeps {options.least} at least" if scores and options.least else "",
     )
+
+
 def _stock_numbers(checkpoint: Checkpoint) -> tuple[int, ...]:
     """Numbers of heads that every layer of a stock model may keep.
 
@@ -177,5 +179,3 @@ def normalized(importance: Mapping[str, Array]) -> dict[str, Array]:
         relative = values / (np.abs(values).max(initial=0.0) or 1.0)
         found[name] = relative / (sqrt(fsum(np.square(relative))) or 1.0)
     return found
-
-
