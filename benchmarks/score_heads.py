@@ -23,8 +23,8 @@ import torch
 
 from prunecli.methods.heads.ablate import masks_of, measure_masked
 from prunecli.methods.heads.collect import LoadedModel, ScoreOptions, chosen_metric, measurements
-from prunecli.methods.names import EffectMetric
 from prunecli.methods.heads.score import gradient_importance
+from prunecli.methods.names import EffectMetric
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.running.batches import task_batches

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from prunecli.errors import UsageError
-from prunecli.methods.layers.select import nearest_run, parse_layers
+from prunecli.methods.layers.plan import nearest_run, parse_layers
 
 DEPTHS = {"encoder": 6, "decoder": 4}
 
