@@ -43,10 +43,10 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.methods.experts.score import CollectOptions as CollectOptions
     from prunecli.methods.ffn.narrow import NarrowOptions as NarrowOptions
     from prunecli.methods.ffn.narrow import plan_widths as plan_widths
-    from prunecli.methods.heads.collect import ScoreOptions as ScoreOptions
-    from prunecli.methods.heads.collect import score_heads as score_heads
     from prunecli.methods.heads.plan import HeadOptions as HeadOptions
     from prunecli.methods.heads.plan import plan_heads as plan_heads
+    from prunecli.methods.heads.score import ScoreOptions as ScoreOptions
+    from prunecli.methods.heads.score import score_heads as score_heads
     from prunecli.methods.layers.plan import LayerOptions as LayerOptions
     from prunecli.methods.layers.plan import plan_layers as plan_layers
     from prunecli.methods.sharing.arrange import SharePlan as SharePlan
@@ -91,7 +91,7 @@ _MODULES = {
     "methods.experts.collect": ("collect_gates",),
     "methods.experts.constant": ("mean_outputs", "rewrite_constant"),
     "methods.experts.score": ("CollectOptions",),
-    "methods.heads.collect": ("ScoreOptions", "score_heads"),
+    "methods.heads.score": ("ScoreOptions", "score_heads"),
     "methods.experts.options": ("Amount", "ExpertOptions"),
     "methods.experts.plan": ("plan_experts",),
     "methods.ffn.narrow": ("NarrowOptions", "plan_widths"),

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from prunecli.model.attention import AttentionLayer
     from prunecli.results.unit_scores import Scores
 
+LEVEL = 0.01
+"""A difference counts as significant below this p-value (1905.10650, Tables 1 to 3)."""
 MOST = 16
 """Heads in a line of the table at most, as far as they fit; layers with more take several lines."""
 
@@ -100,7 +102,6 @@ def draw(scores: Scores, layers: Any, path: Path) -> None:
 def show(scores: Scores, layers: Any) -> None:
     """The table, and what it says in words."""
     from prunecli.evaluation.significance import too_few
-    from prunecli.methods.heads.effects import LEVEL
 
     console.show(head_table(_values(scores), layers, _title(scores)))
     if scores.method == "gradient":

@@ -340,7 +340,7 @@ class ScoreFiles:
         ),
     ] = None
 
-    def saver(self, *, measures: bool, force: bool) -> Callable[[Scores], object]:
+    def saver(self, *, measures: bool, force: bool) -> Callable[[Scores], object] | None:
         """Return the function that writes measured scores to --save-scores, if it is given.
 
         Args:
@@ -353,7 +353,7 @@ class ScoreFiles:
         """
         path = self.save_scores
         if path is None:
-            return lambda _scores: None
+            return None
         if not measures:
             raise UsageError("--save-scores: nothing is measured on text here.", "Leave it out.")
         from prunecli.tensors.documents import refuse_unwritable, write_json

@@ -1,7 +1,6 @@
 """Heads, hidden units and layers: the options, the scores and the selection that their three methods share."""
 
-from __future__ import annotations
-
+# No postponed annotations: those of `UnitOptions` are read in the modules of its subclasses, too.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -117,7 +116,7 @@ class TextRun:
 
     choice: TextChoice
     running: RunOptions = field(default_factory=RunOptions)
-    save: Callable[[Scores], object] = lambda _scores: None
+    save: Callable[[Scores], object] | None = None
     progress: Progress = silent
     say: Say = unsaid
 
@@ -169,7 +168,8 @@ def measured(
         "whole_files": data.text.whole_files if isinstance(data.text, PlainText) else None,
     }
     scores = measure(data, run).model_copy(update=origin)
-    run.save(scores)
+    if run.save is not None:
+        run.save(scores)
     return Measured(scores, describe(data, run.choice))
 
 

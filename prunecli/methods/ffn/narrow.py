@@ -36,9 +36,17 @@ NORMS_WARNING = (
 
 @dataclass(frozen=True)
 class NarrowOptions(UnitOptions):
-    """Options of `prune-ffn`, in addition to `UnitOptions`.
+    """Options of `prune-ffn`.
 
     Attributes:
+        ratio: fraction of the hidden units to remove, rounded up. If None and no other amount is given,
+            `DEFAULT_RATIO`.
+        count: number of hidden units to remove, of all FFNs together.
+        keep: a saved selection, instead of a metric and an amount.
+        scores: activations that were measured before, or their files, which are merged. If None, the model runs on
+            text.
+        dtype: type of the result's weights. If None, as stored.
+        seed: seed of the metric `random`.
         width: number of hidden units that every FFN keeps, instead of an amount.
         least: number of hidden units that each FFN keeps at least.
         side: the only side whose FFNs get narrower. If None, both.

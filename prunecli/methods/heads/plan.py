@@ -31,15 +31,20 @@ DEFAULT_NORMALIZE: dict[str, Normalize] = {"gradient": "per-layer", "ablation": 
 
 @dataclass(frozen=True)
 class HeadOptions(UnitOptions):
-    """Options of `prune-heads`, in addition to `UnitOptions`.
+    """Options of `prune-heads`.
 
     Attributes:
+        ratio: fraction of the heads to remove, rounded up. If None and no count is given, `DEFAULT_RATIO`.
+        count: number of heads to remove.
+        keep: a saved selection, instead of scores, metric and amount.
         scores: scores, or one file of them or several, merged; not read for the metric `random`.
         kinds: the kinds of attention that may lose heads; the amount counts their heads alone.
         least: number of heads that each of their layers keeps at least.
         uniform: whether every layer keeps the same number of heads, one that a stock model can have.
         normalize: how scores of different layers are compared. If None, `DEFAULT_NORMALIZE`.
         metric: `importance`, or `random`.
+        dtype: type of the result's weights. If None, as stored.
+        seed: seed of the metric `random`.
     """
 
     COMMAND = "prune-heads"

@@ -36,9 +36,15 @@ LAST_WARNING = (
 
 @dataclass(frozen=True)
 class LayerOptions(UnitOptions):
-    """Options of `prune-layers`, in addition to `UnitOptions`. ShortGPT removes about the default ratio (2403.03853).
+    """Options of `prune-layers`. ShortGPT removes about the default ratio (2403.03853).
 
     Attributes:
+        ratio: fraction of the layers of `side` to remove, rounded up. If None and no other amount is given,
+            `DEFAULT_RATIO`.
+        count: number of layers of `side` to remove.
+        scores: scores that were measured before, or their files, which are merged. If None, the model runs on text.
+        dtype: type of the result's weights. If None, as stored.
+        seed: seed of the metric `random`.
         encoder, decoder: numbers of layers that each side loses, instead of ratio and count.
         remove: the layers to remove, by number: `3,7` or `encoder:3,decoder:7`.
         keep: the layers to keep, written the same way; a side that it does not name keeps all. Or a saved selection.
