@@ -13,8 +13,7 @@ import numpy as np
 
 from prunecli.choices import Choices
 from prunecli.errors import CheckpointError, DataError, UsageError
-from prunecli.methods.vocabulary.check import check_same, differs, load_trimmed
-from prunecli.methods.vocabulary.measure import Text, count_tokens
+from prunecli.methods.vocabulary.measure import Text, check_same, count_tokens, differs, load_trimmed
 from prunecli.methods.vocabulary.renumber import (
     GENERATION,
     SENTENCEPIECE,
@@ -214,6 +213,8 @@ def select_tokens(
         "sentences": len(lines.texts),
         "text_sha256": sha256,
     }
+    running = np.array([counts.get(labels.get(number, ""), 0) for number in range(size)])
+    share = float(running[[*kept]].sum() / running.sum()) if running.any() else 1.0
     reasons = [name for name in ids if name != IN_TEXT]
     reason = np.zeros(size, np.uint8)
     for place, name in enumerate(reasons, 1):
@@ -222,7 +223,7 @@ def select_tokens(
         ("tokens", "", None),
         range(size),
         kept,
-        [counts.get(labels.get(number, ""), 0) for number in range(size)],
+        running,
         reasons=tuple(reasons),
         reason=reason,
         labels=tuple(labels.get(number, "") for number in range(size)),
@@ -236,9 +237,6 @@ def select_tokens(
     )
     often = "" if options.min_count == 1 else f" {options.min_count} times or more"
     how = f"those stay that occur{often}, and what is needed"
-    running = {number: counts.get(token, 0) for number, token in labels.items()}
-    total = sum(running.values())
-    share = sum(running.get(number, 0) for number in kept) / total if total else 1.0
     return VocabularyPlan(
         {"tokens": kept},
         options.dtype,

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prunecli.errors import CheckpointError, UsageError, kind_and_reason
-from prunecli.methods.vocabulary.sentencepiece_model import without_pieces
-from prunecli.methods.vocabulary.tokenizer import merge_parts
+from prunecli.methods.vocabulary.tokenizer import merge_parts, without_pieces
 from prunecli.model.structure import KEY
 from prunecli.tensors.json_files import parsed
 
@@ -25,8 +24,8 @@ _PARTS = ("added_tokens", "padding", "post_processor")
 _IDS = ("id", "ids", "pad_id", "sep", "cls")
 """Parts of tokenizer.json that hold ids, and the keys of ids in them."""
 
-_NEEDED = ("_token_id", "_token_ids", "forced_decoder_ids", "force_words_ids")
-"""Endings of keys of ids that generation puts out; those of `forced_decoder_ids` come after their place: [[1, 250]]."""
+_NEEDED = ("_token_id", "_token_ids", "force_words_ids")
+"""Endings of keys of ids that generation puts out."""
 _FORBIDDEN = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
 """Lists of ids that generation must not put out, alone or as sequences: what is gone needs no ban."""
 _BIASES = "sequence_bias"
@@ -163,7 +162,7 @@ def named_ids(document: Mapping[str, Any]) -> Iterator[int]:
     """The ids that a config needs: `pad_token_id`, `forced_bos_token_id`, `forced_decoder_ids` and their like."""
     for key, value in document.items():
         if key.endswith(_NEEDED):
-            yield from _numbers([step[1:] for step in value] if _is_placed(key, value) else value)
+            yield from _numbers(value)
         elif isinstance(value, Mapping) and key not in _NOT_ENTERED:
             yield from named_ids(value)
 
@@ -187,8 +186,6 @@ def renumbered(document: Mapping[str, Any], change: Renumbering) -> dict[str, An
         elif key == _BIASES and isinstance(value, list):
             pairs = [[_mapped(ids, change), bias] for ids, bias in value if _is_kept(ids, change)]
             result[key] = pairs or None
-        elif _is_placed(key, value):
-            result[key] = [[step[0], *_mapped(step[1:], change)] for step in value]
         elif key.endswith(_NEEDED):
             result[key] = _mapped(value, change)
         elif isinstance(value, Mapping) and key not in _NOT_ENTERED:
@@ -196,10 +193,6 @@ def renumbered(document: Mapping[str, Any], change: Renumbering) -> dict[str, An
         else:
             result[key] = value
     return result
-
-
-def _is_placed(key: str, value: Any) -> bool:
-    return key == "forced_decoder_ids" and isinstance(value, list)
 
 
 def _numbers(value: Any) -> Iterator[int]:
