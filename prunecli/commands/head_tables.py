@@ -33,38 +33,30 @@ def head_table(
         layers: the attentions, in the order of the rows; those without values are left out.
         title: above the table.
     """
-    layers = [layer for layer in layers if layer.name in values]
-    cells = {layer.name: _cells(layer, values[layer.name]) for layer in layers}
-    heads = max(map(len, cells.values()), default=0)
-    count = _in_a_line(heads, [text for texts in cells.values() for text in texts])
-    columns = ["attention", "layer", *(f"head {n}" if n == 0 else str(n) for n in range(count))]
-    rows = [row for layer in layers for row in _rows(layer, cells[layer.name], count)]
-    return console.table(title, columns, rows)
-
-
-def _cells(layer: AttentionLayer, values: Sequence[float]) -> list[str]:
-    """The value of each head of the original model; a dash for those that are gone."""
-    by_head = dict(zip(layer.heads, values, strict=True))
-    return [f"{by_head[head]:.3g}" if head in by_head else "-" for head in range(layer.original_heads)]
-
-
-def _in_a_line(heads: int, texts: Sequence[str]) -> int:
-    """Heads that fit the width; of more, lines of one length, unless that would be half of what fits."""
-    width = max((len(text) for text in texts), default=0)
+    layers, cells = [layer for layer in layers if layer.name in values], []
+    for layer in layers:
+        by_head = dict(zip(layer.heads, values[layer.name], strict=True))
+        cells.append(
+            [f"{by_head[head]:.3g}" if head in by_head else "-" for head in range(layer.original_heads)]
+        )
+    heads = max(map(len, cells), default=0)
+    width = max((len(text) for texts in cells for text in texts), default=0)
     labels = len(" attention ") + len("layer") + GAP
     first = max(width, len("head 0")) + GAP
-    fit = min(MOST, 1 + max(0, console.width() - labels - first) // (width + GAP))
-    if heads <= fit:
-        return heads
-    return next((count for count in range(fit, fit // 2, -1) if heads % count == 0), fit)
-
-
-def _rows(layer: AttentionLayer, cells: Sequence[str], count: int) -> list[list[str]]:
-    rows = []
-    for start in range(0, max(len(cells), 1), count or 1):
-        label = [layer.kind, str(layer.layer)] if start == 0 else [f"  from {start}", ""]
-        rows.append([*label, *cells[start : start + count]])
-    return rows
+    count = min(MOST, 1 + max(0, console.width() - labels - first) // (width + GAP))
+    # Lines of one length, unless that would be half of what fits.
+    even = (number for number in range(count, count // 2, -1) if heads % number == 0)
+    count = heads if heads <= count else next(even, count)
+    rows = [
+        [
+            *([layer.kind, str(layer.layer)] if start == 0 else [f"  from {start}", ""]),
+            *own[start : start + count],
+        ]
+        for layer, own in zip(layers, cells, strict=True)
+        for start in range(0, max(len(own), 1), count or 1)
+    ]
+    columns = ["attention", "layer", *(f"head {n}" if n == 0 else str(n) for n in range(count))]
+    return console.table(title, columns, rows)
 
 
 def _values(scores: Scores) -> dict[str, list[float]]:

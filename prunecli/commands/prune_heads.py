@@ -89,7 +89,6 @@ def _kinds(text: str | None) -> tuple[AttentionKind, ...]:
     if text is None:
         return KINDS
     names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in KINDS:
-            raise UsageError(f"--attention {name!r}: no such kind.", f"Choose from {', '.join(KINDS)}.")
+    for name in (name for name in names if name not in KINDS):
+        raise UsageError(f"--attention {name!r}: no such kind.", f"Choose from {', '.join(KINDS)}.")
     return tuple(kind for kind in KINDS if kind in names)

@@ -157,13 +157,11 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
             values, metric = found.scores.picked(stored), found.scores.method
         reasons = [_reason(metric, options)]
         for own, budget in groups:
-            kept |= select(own, values, budget)  # refuses too many
             if found and options.contiguous:
                 (axis,) = own
-                distances, count = _distances(stored, axis, found.scores), budget.removed(own)
-                gone = nearest_run(distances, count)
-                kept[axis.name] = tuple(number for number in axis.ids if number not in gone)
-                values[axis.name] = np.array(best_runs(distances, max(count, 1)))
+                distances = _distances(stored, axis, found.scores)
+                values[axis.name] = best_runs(distances, max(budget.removable(own), 1))
+            kept |= select(own, values, budget)
     for axis in axes.values():
         if not kept[axis.name]:
             raise UsageError(f"No layer of the {axis.side} would stay.", "Keep one of each stack at least.")
@@ -299,27 +297,19 @@ def _reason(metric: str, options: LayerOptions) -> str:
     return f"Layers by {metric}{default}{from_files(options.scores)}, {how}the lowest go."
 
 
-def nearest_run(distances: Array, count: int) -> tuple[int, ...]:
-    """The `count` consecutive layers whose input and output are nearest (2403.17887, 3.2), the first of equal ones.
+def best_runs(distances: Array, count: int) -> Array:
+    """`[layers]`: for each layer, the least distance between the ends of a run of `count` layers that it lies in.
+
+    The `count` layers with the least values are a run: the one with the nearest ends (2403.17887, 3.2).
 
     Args:
-        distances: `[depth + 1, depth + 1]`, of the states before the layers and after the last.
-        count: less than there are layers.
+        distances: `[layers + 1, layers + 1]`, of the states before the layers and after the last.
+        count: at most the number of layers.
     """
-    if count == 0:
-        return ()
-    starts = range(len(distances) - count)
-    start = min(starts, key=lambda start: float(distances[start, start + count]))
-    return tuple(range(start, start + count))
-
-
-def best_runs(distances: Array, count: int) -> tuple[float, ...]:
-    """Of each layer, how near the input and output of the best run of `count` layers are that it lies in.
-
-    Those of `nearest_run` have the least.
-    """
-    runs = [float(distances[start, start + count]) for start in range(len(distances) - count)]
-    return tuple(min(runs[max(0, number - count + 1) : number + 1]) for number in range(len(distances) - 1))
+    runs = np.diagonal(distances, count)
+    return np.array(
+        [runs[max(0, number - count + 1) : number + 1].min() for number in range(len(distances) - 1)]
+    )
 
 
 def parse_layers(option: str, text: str, depths: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
