@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,8 +61,11 @@ def compare_heads(scores: tuple[Scores, Scores], files: tuple[str, str]) -> Head
     models = [Model(fingerprint=one.fingerprint, model_type=one.model_type) for one in scores]
     compared = []
     for file, one in zip(files, scores, strict=True):
-        stated = one.model_dump(include={"method", "task", "examples", "metric", "base"}, exclude_none=True)
-        compared.append(Scored(file=file, **stated, **({"importance": one.per} if one.per else {})))
+        shared = {"method", "task", "examples", "metric", "base"}
+        stated: dict[str, Any] = one.model_dump(include=shared, exclude_none=True)
+        if one.per:
+            stated["importance"] = one.per
+        compared.append(Scored(file=file, **stated))
     return HeadComparison(
         **{**header(HeadComparison.FORMAT, [], None), "models": models},
         first=compared[0],

@@ -121,14 +121,6 @@ class TextRun:
     say: Say = unsaid
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Scores, and the text that they were measured on for this selection, as the history describes it."""
-
-    scores: Scores
-    text: dict[str, Any] | None = None
-
-
 def measured(
     checkpoint: Checkpoint,
     options: UnitOptions,
@@ -139,8 +131,8 @@ def measured(
     axes: Sequence[Axis] | None = None,
     task: TaskName | None = None,
     without: str,
-) -> Measured:
-    """Scores of the units: those of `options`, else measured on text.
+) -> tuple[Scores, dict[str, Any] | None]:
+    """Scores of the units: those of `options`, else measured on text; and what the history says of this text.
 
     Args:
         metric: what is measured, for messages.
@@ -156,7 +148,7 @@ def measured(
         PruneError: text or a model that cannot be used.
     """
     if options.scores is not None:
-        return Measured(scores_for(checkpoint, options.scores, options.KIND, axes))
+        return scores_for(checkpoint, options.scores, options.KIND, axes), None
     if run is None:
         raise UsageError(f"--metric {metric} needs text.", f"Give --data or --text, or --metric {without}.")
     other = f"--metric {without} (it can ruin a model)"
@@ -170,7 +162,7 @@ def measured(
     scores = measure(data, run).model_copy(update=origin)
     if run.save is not None:
         run.save(scores)
-    return Measured(scores, describe(data, run.choice))
+    return scores, describe(data, run.choice)
 
 
 def selection(
@@ -180,7 +172,7 @@ def selection(
     places: Sequence[Ranked],
     arguments: Mapping[str, Any],
     reasons: Sequence[str],
-    found: Measured | None,
+    scores: Scores | None,
     *,
     metric: str | None,
     how: str,
@@ -193,10 +185,9 @@ def selection(
         places: the units that were compared.
         arguments: what the history records; seed and type are added.
         reasons: lines that say how the units were chosen.
-        found: the scores that decided. If None, no scores did.
+        scores: the scores that decided. If None, no scores did.
         metric, how, least: see `Decision`; not used for the metric `random`.
     """
-    scores, text = (found.scores, found.text) if found else (None, None)
     is_random = options.metric == "random"
     step = history_step(
         options.COMMAND,
@@ -204,14 +195,14 @@ def selection(
         given({**arguments, "seed": options.seed if is_random else None, "dtype": options.dtype}),
         files_of(options.scores) if scores else (),
     )
-    is_read = scores is not None and text is None
+    origin = Origin.of_text(arguments.get("text"))
     decision = Decision(
         options.KIND,
         tuple(places),
         None if is_random else metric,
         f"drawn at random (seed {options.seed})" if is_random else how,
         least,
-        origin=scores.origin.read_from(step) if scores and is_read else Origin.of_text(text),
+        origin=scores.origin.read_from(step) if scores and options.scores is not None else origin,
     )
     lines = [*reasons, MIXED] if scores and scores.mixed else [*reasons]
     if not (options.is_named or options.has_amount):

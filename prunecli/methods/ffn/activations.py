@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from prunecli.errors import PruneError
 from prunecli.evaluation.on_text import model_and_batches
-from prunecli.methods.ffn.hidden_units import output_layer
+from prunecli.methods.sharing.hidden_units import output_layer
 from prunecli.methods.units import TextRun
 from prunecli.model.axes import axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from prunecli.architectures.records import Side
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.ffn.hidden_units import unit_norms
 from prunecli.methods.names import UnitMetric
 from prunecli.methods.sharing.arrange import Group
+from prunecli.methods.sharing.hidden_units import unit_norms
 from prunecli.methods.units import TextRun, UnitOptions, measured, selection
 from prunecli.model.axes import Axis
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.find_axes import axes_of
 from prunecli.results.unit_scores import Array, Kind, from_files
@@ -24,9 +25,6 @@ from prunecli.selection.given import selection_of_file
 from prunecli.selection.select import Budget, places_of, select
 from prunecli.selection.selection import Selection
 from prunecli.tensors.quantities import exact_share
-
-if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
 
 NORMS_WARNING = (
     "Warning: norms looks at no text. On SmolLM2-135M it raised the perplexity of WikiText-2 from 18.5 to 1,676,926 "
@@ -129,7 +127,7 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
         by_name = {layer.name: layer for layer in layers}
         return unit_norms(checkpoint, by_name, group, output_only=output_only)
 
-    found = None
+    scores = text = None
     metric: str = options.metric or "activation-norm"
     if metric == "random":
         generator = np.random.default_rng(options.seed)
@@ -140,8 +138,8 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
         from prunecli.methods.ffn.activations import measure_activations
 
         measure = partial(measure_activations, checkpoint, metric=metric)
-        found = measured(checkpoint, options, metric, run, measure, axes=axes, without="norms")
-        values, metric = found.scores.picked(axes), options.metric or found.scores.method
+        scores, text = measured(checkpoint, options, metric, run, measure, axes=axes, without="norms")
+        values, metric = scores.picked(axes), options.metric or scores.method
         if metric == "activation-norm":
             values = {axis.name: values[axis.name] * norms(axis, output_only=True) for axis in axes}
     relative = {name: own / (np.linalg.norm(own) or 1) for name, own in values.items()}
@@ -159,10 +157,10 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
         "per_layer": not options.uniform or None,
         "score": metric,
         "round_to": None if options.multiple_of == 1 else options.multiple_of,
-        "text": found and found.text,
+        "text": text,
         "dense_only": options.dense_only or None,
     }
-    tokens = found.scores.tokens if found else None
+    tokens = scores.tokens if scores else None
     return selection(
         checkpoint,
         options,
@@ -170,7 +168,7 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
         places_of(axes, kept, None if metric == "random" else values, tokens=tokens),
         arguments,
         [f"Hidden units {how} by {metric}{from_files(options.scores)}, the lowest go."],
-        found,
+        scores,
         metric=metric,
         how=rule,
     )

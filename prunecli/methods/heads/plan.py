@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.names import HeadMetric, Normalize
-from prunecli.methods.units import Measured, UnitOptions, selection
+from prunecli.methods.units import UnitOptions, selection
 from prunecli.model.attention import KINDS, AttentionKind
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
 from prunecli.model.stock import uniform_heads
 from prunecli.results.matching import scores_for
@@ -21,9 +22,6 @@ from prunecli.results.unit_scores import Array, Kind, Scores, files_of, from_fil
 from prunecli.selection.given import num_removed, selection_of_file
 from prunecli.selection.select import Budget, places_of, select
 from prunecli.selection.selection import Selection
-
-if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
 
 DEFAULT_NORMALIZE: dict[str, Normalize] = {"gradient": "per-layer", "ablation": "none"}
 """The paper normalises I_h (4.1), and says nothing of the kind of differences of scores (4.2)."""
@@ -147,7 +145,7 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
         places,
         arguments,
         reasons,
-        Measured(scores) if scores else None,
+        scores,
         metric=f"importance by {scores.method}{by}" if scores else None,
         how="as many stay in every attention" if even else "the lowest of all attentions go",
         least=f"every attention keeps {options.least} at least" if scores and options.least else "",

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, UnsupportedModelError, UsageError
 from prunecli.methods.names import LayerMetric
-from prunecli.methods.units import Measured, TextRun, UnitOptions, measured, selection
+from prunecli.methods.units import TextRun, UnitOptions, measured, selection
 from prunecli.model.axes import Axis
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Ranked
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.find_axes import axes_of
@@ -24,9 +25,6 @@ from prunecli.selection.saved import read_kept
 from prunecli.selection.select import Budget, places_of, select
 from prunecli.selection.selection import Selection
 from prunecli.text.tasks import TaskName, training_task_of
-
-if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
 
 LAST_WARNING = (
     "Warning: last looks at no text. On SmolLM2-135M it raised the perplexity of WikiText-2 from 18.5 to 4,530 at "
@@ -131,7 +129,7 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
     axes = {axis.side: replace(axis, ids=(*range(len(axis.ids)),)) for axis in stored}
     kept = {axis.name: axis.ids for axis in axes.values()}
     groups = [([axis], Budget()) for axis in axes.values()]
-    found, values = None, {}
+    scores, text, values = None, None, {}
     metric: str | None = None
     reasons: list[str] = []
     how = f"named by {'--keep' if options.remove is None else '--remove'}"
@@ -153,18 +151,15 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
             values = {name: np.arange(depth, 0, -1) / depth for name, depth in depths.items()}
             how = "by its place: the last layers of a stack go"
         else:
-            found = _measured(checkpoint, options, run)
-            values, metric = found.scores.picked(stored), found.scores.method
+            scores, text = _measured(checkpoint, options, run)
+            values, metric = scores.picked(stored), scores.method
         reasons = [_reason(metric, options)]
         for own, budget in groups:
-            if found and options.contiguous:
+            if scores and options.contiguous:
                 (axis,) = own
-                distances = _distances(stored, axis, found.scores)
+                distances = _distances(stored, axis, scores)
                 values[axis.name] = best_runs(distances, max(budget.removable(own), 1))
             kept |= select(own, values, budget)
-    for axis in axes.values():
-        if not kept[axis.name]:
-            raise UsageError(f"No layer of the {axis.side} would stay.", "Keep one of each stack at least.")
     sizes = checkpoint.layout.sizes
     key = sizes.family.numbered
     if key is not None and sizes.value(key) and any(own != (*range(len(own)),) for own in kept.values()):
@@ -182,15 +177,15 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
         "side": options.side,
         "metric": metric,
         "contiguous": options.contiguous or None,
-        "text": found and found.text,
+        "text": text,
     }
     places: list[Ranked] = []
     for own, _ in groups:
         cut = " and ".join(axis.side for axis in own)
-        tokens = found.scores.tokens if found else None
-        places += places_of(own, kept, values if found else None, cut=cut, tokens=tokens)
+        tokens = scores.tokens if scores else None
+        places += places_of(own, kept, values if scores else None, cut=cut, tokens=tokens)
     name = None
-    if found:
+    if scores:
         name, how = f"{metric} score", "the lowest go"
         if options.contiguous:
             name, how = (
@@ -208,10 +203,10 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
         places,
         arguments,
         reasons,
-        found,
+        scores,
         metric=name,
         how=how,
-        least="one layer of each stack stays" if found else "",
+        least="one layer of each stack stays" if scores else "",
     )
 
 
@@ -251,8 +246,10 @@ def _groups(options: LayerOptions, axes: Mapping[str, Axis]) -> list[tuple[list[
     return [(own, Budget(options.share, options.count, together=True, least=1))]
 
 
-def _measured(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | None) -> Measured:
-    """The given or measured scores.
+def _measured(
+    checkpoint: Checkpoint, options: LayerOptions, run: TextRun | None
+) -> tuple[Scores, dict[str, Any] | None]:
+    """The given or measured scores, and what the history says of the text.
 
     Raises:
         StatisticsError: a file of another model or metric.
@@ -264,8 +261,8 @@ def _measured(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | None
     metric = options.metric or "cosine"
     measure = partial(measure_layers, checkpoint, metric=metric)
     task: TaskName | None = "embedding" if metric == "embedding" else None
-    found = measured(checkpoint, options, metric, run, measure, task=task, without="last")
-    method = found.scores.method
+    scores, text = measured(checkpoint, options, metric, run, measure, task=task, without="last")
+    method = scores.method
     asked = "cosine" if options.contiguous else options.metric
     if asked not in (None, method):
         files = files_of(options.scores)
@@ -273,7 +270,7 @@ def _measured(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | None
             f"{files[0] if files else 'The scores'}: of the metric {method}, not {asked}.",
             f"Give a file of prunecli prune-layers --metric {asked} --save-scores.",
         )
-    return found
+    return scores, text
 
 
 def _distances(stored: Sequence[Axis], axis: Axis, scores: Scores) -> Array:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from prunecli.methods.vocabulary.renumber import (
     tokenizer_files,
 )
 from prunecli.methods.vocabulary.tokenizer import Vocabulary, is_fast, read_vocabulary
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.find_axes import axes_of, vocabulary_size
 from prunecli.model.history import given, history_step
@@ -32,9 +33,6 @@ from prunecli.selection.selection import Selection
 from prunecli.tensors.json_files import read_object
 from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer
-
-if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
 
 IN_TEXT = "in the text"
 """Why a token stays: often enough."""

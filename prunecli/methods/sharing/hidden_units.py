@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from prunecli.methods.sharing.arrange import Group
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer
 from prunecli.tensors.computing import values
@@ -26,9 +27,6 @@ from prunecli.tensors.stream import (
     joined,
     shape_of,
 )
-
-if TYPE_CHECKING:
-    from prunecli.methods.sharing.arrange import Group
 
 
 def ffn_tensor(
