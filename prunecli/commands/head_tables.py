@@ -1,4 +1,4 @@
-"""What `score-heads` prints and draws: layers by heads, and what the scores say in words."""
+"""Tables and heat maps of `score-heads`: layers by heads, and a summary in words."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def head_table(
 
 
 def _values(scores: Scores) -> dict[str, list[float]]:
-    """What is shown of every head: I_h, or the score's difference from that of the whole model."""
+    """The shown value of every head: I_h, or the difference of the score from the whole model's."""
     shown = scores.means() if scores.method == "gradient" else scores.changes()
     return {module_of(name): own.tolist() for name, own in shown.items()}
 

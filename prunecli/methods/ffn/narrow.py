@@ -201,7 +201,7 @@ def _chosen(layers: Sequence[FfnLayer], options: NarrowOptions) -> set[str]:
 
 
 def _budget(axes: Sequence[Axis], options: NarrowOptions) -> Budget:
-    """How many hidden units go.
+    """Number of hidden units to remove.
 
     Raises:
         UsageError: an FFN has fewer than stay, or they cannot go evenly.

@@ -50,7 +50,7 @@ METRICS_OF: dict[TaskName, tuple[EffectMetric, ...]] = {
     "lm": ("loss",),
     "embedding": ("cosine",),
 }
-"""What ablation can measure at each task; the first is the default."""
+"""Metrics that ablation can measure at each task; the first is the default."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,10 @@ class ScoreOptions(Choices):
     spill_directory: Path | None = None
 
     def check(self) -> None:
-        """Refuse what does not go together.
+        """Refuse options of another method.
 
         Raises:
-            UsageError: options of another method.
+            UsageError: one is given.
         """
         is_gradient = self.method == "gradient"
         selects = self.select_data is not None or self.select_split is not None
@@ -126,7 +126,7 @@ class ScoreOptions(Choices):
 
     @property
     def decoding(self) -> DecodingOptions:
-        """Of the beam search."""
+        """Options of the beam search."""
         return DecodingOptions(self.beam, self.batch_tokens)
 
 
@@ -142,7 +142,7 @@ def score_heads(
     say: Say = unsaid,
     report: Callable[[RunReport], None] = lambda _run: None,
 ) -> Scores:
-    """What the model loses without each of its attention heads (1905.10650, 3 and 4.1).
+    """Score each attention head by what the model loses without it (1905.10650, 3 and 4.1).
 
     Args:
         model: an open model, a directory or a name of the hub.
@@ -217,7 +217,7 @@ def score_heads(
 
 
 def chosen_metric(task: TaskName, metric: str | None) -> EffectMetric:
-    """`metric`, or the task's default.
+    """Return `metric`, or the task's default.
 
     Raises:
         UsageError: the task has no such metric.

@@ -116,7 +116,7 @@ def tensor_expression(
 
 
 def output_layer(tensors: Mapping[str, Any]) -> str:
-    """The linear layer that gives the FFN's output, relative to the FFN: that of its last tensor."""
+    """Name of the linear layer that gives the FFN's output, relative to the FFN: it holds the last tensor."""
     return list(tensors)[-1].rpartition(".")[0]
 
 
@@ -141,7 +141,7 @@ def unit_norms(
 ) -> np.ndarray:
     """The product over the FFN's matrices of the l2 norm of a unit's part: ||row of W1|| x ||column of W2||.
 
-    Of the FFN that the group's initialisation makes; read block by block.
+    The FFN is the one that the group's initialisation makes; its weights are read block by block.
 
     Args:
         output_only: ||column of W2|| alone, what an activation of 1 adds to the output.

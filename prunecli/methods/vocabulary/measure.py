@@ -67,7 +67,7 @@ class Text:
 
     @classmethod
     def of(cls, lines: Lines, tokenizer: Any) -> Text:
-        """`lines`, their documents, and both as messages to a chat model.
+        """Collect `lines`, their documents, and both as messages to a chat model.
 
         Tokens depend on what stands around a line: line ends and blank lines in a document, roles in a chat.
         """
@@ -89,7 +89,7 @@ class Text:
 
 
 def _pieces(document: str) -> Iterator[str]:
-    """`document` with a last line end, cut at line ends where it is long; neighbours share `OVERLAP` lines."""
+    """Yield `document`, with a last line end, in pieces cut at line ends; neighbours share `OVERLAP` lines."""
     lines = f"{document}\n".splitlines(keepends=True)
     first = 0
     while first < len(lines):
@@ -102,7 +102,7 @@ def _pieces(document: str) -> Iterator[str]:
 
 
 def _ends(text: str) -> str:
-    """`text` without the words in its middle."""
+    """Return `text` without the words in its middle, if it is long."""
     first, last = text.find(" ", REACH), text.rfind(" ", 0, max(len(text) - REACH, 0))
     return text[:first] + text[last:] if -1 < first < last else text
 
@@ -214,7 +214,7 @@ _REMEDY = "Nothing was written; please report it with the name of the model."
 
 
 def load_trimmed(files: Mapping[str, bytes], config: Mapping[str, Any], where: str) -> Any:
-    """The tokenizer that `files` and config.json give, before they are written anywhere else.
+    """Load the tokenizer that `files` and config.json describe, before they are written anywhere else.
 
     Raises:
         CheckpointError: transformers cannot read it.

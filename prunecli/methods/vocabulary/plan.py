@@ -1,4 +1,4 @@
-"""From a checkpoint, text and options to a plan: which tokens stay, and their tokenizer. Nothing is written."""
+"""Choose the tokens to keep from text, and make their tokenizer. Nothing is written."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ IN_TEXT = "in the text"
 
 @dataclass(frozen=True)
 class VocabularyOptions(Choices):
-    """What `trim-vocabulary` is asked.
+    """Options of `trim-vocabulary`.
 
     Attributes:
         min_count: occurrences that a token needs; with 1 the text falls into the same tokens as before.
@@ -57,7 +57,7 @@ class VocabularyOptions(Choices):
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyPlan(Selection):
-    """Which tokens stay and why, and the tokenizer without the others.
+    """The tokens to keep and why, and the tokenizer without the others.
 
     Attributes:
         details: what `--json` prints: `parts`, why -> how many tokens stay for it, each counted once, under the first
@@ -74,7 +74,7 @@ def plan_vocabulary(
     options: VocabularyOptions,
     progress: Progress = silent,
 ) -> VocabularyPlan:
-    """Count, choose, make the smaller tokenizer, and compare both.
+    """Count tokens, choose those to keep, make the smaller tokenizer, and compare both tokenizers.
 
     Args:
         checkpoint: the source; its weights are not read.
@@ -120,7 +120,7 @@ def plan_vocabulary(
 
 
 def default_ids(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The ids that transformers takes where config.json names none (`eos_token_id`: 50256 of GPT-2)."""
+    """Return the token ids that transformers assumes if config.json has none (GPT-2: `eos_token_id` 50256)."""
     from transformers import AutoConfig
 
     defaults = AutoConfig.for_model(checkpoint.require_architecture().model_type)
@@ -248,7 +248,7 @@ def select_tokens(
 
 
 def _filling(kept: set[int], vocabulary: Vocabulary, multiple: int) -> set[int]:
-    """More tokens, those of the lowest ids first, so that they and `kept` are a multiple."""
+    """Return further tokens to keep, the lowest ids first, that fill `kept` up to a multiple."""
     filled = {*kept}
     for token, number in sorted(vocabulary.ids.items(), key=itemgetter(1)):
         room = -len(filled) % multiple

@@ -35,12 +35,12 @@ _NOT_ENTERED = (KEY, "id2label", "label2id", "auto_map")
 
 @dataclass(frozen=True)
 class Renumbering:
-    """Which tokens stay, under which ids.
+    """The tokens to keep, and their new ids.
 
     Attributes:
-        new_ids: id -> new id, of those that stay.
-        dropped: the tokens that go, where the tokenizer has one for the id.
-        size: ids before.
+        new_ids: id -> new id, of the tokens to keep.
+        dropped: the tokens to remove.
+        size: number of ids before.
     """
 
     new_ids: Mapping[int, int]
@@ -49,7 +49,7 @@ class Renumbering:
 
     @classmethod
     def of(cls, kept: Iterable[int], tokens: Mapping[str, int], size: int) -> Renumbering:
-        """The new id of each token is its place among those that stay; `tokens`: token -> id."""
+        """Give each kept token its place among the kept ones as its new id; `tokens`: token -> id."""
         new_ids = {old: new for new, old in enumerate(kept)}
         gone = frozenset(token for token, number in tokens.items() if number not in new_ids)
         return cls(new_ids, gone, size)
@@ -69,11 +69,11 @@ class Renumbering:
 
 
 def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str, bytes | None]:
-    """The files that differ, by name; None: it has to be left out.
+    """Return the files that differ, by name. None: the file has to be left out.
 
     Args:
-        files: name -> content of those of the checkpoint; the ones that hold no tokens are passed over.
-        change: what goes.
+        files: name -> content of the checkpoint's files; files without tokens are passed over.
+        change: the tokens to remove, and the new ids.
 
     Raises:
         CheckpointError: a damaged file.
@@ -159,7 +159,7 @@ def _merges_text(text: str, change: Renumbering) -> str:
 
 
 def named_ids(document: Mapping[str, Any]) -> Iterator[int]:
-    """The ids that a config needs: `pad_token_id`, `forced_bos_token_id`, `forced_decoder_ids` and their like."""
+    """The ids that a config needs: `pad_token_id`, `forced_bos_token_id` and their like."""
     for key, value in document.items():
         if key.endswith(_NEEDED):
             yield from _numbers(value)

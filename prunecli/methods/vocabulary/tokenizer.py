@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer: its tokens, how it cuts words, and so which tokens the kept ones cannot do without.
+"""A checkpoint's tokenizer: its tokens, how it cuts words, and which further tokens the kept ones need.
 
 A text falls into the same tokens as before if what led to them is still there, and nothing new can win:
 
@@ -58,7 +58,7 @@ class Vocabulary:
     special: frozenset[str] = frozenset()
 
     def closure(self, tokens: Iterable[str]) -> set[str]:
-        """`tokens` and every token that is merged on the way to one of them."""
+        """Return `tokens` and every token that is merged on the way to one of them."""
         reached = set(tokens)
         for rank in self.ranks:
             for token in list(reached):
@@ -124,7 +124,7 @@ def _models(tokenizer: Any) -> list[Path]:
 
 
 def products(token: str, rank: Rank) -> list[str]:
-    """What is merged on the way from characters to `token`, in order, itself last; empty where no merges lead there.
+    """Return the tokens that are merged on the way from characters to `token`, `token` last; [] if no merges lead there.
 
     Merges inside of a token do not depend on what stands around it: one across its border would have prevented it.
     """
@@ -140,7 +140,7 @@ def products(token: str, rank: Rank) -> list[str]:
 
 
 def of_backend(backend: Any, where: str) -> Vocabulary:
-    """What stays of a tokenizer of the `tokenizers` library, without ids and special tokens.
+    """Read the vocabulary of a tokenizer of the `tokenizers` library, without ids and special tokens.
 
     Raises:
         UnsupportedModelError: another kind of model, or of BPE.
@@ -170,7 +170,7 @@ def of_backend(backend: Any, where: str) -> Vocabulary:
 
 
 def of_sentencepiece(models: Iterable[bytes], tokens: Iterable[str], where: str) -> Vocabulary:
-    """What stays of a tokenizer that runs SentencePiece models, beside a vocabulary of its own.
+    """Read the vocabulary of a tokenizer that runs SentencePiece models and has a vocabulary of its own.
 
     Raises:
         UnsupportedModelError: a model that is neither Unigram nor BPE.
@@ -196,7 +196,7 @@ def merge_parts(merge: Any) -> list[str]:
 
 
 def _score_rank(scores: Mapping[str, float]) -> Rank:
-    """SentencePiece merges the neighbours whose union has the highest score."""
+    """Return ranks of merges: SentencePiece merges the neighbours whose union has the highest score."""
     return lambda left, right: -scores[left + right] if left + right in scores else None
 
 
