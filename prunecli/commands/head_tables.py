@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from prunecli.commands import console
 from prunecli.commands.table_layout import GAP
 from prunecli.model.axes import module_of
@@ -104,33 +106,33 @@ def show(scores: Scores, layers: Any) -> None:
     reported = scores if scores.reported is None else scores.reported
     few = too_few(reported.examples, "examples")
     if scores.method != "ablation":
-        _show_best(scores, None if few else LEVEL)
+        _show_best(scores, tested=few is None)
     elif few is None:
-        _show_significant(scores, LEVEL)
+        _show_significant(scores)
     if few:
         console.warn(few)
 
 
-def _show_significant(scores: Scores, level: float) -> None:
-    gained = [scores.sign * change for own in scores.changes().values() for change in own.tolist()]
-    sure = [p_value < level for own in scores.p_values.values() for p_value in own]
-    worse, better = (
-        sum(one and sign * gain > 0 for one, gain in zip(sure, gained, strict=True)) for sign in (-1, 1)
-    )
+def _show_significant(scores: Scores) -> None:
+    """Print the number of heads whose absence makes the score significantly worse, and better."""
+    gains = scores.sign * np.concatenate([*scores.changes().values()])
+    sure = np.concatenate([*scores.p_values.values()]) < LEVEL
+    worse, better = np.sum(sure & (gains < 0)), np.sum(sure & (gains > 0))
     console.out(
-        f"Without one head: {worse} of {len(sure)} make it significantly worse, {better} better (p < {level})."
+        f"Without one head: {worse} of {len(sure)} make it significantly worse, {better} better (p < {LEVEL})."
     )
 
 
-def _show_best(scores: Scores, level: float | None) -> None:
+def _show_best(scores: Scores, *, tested: bool) -> None:
+    """Print the best single head of each layer; if `tested`, with a mark for significant changes."""
     rows = []
     for best in scores.tables()["best"]:
-        mark = "*" if level is not None and best["p_value"] < level else ""
+        mark = "*" if tested and best["p_value"] < LEVEL else ""
         rows.append(
             [best["attention"], str(best["head"]), f"{best['only']:.4g}", f"{best['change']:+.4g}{mark}"]
         )
     where = "chosen on other text" if scores.reported is not None else "chosen on the same text"
     columns = ("attention", "head", _metric(scores), "change")
     console.show(console.table(f"The best single head of each layer, {where}", columns, rows))
-    if level is not None:
-        console.out(f"* differs from the whole model with p < {level}.")
+    if tested:
+        console.out(f"* differs from the whole model with p < {LEVEL}.")

@@ -261,11 +261,11 @@ class Ablation:
         by_metric = [
             {
                 "metric": metric,
-                "base": effects[metric].base,
-                "values": _by_axis(layers, effects[metric].values),
-                "p_values": _by_axis(layers, effects[metric].p_values),
+                "base": found.base,
+                "values": _by_axis(layers, found.values),
+                "p_values": _by_axis(layers, found.p_values),
             }
-            for metric in sorted(effects, key=lambda name: name != self.metric)
+            for metric, found in sorted(effects.items(), key=lambda item: item[0] != self.metric)
         ]
         fields: dict[str, Any] = {"examples": examples, **by_metric[0], "also": by_metric[1:]}
         if self.options.method == "all-but-one":

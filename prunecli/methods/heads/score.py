@@ -185,19 +185,21 @@ def score_heads(
             say=say,
         )
     tokenizer = load_tokenizer(checkpoint.path)
+    run = RunReport()
+    runner: Runner
     if options.memory is not None:
-        run = RunReport()
         resources = Resources(devices.first, dtype, options.memory, options.spill_directory)
-        layerwise = Layerwise(checkpoint, resources, run)
-        fields = _by_gradient(layerwise, checkpoint, tokenizer, data, options, progress)
-        report(run)
+        runner = Layerwise(checkpoint, resources, run)
     else:
         room = 0 if is_gradient else decoding_room(checkpoint, load, dtype)
-        held = load_model(checkpoint.path, device=devices, dtype=dtype, room=room)
-        if is_gradient:
-            fields = _by_gradient(InMemory(held), checkpoint, tokenizer, data, options, progress)
-        else:
-            fields = Ablation(checkpoint, held, tokenizer, metric, options, progress).scores(data, selected)
+        runner = InMemory(load_model(checkpoint.path, device=devices, dtype=dtype, room=room))
+    if is_gradient:
+        fields = _by_gradient(runner, checkpoint, tokenizer, data, options, progress)
+    else:
+        ablation = Ablation(checkpoint, runner.model, tokenizer, metric, options, progress)
+        fields = ablation.scores(data, selected)
+    if options.memory is not None:
+        report(run)
     scores = scores_of(
         checkpoint,
         None if is_gradient else options.seed,

@@ -81,14 +81,10 @@ class LayerOptions(UnitOptions):
         Raises:
             UsageError: they do.
         """
-        amounts = {
-            "--remove": self.remove is not None,
-            "--keep": self.keep is not None,
-            "--ratio": self.ratio is not None,
-            "--count": self.count is not None,
-            "--encoder and --decoder": bool(self.by_side),
-        }
-        chosen = [name for name, is_given in amounts.items() if is_given]
+        names = ("remove", "keep", "ratio", "count")
+        chosen = [f"--{name}" for name in names if getattr(self, name) is not None]
+        if self.by_side:
+            chosen.append("--encoder and --decoder")
         if len(chosen) > 1:
             raise UsageError(
                 f"{chosen[0]} does not go with {chosen[1]}.", "Each says which layers or how many go."
@@ -215,17 +211,16 @@ def _named(
 ) -> dict[str, tuple[int, ...]]:
     """Name of each stack's axis -> numbers of its layers that stay, of the stacks that --remove or --keep names."""
     depths = {side: len(axis.ids) for side, axis in axes.items()}
-    if options.remove is not None:
-        gone = parse_layers("--remove", options.remove, depths)
-        return {
-            axes[side].name: tuple(number for number in axes[side].ids if number not in numbers)
-            for side, numbers in gone.items()
-        }
-    keep = str(options.keep)
-    if not keep[:1].isdigit() and Path(keep).is_file():
-        saved = read_kept(Path(keep), stored)
+    keeps = options.remove is None
+    text = str(options.keep if keeps else options.remove)
+    if keeps and not text[:1].isdigit() and Path(text).is_file():
+        saved = read_kept(Path(text), stored)
         return {axis.name: tuple(map(axis.ids.index, saved[axis.name])) for axis in stored}
-    return {axes[side].name: numbers for side, numbers in parse_layers("--keep", keep, depths).items()}
+    named = parse_layers("--keep" if keeps else "--remove", text, depths)
+    return {
+        axes[side].name: tuple(number for number in axes[side].ids if (number in numbers) == keeps)
+        for side, numbers in named.items()
+    }
 
 
 def _groups(options: LayerOptions, axes: Mapping[str, Axis]) -> list[tuple[list[Axis], Budget]]:

@@ -124,7 +124,7 @@ def _models(tokenizer: Any) -> list[Path]:
 
 
 def products(token: str, rank: Rank) -> list[str]:
-    """Return the tokens that are merged on the way from characters to `token`, `token` last; [] if no merges lead there.
+    """Return the tokens that are merged from characters up to `token`, `token` last; [] if no merges lead there.
 
     Merges inside of a token do not depend on what stands around it: one across its border would have prevented it.
     """
