@@ -114,17 +114,17 @@ def score(path: Path, texts: Texts, options: argparse.Namespace) -> dict[str, An
 
 def rows(texts: Texts, options: argparse.Namespace, folder: Path) -> dict[str, Plan]:
     """Row of the table -> from a model and a ratio to the rewrite."""
-    running = prunecli.RunOptions(device=options.device)
+    run = prunecli.TextRun(texts.scored, prunecli.RunOptions(device=options.device))
 
     def units(score: Any, opened: prunecli.Checkpoint, ratio: float) -> prunecli.Rewrite:
         chosen = prunecli.NarrowOptions(ratio=ratio, metric=score, seed=options.seed)
-        return prunecli.cut(opened, prunecli.plan_widths_on_text(opened, texts.scored, chosen, running))
+        return prunecli.cut(opened, prunecli.plan_widths(opened, chosen, run))
 
     def layers(
         metric: Any, opened: prunecli.Checkpoint, ratio: float, *, contiguous: bool = False
     ) -> prunecli.Rewrite:
         chosen = prunecli.LayerOptions(ratio=ratio, metric=metric, contiguous=contiguous, seed=options.seed)
-        return prunecli.cut(opened, prunecli.plan_layers_on_text(opened, texts.scored, chosen, running))
+        return prunecli.cut(opened, prunecli.plan_layers(opened, chosen, run))
 
     def heads(how: dict[str, Any], opened: prunecli.Checkpoint, ratio: float) -> prunecli.Rewrite:
         file = folder / f"heads-{how.get('per')}.json"

@@ -16,15 +16,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from prunecli.methods.heads.ablate import masks_of, measure_masked
-from prunecli.methods.heads.collect import LoadedModel, ScoreOptions, chosen_metric, measurements
-from prunecli.methods.heads.names import EffectMetric
-from prunecli.methods.heads.score import gradient_importance
+from prunecli.methods.heads.ablate import Ablation, masks_of, measure_masked
+from prunecli.methods.heads.score import ScoreOptions, chosen_metric, gradient_importance
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.running.batches import task_batches
@@ -46,7 +45,7 @@ def material(options: argparse.Namespace) -> Dataset:
     return Dataset("translation", text, parse_pairs(options.pairs, None, text.languages))
 
 
-def passes(loaded: LoadedModel, what: Dataset, options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+def passes(loaded: Ablation, what: Dataset, options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     """Name -> one pass over all batches."""
     model, layers = loaded.model, loaded.checkpoint.layout.attentions
     batches = task_batches(loaded.tokenizer, model, what, options.batch_tokens)
@@ -96,7 +95,7 @@ def resident(field: str) -> int:
     return int(status.partition(f"{field}:")[2].split()[0]) << 10
 
 
-def gradient(loaded: LoadedModel, what: Dataset, options: argparse.Namespace) -> None:
+def gradient(loaded: Ablation, what: Dataset, options: argparse.Namespace) -> None:
     runs = passes(loaded, what, options)
     times: dict[str, list[float]] = {"plain": [], "gradient": [], "training": []}
     for _ in range(options.rounds + 1):
@@ -121,10 +120,9 @@ def memory() -> None:
     print(f"  gradient / training: {grown['gradient'] / grown['training']:.2f}x")
 
 
-def ablation(loaded: LoadedModel, what: Dataset, metric: EffectMetric, options: argparse.Namespace) -> None:
-    settings = ScoreOptions("ablation", metric=metric, batch_tokens=options.batch_tokens)
+def ablation(loaded: Ablation, what: Dataset, options: argparse.Namespace) -> None:
     masks = masks_of(loaded.checkpoint.layout.attentions, "ablation")
-    batches = measurements(loaded, what, settings)
+    batches, metric = loaded.measurements(what), loaded.metric
     ratios = []
     for _ in range(options.ablation_rounds):
         one = seconds(lambda: measure_masked(loaded.checkpoint, loaded.model, batches, []))
@@ -160,7 +158,8 @@ def main() -> None:
     options = parsed()
     torch.set_num_threads(options.threads)
     model = load_model(options.model, device=options.device, dtype=options.dtype)
-    loaded = LoadedModel(open_model(options.model), model, load_tokenizer(options.model))
+    settings = ScoreOptions("ablation", batch_tokens=options.batch_tokens)
+    loaded = Ablation(open_model(options.model), model, load_tokenizer(options.model), "loss", settings)
     what = material(options)
     if options.only is not None:
         run = passes(loaded, what, options)[options.only]
@@ -171,7 +170,7 @@ def main() -> None:
     memory()
     model.requires_grad_(False)
     for metric in (options.metrics or ("loss,chrf++" if what.task == "translation" else "loss")).split(","):
-        ablation(loaded, what, chosen_metric(what.task, metric), options)
+        ablation(replace(loaded, metric=chosen_metric(what.task, metric)), what, options)
 
 
 if __name__ == "__main__":

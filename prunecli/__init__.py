@@ -42,10 +42,10 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.methods.experts.score import CollectOptions as CollectOptions
     from prunecli.methods.ffn.narrow import NarrowOptions as NarrowOptions
     from prunecli.methods.ffn.narrow import plan_widths as plan_widths
-    from prunecli.methods.heads.collect import ScoreOptions as ScoreOptions
-    from prunecli.methods.heads.collect import score_heads as score_heads
     from prunecli.methods.heads.plan import HeadOptions as HeadOptions
     from prunecli.methods.heads.plan import plan_heads as plan_heads
+    from prunecli.methods.heads.score import ScoreOptions as ScoreOptions
+    from prunecli.methods.heads.score import score_heads as score_heads
     from prunecli.methods.layers.plan import LayerOptions as LayerOptions
     from prunecli.methods.layers.plan import plan_layers as plan_layers
     from prunecli.methods.sharing.arrange import SharePlan as SharePlan
@@ -54,6 +54,7 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.methods.sharing.plan import plan_attention as plan_attention
     from prunecli.methods.sharing.plan import plan_ffn as plan_ffn
     from prunecli.methods.sharing.rewrite import rewrite_shared as rewrite_shared
+    from prunecli.methods.units import TextRun as TextRun
     from prunecli.methods.vocabulary.plan import VocabularyOptions as VocabularyOptions
     from prunecli.methods.vocabulary.plan import plan_vocabulary as plan_vocabulary
     from prunecli.model.checkpoint import Checkpoint as Checkpoint
@@ -64,8 +65,6 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.pipeline import Applied as Applied
     from prunecli.pipeline import apply as apply
     from prunecli.planning import plan_ffn_on_text as plan_ffn_on_text
-    from prunecli.planning import plan_layers_on_text as plan_layers_on_text
-    from prunecli.planning import plan_widths_on_text as plan_widths_on_text
     from prunecli.results.decisions import Answer as Answer
     from prunecli.selection.cut import cut as cut
     from prunecli.selection.selection import Selection as Selection
@@ -92,7 +91,7 @@ _MODULES = {
     "methods.experts.collect": ("collect_gates",),
     "methods.experts.constant": ("mean_outputs", "rewrite_constant"),
     "methods.experts.score": ("CollectOptions",),
-    "methods.heads.collect": ("ScoreOptions", "score_heads"),
+    "methods.heads.score": ("ScoreOptions", "score_heads"),
     "methods.experts.options": ("Amount", "ExpertOptions"),
     "methods.experts.plan": ("plan_experts",),
     "methods.ffn.narrow": ("NarrowOptions", "plan_widths"),
@@ -102,6 +101,7 @@ _MODULES = {
     "methods.sharing.options": ("AttentionOptions", "FfnOptions"),
     "methods.sharing.plan": ("plan_attention", "plan_ffn"),
     "methods.sharing.rewrite": ("rewrite_shared",),
+    "methods.units": ("TextRun",),
     "methods.vocabulary.plan": ("VocabularyOptions", "plan_vocabulary"),
     "model.checkpoint": ("Checkpoint", "open_model"),
     "model.rewrite": ("Rewrite",),
@@ -109,7 +109,7 @@ _MODULES = {
     "modules.loading": ("load_model",),
     "pipeline": ("Applied", "apply"),
     "results.decisions": ("Answer",),
-    "planning": ("plan_ffn_on_text", "plan_layers_on_text", "plan_widths_on_text"),
+    "planning": ("plan_ffn_on_text",),
     "selection.cut": ("cut",),
     "selection.selection": ("Selection",),
     "text.choice": ("Dataset", "TextChoice"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,11 @@ from prunecli.errors import MemoryShortError, Shortage, UsageError
 from prunecli.evaluation.on_text import RunOptions
 from prunecli.methods.ffn import activations
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
-from prunecli.methods.layers.plan import LayerOptions
+from prunecli.methods.layers.plan import LayerOptions, plan_layers
 from prunecli.methods.sharing.options import FfnOptions
+from prunecli.methods.units import TextRun
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.planning import plan_ffn_on_text, plan_layers_on_text, plan_widths_on_text
+from prunecli.planning import plan_ffn_on_text
 from prunecli.text.choice import TextChoice
 from tests.families import tiny_family
 
@@ -27,44 +29,44 @@ def model(tmp_path: Path) -> Checkpoint:
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> TextChoice:
+def text(tmp_path: Path) -> TextRun:
     (tmp_path / "text").write_text("ab cd\nefg\n")
-    return TextChoice(files=(tmp_path / "text",))
+    return TextRun(TextChoice(files=(tmp_path / "text",)), ON_CPU)
 
 
 def test_text_is_read_only_where_options_ask_for_it(model: Checkpoint) -> None:
-    nowhere = TextChoice(files=(Path("no-such-file"),))
-    assert plan_layers_on_text(model, nowhere, LayerOptions(metric="last", count=1)).kept == {
+    nowhere = TextRun(TextChoice(files=(Path("no-such-file"),)))
+    assert plan_layers(model, LayerOptions(metric="last", count=1), nowhere).kept == {
         "decoder.layers": (0, 1)
     }
-    widths = plan_widths_on_text(model, nowhere, NarrowOptions(width=5, metric="norms"))
+    widths = plan_widths(model, NarrowOptions(width=5, metric="norms"), nowhere)
     assert all(len(ids) == 5 for ids in widths.kept.values())
-    assert plan_ffn_on_text(model, nowhere, FfnOptions(config="NoDec")).removed
+    assert plan_ffn_on_text(model, FfnOptions(config="NoDec"), nowhere).removed
     with pytest.raises(UsageError, match="--metric cosine needs text"):
-        plan_layers_on_text(model, TextChoice(), LayerOptions(count=1))
+        plan_layers(model, LayerOptions(count=1), TextRun(TextChoice()))
 
 
-def test_the_step_says_which_text(model: Checkpoint, text: TextChoice) -> None:
-    layers = plan_layers_on_text(model, text, LayerOptions(count=1), ON_CPU)
-    widths = plan_widths_on_text(model, text, NarrowOptions(width=5, metric="activation"), ON_CPU)
-    shared = plan_ffn_on_text(model, text, FfnOptions(width=20, keep_units="activations"), ON_CPU)
+def test_the_step_says_which_text(model: Checkpoint, text: TextRun) -> None:
+    layers = plan_layers(model, LayerOptions(count=1), text)
+    widths = plan_widths(model, NarrowOptions(width=5, metric="activation"), text)
+    shared = plan_ffn_on_text(model, FfnOptions(width=20, keep_units="activations"), text)
     assert len(layers.kept["decoder.layers"]) == 2
     for plan in (layers, widths, shared):
         assert plan.step["arguments"]["text"]["files"] == ["text"]
 
 
-def test_the_units_that_stay_are_the_most_active(model: Checkpoint, text: TextChoice) -> None:
+def test_the_units_that_stay_are_the_most_active(model: Checkpoint, text: TextRun) -> None:
     options = NarrowOptions(width=5, metric="activation")
-    measured = activations.measure_activations(model, text.read("lm"), ON_CPU)
+    measured = activations.measure_activations(model, text.choice.read("lm"), text)
     by_hand = {
         name: tuple(sorted(np.argsort(-np.array(values))[:5])) for name, values in measured.values.items()
     }
-    assert plan_widths_on_text(model, text, options, ON_CPU).kept == by_hand
-    assert plan_widths(model, options, lambda: measured).kept == by_hand
+    assert plan_widths(model, options, text).kept == by_hand
+    assert plan_widths(model, replace(options, scores=measured)).kept == by_hand
 
 
 def test_merged_ffns_leave_nothing_behind_and_a_shortage_names_the_source(
-    model: Checkpoint, text: TextChoice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Checkpoint, text: TextRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[Path] = []
 
@@ -74,7 +76,7 @@ def test_merged_ffns_leave_nothing_behind_and_a_shortage_names_the_source(
 
     monkeypatch.setattr(activations, "measure_activations", too_large)
     with pytest.raises(MemoryShortError) as caught:
-        plan_ffn_on_text(model, text, FfnOptions(width=20, keep_units="activations"), ON_CPU)
+        plan_ffn_on_text(model, FfnOptions(width=20, keep_units="activations"), text)
     assert caught.value.shortage.checkpoint == model.path != ran[0]
     assert not ran[0].exists()
 
@@ -82,8 +84,8 @@ def test_merged_ffns_leave_nothing_behind_and_a_shortage_names_the_source(
 def test_layers_of_an_encoder_without_a_head_are_ranked_by_its_vectors(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("the hen\nten tins on\n")
     model = open_model(tiny_family(tmp_path / "model", "bert", architectures=["BertModel"]))
-    text = TextChoice(files=tmp_path / "text")
-    plan = plan_layers_on_text(model, text, LayerOptions(count=1), ON_CPU)
+    text = TextRun(TextChoice(files=tmp_path / "text"), ON_CPU)
+    plan = plan_layers(model, LayerOptions(count=1), text)
     assert plan.step["arguments"]["metric"] == "embedding"
-    named = plan_layers_on_text(model, text, LayerOptions(count=1, metric="embedding"), ON_CPU)
+    named = plan_layers(model, LayerOptions(count=1, metric="embedding"), text)
     assert plan.kept == named.kept

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from prunecli.model.axes import module_of
 from prunecli.results.document import Model
 from prunecli.results.header import header
 from prunecli.results.similarity import ComparedHead, Correlation, HeadComparison, Scored
-from prunecli.results.unit_scores import Scores
+from prunecli.results.unit_scores import LOWER_IS_BETTER, Scores
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,29 +36,40 @@ def compare_heads(scores: tuple[Scores, Scores], files: tuple[str, str]) -> Head
         StatisticsError: of different families, without common heads, or of the method all-but-one.
     """
     first, second = scores
-    if first.model_type != second.model_type:
-        raise StatisticsError(
-            f"{files[0]} is of a model of the type {first.model_type}, {files[1]} of the type {second.model_type}.",
-            "Compare scores of one model, or of two with the same layers and heads.",
-        )
-    values = [_by_head(one) for one in scores]
+    values = [
+        {
+            (module_of(name), head): value
+            for name, own in one.importance().items()
+            for head, value in zip(one.ids[name], own.tolist(), strict=True)
+        }
+        for one in scores
+    ]
     common = [key for key in values[0] if key in values[1]]
+    differ = f"{files[0]} and {files[1]} have no head in common."
+    if first.model_type != second.model_type:
+        types = f"the type {first.model_type}, {files[1]} of the type {second.model_type}."
+        common, differ = [], f"{files[0]} is of a model of {types}"
     if not common:
         raise StatisticsError(
-            f"{files[0]} and {files[1]} have no head in common.",
-            "Compare scores of one model, or of two with the same layers and heads.",
+            differ, "Compare scores of one model, or of two with the same layers and heads."
         )
     heads = []
     for attention, head in common:
         kind, layer = kind_and_layer(first.model_type, attention)
-        importance = (value[attention, head] for value in values)
-        pair = dict(zip(("first", "second"), importance, strict=True))
+        pair = {name: own[attention, head] for name, own in zip(("first", "second"), values, strict=True)}
         heads.append(ComparedHead(attention=attention, kind=kind, layer=layer, head=head, **pair))
     models = [Model(fingerprint=one.fingerprint, model_type=one.model_type) for one in scores]
+    compared = []
+    for file, one in zip(files, scores, strict=True):
+        shared = {"method", "task", "examples", "metric", "base"}
+        stated: dict[str, Any] = one.model_dump(include=shared, exclude_none=True)
+        if one.per:
+            stated["importance"] = one.per
+        compared.append(Scored(file=file, **stated))
     return HeadComparison(
         **{**header(HeadComparison.FORMAT, [], None), "models": models},
-        first=_scored(files[0], first),
-        second=_scored(files[1], second),
+        first=compared[0],
+        second=compared[1],
         correlations=[correlation("all", heads), *(correlation(kind, own) for kind, own in by_kind(heads))],
         left_out=len(set(values[0]) ^ set(values[1])),
         heads=heads,
@@ -73,47 +84,21 @@ def by_kind(heads: Sequence[ComparedHead]) -> list[tuple[str, list[ComparedHead]
 
 def correlation(of: str, heads: Sequence[ComparedHead]) -> Correlation:
     """Pearson's r of the two importances and Spearman's of their ranks, with two-sided p-values."""
-    first, second = points(heads)
-    if len(heads) < LEAST_HEADS or len(np.unique(first)) == 1 or len(np.unique(second)) == 1:
-        return Correlation(
-            of=of, heads=len(heads), pearson=None, pearson_p=None, spearman=None, spearman_p=None
-        )
-    from scipy.stats import pearsonr, spearmanr
+    pair = points(heads)
+    found: dict[str, float] = {}
+    if len(heads) >= LEAST_HEADS and all(len(np.unique(values)) > 1 for values in pair):
+        from scipy.stats import pearsonr, spearmanr
 
-    by_value, by_rank = pearsonr(first, second), spearmanr(first, second)
-    return Correlation(
-        of=of,
-        heads=len(heads),
-        pearson=round(float(by_value.statistic), 6),
-        pearson_p=float(by_value.pvalue),
-        spearman=round(float(by_rank.statistic), 6),
-        spearman_p=float(by_rank.pvalue),
-    )
+        for name, test in (("pearson", pearsonr), ("spearman", spearmanr)):
+            result = test(*pair)
+            found |= {name: round(float(result.statistic), 6), f"{name}_p": float(result.pvalue)}
+    return Correlation(of=of, heads=len(heads), **found)
 
 
 def points(heads: Sequence[ComparedHead]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The two importances: `[heads]` each."""
     values = np.array([(head.first, head.second) for head in heads], np.float64)
     return values[:, 0], values[:, 1]
-
-
-def _by_head(scores: Scores) -> dict[tuple[str, int], float]:
-    return {
-        (module_of(name), head): value
-        for name, own in scores.importance().items()
-        for head, value in zip(scores.ids[name], own.tolist(), strict=True)
-    }
-
-
-def _scored(file: str, scores: Scores) -> Scored:
-    gradient = scores.method == "gradient"
-    return Scored(
-        file=file,
-        method=scores.method,
-        task=scores.task,
-        examples=scores.examples,
-        **({"importance": scores.per} if gradient else {"metric": scores.metric, "base": scores.base}),
-    )
 
 
 def scatter_figure(comparison: HeadComparison) -> Figure:
@@ -146,8 +131,7 @@ def _r(correlation: Correlation) -> str:
 
 
 def axis_title(scored: Scored) -> str:
-    """What the importance of a file is, and of which."""
-    what = "I_h" if scored.method == "gradient" else f"{scored.metric} lost without the head"
-    if scored.metric in ("loss", "perplexity"):
-        what = f"{scored.metric} gained without the head"
+    """Label of an axis: the file, and what its importance is."""
+    change = "gained" if scored.metric in LOWER_IS_BETTER else "lost"
+    what = "I_h" if scored.method == "gradient" else f"{scored.metric} {change} without the head"
     return f"{scored.file}: {what}"

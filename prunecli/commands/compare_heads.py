@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from prunecli.results.similarity import HeadComparison
 
 
+FORMS = ("3f", "2g", "3f", "2g")
+"""Decimal places of r and p, of both correlations."""
+
+
 @flattened
 def compare_heads(
     first: Annotated[Path, typer.Argument(metavar="A.json", help="Scores of heads, from score-heads.")],
@@ -49,22 +53,13 @@ def compare_heads(
 
 
 def _show(comparison: HeadComparison) -> None:
-    rows = [
-        [
-            one.of,
-            f"{one.heads:,}",
-            *(
-                "-" if value is None else f"{value:{form}}"
-                for value, form in (
-                    (one.pearson, ".3f"),
-                    (one.pearson_p, ".2g"),
-                    (one.spearman, ".3f"),
-                    (one.spearman_p, ".2g"),
-                )
-            ),
+    rows = []
+    for one in comparison.correlations:
+        values = one.pearson, one.pearson_p, one.spearman, one.spearman_p
+        texts = [
+            "-" if value is None else f"{value:.{form}}" for value, form in zip(values, FORMS, strict=True)
         ]
-        for one in comparison.correlations
-    ]
+        rows.append([one.of, f"{one.heads:,}", *texts])
     title = f"Importance of heads, {comparison.first.file} and {comparison.second.file}"
     console.show(console.table(title, ["attention", "heads", "Pearson r", "p", "Spearman r", "p"], rows))
     if comparison.left_out:

@@ -1,10 +1,12 @@
-"""What `score-heads` prints and draws: layers by heads, and what the scores say in words."""
+"""Tables and heat maps of `score-heads`: layers by heads, and a summary in words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from prunecli.commands import console
 from prunecli.commands.table_layout import GAP
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from prunecli.model.attention import AttentionLayer
     from prunecli.results.unit_scores import Scores
 
+LEVEL = 0.01
+"""A difference counts as significant below this p-value (1905.10650, Tables 1 to 3)."""
 MOST = 16
 """Heads in a line of the table at most, as far as they fit; layers with more take several lines."""
 
@@ -31,42 +35,34 @@ def head_table(
         layers: the attentions, in the order of the rows; those without values are left out.
         title: above the table.
     """
-    layers = [layer for layer in layers if layer.name in values]
-    cells = {layer.name: _cells(layer, values[layer.name]) for layer in layers}
-    heads = max(map(len, cells.values()), default=0)
-    count = _in_a_line(heads, [text for texts in cells.values() for text in texts])
+    layers, cells = [layer for layer in layers if layer.name in values], []
+    for layer in layers:
+        by_head = dict(zip(layer.heads, values[layer.name], strict=True))
+        cells.append(
+            [f"{by_head[head]:.3g}" if head in by_head else "-" for head in range(layer.original_heads)]
+        )
+    heads = max(map(len, cells), default=0)
+    width = max((len(text) for texts in cells for text in texts), default=0)
+    labels = len(" attention ") + len("layer") + GAP
+    first = max(width, len("head 0")) + GAP
+    count = min(MOST, 1 + max(0, console.width() - labels - first) // (width + GAP))
+    # Lines of one length, unless that would be half of what fits.
+    even = (number for number in range(count, count // 2, -1) if heads % number == 0)
+    count = heads if heads <= count else next(even, count)
+    rows = [
+        [
+            *([layer.kind, str(layer.layer)] if start == 0 else [f"  from {start}", ""]),
+            *own[start : start + count],
+        ]
+        for layer, own in zip(layers, cells, strict=True)
+        for start in range(0, max(len(own), 1), count or 1)
+    ]
     columns = ["attention", "layer", *(f"head {n}" if n == 0 else str(n) for n in range(count))]
-    rows = [row for layer in layers for row in _rows(layer, cells[layer.name], count)]
     return console.table(title, columns, rows)
 
 
-def _cells(layer: AttentionLayer, values: Sequence[float]) -> list[str]:
-    """The value of each head of the original model; a dash for those that are gone."""
-    by_head = dict(zip(layer.heads, values, strict=True))
-    return [f"{by_head[head]:.3g}" if head in by_head else "-" for head in range(layer.original_heads)]
-
-
-def _in_a_line(heads: int, texts: Sequence[str]) -> int:
-    """Heads that fit the width; of more, lines of one length, unless that would be half of what fits."""
-    width = max((len(text) for text in texts), default=0)
-    labels = len(" attention ") + len("layer") + GAP
-    first = max(width, len("head 0")) + GAP
-    fit = min(MOST, 1 + max(0, console.width() - labels - first) // (width + GAP))
-    if heads <= fit:
-        return heads
-    return next((count for count in range(fit, fit // 2, -1) if heads % count == 0), fit)
-
-
-def _rows(layer: AttentionLayer, cells: Sequence[str], count: int) -> list[list[str]]:
-    rows = []
-    for start in range(0, max(len(cells), 1), count or 1):
-        label = [layer.kind, str(layer.layer)] if start == 0 else [f"  from {start}", ""]
-        rows.append([*label, *cells[start : start + count]])
-    return rows
-
-
 def _values(scores: Scores) -> dict[str, list[float]]:
-    """What is shown of every head: I_h, or the score's difference from that of the whole model."""
+    """The shown value of every head: I_h, or the difference of the score from the whole model's."""
     shown = scores.means() if scores.method == "gradient" else scores.changes()
     return {module_of(name): own.tolist() for name, own in shown.items()}
 
@@ -100,7 +96,6 @@ def draw(scores: Scores, layers: Any, path: Path) -> None:
 def show(scores: Scores, layers: Any) -> None:
     """The table, and what it says in words."""
     from prunecli.evaluation.significance import too_few
-    from prunecli.methods.heads.effects import LEVEL
 
     console.show(head_table(_values(scores), layers, _title(scores)))
     if scores.method == "gradient":
@@ -111,33 +106,33 @@ def show(scores: Scores, layers: Any) -> None:
     reported = scores if scores.reported is None else scores.reported
     few = too_few(reported.examples, "examples")
     if scores.method != "ablation":
-        _show_best(scores, None if few else LEVEL)
+        _show_best(scores, tested=few is None)
     elif few is None:
-        _show_significant(scores, LEVEL)
+        _show_significant(scores)
     if few:
         console.warn(few)
 
 
-def _show_significant(scores: Scores, level: float) -> None:
-    gained = [scores.sign * change for own in scores.changes().values() for change in own.tolist()]
-    sure = [p_value < level for own in scores.p_values.values() for p_value in own]
-    worse, better = (
-        sum(one and sign * gain > 0 for one, gain in zip(sure, gained, strict=True)) for sign in (-1, 1)
-    )
+def _show_significant(scores: Scores) -> None:
+    """Print the number of heads whose absence makes the score significantly worse, and better."""
+    gains = scores.sign * np.concatenate([*scores.changes().values()])
+    sure = np.concatenate([*scores.p_values.values()]) < LEVEL
+    worse, better = np.sum(sure & (gains < 0)), np.sum(sure & (gains > 0))
     console.out(
-        f"Without one head: {worse} of {len(sure)} make it significantly worse, {better} better (p < {level})."
+        f"Without one head: {worse} of {len(sure)} make it significantly worse, {better} better (p < {LEVEL})."
     )
 
 
-def _show_best(scores: Scores, level: float | None) -> None:
+def _show_best(scores: Scores, *, tested: bool) -> None:
+    """Print the best single head of each layer; if `tested`, with a mark for significant changes."""
     rows = []
     for best in scores.tables()["best"]:
-        mark = "*" if level is not None and best["p_value"] < level else ""
+        mark = "*" if tested and best["p_value"] < LEVEL else ""
         rows.append(
             [best["attention"], str(best["head"]), f"{best['only']:.4g}", f"{best['change']:+.4g}{mark}"]
         )
     where = "chosen on other text" if scores.reported is not None else "chosen on the same text"
     columns = ("attention", "head", _metric(scores), "change")
     console.show(console.table(f"The best single head of each layer, {where}", columns, rows))
-    if level is not None:
-        console.out(f"* differs from the whole model with p < {level}.")
+    if tested:
+        console.out(f"* differs from the whole model with p < {LEVEL}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -19,7 +19,7 @@ from prunecli.text.named import TextFile, parse_text_file
 from prunecli.text.tasks import TaskName, TrainingTask
 
 if TYPE_CHECKING:
-    from prunecli.planning import ScoresFile
+    from prunecli.results.unit_scores import Scores
 
 
 def written_dtype(text: str) -> str:
@@ -340,8 +340,8 @@ class ScoreFiles:
         ),
     ] = None
 
-    def destination(self, *, measures: bool, force: bool) -> ScoresFile | None:
-        """Return the file of --save-scores.
+    def saver(self, *, measures: bool, force: bool) -> Callable[[Scores], object] | None:
+        """Return the function that writes measured scores to --save-scores, if it is given.
 
         Args:
             measures: whether the command measures anything.
@@ -351,15 +351,15 @@ class ScoreFiles:
             UsageError: nothing is measured.
             OutputError: the file cannot be written.
         """
-        if self.save_scores is None:
+        path = self.save_scores
+        if path is None:
             return None
         if not measures:
             raise UsageError("--save-scores: nothing is measured on text here.", "Leave it out.")
-        from prunecli.planning import ScoresFile
-        from prunecli.tensors.documents import refuse_unwritable
+        from prunecli.tensors.documents import refuse_unwritable, write_json
 
-        refuse_unwritable(self.save_scores, force=force)
-        return ScoresFile(self.save_scores, force)
+        refuse_unwritable(path, force=force)
+        return lambda scores: write_json(path, scores.to_json(), force=force)
 
 
 def fit_load(fit: str | None, batch: int | None, beam: int | None, length: int | None) -> dict[str, int]:

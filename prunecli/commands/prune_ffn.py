@@ -19,7 +19,7 @@ from prunecli.commands.options import (
 from prunecli.commands.rewriting import How
 from prunecli.commands.text_options import UNLABELLED, TextOptions
 from prunecli.errors import UsageError
-from prunecli.methods.ffn.names import UnitMetric
+from prunecli.methods.names import UnitMetric
 
 
 @flattened
@@ -65,7 +65,8 @@ def prune_ffn(
 
     Quality comes back by training: prunecli finetune.
     """
-    from prunecli.methods.ffn.narrow import NORMS_WARNING, NarrowOptions, refuse_contradictions
+    from prunecli.methods.ffn.narrow import NORMS_WARNING, NarrowOptions, plan_widths
+    from prunecli.methods.units import TextRun
 
     choice = texts.choice(checkpoint)
     named = choice.first_given
@@ -77,23 +78,20 @@ def prune_ffn(
         scores=files.scores,
         dense_only=dense_only or checkpoint is None,
     )
-    refuse_contradictions(options)
+    options.check()
     if not options.needs_text and named is not None:
         what = (
             f"--metric {metric} looks at no text." if metric and not files.scores else "no text is read here."
         )
         raise UsageError(f"{named}: {what}", "Leave it out.")
-    save = files.destination(measures=options.needs_text, force=how.force)
+    save = files.saver(measures=options.needs_text, force=how.force)
     with how.open(checkpoint) as opened:
         if checkpoint is None and not dense_only:
             how.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")
-        from prunecli.planning import plan_widths_on_text
-
         if metric == "norms":
             console.warn(NORMS_WARNING)
-        plan = plan_widths_on_text(
-            opened, choice, options, texts.running, save=save, progress=how.progress, say=console.note
-        )
+        run = TextRun(choice, texts.running, save, how.progress, console.note)
+        plan = plan_widths(opened, options, run)
         how.note(*plan.reasons)
         scored = choice if options.needs_text else None
         how.prune(opened, plan, options.seed, scored=scored, device=texts.device)

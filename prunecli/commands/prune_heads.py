@@ -11,7 +11,7 @@ from prunecli.commands.groups import Helps, Without, flattened
 from prunecli.commands.options import CheckpointArgument, SelectionOptions
 from prunecli.commands.rewriting import How
 from prunecli.errors import UsageError
-from prunecli.methods.heads.names import HeadMetric, Normalize
+from prunecli.methods.names import HeadMetric, Normalize
 
 if TYPE_CHECKING:
     from prunecli.model.attention import AttentionKind
@@ -77,8 +77,6 @@ def prune_heads(
         metric=metric,
     )
     with how.open(checkpoint) as opened:
-        if options.keep is None and options.ratio is None and options.count is None:
-            how.note("No --ratio given: removing 20% of the heads.")
         plan = plan_heads(opened, options)
         how.note(*plan.reasons)
         how.prune(opened, plan, options.seed)
@@ -91,7 +89,6 @@ def _kinds(text: str | None) -> tuple[AttentionKind, ...]:
     if text is None:
         return KINDS
     names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in KINDS:
-            raise UsageError(f"--attention {name!r}: no such kind.", f"Choose from {', '.join(KINDS)}.")
+    for name in (name for name in names if name not in KINDS):
+        raise UsageError(f"--attention {name!r}: no such kind.", f"Choose from {', '.join(KINDS)}.")
     return tuple(kind for kind in KINDS if kind in names)

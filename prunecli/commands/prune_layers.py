@@ -19,7 +19,7 @@ from prunecli.commands.options import (
 from prunecli.commands.rewriting import How
 from prunecli.commands.text_options import UNLABELLED, TextOptions
 from prunecli.errors import UsageError
-from prunecli.methods.layers.names import LayerMetric
+from prunecli.methods.names import LayerMetric
 
 
 @flattened
@@ -85,7 +85,8 @@ def prune_layers(
 
     One layer of each stack stays. Quality comes back by training: prunecli finetune.
     """
-    from prunecli.methods.layers.plan import LAST_WARNING, LayerOptions, refuse_contradictions
+    from prunecli.methods.layers.plan import LAST_WARNING, LayerOptions, plan_layers
+    from prunecli.methods.units import TextRun
 
     options = selection.of(
         LayerOptions,
@@ -99,7 +100,7 @@ def prune_layers(
         contiguous=contiguous,
     )
     choice = texts.choice(checkpoint)
-    refuse_contradictions(options)
+    options.check()
     named = choice.first_given
     if not options.needs_text and named is not None:
         raise UsageError(f"{named}: nothing here looks at text.", "Leave it out, or rank by --metric cosine.")
@@ -108,15 +109,12 @@ def prune_layers(
             f"--stream: --metric {metric or 'cosine'} runs the model, all of which has to be here for that.",
             "Leave --stream out, or choose by --metric last, random or by name.",
         )
-    save = files.destination(measures=options.needs_text, force=how.force)
+    save = files.saver(measures=options.needs_text, force=how.force)
     with how.open(checkpoint, stream=stream) as opened:
-        from prunecli.planning import plan_layers_on_text
-
         if metric == "last":
             console.warn(LAST_WARNING)
-        plan = plan_layers_on_text(
-            opened, choice, options, texts.running, save=save, progress=how.progress, say=console.note
-        )
+        run = TextRun(choice, texts.running, save, how.progress, console.note)
+        plan = plan_layers(opened, options, run)
         how.note(*plan.reasons)
         scored = choice if options.needs_text else None
         how.prune(opened, plan, options.seed, scored=scored, device=texts.device)

@@ -20,7 +20,7 @@ from prunecli.commands.options import (
 )
 from prunecli.commands.outputs import Outputs, write_table
 from prunecli.commands.text_options import TextOptions
-from prunecli.methods.heads.names import EffectMetric
+from prunecli.methods.names import EffectMetric
 
 MethodName = Literal["gradient", "ablation", "all-but-one"]
 
@@ -95,8 +95,8 @@ def score_heads(
             opened.layout.own_attentions
         )  # a family that is not declared is refused before anything heavy
 
-        from prunecli.methods.heads.collect import ScoreOptions
-        from prunecli.methods.heads.collect import score_heads as run
+        from prunecli.methods.heads.score import ScoreOptions
+        from prunecli.methods.heads.score import score_heads as run
 
         options = ScoreOptions(
             method=method,

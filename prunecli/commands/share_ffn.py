@@ -92,6 +92,7 @@ def share_ffn(
     """
     from prunecli.commands.share_table import parse_groups, share_document, show_shared
     from prunecli.methods.sharing.rewrite import rewrite_shared
+    from prunecli.methods.units import TextRun
     from prunecli.planning import plan_ffn_on_text
 
     hidden: int | Literal["match"] | None = None
@@ -120,9 +121,8 @@ def share_ffn(
     with how.open(checkpoint) as opened:
         if checkpoint is None and not dense_only:
             how.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")
-        plan = plan_ffn_on_text(
-            opened, choice, options, texts.running, progress=how.progress, say=console.note
-        )
+        run = TextRun(choice, texts.running, progress=how.progress, say=console.note)
+        plan = plan_ffn_on_text(opened, options, run)
         scored = choice if plan.decision is not None and keep_units != "norms" else None
         if scored is None and choice.first_given is not None:
             raise UsageError(f"{choice.first_given}: nothing here looks at text.", "Leave it out.")

@@ -91,7 +91,7 @@ def trim_vocabulary(
 
 
 def _show(details: Mapping[str, Any]) -> None:
-    """Why tokens stay, and whether the text falls into the same tokens."""
+    """Print why tokens stay, and whether the text falls into the same tokens."""
     rows = [[name, f"{count:,}"] for name, count in details["parts"].items()]
     console.show(console.table("Tokens that stay", ("why", "tokens"), rows))
     found = details["compared"]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from prunecli.errors import DataError
 from prunecli.modules.pooling import Pooling
@@ -111,16 +113,39 @@ def run_forward(
                 run.forward(passes, finish=partial(finished, group.batches))
 
 
-class BatchObserver(Observer, Protocol):
-    """An observer that has to know which batch comes."""
+class TokenObserver(Observer, ABC):
+    """Watches modules through hooks, and knows which tokens of the stack that runs are real."""
+
+    mask: Tensor
+    """`[batch, length]` bool of the stack that runs: False for padding."""
+
+    @abstractmethod
+    def hooks(self, model: Any) -> Iterator[RemovableHandle]:
+        """Add the hooks that this observer needs, one by one."""
 
     def begin(self, batch: Batch, device: torch.device) -> None:
-        """The pass of `batch` is next."""
+        """Prepare for the pass of `batch`, which begins in the encoder or the only stack."""
+        self.mask = batch.inputs["attention_mask"].bool().to(device)
+        self._decoder_mask = batch.inputs.get("decoder_attention_mask", self.mask).bool().to(device)
+
+    @contextmanager
+    def watching(self, model: Any) -> Iterator[None]:
+        """See `Observer`."""
+
+        def decode(*_: Any) -> None:
+            self.mask = self._decoder_mask
+
+        with ExitStack() as added:
+            if model.config.is_encoder_decoder:
+                added.callback(model.get_decoder().register_forward_pre_hook(decode).remove)
+            for handle in self.hooks(model):
+                added.callback(handle.remove)
+            yield
 
 
 def observe_batches(
     runner: Runner,
-    observer: BatchObserver,
+    observer: TokenObserver,
     batches: Sequence[Batch],
     what: str,
     progress: Progress = silent,

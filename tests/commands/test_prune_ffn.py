@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from prunecli.commands.prune_ffn import prune_ffn
-from prunecli.methods.ffn.names import UnitMetric
+from prunecli.methods.names import UnitMetric
 from prunecli.model.checkpoint import open_model
 from prunecli.results.unit_scores import merge, read_scores
 from tests.commands import calls
@@ -173,7 +173,7 @@ def test_a_number_of_units_goes(models: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--scores", "x.json", "--metric", "norms"), "--metric norms does not look at activations"),
+        (("--scores", "x.json", "--metric", "norms"), "--scores: --metric norms looks at no text"),
         (("--scores", "x.json", "--text", "text.txt"), "--text: no text is read here"),
         (("--scores", "x.json", "--save-scores", "y.json"), "nothing is measured on text here"),
         (("--metric", "norms", "--save-scores", "y.json"), "nothing is measured on text here"),

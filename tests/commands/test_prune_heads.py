@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from prunecli.methods.heads import plan
-from prunecli.methods.heads.names import HeadMetric, Normalize
+from prunecli.methods.names import HeadMetric, Normalize
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.tensors.documents import write_json

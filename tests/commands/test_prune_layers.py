@@ -13,7 +13,7 @@ import pytest
 from prunecli.commands.inspect import inspect
 from prunecli.commands.prune_layers import prune_layers
 from prunecli.demo import DATA
-from prunecli.methods.layers.names import LayerMetric
+from prunecli.methods.names import LayerMetric
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.results.unit_scores import read_scores
@@ -149,7 +149,7 @@ def test_without_an_amount_the_default_is_said(models: dict[str, Path]) -> None:
         ("gpt2", ("--encoder", 1, "--metric", "last"), "The model has no encoder", 2),
         ("gpt2", ("--remove", 1, "--text", "text.txt"), "nothing here looks at text", 2),
         ("gpt2", ("--contiguous", "--metric", "cka"), "a run of layers has no cka", 2),
-        ("gpt2", ("--remove", "0-2"), "No layer of the decoder would stay", 2),
+        ("gpt2", ("--remove", "0-2"), "decoder.layers: no layer would stay", 2),
         ("gpt2", ("--data", "."), "--data goes with models that translate", 2),
         ("m2m_100", ("--text", "text.txt"), "--text goes with models that have one side", 2),
         ("m2m_100", (), "--metric cosine needs text", 2),

@@ -82,12 +82,12 @@ def heads(source: Checkpoint) -> Scores:
     )
 
 
-def measured(source: Checkpoint) -> Callable[[object], Scores]:
+def measured(source: Checkpoint) -> Scores:
     generator = np.random.default_rng(5)
     depth = {stack.side: source.layout.sizes.depth(stack) for stack in source.layout.family.stacks}
     distances = {side: generator.random((count + 1, count + 1)) for side, count in depth.items()}
     cosines = {side: 1 - np.diagonal(own, 1) for side, own in distances.items()}
-    scores = scores_by_hand(
+    return scores_by_hand(
         cosines,
         "layer",
         "cosine",
@@ -95,7 +95,6 @@ def measured(source: Checkpoint) -> Callable[[object], Scores]:
         examples=1,
         distances={side: own.tolist() for side, own in distances.items()},
     )
-    return lambda _: scores
 
 
 def by_experts(strategy: str) -> Callable[[Checkpoint], Rewrite]:
@@ -112,7 +111,7 @@ def by_heads(options: HeadOptions) -> Callable[[Checkpoint], Rewrite]:
 
 
 def by_layers(options: LayerOptions) -> Callable[[Checkpoint], Rewrite]:
-    return lambda source: cut(source, plan_layers(source, options, measured(source)))
+    return lambda source: cut(source, plan_layers(source, replace(options, scores=measured(source))))
 
 
 def by_widths(options: NarrowOptions) -> Callable[[Checkpoint], Rewrite]:

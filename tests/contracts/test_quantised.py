@@ -23,7 +23,7 @@ from prunecli.methods.experts.aimer import aimer_bytes, aimer_values
 from prunecli.methods.experts.collect import collect_gates
 from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
-from prunecli.methods.heads.collect import ScoreOptions, score_heads
+from prunecli.methods.heads.score import ScoreOptions, score_heads
 from prunecli.model.checkpoint import open_model
 from prunecli.model.inventory import take_inventory
 from prunecli.modules.dequantised import as_run

@@ -27,8 +27,8 @@ from tests.reference import ffn as reference
 from tests.scores import scores_by_hand
 
 
-def made_of(source: Checkpoint, options: NarrowOptions, activations: Any = None) -> Rewrite:
-    return cut(source, plan_widths(source, options, activations))
+def made_of(source: Checkpoint, options: NarrowOptions) -> Rewrite:
+    return cut(source, plan_widths(source, options))
 
 
 def ffns_of(path: Path, case: str) -> dict[str, reference.Ffn]:
@@ -138,9 +138,11 @@ def test_units_go_by_their_activations(tmp_path: Path, score: str) -> None:
     source = tiny(tmp_path / "source", "phi3")
     ffns, generator = ffns_of(source, "phi3"), np.random.default_rng(0)
     active = {name: generator.random(len(ffn.units)) for name, ffn in ffns.items()}
-    measured = scores_by_hand({name: own**2 for name, own in active.items()}, "unit", score, examples=1)
+    squares = {name: own**2 for name, own in active.items()}
     with open_model(source) as opened:
-        plan = plan_widths(opened, NarrowOptions(width=10, metric=score), lambda: measured)
+        fingerprint = opened.fingerprint
+        measured = scores_by_hand(squares, "unit", score, examples=1, fingerprint=fingerprint)
+        plan = plan_widths(opened, NarrowOptions(width=10, metric=score, scores=measured))
     for name, ffn in ffns.items():
         norms = [1.0 if score == "activation" else float(np.linalg.norm(unit.output)) for unit in ffn.units]
         assert set(plan.kept[f"{name}.units"]) == best(list(active[name] * norms), 10)

@@ -1,7 +1,7 @@
-"""Measure: the score of a model without each head (1905.10650, 3.2), or with one head of a layer alone (3.3).
+"""Score heads by masks: the model without each head (1905.10650, 3.2), or with one head of a layer alone (3.3).
 
-The model is loaded once. What a removal leaves as it was is computed once per batch: the layers below an attention and,
-for one of the decoder, the encoder. A beam search shares the encoder alone.
+The model is loaded once. Parts that a mask does not change run once per batch: the layers below an attention and, for
+attentions of the decoder, the encoder. A beam search shares the encoder alone.
 """
 
 from __future__ import annotations
@@ -9,28 +9,42 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn import functional
 
 from prunecli.evaluation.decoding import DecodingOptions, batched_search
+from prunecli.evaluation.paired import paired_t_test
+from prunecli.evaluation.scoring import make_metrics
+from prunecli.evaluation.significance import SAMPLES, SEED, paired_bootstrap
+from prunecli.methods.names import EffectMetric
 from prunecli.model.attention import AttentionLayer
+from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.attention import masked_heads
-from prunecli.modules.pooling import Pooling
+from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.modules.replay import recording, replaying, unchanged_below
 from prunecli.progress import Progress, silent
-from prunecli.results.unit_scores import Method
+from prunecli.results.unit_scores import Method, Reported
+from prunecli.running.batches import task_batches
 from prunecli.running.examples import Batch
 from prunecli.running.losses import example_losses, require_finite
 from prunecli.running.vectors import batch_vectors
+from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText, pair_name
+
+if TYPE_CHECKING:
+    from prunecli.methods.heads.score import ScoreOptions
+
+TEXT_METRICS: tuple[EffectMetric, ...] = ("chrf++", "bleu")
 
 Example = tuple[str, int]
 """What a message calls the text, and the example's number in it."""
 Outcome = Any
-"""Of an example: its loss, 1 or 0 for right or wrong, or its translation."""
+"""Result of one example: its loss, 1 or 0 for right or wrong, a cosine, or its translation."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +62,12 @@ class HeadMask:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What is measured of one batch.
+    """One batch, and how its outcomes are computed.
 
     Attributes:
-        examples: of the batch.
-        run: gives the outcome of each with the model as it is at the time.
-        decodes: it calls the decoder step by step, so that only the encoder can be shared.
+        examples: the examples of the batch.
+        run: returns the outcome of each example with the model as it is at the time.
+        decodes: whether the decoder runs step by step, so that only the encoder can be shared.
     """
 
     examples: tuple[Example, ...]
@@ -62,7 +76,7 @@ class Measurement:
 
 
 def masks_of(layers: Sequence[AttentionLayer], method: Method) -> list[HeadMask]:
-    """Of each head in turn, in the order of `layers`: the model without it (3.2), or it alone in its layer (3.3)."""
+    """Masks for each head in turn, in the order of `layers`: without it (3.2), or with it alone in its layer (3.3)."""
     alone = method == "all-but-one"
     return [
         HeadMask(layer, tuple(float((other == head) == alone) for other in range(layer.num_heads)))
@@ -81,7 +95,7 @@ def measure_masked(
     """Run every measurement with the whole model and with each mask.
 
     Args:
-        model: what `load_model` made of `checkpoint`.
+        model: the model that `load_model` made of `checkpoint`.
 
     Returns:
         The examples, sorted, and their outcomes `[1 + masks][examples]`, first those of the whole model.
@@ -107,36 +121,35 @@ def measure_masked(
     return examples, [[outcomes[example] for example in examples] for outcomes in (whole, *masked)]
 
 
-def loss_measurements(model: Any, batches: Mapping[str, Sequence[Batch]]) -> list[Measurement]:
-    """Each example's mean token loss; `batches`: what a message calls their text -> batches."""
-    return _measurements(batches, partial(_losses, model))
-
-
-def cosine_measurements(
-    model: Any, batches: Mapping[str, Sequence[Batch]], pooling: Pooling
+def batch_measurements(
+    model: Any,
+    batches: Mapping[str, Sequence[Batch]],
+    metric: EffectMetric,
+    pooling: Pooling | None = None,
 ) -> list[Measurement]:
-    """The cosine of each text's vector and that of the model as it is now."""
+    """Measurements of batches by a metric that needs no search.
+
+    Args:
+        batches: what a message calls their text -> batches.
+        metric: `loss`: each example's mean token loss; `accuracy`: 1 if the model chooses its class, else 0;
+            `cosine`: cosine of a text's vector with the vector of the first run, which is of the whole model.
+        pooling: how the vector of a text is made.
+    """
     whole: dict[int, torch.Tensor] = {}
-    with torch.inference_mode():
-        for of_text in batches.values():
-            whole |= {id(batch): batch_vectors(model, pooling, batch) for batch in of_text}
 
-    def run(batch: Batch, _text: str) -> list[Outcome]:
-        vectors = batch_vectors(model, pooling, batch)
-        near: list[float] = functional.cosine_similarity(vectors, whole[id(batch)]).tolist()
-        return near
+    def run(batch: Batch, text: str) -> list[Outcome]:
+        if metric == "accuracy":
+            logits = model(**batch.arguments(model)).logits
+            found = (logits.argmax(dim=-1).cpu() == batch.labels).double()
+        elif pooling is not None:
+            vectors = batch_vectors(model, pooling, batch)
+            found = functional.cosine_similarity(vectors, whole.setdefault(id(batch), vectors))
+        else:
+            found = example_losses(model, batch)
+            require_finite(found, batch, text)
+        outcomes: list[Outcome] = found.tolist()
+        return outcomes
 
-    return _measurements(batches, run)
-
-
-def accuracy_measurements(model: Any, batches: Mapping[str, Sequence[Batch]]) -> list[Measurement]:
-    """1 for each example whose class the model chooses, 0 for others."""
-    return _measurements(batches, partial(_right, model))
-
-
-def _measurements(
-    batches: Mapping[str, Sequence[Batch]], run: Callable[[Batch, str], list[Outcome]]
-) -> list[Measurement]:
     return [
         Measurement(tuple((text, index) for index in batch.indices), partial(run, batch, text))
         for text, of_text in batches.items()
@@ -144,23 +157,10 @@ def _measurements(
     ]
 
 
-def _losses(model: Any, batch: Batch, text: str) -> list[float]:
-    losses = example_losses(model, batch)
-    require_finite(losses, batch, text)
-    values: list[float] = losses.tolist()
-    return values
-
-
-def _right(model: Any, batch: Batch, _text: str) -> list[float]:
-    logits = model(**batch.arguments(model)).logits
-    right: list[float] = (logits.argmax(dim=-1).cpu() == batch.labels).double().tolist()
-    return right
-
-
 def translation_measurements(
     model: Any, tokenizer: Any, text: ParallelText, pair: tuple[str, str], options: DecodingOptions
 ) -> list[Measurement]:
-    """The translation of each sentence of `pair[0]` into `pair[1]`, by beam search.
+    """Measurements of the translation of each sentence of `pair[0]` into `pair[1]`, by beam search.
 
     Raises:
         DataError: the tokenizer lacks a language.
@@ -175,3 +175,165 @@ def translation_measurements(
         Measurement(tuple((name, index) for index in rows), partial(run, rows), decodes=True)
         for rows in batches
     ]
+
+
+class Effects(NamedTuple):
+    """The score of a whole model, and those of its variants on the same examples.
+
+    Attributes:
+        base: the score of the whole model.
+        values: the score of each variant.
+        p_values: for each variant, the p-value of its difference from the whole model.
+    """
+
+    base: float
+    values: Sequence[float]
+    p_values: Sequence[float]
+
+
+def mean_effects(outcomes: Sequence[Sequence[float]]) -> Effects:
+    """Means over the examples, compared by a paired t-test, two-sided.
+
+    Args:
+        outcomes: `[1 + variants][examples]`, those of the whole model first.
+    """
+    base, *others = np.asarray(outcomes, dtype=np.float64)
+    p_values = [paired_t_test(base, scores) for scores in others]
+    return Effects(float(base.mean()), [float(scores.mean()) for scores in others], _known(p_values))
+
+
+def text_effects(
+    outcomes: Sequence[Sequence[str]], references: Sequence[str], samples: int = SAMPLES, seed: int = SEED
+) -> dict[EffectMetric, Effects]:
+    """Corpus scores of translations, compared by the paired bootstrap (Koehn 2004).
+
+    Args:
+        outcomes: `[1 + variants][examples]`, those of the whole model first.
+        samples: resamples of the examples.
+        seed: seed of the resamples.
+
+    Raises:
+        UsageError: `samples` or `seed` is less than 1.
+    """
+    known = make_metrics(None)
+    metrics: dict[str, Any] = {metric: known[metric] for metric in TEXT_METRICS}
+    tests = paired_bootstrap(outcomes, references, metrics, samples, seed) if len(outcomes) > 1 else []
+    effects: dict[EffectMetric, Effects] = {}
+    for metric in TEXT_METRICS:
+        base, *values = (float(metrics[metric].corpus_score(texts, [references]).score) for texts in outcomes)
+        effects[metric] = Effects(base, values, _known([test[metric].p_value for test in tests[1:]]))
+    return effects
+
+
+def _known(p_values: Sequence[float | None]) -> list[float]:
+    """The p-values; 1 if there is nothing to test with, as for a single example."""
+    return [1.0 if p_value is None else p_value for p_value in p_values]
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A loaded model whose heads are scored by masks.
+
+    Attributes:
+        checkpoint, model, tokenizer: the checkpoint, and what was loaded from it.
+        metric: what is measured with and without heads.
+        options: method, batch size, search and significance test.
+    """
+
+    checkpoint: Checkpoint
+    model: Any
+    tokenizer: Any
+    metric: EffectMetric
+    options: ScoreOptions
+    progress: Progress = silent
+
+    def scores(self, data: Dataset, selected: Dataset | None) -> dict[str, Any]:
+        """Fields of `Scores`. After chrF++ or BLEU the other one is in `also`: it costs no further search.
+
+        Sentences of all pairs count as one corpus.
+
+        Args:
+            selected: text that the best heads are chosen on, if `data` only reports them.
+        """
+        layers = self.checkpoint.layout.own_attentions
+        masks = masks_of(layers, self.options.method)
+        examples, effects = self._effects(selected or data, masks)
+        by_metric = [
+            {
+                "metric": metric,
+                "base": found.base,
+                "values": _by_axis(layers, found.values),
+                "p_values": _by_axis(layers, found.p_values),
+            }
+            for metric, found in sorted(effects.items(), key=lambda item: item[0] != self.metric)
+        ]
+        fields: dict[str, Any] = {"examples": examples, **by_metric[0], "also": by_metric[1:]}
+        if self.options.method == "all-but-one":
+            fields["best"] = best_heads(layers, fields["values"], lower=self.metric == "loss")
+            if selected is not None:
+                fields["reported"] = self._report(data, fields["best"])
+        return fields
+
+    def _report(self, data: Dataset, best: Mapping[str, int]) -> Reported:
+        """The score on `data` of each layer's single head that was chosen on other text (3.3, appendix A)."""
+        masks = [
+            HeadMask(layer, tuple(float(head == best[name]) for head in layer.heads))
+            for layer in self.checkpoint.layout.own_attentions
+            if (name := axis_name(layer.name, "head")) in best
+        ]
+        examples, effects = self._effects(data, masks)
+        base, values, p_values = effects[self.metric]
+        only, p_value = dict(zip(best, values, strict=True)), dict(zip(best, p_values, strict=True))
+        return Reported(metric=self.metric, examples=examples, base=base, only=only, p_value=p_value)
+
+    def _effects(self, data: Dataset, masks: Sequence[HeadMask]) -> tuple[int, dict[EffectMetric, Effects]]:
+        """Number of examples, and the effects by metric."""
+        measurements = self.measurements(data)
+        examples, outcomes = measure_masked(self.checkpoint, self.model, measurements, masks, self.progress)
+        if self.metric not in TEXT_METRICS:
+            return len(examples), {self.metric: mean_effects(outcomes)}
+        assert isinstance(data.text, ParallelText)
+        lines = {pair_name(*pair): data.text.sentences[pair[1]] for pair in data.pairs}
+        references = [lines[name][index] for name, index in examples]
+        with self.progress("testing significance", None, "resamples"):
+            effects = text_effects(outcomes, references, self.options.samples, self.options.seed)
+        return len(examples), effects
+
+    def measurements(self, data: Dataset) -> list[Measurement]:
+        """Measurements of each batch of `data`.
+
+        Raises:
+            PruneError: text or model that cannot be used.
+        """
+        model, tokenizer, text = self.model, self.tokenizer, data.text
+        if self.metric in TEXT_METRICS and isinstance(text, ParallelText):
+            return [
+                measurement
+                for pair in data.pairs
+                for measurement in translation_measurements(
+                    model, tokenizer, text, pair, self.options.decoding
+                )
+            ]
+        pooling = read_pooling(self.checkpoint.path) if data.task == "embedding" else None
+        batches = task_batches(tokenizer, model, data, self.options.batch_tokens, pooling)
+        return batch_measurements(model, batches, self.metric, pooling)
+
+
+def best_heads(
+    layers: Sequence[AttentionLayer], values: Mapping[str, Sequence[float]], *, lower: bool = False
+) -> dict[str, int]:
+    """all-but-one: name of an axis -> original id of its best single head (3.3), the first of equal ones.
+
+    Args:
+        values: name of an axis -> `[heads]`.
+        lower: whether lower values are better.
+    """
+    pick = np.argmin if lower else np.argmax
+    names = {axis_name(layer.name, "head"): layer for layer in layers if layer.num_heads}
+    return {name: layer.heads[int(pick(values[name]))] for name, layer in names.items()}
+
+
+def _by_axis(layers: Sequence[AttentionLayer], values: Sequence[float]) -> dict[str, list[float]]:
+    """Name of an axis -> `[heads]` of `values`, which are of all heads in the order of `layers`."""
+    left = iter(values)
+    return {axis_name(layer.name, "head"): [*islice(left, layer.num_heads)] for layer in layers}

@@ -1,4 +1,4 @@
-"""From a checkpoint, scores and options to a plan: which heads stay. Nothing is written."""
+"""Choose the attention heads to keep, from scores (1905.10650, 4)."""
 
 from __future__ import annotations
 
@@ -6,65 +6,57 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import numpy as np
 
-from prunecli.choices import Choices
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.heads.names import HeadMetric, Normalize
+from prunecli.methods.names import HeadMetric, Normalize
+from prunecli.methods.units import UnitOptions, selection
 from prunecli.model.attention import KINDS, AttentionKind
-from prunecli.model.decision import Decision
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
-from prunecli.model.history import given, history_step
 from prunecli.model.stock import uniform_heads
 from prunecli.results.matching import scores_for
-from prunecli.results.unit_scores import Array, Scores, files_of, from_files
+from prunecli.results.unit_scores import Array, Kind, Scores, files_of, from_files
 from prunecli.selection.given import num_removed, selection_of_file
 from prunecli.selection.select import Budget, places_of, select
 from prunecli.selection.selection import Selection
-from prunecli.text.plain import MIXED
-
-if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
-
-COMMAND = "prune-heads"
-DEFAULT_RATIO = 0.2
-"""What goes without a noticeable loss in both of the paper's models (4.2)."""
 
 DEFAULT_NORMALIZE: dict[str, Normalize] = {"gradient": "per-layer", "ablation": "none"}
 """The paper normalises I_h (4.1), and says nothing of the kind of differences of scores (4.2)."""
 
 
 @dataclass(frozen=True)
-class HeadOptions(Choices):
-    """What `prune-heads` is asked.
+class HeadOptions(UnitOptions):
+    """Options of `prune-heads`.
 
     Attributes:
-        scores: scores, or one file of them or several, merged; not looked at for the metric `random`.
+        ratio: fraction of the heads to remove, rounded up. If None and no count is given, `DEFAULT_RATIO`.
+        count: number of heads to remove.
         keep: a saved selection, instead of scores, metric and amount.
-        ratio: fraction of the heads of these kinds to remove; with neither it nor `count`: DEFAULT_RATIO.
-        count: heads to remove.
-        kinds: the kinds of attention that may lose heads.
-        least: heads that each of their layers keeps at least.
+        scores: scores, or one file of them or several, merged; not read for the metric `random`.
+        kinds: the kinds of attention that may lose heads; the amount counts their heads alone.
+        least: number of heads that each of their layers keeps at least.
         uniform: whether every layer keeps the same number of heads, one that a stock model can have.
-        normalize: None: DEFAULT_NORMALIZE.
+        normalize: how scores of different layers are compared. If None, `DEFAULT_NORMALIZE`.
         metric: `importance`, or `random`.
-        dtype: type of the result; None: as stored.
-        seed: of the metric `random`.
+        dtype: type of the result's weights. If None, as stored.
+        seed: seed of the metric `random`.
     """
 
+    COMMAND = "prune-heads"
+    KIND: ClassVar[Kind] = "head"
+    UNITS = "heads"
+    DEFAULT_RATIO = 0.2
+    """The paper removes 20 % without a noticeable loss in both of its models (4.2)."""
+
     scores: Scores | Path | str | Sequence[Path | str] = "heads.json"
-    keep: Path | str | None = None
-    ratio: float | None = None
-    count: int | None = None
     kinds: tuple[AttentionKind, ...] = KINDS
     least: int = 0
     uniform: bool = False
     normalize: Normalize | None = None
     metric: HeadMetric = "importance"
-    dtype: str | None = None
-    seed: int = 0
 
 
 def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
@@ -75,96 +67,89 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
         StatisticsError: damaged files, of another model, or that rank no heads.
         UsageError: options that contradict each other, or that remove more heads than there are.
     """
-    if options.ratio is not None and options.count is not None:
-        raise UsageError("Give one of --ratio and --count.", "Each says how many heads go.")
+    options.check_amount()
     axes = axes_of(checkpoint, "head")
     if options.keep is not None:
-        others = (options.ratio is not None, options.count is not None, options.kinds != KINDS, options.least)
-        if any(others) or options.uniform or options.normalize is not None:
+        if options.changed - {"keep", "scores", "metric", "dtype", "seed"}:
             raise UsageError(
                 "--keep names what stays; it goes with none of --ratio, --count, --attention, --min, --uniform, "
                 "--normalize.",
                 "Leave them out, or select by --scores.",
             )
-        return selection_of_file(COMMAND, checkpoint, axes, Path(options.keep), options.dtype)
-    scores, normalize = None, options.normalize or "none"
-    files = files_of(options.scores)
+        return selection_of_file(options.COMMAND, checkpoint, axes, Path(options.keep), options.dtype)
+    is_all = options.kinds == KINDS
+    where = "all attentions" if is_all else f"{', '.join(options.kinds)} attention"
+    scores, normalize, values = None, options.normalize or "none", {}
     if options.metric == "random":
         generator = np.random.default_rng(options.seed)
+        # One number for each head of the original model: pruning in steps removes the same heads as pruning at once.
         worth = {axis.name: 1.0 - generator.random(axis.original) for axis in axes}
-        reasons = [f"Heads of {_where(options)}, drawn at random (seed {options.seed}); no scores are read."]
+        reasons = [f"Heads of {where}, drawn at random (seed {options.seed}); no scores are read."]
     else:
         scores = scores_for(checkpoint, options.scores, "head")
         try:
             worth = scores.importance()
         except StatisticsError as error:
-            where = f"{files[0]}: " if files else ""
-            raise StatisticsError(f"{where}{error.message}", error.remedy) from error
+            files = "".join(f"{path}: " for path in files_of(options.scores)[:1])
+            raise StatisticsError(f"{files}{error.message}", error.remedy) from error
         normalize = options.normalize or DEFAULT_NORMALIZE[scores.method]
-        reasons = _reasons(options, normalize, scores)
+        normalised = "not normalised" if normalize == "none" else f"normalised {normalize}"
+        default = "" if options.normalize else " (default)"
+        reasons = [
+            f"Heads of {where} by {scores.method} over {scores.examples:,} examples, {normalised}{default}"
+            f"{from_files(options.scores)}."
+        ]
     if normalize == "per-layer":
         worth = normalized(worth)
     if scores is None:
         values = {axis.name: worth[axis.name][[*axis.ids]] for axis in axes}
     else:
         values = scores.picked(axes, worth)
-    ratio = DEFAULT_RATIO if options.ratio is None and options.count is None else options.ratio
     even = _stock_numbers(checkpoint) if options.uniform else None
     present = [*dict.fromkeys(axis.attention for axis in axes)]
-    for kind in options.kinds if options.kinds != KINDS else ():
+    for kind in () if is_all else options.kinds:
         if kind not in present:
             raise UsageError(
                 f"--attention {kind}: the model has no such attention.", f"It has {', '.join(present)}."
             )
     chosen = [axis for axis in axes if axis.attention in options.kinds]
-    budget = Budget(ratio, options.count, together=True, least=options.least, even=even)
+    budget = Budget(options.share, options.count, together=True, least=options.least, even=even)
     kept = {axis.name: axis.ids for axis in axes} | select(chosen, values, budget)
+    gone = num_removed(axes, kept)
     if even is not None:
-        held, gone, asked = (
-            sum(len(axis.ids) for axis in chosen),
-            num_removed(chosen, kept),
-            budget.removed(chosen),
+        held, asked = sum(len(axis.ids) for axis in chosen), budget.removed(chosen)
+        more = f"{gone} of {held} heads go ({gone / held:.0%}), {asked} were asked for: "
+        layer = "layer" if is_all else f"{' and '.join(options.kinds)} attention"
+        reasons.append(
+            f"{'' if gone == asked else more}{len(kept[chosen[0].name])} heads stay in every {layer}; "
+            f"a stock model may keep {', '.join(map(str, even))}."
         )
-        more = (
-            ""
-            if gone == asked
-            else f"{gone} of {held} heads go ({gone / held:.0%}), {asked} were asked for: "
-        )
-        where = "layer" if options.kinds == KINDS else f"{' and '.join(options.kinds)} attention"
-        each, able = len(kept[chosen[0].name]), ", ".join(map(str, even))
-        reasons.append(f"{more}{each} heads stay in every {where}; a stock model may keep {able}.")
     arguments = {
-        "ratio": ratio,
+        "ratio": options.share,
         "count": options.count,
-        "removed": num_removed(axes, kept),
-        "attention": None if options.kinds == KINDS else list(options.kinds),
+        "removed": gone,
+        "attention": None if is_all else list(options.kinds),
         "min_per_layer": options.least or None,
         "uniform": options.uniform or None,
         "metric": options.metric,
-        "method": None if scores is None else scores.method,
-        "normalize": None if scores is None else normalize,
-        "seed": options.seed if scores is None else None,
-        "dtype": options.dtype,
+        "method": scores and scores.method,
+        "normalize": normalize if scores else None,
     }
-    step = history_step(COMMAND, checkpoint, given(arguments), () if scores is None else files)
-    cut = "" if even else "heads"
-    places = (
-        places_of(chosen, kept, values, cut=cut, tokens=scores.tokens)
-        if scores
-        else places_of(chosen, kept, cut=cut)
+    tokens = scores.tokens if scores else None
+    places = places_of(chosen, kept, values if scores else None, cut="" if even else "heads", tokens=tokens)
+    by = "" if normalize == "none" else ", over the l2 norm of its attention"
+    return selection(
+        checkpoint,
+        options,
+        kept,
+        places,
+        arguments,
+        reasons,
+        scores,
+        metric=f"importance by {scores.method}{by}" if scores else None,
+        how="as many stay in every attention" if even else "the lowest of all attentions go",
+        least=f"every attention keeps {options.least} at least" if scores and options.least else "",
     )
-    decision = Decision("head", places, how=f"drawn at random (seed {options.seed})")
-    if scores is not None:
-        by = "" if normalize == "none" else ", over the l2 norm of its attention"
-        decision = Decision(
-            "head",
-            places,
-            f"importance by {scores.method}{by}",
-            "as many stay in every attention" if options.uniform else "the lowest of all attentions go",
-            f"every attention keeps {options.least} at least" if options.least else "",
-            origin=scores.origin.read_from(step),
-        )
-    return Selection(kept, options.dtype, step, tuple(reasons), decision)
 
 
 def _stock_numbers(checkpoint: Checkpoint) -> tuple[int, ...]:
@@ -197,15 +182,3 @@ def normalized(importance: Mapping[str, Array]) -> dict[str, Array]:
         relative = values / (np.abs(values).max(initial=0.0) or 1.0)
         found[name] = relative / (sqrt(fsum(np.square(relative))) or 1.0)
     return found
-
-
-def _where(options: HeadOptions) -> str:
-    return "all attentions" if options.kinds == KINDS else f"{', '.join(options.kinds)} attention"
-
-
-def _reasons(options: HeadOptions, normalize: Normalize, scores: Scores) -> list[str]:
-    default = "" if options.normalize else " (default)"
-    normalised = "not normalised" if normalize == "none" else f"normalised {normalize}"
-    over = f"by {scores.method} over {scores.examples:,} examples"
-    lines = [f"Heads of {_where(options)} {over}, {normalised}{default}{from_files(options.scores)}."]
-    return [*lines, MIXED] if scores.mixed else lines

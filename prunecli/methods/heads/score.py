@@ -1,24 +1,264 @@
-"""Measure: the gradient importance of every attention head (1905.10650, 4.1), in one forward and one backward pass."""
+"""Score the heads of a checkpoint on text, by gradients (1905.10650, 4.1) or by masks (3.2, 3.3)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from prunecli.errors import PruneError
+from prunecli.choices import Choices
+from prunecli.errors import PruneError, UsageError
+from prunecli.evaluation.decoding import DecodingOptions
+from prunecli.evaluation.options import labels_for
+from prunecli.methods.heads.ablate import Ablation
+from prunecli.methods.names import EffectMetric
 from prunecli.model.attention import AttentionLayer
+from prunecli.model.axes import axis_name
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.attention import output_projections
-from prunecli.progress import Progress, silent
-from prunecli.results.unit_scores import Per
+from prunecli.modules.devices import choose_devices
+from prunecli.modules.fitting import candidates, decoding, decoding_room, dtype_name, fitting_dtype, nothing
+from prunecli.modules.loading import load_model
+from prunecli.modules.pooling import read_pooling
+from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.results.unit_scores import Method, Per, Scores, scores_of
+from prunecli.running.batches import task_batches
 from prunecli.running.examples import Batch
+from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.losses import Losses, differentiate_losses, example_losses
-from prunecli.running.runner import Runner
+from prunecli.running.runner import InMemory, Runner
+from prunecli.running.vectors import random_projections
+from prunecli.tensors.documents import refuse_unwritable, write_json
+from prunecli.text.choice import Dataset, TextChoice
+from prunecli.text.plain import PlainText
+from prunecli.text.tasks import TaskName, task_of
+from prunecli.text.tokens import load_tokenizer
+
+METRICS_OF: dict[TaskName, tuple[EffectMetric, ...]] = {
+    "translation": ("chrf++", "bleu", "loss"),
+    "classification": ("accuracy", "loss"),
+    "mlm": ("loss",),
+    "lm": ("loss",),
+    "embedding": ("cosine",),
+}
+"""Metrics that ablation can measure at each task; the first is the default."""
+
+
+@dataclass(frozen=True)
+class ScoreOptions(Choices):
+    """How heads are scored.
+
+    Attributes:
+        method: `gradient` (4.1): one forward and backward pass; `ablation` (3.2): the score without each head;
+            `all-but-one` (3.3): with each head alone in its layer.
+        per: what `gradient` takes the absolute value of; None: each example's sum, as eq. 2 says.
+        metric: the score of the other two; None: chrF++, accuracy, cosine or loss, by task.
+        beam: of the search that chrF++ and BLEU need.
+        batch_tokens: padded tokens in a batch.
+        samples: resamples of the significance test of chrF++ and BLEU.
+        seed: of the resamples.
+        select_data, select_split: text that `all-but-one` chooses the best heads on, where it reports them on another.
+        device, dtype: as in `load_model`.
+        memory: bytes within which `gradient` runs the model layer by layer; None: it is held whole.
+        spill_directory: for what finds no room in it; None: the one for temporary files.
+    """
+
+    method: Method = "gradient"
+    per: Per | None = None
+    metric: EffectMetric | None = None
+    beam: int = 4
+    batch_tokens: int = 4096
+    samples: int = 1000
+    seed: int = 12345
+    select_data: Path | None = None
+    select_split: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    memory: int | None = None
+    spill_directory: Path | None = None
+
+    def check(self) -> None:
+        """Refuse options of another method.
+
+        Raises:
+            UsageError: one is given.
+        """
+        is_gradient = self.method == "gradient"
+        selects = self.select_data is not None or self.select_split is not None
+        for refused, message, remedy in (
+            (
+                is_gradient and self.dtype == "float16",
+                "--dtype float16: small gradients vanish in it",
+                "Choose bfloat16 or float32 for --method gradient.",
+            ),
+            (
+                not is_gradient and self.memory is not None,
+                f"--memory goes with --method gradient: {self.method} runs parts of the model again and again",
+                "Leave out --memory on a machine that holds the model, or choose --method gradient.",
+            ),
+            (
+                not is_gradient and self.per is not None,
+                f"--importance goes with --method gradient: {self.method} takes no gradients",
+                "Leave out --importance, or choose --method gradient.",
+            ),
+            (
+                is_gradient and self.metric is not None,
+                "--metric goes with --method ablation or all-but-one: the gradient is that of the loss",
+                "Leave out --metric, or choose another --method.",
+            ),
+            (
+                self.method != "all-but-one" and selects,
+                "--select-data and --select-split go with --method all-but-one",
+                "Leave them out, or choose it.",
+            ),
+        ):
+            if refused:
+                raise UsageError(message, remedy)
+
+    @property
+    def decoding(self) -> DecodingOptions:
+        """Options of the beam search."""
+        return DecodingOptions(self.beam, self.batch_tokens)
+
+
+def score_heads(
+    model: Checkpoint | Path | str,
+    choice: TextChoice,
+    options: ScoreOptions | None = None,
+    output: str | Path | None = None,
+    *,
+    task: TaskName | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+    say: Say = unsaid,
+    report: Callable[[RunReport], None] = lambda _run: None,
+) -> Scores:
+    """Score each attention head by what the model loses without it (1905.10650, 3 and 4.1).
+
+    Args:
+        model: an open model, a directory or a name of the hub.
+        choice: of the text.
+        output: file that the scores are written to; None: none.
+        task: None: what the model is for.
+        force: replace `output`.
+        say: hears what is chosen by itself, and why.
+        report: called with what a run layer by layer took.
+
+    Raises:
+        PruneError: a model, text, option or output that cannot be used.
+    """
+    options = options or ScoreOptions()
+    options.check()
+    if output is not None:
+        refuse_unwritable(Path(output), force=force)
+    checkpoint = model if isinstance(model, Checkpoint) else open_model(model)
+    layers = (
+        checkpoint.layout.own_attentions
+    )  # a family that is not declared is refused before anything heavy
+    task = task or task_of(checkpoint)
+    choice.check(task)
+    data = choice.read(task, say)
+    selecting = choice.selecting(task, options.select_data, options.select_split)
+    selected = None if selecting is None else selecting.read(task, say)
+    metric = chosen_metric(task, options.metric)
+    devices = choose_devices(options.device)
+    is_gradient, load = options.method == "gradient", options.decoding.load
+    if options.memory is not None:
+        dtype = candidates(options.dtype, [checkpoint], devices.first, gradients=True)[0]
+    else:
+        dtype = fitting_dtype(
+            dict.fromkeys(labels_for([checkpoint.path]), checkpoint),
+            devices,
+            options.dtype,
+            beside=nothing if is_gradient else decoding(load),
+            gradients=is_gradient,
+            by_layer="--memory" if is_gradient else "",
+            say=say,
+        )
+    tokenizer = load_tokenizer(checkpoint.path)
+    run = RunReport()
+    runner: Runner
+    if options.memory is not None:
+        resources = Resources(devices.first, dtype, options.memory, options.spill_directory)
+        runner = Layerwise(checkpoint, resources, run)
+    else:
+        room = 0 if is_gradient else decoding_room(checkpoint, load, dtype)
+        runner = InMemory(load_model(checkpoint.path, device=devices, dtype=dtype, room=room))
+    if is_gradient:
+        fields = _by_gradient(runner, checkpoint, tokenizer, data, options, progress)
+    else:
+        ablation = Ablation(checkpoint, runner.model, tokenizer, metric, options, progress)
+        fields = ablation.scores(data, selected)
+    if options.memory is not None:
+        report(run)
+    scores = scores_of(
+        checkpoint,
+        None if is_gradient else options.seed,
+        kind="head",
+        method=options.method,
+        task=task,
+        texts=choice.texts,
+        split=choice.split_read,
+        whole_files=data.text.whole_files if isinstance(data.text, PlainText) else None,
+        dtype=dtype_name(dtype),
+        ids={axis_name(layer.name, "head"): layer.heads for layer in layers},
+        **fields,
+    )
+    if output is not None:
+        write_json(Path(output), scores.to_json(), force=force)
+    return scores
+
+
+def chosen_metric(task: TaskName, metric: str | None) -> EffectMetric:
+    """Return `metric`, or the task's default.
+
+    Raises:
+        UsageError: the task has no such metric.
+    """
+    known = METRICS_OF[task]
+    for name in known:
+        if metric in (None, name):
+            return name
+    raise UsageError(f"--metric {metric}: not one of {task}", f"Choose from {', '.join(known)}.")
+
+
+def _by_gradient(
+    runner: Runner,
+    checkpoint: Checkpoint,
+    tokenizer: Any,
+    data: Dataset,
+    options: ScoreOptions,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Fields of `Scores`: importance of every head (4.1), summed over the examples of `data`, or over their tokens.
+
+    L(x) is the loss of the task; for `embedding` it is `random_projections`.
+    """
+    layers = checkpoint.layout.own_attentions
+    pooling = read_pooling(checkpoint.path) if data.task == "embedding" else None
+    losses_of = example_losses if pooling is None else partial(random_projections, pooling)
+    by_text = task_batches(tokenizer, runner.model, data, options.batch_tokens, pooling)
+    per = options.per or "example"
+    sums = gradient_importance(runner, layers, by_text, progress, per=per, losses_of=losses_of)
+    batches = [batch for of_text in by_text.values() for batch in of_text]
+    examples = sum(len(batch.indices) for batch in batches)
+    counts = {}
+    for layer in layers:
+        mask = "attention_mask" if layer.kind == "encoder" else "decoder_attention_mask"
+        masks = [batch.inputs.get(mask, batch.inputs["attention_mask"]) for batch in batches]
+        tokens = sum(int(own.sum()) for own in masks)
+        counts[axis_name(layer.name, "head")] = examples if per == "example" else tokens
+    values = {axis_name(name, "head"): own.tolist() for name, own in sums.items()}
+    return {"examples": examples, "per": per, "values": values, "counts": counts}
+
 
 HeadSums = dict[str, NDArray[np.float64]]
 """Attention's name -> a sum over the examples, or their tokens, for each head that it holds."""

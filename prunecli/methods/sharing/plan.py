@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import CheckpointError, UsageError
-from prunecli.methods.ffn.score import unit_norms
 from prunecli.methods.sharing.arrange import Layer, SharePlan, arrange, kind_of
+from prunecli.methods.sharing.hidden_units import unit_norms
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions, chosen_configuration
 from prunecli.model.axes import Axis, axis_name
 from prunecli.model.decision import Decision, Origin

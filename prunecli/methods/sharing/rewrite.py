@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from prunecli.methods.ffn.hidden_units import ffn_tensor, weighted_sum
 from prunecli.methods.sharing.arrange import SharePlan, own_tensors
+from prunecli.methods.sharing.hidden_units import ffn_tensor, weighted_sum
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint

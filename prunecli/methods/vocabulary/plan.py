@@ -1,4 +1,4 @@
-"""From a checkpoint, text and options to a plan: which tokens stay, and their tokenizer. Nothing is written."""
+"""Choose the tokens to keep from text, and make their tokenizer. Nothing is written."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from prunecli.choices import Choices
 from prunecli.errors import CheckpointError, DataError, UsageError
-from prunecli.methods.vocabulary.check import check_same, differs, load_trimmed
-from prunecli.methods.vocabulary.measure import Text, count_tokens
+from prunecli.methods.vocabulary.measure import Text, check_same, count_tokens, differs, load_trimmed
 from prunecli.methods.vocabulary.renumber import (
     GENERATION,
     SENTENCEPIECE,
@@ -25,6 +24,7 @@ from prunecli.methods.vocabulary.renumber import (
     tokenizer_files,
 )
 from prunecli.methods.vocabulary.tokenizer import Vocabulary, is_fast, read_vocabulary
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.find_axes import axes_of, vocabulary_size
 from prunecli.model.history import given, history_step
@@ -34,16 +34,13 @@ from prunecli.tensors.json_files import read_object
 from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer
 
-if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
-
 IN_TEXT = "in the text"
 """Why a token stays: often enough."""
 
 
 @dataclass(frozen=True)
 class VocabularyOptions(Choices):
-    """What `trim-vocabulary` is asked.
+    """Options of `trim-vocabulary`.
 
     Attributes:
         min_count: occurrences that a token needs; with 1 the text falls into the same tokens as before.
@@ -60,7 +57,7 @@ class VocabularyOptions(Choices):
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyPlan(Selection):
-    """Which tokens stay and why, and the tokenizer without the others.
+    """The tokens to keep and why, and the tokenizer without the others.
 
     Attributes:
         details: what `--json` prints: `parts`, why -> how many tokens stay for it, each counted once, under the first
@@ -77,7 +74,7 @@ def plan_vocabulary(
     options: VocabularyOptions,
     progress: Progress = silent,
 ) -> VocabularyPlan:
-    """Count, choose, make the smaller tokenizer, and compare both.
+    """Count tokens, choose those to keep, make the smaller tokenizer, and compare both tokenizers.
 
     Args:
         checkpoint: the source; its weights are not read.
@@ -123,7 +120,7 @@ def plan_vocabulary(
 
 
 def default_ids(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The ids that transformers takes where config.json names none (`eos_token_id`: 50256 of GPT-2)."""
+    """Return the token ids that transformers assumes if config.json has none (GPT-2: `eos_token_id` 50256)."""
     from transformers import AutoConfig
 
     defaults = AutoConfig.for_model(checkpoint.require_architecture().model_type)
@@ -214,6 +211,8 @@ def select_tokens(
         "sentences": len(lines.texts),
         "text_sha256": sha256,
     }
+    running = np.array([counts.get(labels.get(number, ""), 0) for number in range(size)])
+    share = float(running[[*kept]].sum() / running.sum()) if running.any() else 1.0
     reasons = [name for name in ids if name != IN_TEXT]
     reason = np.zeros(size, np.uint8)
     for place, name in enumerate(reasons, 1):
@@ -222,7 +221,7 @@ def select_tokens(
         ("tokens", "", None),
         range(size),
         kept,
-        [counts.get(labels.get(number, ""), 0) for number in range(size)],
+        running,
         reasons=tuple(reasons),
         reason=reason,
         labels=tuple(labels.get(number, "") for number in range(size)),
@@ -236,9 +235,6 @@ def select_tokens(
     )
     often = "" if options.min_count == 1 else f" {options.min_count} times or more"
     how = f"those stay that occur{often}, and what is needed"
-    running = {number: counts.get(token, 0) for number, token in labels.items()}
-    total = sum(running.values())
-    share = sum(running.get(number, 0) for number in kept) / total if total else 1.0
     return VocabularyPlan(
         {"tokens": kept},
         options.dtype,
@@ -252,7 +248,7 @@ def select_tokens(
 
 
 def _filling(kept: set[int], vocabulary: Vocabulary, multiple: int) -> set[int]:
-    """More tokens, those of the lowest ids first, so that they and `kept` are a multiple."""
+    """Return further tokens to keep, the lowest ids first, that fill `kept` up to a multiple."""
     filled = {*kept}
     for token, number in sorted(vocabulary.ids.items(), key=itemgetter(1)):
         room = -len(filled) % multiple

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prunecli.errors import CheckpointError, UsageError, kind_and_reason
-from prunecli.methods.vocabulary.sentencepiece_model import without_pieces
-from prunecli.methods.vocabulary.tokenizer import merge_parts
+from prunecli.methods.vocabulary.tokenizer import merge_parts, without_pieces
 from prunecli.model.structure import KEY
 from prunecli.tensors.json_files import parsed
 
@@ -25,8 +24,8 @@ _PARTS = ("added_tokens", "padding", "post_processor")
 _IDS = ("id", "ids", "pad_id", "sep", "cls")
 """Parts of tokenizer.json that hold ids, and the keys of ids in them."""
 
-_NEEDED = ("_token_id", "_token_ids", "forced_decoder_ids", "force_words_ids")
-"""Endings of keys of ids that generation puts out; those of `forced_decoder_ids` come after their place: [[1, 250]]."""
+_NEEDED = ("_token_id", "_token_ids", "force_words_ids")
+"""Endings of keys of ids that generation puts out."""
 _FORBIDDEN = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
 """Lists of ids that generation must not put out, alone or as sequences: what is gone needs no ban."""
 _BIASES = "sequence_bias"
@@ -36,12 +35,12 @@ _NOT_ENTERED = (KEY, "id2label", "label2id", "auto_map")
 
 @dataclass(frozen=True)
 class Renumbering:
-    """Which tokens stay, under which ids.
+    """The tokens to keep, and their new ids.
 
     Attributes:
-        new_ids: id -> new id, of those that stay.
-        dropped: the tokens that go, where the tokenizer has one for the id.
-        size: ids before.
+        new_ids: id -> new id, of the tokens to keep.
+        dropped: the tokens to remove.
+        size: number of ids before.
     """
 
     new_ids: Mapping[int, int]
@@ -50,7 +49,7 @@ class Renumbering:
 
     @classmethod
     def of(cls, kept: Iterable[int], tokens: Mapping[str, int], size: int) -> Renumbering:
-        """The new id of each token is its place among those that stay; `tokens`: token -> id."""
+        """Give each kept token its place among the kept ones as its new id; `tokens`: token -> id."""
         new_ids = {old: new for new, old in enumerate(kept)}
         gone = frozenset(token for token, number in tokens.items() if number not in new_ids)
         return cls(new_ids, gone, size)
@@ -70,11 +69,11 @@ class Renumbering:
 
 
 def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str, bytes | None]:
-    """The files that differ, by name; None: it has to be left out.
+    """Return the files that differ, by name. None: the file has to be left out.
 
     Args:
-        files: name -> content of those of the checkpoint; the ones that hold no tokens are passed over.
-        change: what goes.
+        files: name -> content of the checkpoint's files; files without tokens are passed over.
+        change: the tokens to remove, and the new ids.
 
     Raises:
         CheckpointError: a damaged file.
@@ -160,10 +159,10 @@ def _merges_text(text: str, change: Renumbering) -> str:
 
 
 def named_ids(document: Mapping[str, Any]) -> Iterator[int]:
-    """The ids that a config needs: `pad_token_id`, `forced_bos_token_id`, `forced_decoder_ids` and their like."""
+    """The ids that a config needs: `pad_token_id`, `forced_bos_token_id` and their like."""
     for key, value in document.items():
         if key.endswith(_NEEDED):
-            yield from _numbers([step[1:] for step in value] if _is_placed(key, value) else value)
+            yield from _numbers(value)
         elif isinstance(value, Mapping) and key not in _NOT_ENTERED:
             yield from named_ids(value)
 
@@ -187,8 +186,6 @@ def renumbered(document: Mapping[str, Any], change: Renumbering) -> dict[str, An
         elif key == _BIASES and isinstance(value, list):
             pairs = [[_mapped(ids, change), bias] for ids, bias in value if _is_kept(ids, change)]
             result[key] = pairs or None
-        elif _is_placed(key, value):
-            result[key] = [[step[0], *_mapped(step[1:], change)] for step in value]
         elif key.endswith(_NEEDED):
             result[key] = _mapped(value, change)
         elif isinstance(value, Mapping) and key not in _NOT_ENTERED:
@@ -196,10 +193,6 @@ def renumbered(document: Mapping[str, Any], change: Renumbering) -> dict[str, An
         else:
             result[key] = value
     return result
-
-
-def _is_placed(key: str, value: Any) -> bool:
-    return key == "forced_decoder_ids" and isinstance(value, list)
 
 
 def _numbers(value: Any) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer: its tokens, how it cuts words, and so which tokens the kept ones cannot do without.
+"""A checkpoint's tokenizer: its tokens, how it cuts words, and which further tokens the kept ones need.
 
 A text falls into the same tokens as before if what led to them is still there, and nothing new can win:
 
@@ -12,18 +12,30 @@ A text falls into the same tokens as before if what led to them is still there, 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import struct
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prunecli.errors import UnsupportedModelError
-from prunecli.methods.vocabulary.sentencepiece_model import BPE, NORMAL, UNIGRAM, read_model
 from prunecli.tensors.json_files import parsed
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+NORMAL, UNKNOWN = 1, 2
+"""Types of pieces."""
+
+UNIGRAM, BPE = 1, 2
+"""Types of models."""
+
+_PIECES, _TRAINER, _SELF_TEST = 1, 2, 4
+"""Fields of the message. A self-test holds samples and how the whole vocabulary cuts them."""
+
+_MODEL_TYPE = 3
+_TEXT, _SCORE, _TYPE = 1, 2, 3
 
 Rank = Callable[[str, str], "float | None"]
 """The rank of the merge of two neighbours, the lowest first; None where they do not merge."""
@@ -46,7 +58,7 @@ class Vocabulary:
     special: frozenset[str] = frozenset()
 
     def closure(self, tokens: Iterable[str]) -> set[str]:
-        """`tokens` and every token that is merged on the way to one of them."""
+        """Return `tokens` and every token that is merged on the way to one of them."""
         reached = set(tokens)
         for rank in self.ranks:
             for token in list(reached):
@@ -112,7 +124,7 @@ def _models(tokenizer: Any) -> list[Path]:
 
 
 def products(token: str, rank: Rank) -> list[str]:
-    """What is merged on the way from characters to `token`, in order, itself last; empty where no merges lead there.
+    """Return the tokens that are merged from characters up to `token`, `token` last; [] if no merges lead there.
 
     Merges inside of a token do not depend on what stands around it: one across its border would have prevented it.
     """
@@ -128,7 +140,7 @@ def products(token: str, rank: Rank) -> list[str]:
 
 
 def of_backend(backend: Any, where: str) -> Vocabulary:
-    """What stays of a tokenizer of the `tokenizers` library, without ids and special tokens.
+    """Read the vocabulary of a tokenizer of the `tokenizers` library, without ids and special tokens.
 
     Raises:
         UnsupportedModelError: another kind of model, or of BPE.
@@ -158,7 +170,7 @@ def of_backend(backend: Any, where: str) -> Vocabulary:
 
 
 def of_sentencepiece(models: Iterable[bytes], tokens: Iterable[str], where: str) -> Vocabulary:
-    """What stays of a tokenizer that runs SentencePiece models, beside a vocabulary of its own.
+    """Read the vocabulary of a tokenizer that runs SentencePiece models and has a vocabulary of its own.
 
     Raises:
         UnsupportedModelError: a model that is neither Unigram nor BPE.
@@ -184,7 +196,7 @@ def merge_parts(merge: Any) -> list[str]:
 
 
 def _score_rank(scores: Mapping[str, float]) -> Rank:
-    """SentencePiece merges the neighbours whose union has the highest score."""
+    """Return ranks of merges: SentencePiece merges the neighbours whose union has the highest score."""
     return lambda left, right: -scores[left + right] if left + right in scores else None
 
 
@@ -198,3 +210,81 @@ def _always(tokens: Iterable[str], prefix: str = "") -> frozenset[str]:
 
 def _extremes(pieces: Sequence[tuple[str, float]]) -> frozenset[str]:
     return frozenset(end(pieces, key=itemgetter(1))[0] for end in (min, max))
+
+
+# SentencePiece models (`.model`, `.spm`) are protocol buffer messages. Only the pieces are interpreted: all other bytes
+# are copied, so text is normalised as before. (sentencepiece's own message classes need the protobuf package, which
+# sentencepiece does not install.)
+
+
+class Piece(NamedTuple):
+    """One piece: its text, its score (a log probability, or minus its rank in BPE) and its type."""
+
+    text: str
+    score: float
+    type: int
+
+
+def read_model(data: bytes) -> tuple[list[Piece], int]:
+    """Return the pieces of a model file by id, and the model's type: UNIGRAM, BPE, or another.
+
+    Raises:
+        ValueError, TypeError, AttributeError, LookupError: the file is not a SentencePiece model.
+    """
+    pieces: list[Piece] = []
+    model_type = UNIGRAM
+    for number, value, _ in _fields(data):
+        if number in (_PIECES, _TRAINER):
+            held = {key: content for key, content, _ in _fields(value)}
+        if number == _PIECES:
+            (score,) = struct.unpack("<f", held.get(_SCORE, bytes(4)))
+            pieces.append(Piece(held.get(_TEXT, b"").decode("utf-8"), score, held.get(_TYPE, NORMAL)))
+        elif number == _TRAINER:
+            model_type = held.get(_MODEL_TYPE, UNIGRAM)
+    if not any(piece.type == UNKNOWN for piece in pieces):
+        raise ValueError("no SentencePiece model")
+    return pieces, model_type
+
+
+def without_pieces(data: bytes, dropped: Collection[str]) -> bytes:
+    """Remove the normal pieces among `dropped` from a model file; the others keep their order and scores.
+
+    Raises:
+        ValueError, TypeError, AttributeError, LookupError: the file is not a SentencePiece model.
+    """
+    gone = [piece.type == NORMAL and piece.text in dropped for piece in read_model(data)[0]]
+    if not any(gone):
+        return data
+    places = count()
+    return b"".join(
+        field
+        for number, _, field in _fields(data)
+        if number != _SELF_TEST and not (number == _PIECES and gone[next(places)])
+    )
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any, bytes]]:
+    """Yield the fields of a message: number, value (an int or bytes), and the bytes of the whole field."""
+    at = 0
+    while at < len(data):
+        start = at
+        tag, at = _varint(data, at)
+        number, wire = tag >> 3, tag & 7
+        size, at = ({1: 8, 5: 4}[wire], at) if wire in (1, 5) else _varint(data, at)
+        value: int | bytes = size
+        if wire:
+            value, at = data[at : at + size], at + size
+        if at > len(data) or number == 0 or wire not in (0, 1, 2, 5):
+            raise ValueError("damaged")
+        yield number, value, data[start:at]
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number that begins at `at`, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte, at = data[at], at + 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError("damaged")

@@ -14,8 +14,7 @@ from prunecli.errors import DataError
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.methods.heads.ablate import (
     HeadMask,
-    accuracy_measurements,
-    loss_measurements,
+    batch_measurements,
     masks_of,
     measure_masked,
     translation_measurements,
@@ -53,7 +52,7 @@ def single_losses(subject: Subject) -> list[float]:
 
 def test_losses_without_each_head(subject: Subject) -> None:
     masks = masks_of(subject.layers, "ablation")
-    measurements = loss_measurements(subject.model, {"val": subject.batches(40)})
+    measurements = batch_measurements(subject.model, {"val": subject.batches(40)}, "loss")
     examples, (base, *found) = measure_masked(subject.checkpoint, subject.model, measurements, masks)
     assert examples == [("val", index) for index in range(len(LINES))]
     np.testing.assert_allclose(base, single_losses(subject), rtol=1e-4)
@@ -67,7 +66,7 @@ def test_losses_without_each_head(subject: Subject) -> None:
 def test_nothing_stays_behind(subject: Subject) -> None:
     before = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in subject.model.modules()]
     broken = subject.batches(1000)[0]
-    measurements = loss_measurements(subject.model, {"val": [broken]})
+    measurements = batch_measurements(subject.model, {"val": [broken]}, "loss")
     with torch.no_grad():
         kept = subject.model.get_input_embeddings().weight.clone()
         subject.model.get_input_embeddings().weight.fill_(float("nan"))
@@ -105,7 +104,7 @@ def test_only_one_head_of_a_layer(tmp_path: Path) -> None:
     assert len(masks) == 12
     assert masks[5].values == (0.0, 1.0, 0.0, 0.0)
     assert masks[5].layer.layer == 1
-    measurements = loss_measurements(subject.model, {"val": subject.batches(40)})
+    measurements = batch_measurements(subject.model, {"val": subject.batches(40)}, "loss")
     found = measure_masked(subject.checkpoint, subject.model, measurements, masks)[1][1 + 5]
     weight = output_projections(subject.model, subject.layers)[masks[5].layer.name].weight
     with (
@@ -140,7 +139,7 @@ def test_accuracy(tmp_path: Path) -> None:
     (tmp_path / "labelled").write_text("".join(f"{i % 3}\t{line}\n" for i, line in enumerate(LINES)))
     text = read_labelled(tmp_path / "labelled")
     batches = labelled_examples(subject.tokenizer, subject.model, text).batches(60)
-    measurements = accuracy_measurements(subject.model, {"val": batches})
+    measurements = batch_measurements(subject.model, {"val": batches}, "accuracy")
     found = measure_masked(
         subject.checkpoint, subject.model, measurements, masks_of(subject.layers, "ablation")[:2]
     )[1]

@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from prunecli.errors import DataError, PruneError
-from prunecli.methods.layers.plan import LayerMetric, LayerOptions
-from prunecli.methods.layers.score import StateObserver, losses_without, moves_without, state_scores
+from prunecli.methods.layers.plan import LayerOptions
+from prunecli.methods.layers.score import StateObserver, layer_scores
+from prunecli.methods.names import LayerMetric
 from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.pooling import read_pooling
@@ -76,8 +77,8 @@ def test_scores_are_those_of_the_states(tmp_path: Path, case: str) -> None:
     both = model.config.is_encoder_decoder
     batches = [batch_of((0, 1), both), batch_of((2,), both)]
     with open_model(source) as opened:
-        cosine = state_scores(opened, InMemory(model), batches, "cosine")
-        cka = state_scores(opened, InMemory(model), batches, "cka")
+        cosine = layer_scores(opened, InMemory(model), batches, "cosine")
+        cka = layer_scores(opened, InMemory(model), batches, "cka")
     assert set(cosine.ids) == set(cka.ids) == {f"{side}.layers" for side in states}
     for side, own in states.items():
         name = f"{side}.layers"
@@ -95,7 +96,7 @@ def test_a_pass_that_breaks_off_leaves_nothing_to_the_next(tmp_path: Path) -> No
     source = tiny_family(tmp_path / "source", "gpt2")
     model, batches = load(source), [batch_of((0, 1), False)]
     with open_model(source) as opened:
-        expected = state_scores(opened, InMemory(model), batches, "cosine")
+        expected = layer_scores(opened, InMemory(model), batches, "cosine")
         observer = StateObserver(opened.layout, "cosine")
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(model.transformer.h[-1], "forward", None)
@@ -111,7 +112,7 @@ def test_text_that_is_padding_alone_has_no_scores(tmp_path: Path, metric: LayerM
     batch = batch_of((0,), False)
     batch = replace(batch, inputs={**batch.inputs, "attention_mask": batch.inputs["attention_mask"] * 0})
     with open_model(source) as opened, pytest.raises(DataError, match="no token to measure layers on"):
-        state_scores(opened, InMemory(load(source)), [batch], metric)
+        layer_scores(opened, InMemory(load(source)), [batch], metric)
 
 
 @pytest.mark.parametrize("case", ["m2m_100", "t5", "gpt2", "nllb-moe"])
@@ -121,7 +122,7 @@ def test_the_loss_without_a_layer_is_that_of_the_model_without_it(tmp_path: Path
     both = model.config.is_encoder_decoder
     batches = [labelled(batch, both) for batch in (batch_of((0, 1), both), batch_of((2,), both))]
     with open_model(source) as opened:
-        found = losses_without(opened, InMemory(model), batches).importance()
+        found = layer_scores(opened, InMemory(model), batches, "perplexity").importance()
         found = {module_of(name): own for name, own in found.items()}
         depths = {side: len(own) for side, own in found.items()}
         assert depths == {
@@ -153,7 +154,7 @@ def test_the_vector_without_a_layer_is_that_of_the_model_without_it(tmp_path: Pa
 
     model = load(source)
     with open_model(source) as opened:
-        (own,) = moves_without(opened, InMemory(model), batches, pooling).importance().values()
+        (own,) = layer_scores(opened, InMemory(model), batches, "embedding", pooling).importance().values()
     whole = vectors_of(model)
     for number, score in enumerate(own):
         out = tmp_path / f"without-{number}"
@@ -188,8 +189,8 @@ def test_no_text_is_refused(tmp_path: Path) -> None:
     runner = InMemory(load(source))
     with open_model(source) as opened:
         for measure in (
-            lambda: state_scores(opened, runner, [], "cosine"),
-            lambda: losses_without(opened, runner, []),
+            lambda: layer_scores(opened, runner, [], "cosine"),
+            lambda: layer_scores(opened, runner, [], "perplexity"),
         ):
             with pytest.raises(DataError, match="no text"):
                 measure()
@@ -201,4 +202,4 @@ def test_states_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     with torch.no_grad():
         model.transformer.h[1].mlp.c_fc.weight.fill_(float("nan"))
     with open_model(source) as opened, pytest.raises(PruneError, match="not finite"):
-        state_scores(opened, InMemory(model), [batch_of((0,), False)], "cosine")
+        layer_scores(opened, InMemory(model), [batch_of((0,), False)], "cosine")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from prunecli.errors import CheckpointError
-from prunecli.methods.ffn.hidden_units import initial_std
 from prunecli.methods.sharing.arrange import arrange
+from prunecli.methods.sharing.hidden_units import initial_std
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.methods.sharing.plan import plan_ffn
 from prunecli.model.checkpoint import open_model

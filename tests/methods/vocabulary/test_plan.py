@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError
 from prunecli.methods.vocabulary import measure
 from prunecli.methods.vocabulary import plan as plan_module
-from prunecli.methods.vocabulary.check import check_same, differs, load_trimmed
-from prunecli.methods.vocabulary.measure import Text, count_tokens
+from prunecli.methods.vocabulary.measure import Text, check_same, count_tokens, differs, load_trimmed
 from prunecli.methods.vocabulary.plan import VocabularyOptions, VocabularyPlan, default_ids, plan_vocabulary
 from prunecli.methods.vocabulary.tokenizer import Vocabulary, read_vocabulary
 from prunecli.model.checkpoint import open_model
@@ -131,7 +130,7 @@ def test_a_sentencepiece_model_beside_a_tokenizer_json_is_shortened(tmp_path: Pa
     from tokenizers import Tokenizer, pre_tokenizers
     from tokenizers.models import Unigram
 
-    from prunecli.methods.vocabulary.sentencepiece_model import read_model
+    from prunecli.methods.vocabulary.tokenizer import read_model
 
     data = sentencepiece_model(TEXT, "unigram", 90)
     pieces = [(piece.text, piece.score) for piece in read_model(data)[0]]

@@ -132,7 +132,6 @@ IDS = Renumbering({0: 0, 2: 1, 5: 2, 9: 3}, frozenset({"b", "d"}), 10)
         ("pad_token_id", -1, -1),
         ("bos_token_id", None, None),
         ("pad_token_id", 10, 10),  # beyond the embeddings: no token's id
-        ("forced_decoder_ids", [[3, 9], [4, None]], [[3, 3], [4, None]]),
         ("force_words_ids", [[2, 5]], [[1, 2]]),
         ("suppress_tokens", [1, 2, 3, 5], [1, 2]),
         ("begin_suppress_tokens", [1], None),
@@ -164,11 +163,10 @@ def test_named_ids_are_those_that_must_stay() -> None:
         "eos_token_id": [2, 5],
         "decoder_start_token_id": 9,
         "bos_token_id": None,
-        "forced_decoder_ids": [[7, 3]],
         "suppress_tokens": [1],
         "bad_words_ids": [[4]],
     }
-    assert sorted(named_ids(document)) == [2, 3, 5, 9]
+    assert sorted(named_ids(document)) == [2, 5, 9]
 
 
 @pytest.mark.parametrize("key", ["pad_token_id", "forced_eos_token_id", "force_words_ids"])

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prunecli.errors import UnsupportedModelError
-from prunecli.methods.vocabulary.sentencepiece_model import read_model
-from prunecli.methods.vocabulary.tokenizer import of_backend, of_sentencepiece, products
+from prunecli.methods.vocabulary.tokenizer import of_backend, of_sentencepiece, products, read_model
 from tests.methods.vocabulary.makers import TEXT, sentencepiece_model
 
 RANKS = {("a", "b"): 0, ("c", "d"): 1, ("ab", "cd"): 2, ("b", "c"): 3, ("abcd", "e"): 4}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from prunecli.methods.heads.collect import ScoreOptions, score_heads
+from prunecli.methods.heads.score import ScoreOptions, score_heads
 from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.attention import output_projections

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prunecli.methods.vocabulary.sentencepiece_model import BPE, NORMAL, UNIGRAM, read_model, without_pieces
+from prunecli.methods.vocabulary.tokenizer import BPE, NORMAL, UNIGRAM, read_model, without_pieces
 from tests.methods.vocabulary.makers import TEXT, sentencepiece_model
 
 

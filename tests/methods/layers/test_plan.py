@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from prunecli.errors import UsageError
-from prunecli.methods.layers.select import nearest_run, parse_layers
+from prunecli.methods.layers.plan import best_runs, parse_layers
 
 DEPTHS = {"encoder": 6, "decoder": 4}
 
@@ -15,8 +15,7 @@ def test_a_run_is_the_one_whose_ends_are_nearest() -> None:
     """Of two layers: 0.4 (0 to 2), 0.2 (1 to 3), 0.3 (2 to 4)."""
     distances = np.zeros((5, 5))
     distances[0, 2], distances[1, 3], distances[2, 4] = 0.4, 0.2, 0.3
-    assert nearest_run(distances, 2) == (1, 2)
-    assert nearest_run(distances, 0) == ()
+    assert best_runs(distances, 2).tolist() == [0.4, 0.2, 0.2, 0.3]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What each tensor of a shared, narrower or wider FFN is made of: pure, nothing is read but names and shapes.
+"""What each tensor of a shared, narrower or wider FFN is made of, and how much its hidden units weigh.
 
 An FFN is FFN(x) = act(x W1 + b1) W2 + b2 (eq. 1), a gated one (act(x W1) * x V) W2. With k FFNs side by side in one of
 k x d_ff hidden units, W1 stacked, W2 joined and b2 added up, the sum of their outputs is computed exactly.
@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from prunecli.methods.sharing.arrange import Group
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer
+from prunecli.tensors.computing import values
 from prunecli.tensors.stream import (
     Concat,
     Copy,
@@ -23,9 +27,6 @@ from prunecli.tensors.stream import (
     joined,
     shape_of,
 )
-
-if TYPE_CHECKING:
-    from prunecli.methods.sharing.arrange import Group
 
 
 def ffn_tensor(
@@ -115,7 +116,7 @@ def tensor_expression(
 
 
 def output_layer(tensors: Mapping[str, Any]) -> str:
-    """The linear layer that gives the FFN's output, relative to the FFN: that of its last tensor."""
+    """Name of the linear layer that gives the FFN's output, relative to the FFN: it holds the last tensor."""
     return list(tensors)[-1].rpartition(".")[0]
 
 
@@ -133,3 +134,41 @@ def initial_std(config: Mapping[str, Any]) -> float:
 def weighted_sum(parts: Sequence[Expression], weight: float) -> Expression:
     """`weight` times the sum; one part by 1 is itself."""
     return parts[0] if len(parts) == 1 and weight == 1 else Sum(tuple(parts), (weight,) * len(parts))
+
+
+def unit_norms(
+    checkpoint: Checkpoint, layers: Mapping[str, FfnLayer], group: Group, *, output_only: bool = False
+) -> np.ndarray:
+    """The product over the FFN's matrices of the l2 norm of a unit's part: ||row of W1|| x ||column of W2||.
+
+    The FFN is the one that the group's initialisation makes; its weights are read block by block.
+
+    Args:
+        output_only: ||column of W2|| alone, what an activation of 1 adds to the output.
+
+    Returns:
+        `[init_width]`, float64.
+
+    Raises:
+        CheckpointError: a file ends early.
+    """
+    product = np.ones(group.init_width)
+    member = layers[group.members[0]]
+    matrices = [
+        (suffix, axis, block)
+        for suffix, axis in member.tensors.items()
+        if axis is not None and suffix.endswith("weight")
+        if not output_only or is_output(member.tensors, suffix)
+        for block in range(member.blocks[suffix])
+    ]
+    for suffix, axis, block in matrices:
+        squares, row = np.zeros(group.init_width), 0
+        expression = tensor_expression(checkpoint, layers, group, suffix, block=block)
+        for rows in values(checkpoint, expression, "F64"):
+            if axis == 0:
+                squares[row : row + len(rows)] = np.square(rows).sum(axis=1)
+                row += len(rows)
+            else:
+                squares += np.square(rows).sum(axis=0)
+        product *= np.sqrt(squares)
+    return product

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from prunecli.errors import CheckpointError
-from prunecli.methods.ffn.score import unit_norms
 from prunecli.methods.sharing.arrange import Group
+from prunecli.methods.sharing.hidden_units import unit_norms
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.methods.sharing.plan import plan_ffn
 from prunecli.model.checkpoint import open_model
