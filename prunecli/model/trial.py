@@ -196,7 +196,7 @@ class Trial:
         """
         if skeleton is None:
             raise ValueError("transformers refuses the smaller config")
-        with _silent():
+        with quiet():
             model, told = skeleton.model_class.from_pretrained(
                 None,
                 config=skeleton.config_of(skeleton.config),
@@ -213,7 +213,7 @@ class Trial:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Inside, transformers prints neither reports nor progress."""
     from transformers.utils import logging
 

@@ -18,41 +18,23 @@ CONFIG = {"config.json": {"model_type": "bloom"}}
 LORA = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "org/base"}
 CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "empty": ({}, "", "an empty directory", "Copy a model into it"),
-    "adapter": (
-        {**CONFIG, "adapter_config.json": LORA, "adapter_model.safetensors": ""},
-        "",
-        "an adapter (LORA) of org/base, not a whole model",
-        "AutoPeftModelForCausalLM.from_pretrained(",
-    ),
     "file of an adapter": (
         {"adapter_config.json": LORA, "adapter_model.safetensors": ""},
         "adapter_model.safetensors",
         "not a directory (an adapter (LORA) of org/base",
-        "Merge it into its base model",
+        "Give a directory here with its adapter_config.json",
     ),
     "prompts": (
         {"adapter_config.json": {"peft_type": "PROMPT_TUNING"}},
         "",
         "an adapter (PROMPT_TUNING), not",
-        "Give its base",
+        "or its base model if",
     ),
-    "damaged adapter": (
-        {"adapter_config.json": [1]},
-        "",
-        "an adapter (LoRA), not",
-        "AutoPeftModel.from_pretrained(",
-    ),
-    "gguf": (
-        {**CONFIG, "a.Q4.gguf": ""},
+    "several of gguf": (
+        {"a.Q4.gguf": "", "b.gguf": ""},
         "",
         "weights of llama.cpp, in GGUF (a.Q4.gguf)",
-        "gguf_file='a.Q4.gguf'",
-    ),
-    "file of gguf": (
-        {"a.gguf": ""},
-        "a.gguf",
-        "a file, not a directory (holds weights of llama.cpp",
-        "gguf_file=",
+        "one file here that ends in .gguf",
     ),
     "weights": (
         {**CONFIG, "model.safetensors": ""},
