@@ -91,7 +91,7 @@ def require_package(requirement: str, what: str) -> Any:
 @contextmanager
 def _plain_errors(path: Path, bars: bool) -> Iterator[None]:
     """Raise errors of transformers and peft as `CheckpointError`; hide warnings, and progress unless `bars`."""
-    from prunecli.model.trial import quiet
+    from prunecli.model.skeleton import quiet
 
     try:
         with quiet(), redirect_stderr(sys.stderr if bars else StringIO()):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.model.axes import Carrier
 from prunecli.model.probe import HEAD_WIDTHS, HIDDEN, LayerKey, UnitKeys, head_counts, numbers
-from prunecli.model.skeleton import Skeleton, no_bars, stored_form
+from prunecli.model.skeleton import Skeleton, quiet, stored_form
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -210,20 +210,6 @@ class Trial:
         ]:
             raise ValueError(f"its tensors do not fit the smaller config: {odd[0]}")
         return _plain(model)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Inside, transformers prints neither reports nor progress."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
-    try:
-        with no_bars():
-            yield
-    finally:
-        logging.set_verbosity(before)
 
 
 def _drawn(skeleton: Skeleton, kind: str) -> Any:

@@ -92,13 +92,19 @@ def test_what_is_no_checkpoint_is_said_to_be_what_it_is(case: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("more", "said"), [({}, 'names no "model_type"'), ({"_class_name": "UNet"}, "of UNet, of diff")]
+    ("case", "changes", "said"),
+    [
+        ("gpt2", {}, r'names no "model_type"\nAdd "model_type"; the tensors fit gpt-sw3 or gpt2\.'),
+        ("bert", {"architectures": None}, r"the tensors fit bert\."),
+        ("bert", {"hidden_size": 8}, r"the tensors fit no type of the installed"),
+        ("bert", {"_class_name": "UNet"}, "of UNet, of diff"),
+    ],
 )
-def test_a_config_without_a_type(more: dict[str, str], said: str, tmp_path: Path) -> None:
-    path = tiny_family(tmp_path / "model", "llama")
+def test_a_config_without_a_type(case: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    path = tiny_family(tmp_path / "model", case)
     config = json.loads((path / "config.json").read_text())
     del config["model_type"]
-    write_json(path / "config.json", config | more)
+    write_json(path / "config.json", config | changes)
     with pytest.raises(PruneError, match=said):
         load_model(path, device="cpu")
     with open_model(path) as checkpoint, pytest.raises(PruneError, match=said):
