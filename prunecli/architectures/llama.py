@@ -278,12 +278,13 @@ PHI3 = like_llama(
     "phi3",
     "Phi3",
     stacks=(_PHI3_STACK,),
-    # transformers checks the factors of long contexts against the width of the model over its heads.
-    head_counts=(),
-    head_width=None,
     heads_divide=None,
+    # transformers checks the factors of long contexts against the width of the model over its heads.
+    heads_change="!rope_scaling&!rope_parameters.short_factor",
     attributes={
         **_SIZES,
+        "rope_scaling": False,
+        "rope_parameters.short_factor": False,
         "vocab_size": 32064,
         "hidden_size": 3072,
         "intermediate_size": 8192,

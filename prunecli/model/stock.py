@@ -90,9 +90,9 @@ def uniform_heads(source: Checkpoint) -> tuple[int, ...]:
         UnsupportedModelError: the family is not declared.
     """
     family = source.require_architecture()
-    if family.head_width is None or family.stock_fault is not None:
-        return ()
     sizes = source.layout.sizes
+    if family.head_width is None or family.stock_fault is not None or not sizes.holds(family.heads_change):
+        return ()
     counted = sizes.count(_heads_key(family))
     return tuple(kept for kept in range(1, counted + 1) if not _undivided(sizes, kept, counted))
 
@@ -144,7 +144,7 @@ def _heads(result: ModelLayout) -> StockSupport:
         for layer in attentions
     ):
         return StockSupport()
-    if family.head_width is None:
+    if family.head_width is None or not sizes.holds(family.heads_change):
         return StockSupport(
             reason=f"heads are gone, and a config of type {family.model_type} cannot say how many"
         )
