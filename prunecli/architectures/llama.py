@@ -280,11 +280,9 @@ PHI3 = like_llama(
     stacks=(_PHI3_STACK,),
     heads_divide=None,
     # transformers checks the factors of long contexts against the width of the model over its heads.
-    heads_change="!rope_scaling&!rope_parameters.short_factor",
+    heads_bound=("rope_scaling", "rope_parameters.short_factor"),
     attributes={
         **_SIZES,
-        "rope_scaling": False,
-        "rope_parameters.short_factor": False,
         "vocab_size": 32064,
         "hidden_size": 3072,
         "intermediate_size": 8192,
