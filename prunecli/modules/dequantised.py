@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 
 import torch
@@ -17,7 +15,7 @@ from prunecli.model.quantised import values_of
 from prunecli.modules.decoders import DECODERS, Parts, Scratch, matrix_rows
 from prunecli.modules.filling import DTYPES
 from prunecli.tensors.dtypes import parse_dtype
-from prunecli.tensors.reader import Fill, Handle, Stored
+from prunecli.tensors.reader import Handle, Stored
 
 BLOCK_VALUES = 1 << 18
 """Decoded at once, if a row is no longer: what a core's cache holds."""
@@ -71,17 +69,6 @@ class DequantisedCheckpoint(Checkpoint):
         weight = self._weights.get(name)
         parts = [name] if weight is None else weight.parts.values()
         return sum(self._source.stored_bytes(part) for part in parts)
-
-    @contextmanager
-    def reading(self, name: str, start_byte: int, nbytes: int) -> Iterator[Fill]:
-        """See `TensorReader.reading`; decoded as `read_range` does it."""
-        position, end = start_byte, start_byte + nbytes
-
-        def filled(view: memoryview) -> None:
-            nonlocal position
-            position += len(self.read_range(name, position, min(position + len(view), end), view))
-
-        yield filled
 
     @property
     def is_remote(self) -> bool:

@@ -100,8 +100,7 @@ class Move:
             OSError: the disk is full, among others.
         """
         ask_for(self.source, self.source_offset, self.nbytes)
-        with reading(self.source, self.source_offset, self.nbytes) as fill:
-            return self.carry_out_from(fill)
+        return self.carry_out_from(reading(self.source, self.source_offset, self.nbytes))
 
     def carry_out_from(self, fill: Fill) -> int:
         """The same with the source's bytes as `fill` gives them."""
@@ -183,12 +182,12 @@ class Gather:
         """As `Move.carry_out`."""
         first, last = self.moves[0], self.moves[-1]
         position, written = first.source_offset, 0
-        with reading(first.source, position, last.source_offset + last.nbytes - position) as fill:
-            for move in self.moves:
-                if gap := move.source_offset - position:
-                    fill(memoryview(bytearray(gap)))
-                written += move.carry_out_from(fill)
-                position = move.source_offset + move.nbytes
+        fill = reading(first.source, position, last.source_offset + last.nbytes - position)
+        for move in self.moves:
+            if gap := move.source_offset - position:
+                fill(memoryview(bytearray(gap)))
+            written += move.carry_out_from(fill)
+            position = move.source_offset + move.nbytes
         return written
 
 
