@@ -113,7 +113,10 @@ class Move:
             try:
                 fill(block.data)
             except EOFError:
-                raise ended_early(self.where) from None
+                raise CheckpointError(
+                    f"{self.where}: its file ended early while it was read",
+                    "Download or copy the file again.",
+                ) from None
             values = self._picked(block)
             if self.cast is not None:
                 values = cast(values.view(numpy_dtype(self.cast[0])), self.cast[1], self.where).view(np.uint8)
@@ -209,13 +212,6 @@ def gathered(moves: Iterable[Move]) -> list[Gather]:
                 begin = move.source_offset
             end = stop
     return sorted((Gather(tuple(request)) for request in requests), key=lambda request: request.target_offset)
-
-
-def ended_early(where: str) -> CheckpointError:
-    """What is said where a source file turns out shorter than its header said."""
-    return CheckpointError(
-        f"{where}: its file ended early while it was read", "Download or copy the file again."
-    )
 
 
 def reserve(target: int, nbytes: int) -> None:

@@ -103,10 +103,8 @@ def _check_layout(path: Path, places: list[tuple[int, int, Stored]], start: int,
         name = stored.info.name
         if end > size:
             raise _truncated(path, f"{size:,} bytes, {name} ends at {end:,}")
-        if begin < position:
-            raise _damaged(path, f"{name} overlaps {previous}")
-        if begin > position:
-            raise _damaged(path, f"{begin - position:,} unused bytes between {previous} and {name}")
+        if begin != position:
+            raise _damaged(path, f"{name} overlaps {previous}, or unused bytes lie between them")
         position, previous = end, name
     if position != size:
         raise _damaged(path, f"{size - position:,} bytes after the last tensor")
