@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from prunecli.errors import CheckpointError, HubError, OutputError
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import WEIGHT_NAMES
-from prunecli.tensors.hub.answers import names_inside, no_description, require_description
 from prunecli.tensors.hub.failures import host, is_offline, one_line, plain_errors, reason
 from prunecli.tensors.hub.names import HubName, hub_name, snapshot_in
 from prunecli.tensors.json_files import parsed
@@ -22,6 +22,12 @@ from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.side_files import MODULES_FILE, belonging, module_folders
 
 CONFIG = "config.json"
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_CONTENT = re.compile(r'(?:W/)?"?(?!\.*"?$)[\w.+=:-]{1,200}"?')
+"""An ETag that is a name of a file; huggingface_hub takes any as one."""
+
+_REMEDY = "Check HF_ENDPOINT, and the proxy; or choose another model."
 
 
 @dataclass(frozen=True)
@@ -214,11 +220,14 @@ def _ask(name: HubName) -> Any:
         info = HfApi(library_name="prunecli").model_info(
             name.repo, revision=name.revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
         )
-        return require_description(name, info)
+        for file in info.siblings or []:
+            if file.rfilename.startswith("/") or ".." in PurePosixPath(file.rfilename).parts:
+                raise ValueError(f"file {file.rfilename!r}")
+        return info
     except HfHubHTTPError as error:
         return error
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        return no_description(name, one_line(error))
+        return HubError(f"{name}: {host()} describes no model ({one_line(error)[:200]})", _REMEDY)
     except Exception as error:
         return error
 
@@ -285,7 +294,7 @@ def _fetch(repo: str, file: str, revision: str | None) -> Path:
     from huggingface_hub import get_session, hf_hub_download
 
     try:
-        with names_inside(get_session()):
+        with _names_inside(get_session()):
             return Path(hf_hub_download(repo, file, revision=revision, library_name="prunecli"))
     except HubError as error:
         raise HubError(f"{repo}: {file}: {error.message}", error.remedy) from error
@@ -308,3 +317,30 @@ def _bars(shown: bool) -> Iterator[None]:
         yield
     finally:
         enable_progress_bars()
+
+
+@contextmanager
+def _names_inside(session: Any) -> Iterator[None]:
+    """Refuse answers within the block whose commit or name of content, by which huggingface_hub calls files, is none.
+
+    Args:
+        session: of huggingface_hub, which asks with HEAD for them.
+
+    Raises:
+        HubError: there is one.
+    """
+
+    def check(response: Any) -> None:
+        if response.request.method != "HEAD":
+            return
+        for header, pattern in (("X-Repo-Commit", _COMMIT), ("X-Linked-ETag", _CONTENT), ("ETag", _CONTENT)):
+            value = response.headers.get(header)
+            if value and not pattern.fullmatch(value):
+                raise HubError(f"{host()} answers with {header} {value[:200]!r}", _REMEDY)
+
+    hooks = session.event_hooks["response"]
+    hooks.append(check)
+    try:
+        yield
+    finally:
+        hooks.remove(check)
