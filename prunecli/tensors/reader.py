@@ -191,21 +191,6 @@ class TensorReader:
             raise self._truncated(name) from None
         return view
 
-    def read_bytes(self, name: str, start_byte: int, end_byte: int) -> bytes:
-        """A few bytes of a tensor, in less time than `read_range` takes.
-
-        Raises:
-            CheckpointError: as `read_range`.
-        """
-        file, offset, _ = self.location(name)
-        count = end_byte - start_byte
-        data = os.pread(file, count, offset + start_byte) if isinstance(file, int) else b""
-        return (
-            data
-            if len(data) == count
-            else bytes(self.read_range(name, start_byte, end_byte, bytearray(count)))
-        )
-
     def reading(self, name: str, start_byte: int, nbytes: int) -> Fill:
         """What fills buffers with `nbytes` of a tensor from `start_byte` on, in order.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -72,7 +72,14 @@ class Snapshot:
 
     def is_whole(self) -> bool:
         """Whether its weights are all there, as far as that can be known without the hub."""
-        return not missing_weights(self.directory, self.read)
+        held = [
+            path.relative_to(self.directory).as_posix()
+            for path in self.directory.rglob("*")
+            if path.is_file()
+        ]
+        with suppress(CheckpointError):
+            return bool(weight_files(held, self.read))
+        return False
 
 
 def local_directory(
@@ -147,7 +154,7 @@ def look_up(name: HubName, say: Say = unsaid) -> Snapshot:
             if name.revision == cached.parent.name:  # which a commit does not
                 raise HubError(f"{name}: {host()} answers with commit {answer.sha}")
             return look_up(HubName(name.repo, cached.parent.name), say)
-    blobs = {file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id or "" for file in files}
+    blobs = {file.rfilename: str(file.lfs.sha256 if file.lfs else file.blob_id) for file in files}
     return Snapshot(name, cached.parent, sizes, blobs)
 
 
@@ -191,17 +198,6 @@ def _files(files: Collection[str]) -> list[str]:
     return [name for name in files if not name.endswith("/config.json")]
 
 
-def missing_weights(directory: Path, read: Callable[[str], Any]) -> list[str]:
-    """The weight files that a snapshot in the cache lacks, as far as it can be known there."""
-    for name in WEIGHT_NAMES:
-        if (directory / name).is_file():
-            return []
-        if (directory / f"{name}.index.json").is_file():
-            shards = _shards(read(f"{name}.index.json"))
-            return [shard for shard in shards if not (directory / shard).is_file()]
-    return [WEIGHT_NAMES[0]]
-
-
 def _shards(index: Any) -> tuple[str, ...]:
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     # What is wrong with an index is said when the directory is opened.
@@ -223,6 +219,8 @@ def _ask(name: HubName) -> Any:
         for file in info.siblings or []:
             if file.rfilename.startswith("/") or ".." in PurePosixPath(file.rfilename).parts:
                 raise ValueError(f"file {file.rfilename!r}")
+            if (file.size or 0) < 0:
+                raise ValueError(f"{file.size} bytes of {file.rfilename}")
         return info
     except HfHubHTTPError as error:
         return error
