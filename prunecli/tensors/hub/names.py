@@ -22,11 +22,9 @@ _PART = r"[A-Za-z0-9](?:[\w.-]*\w)?"
 _NAME = re.compile(rf"({_PART}/{_PART})(?:@({_PART}(?:/{_PART})*))?", re.ASCII)
 _REPOSITORY = "models--"
 _SNAPSHOTS = "snapshots"
-_SNAPSHOT_PATH = re.compile(
-    # from the beginning of a word alone, or a long one would be searched from each of its letters
-    rf"(?<![^\s'\"(])[^\s'\"(]*{_REPOSITORY}([^/\s]+)/{_SNAPSHOTS}/([0-9a-f]{{7}})[0-9a-f]{{33}}"
-)
-_CONVERTED_PATH = re.compile(rf"[^\s'\"(]*{re.escape(CONVERTED)}\w+/")
+_PATH = r"(?<![^\s'\"(])[^\s'\"(]*"  # from the beginning of a word alone: long words are searched once
+_SNAPSHOT_PATH = re.compile(rf"{_PATH}{_REPOSITORY}([^/\s]+)/{_SNAPSHOTS}/([0-9a-f]{{7}})[0-9a-f]{{33}}")
+_CONVERTED_PATH = re.compile(rf"{_PATH}{re.escape(CONVERTED)}\w+/")
 
 
 @dataclass(frozen=True)
