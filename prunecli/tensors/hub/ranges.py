@@ -119,9 +119,14 @@ class RemoteFile:
             headers = {**_headers(url), "Range": f"bytes={start}-{stop - 1}"}
             asked = None
             try:
-                response = get_session().get(
-                    url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, follow_redirects=True
-                )
+                with get_session().stream(
+                    "GET",
+                    url,
+                    headers=headers,
+                    timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+                    follow_redirects=True,
+                ) as response:
+                    data = b"" if response.status_code == 200 else response.read()  # 200: the whole file
             except Exception as error:
                 if not (is_unreachable(error) or isinstance(error, (ConnectionError, TimeoutError))):
                     raise describe(self.name, error) or error from error
@@ -129,12 +134,11 @@ class RemoteFile:
             else:
                 status, said = response.status_code, response.headers.get("Content-Range") or ""
                 if status == 206 and said.startswith(f"bytes {start}-"):
-                    data: bytes = response.content
                     if not 0 < len(data) <= stop - start:
                         raise self._refusal(f"{len(data)} bytes came where {stop - start} were asked for")
                     self._address = str(response.url)
                     self.traffic.count(len(data))
-                    return data
+                    return bytes(data)
                 failure = f"{urlsplit(str(response.url)).netloc} answers {status}"
                 asked = asked_wait(response.headers)
                 if status in _NO_LONGER and str(response.url) != own:
