@@ -11,6 +11,7 @@ from prunecli.errors import HubError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.fingerprint import rounded, sample_range
 from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.tensors.copying import near
 from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.hub.failures import host, plain_errors
 from prunecli.tensors.hub.fetch import Snapshot, fetch_beside, look_up, weight_files
@@ -85,7 +86,9 @@ class StreamedCheckpoint(Checkpoint):
             self._descriptor(file, spooled=False)  # opens what lies here, so that threads need not
             start, stop = sample_range(stored.info)
             places.append(_Place(name, stored.info.dtype, file, stored.offset + start, stored.offset + stop))
-        requests = _together(sorted(places, key=lambda place: (place.file, place.start)))
+        requests = near(
+            places, lambda place: (place.file, place.start, place.stop), SAMPLES_GAP, SAMPLES_BYTES
+        )
         samples: dict[str, bytes] = {}
         pool = ThreadPoolExecutor(SAMPLES_CONNECTIONS)
         try:
@@ -120,23 +123,6 @@ class _Place:
     file: int
     start: int
     stop: int
-
-
-def _together(places: list[_Place]) -> list[list[_Place]]:
-    """Those that are near each other, as one request."""
-    requests: list[list[_Place]] = []
-    for place in places:
-        last = requests[-1] if requests else None
-        if (
-            last is not None
-            and place.file == last[-1].file
-            and place.start - last[-1].stop <= SAMPLES_GAP
-            and place.stop - last[0].start <= SAMPLES_BYTES
-        ):
-            last.append(place)
-        else:
-            requests.append([place])
-    return requests
 
 
 def stream_model(

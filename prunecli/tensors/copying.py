@@ -7,9 +7,10 @@ import errno
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -30,6 +31,8 @@ GAP_BYTES = 64 << 10
 """Bytes that nobody wants between two wanted ranges, up to which both are one request: another request costs more."""
 
 _WRITING = threading.Lock()
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -196,22 +199,34 @@ class Gather:
 
 def gathered(moves: Iterable[Move]) -> list[Gather]:
     """Moves from files elsewhere as requests of at most `REQUEST_BYTES`, in the order of what they write."""
-    of_files: dict[int, list[Move]] = {}
-    for move in moves:
-        of_files.setdefault(id(move.source), []).append(move)
-    requests: list[list[Move]] = []
-    for group in of_files.values():
-        begin = end = -1
-        for move in sorted(group, key=lambda move: move.source_offset):
-            stop = move.source_offset + move.nbytes
-            is_near = 0 <= move.source_offset - end <= GAP_BYTES and end >= 0
-            if is_near and stop - begin <= REQUEST_BYTES:
-                requests[-1].append(move)
-            else:
-                requests.append([move])
-                begin = move.source_offset
-            end = stop
-    return sorted((Gather(tuple(request)) for request in requests), key=lambda request: request.target_offset)
+
+    def place(move: Move) -> tuple[int, int, int]:
+        return id(move.source), move.source_offset, move.source_offset + move.nbytes
+
+    requests = [Gather(tuple(group)) for group in near(moves, place, GAP_BYTES, REQUEST_BYTES)]
+    return sorted(requests, key=lambda request: request.target_offset)
+
+
+def near(
+    items: Iterable[T], place: Callable[[T], tuple[int, int, int]], gap: int, most: int
+) -> list[list[T]]:
+    """Group items that lie near each other in one file and do not overlap, in the order of their places.
+
+    Args:
+        place: gives (file, start, stop) of an item.
+        gap: bytes between two items of a group at most.
+        most: bytes from the first to the last byte of a group at most.
+    """
+    groups: list[list[T]] = []
+    held = begin = end = -1
+    for file, start, stop, item in sorted(((*place(item), item) for item in items), key=lambda one: one[:3]):
+        if file == held and 0 <= start - end <= gap and stop - begin <= most:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+            held, begin = file, start
+        end = stop
+    return groups
 
 
 def reserve(target: int, nbytes: int) -> None:

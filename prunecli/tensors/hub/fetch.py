@@ -281,11 +281,6 @@ def _complete(snapshot: Snapshot, files: Sequence[str], say: Say, progress: Prog
     except KeyboardInterrupt:
         say("What is complete stays in the cache: the same command goes on from there.")
         raise
-    if odd := [file for file in missing if (snapshot.directory / file).stat().st_size != sizes[file]]:
-        raise HubError(
-            f"{snapshot.name}: {odd[0]} has another size in the cache than on {host()}",
-            f"Remove {(snapshot.directory / odd[0]).resolve()}, and start the same command again.",
-        )
 
 
 def _fetch(repo: str, file: str, revision: str | None) -> Path:
