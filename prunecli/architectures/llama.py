@@ -276,10 +276,9 @@ PHI3 = like_llama(
     "phi3",
     "Phi3",
     stacks=(_PHI3_STACK,),
-    # transformers checks the factors of long contexts against the width of the model over its heads.
-    head_counts=(),
-    head_width=None,
     heads_divide=None,
+    # transformers checks the factors of long contexts against the width of the model over its heads.
+    heads_bound=("rope_scaling", "rope_parameters.short_factor"),
     attributes={
         **_SIZES,
         "vocab_size": 32064,

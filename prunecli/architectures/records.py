@@ -315,6 +315,7 @@ class Architecture:
         head_width: config key of that width.
         heads_divide: config key of a size that the number of heads has to divide, though the width of a head is
             stated: transformers refuses a config where it does not.
+        heads_bound: config keys with which transformers refuses another number of heads.
         classes: those of transformers that run it, the base model first.
         pooler: beginning of the names of the base model's pooler, which it can be without.
         stock_fault: why the stock classes must not run it; None: they may.
@@ -346,6 +347,7 @@ class Architecture:
     head_counts: tuple[str, ...] = ()
     head_width: str | None = None
     heads_divide: str | None = None
+    heads_bound: tuple[str, ...] = ()
     classes: tuple[ModelClass, ...] = ()
     pooler: str | None = None
     stock_fault: str | None = None

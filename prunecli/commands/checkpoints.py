@@ -27,15 +27,17 @@ DemoOption = Annotated[
 
 
 def checkpoint_directory(given: Path) -> Path:
-    """The directory of a checkpoint that the user named; a model of the hub is fetched, where it is not here yet.
+    """The directory of a checkpoint that the user named: fetched from the hub or converted, if need be.
 
     Raises:
-        HubError, OutputError, CheckpointError: as `local_directory`.
+        PruneError: as `prunecli.model.conversion.checkpoint_directory`.
     """
-    from prunecli.tensors.hub.fetch import local_directory
+    from prunecli.model import conversion
 
     quiet = console.is_hushed()
-    return local_directory(given, say=console.note, progress=console.lines(quiet), bars=not quiet)
+    return conversion.checkpoint_directory(
+        given, say=console.note, progress=console.lines(quiet), bars=not quiet
+    )
 
 
 def streamed(given: Path | None) -> Checkpoint:

@@ -9,6 +9,7 @@ from typing import Any
 
 from prunecli.architectures import EXPERTS_ONLY, FAMILIES, REDUCED_PREFIX, WHOLE_MIXTURES, Architecture
 from prunecli.errors import CheckpointError, UnsupportedModelError, located
+from prunecli.model.conversion import checkpoint_directory
 from prunecli.model.declared import Sizes
 from prunecli.model.embedding import resolve_tables, resolve_ties
 from prunecli.model.fingerprint import fingerprint, router_fingerprint, samples_of
@@ -21,8 +22,7 @@ from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.directory import find_weights, read_config
-from prunecli.tensors.hub.fetch import local_directory
-from prunecli.tensors.hub.traffic import Traffic
+from prunecli.tensors.hub.ranges import Traffic
 from prunecli.tensors.reader import Stored, TensorInfo, TensorReader, WeightFile
 from prunecli.tensors.side_files import SideFiles, side_files
 
@@ -322,13 +322,15 @@ def open_model(path: Path | str) -> Checkpoint:
     """Open a checkpoint: config.json and .safetensors or .bin files, single or sharded.
 
     Args:
-        path: its directory, or a model of the hub, as `org/name` or `org/name@revision`.
+        path: its directory, or a model of the hub, as `org/name` or `org/name@revision`; a GGUF file or the directory
+            of a LoRA adapter is converted first, see `checkpoint_directory`.
 
     Raises:
         CheckpointError: no such directory, not a checkpoint, or a file that is missing or damaged.
         HubError: a model of the hub that cannot be had.
+        PruneError: as `checkpoint_directory`.
     """
-    directory = local_directory(path)
+    directory = checkpoint_directory(path)
     config = read_config(directory)
     return Checkpoint(directory, config, find_weights(directory))
 
@@ -342,4 +344,4 @@ def directory_of(model: Checkpoint | Path | str, say: Say = unsaid) -> Path:
     Raises:
         HubError: a model of the hub that cannot be had.
     """
-    return model.path if isinstance(model, Checkpoint) else local_directory(model, say=say)
+    return model.path if isinstance(model, Checkpoint) else checkpoint_directory(model, say=say)

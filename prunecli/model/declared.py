@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from prunecli.architectures import Architecture
@@ -196,19 +195,3 @@ def class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The classes of transformers that config.json names; none where it names none in the usual form."""
     names = config.get("architectures")
     return tuple(str(name).removeprefix(CLASS_PREFIX) for name in names) if isinstance(names, list) else ()
-
-
-def require_type(path: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a config.json without the type of the model.
-
-    Raises:
-        CheckpointError: config.json names no type.
-    """
-    if config.get("model_type") is None:
-        of = config.get("_class_name")
-        raise CheckpointError(
-            f'{path}/config.json: names no "model_type"{f"; it is of {of}, of diffusers" if of else ""}',
-            "Give a language model."
-            if of
-            else 'Add "model_type", as the config.json of such a model has it.',
-        )

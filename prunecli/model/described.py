@@ -8,7 +8,7 @@ from typing import Any
 
 from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError, HubError, located
-from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.layout import resolve
 from prunecli.model.streamed import read_headers, remote_files
 from prunecli.model.structure import KEY, Structure
@@ -94,7 +94,7 @@ def describe_checkpoint(name: Path | str, *, say: Say = unsaid, progress: Progre
     """
     hub = hub_name(name)
     if hub is None:
-        return open_model(name)
+        return open_model(directory_of(name, say))
     with plain_errors(hub):
         snapshot = look_up(hub, say)
         if snapshot.sizes is None or snapshot.is_whole():

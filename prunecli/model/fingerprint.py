@@ -36,9 +36,10 @@ def samples_of(reader: TensorReader) -> dict[str, bytes]:
     Raises:
         CheckpointError: a file ends early.
     """
-    found: dict[str, dict[str, bytes]] = {}
+    found: dict[str, dict[str, memoryview]] = {}
     for name, info in reader.tensors.items():
-        found.setdefault(info.dtype, {})[name] = reader.read_bytes(name, *sample_range(info))
+        start, stop = sample_range(info)
+        found.setdefault(info.dtype, {})[name] = reader.read_range(name, start, stop, bytearray(stop - start))
     samples = {}
     for dtype, held in found.items():  # all of a type at once: there may be tens of thousands of tensors
         whole, start = rounded(b"".join(held.values()), dtype), 0

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import CheckpointError, UnsupportedModelError, kind_and_reason
-from prunecli.model.declared import class_names, depths_beyond, require_type, with_keys
+from prunecli.model.declared import class_names, depths_beyond, with_keys
 from prunecli.model.quantisation import KEYS
 from prunecli.model.structure import KEY, WEIGHTS_KEY
 
@@ -88,6 +88,12 @@ class Skeleton:
     def stored(self) -> dict[str, Shape]:
         """Name of each tensor, as the files have it -> its shape."""
         return {name: tuple(tensor.shape) for name, tensor in stored_form(self.model).items()}
+
+    @cached_property
+    def tied(self) -> set[str]:
+        """Names, as the files have them, of the tensors that are tied to others."""
+        pairs = self.model.all_tied_weights_keys.items()
+        return {self.stored_name(name) for pair in pairs for name in pair}
 
     def stored_name(self, name: str) -> str:
         """The name in files of a tensor of the model."""
@@ -187,9 +193,7 @@ def skeleton_of(checkpoint: Checkpoint) -> Skeleton:
             stored = made.stored
         except Exception as error:  # of any kind: what a class makes of its config
             raise cannot_make(f"{checkpoint.path}/config.json", error) from error
-        pairs = made.model.all_tied_weights_keys.items()
-        tied = {made.stored_name(name) for pair in pairs for name in pair}
-        if class_names(checkpoint.config) or stored.keys() - tied <= checkpoint.tensors.keys():
+        if class_names(checkpoint.config) or stored.keys() - made.tied <= checkpoint.tensors.keys():
             return made
     raise class_unknown(checkpoint, "")
 
@@ -211,7 +215,6 @@ def class_named(checkpoint: Checkpoint, name: str) -> Any:
     """
     import transformers
 
-    require_type(checkpoint.path, checkpoint.config)
     found, model_type = getattr(transformers, name, None), checkpoint.model_type
     is_of_type = getattr(getattr(found, "config_class", None), "model_type", None) == model_type
     # `architectures` alone is not believed: a class of another family would fill what it lacks with random numbers.
@@ -220,14 +223,39 @@ def class_named(checkpoint: Checkpoint, name: str) -> Any:
     return found
 
 
-def class_unknown(checkpoint: Checkpoint, name: str) -> UnsupportedModelError:
-    """Transformers has no such class."""
+def class_unknown(checkpoint: Checkpoint, name: str) -> CheckpointError:
+    """The error that transformers has no class `name`, or that config.json names no type."""
+    where = f'{checkpoint.path}/config.json: names no "model_type"'
+    if of := checkpoint.config.get("_class_name"):
+        return CheckpointError(f"{where}; it is of {of}, of diffusers", "Give a language model.")
+    if checkpoint.config.get("model_type") is None:
+        fitting = " or ".join(_types_that_fit(checkpoint)) or "no type of the installed transformers"
+        return CheckpointError(where, f'Add "model_type"; the tensors fit {fitting}.')
     return UnsupportedModelError(
         f'{checkpoint.path}: the model family "{checkpoint.model_type}" is unknown here (class {name or "not given"})',
         "It runs code of its own (auto_map), which prunecli never does."
         if "auto_map" in checkpoint.config
         else "Check model_type and architectures in its config.json.",
     )
+
+
+def _types_that_fit(checkpoint: Checkpoint) -> list[str]:
+    """Model types whose class, one that config.json names if it names any, has the names and shapes of the tensors."""
+    import transformers
+
+    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+    sizes = {key for key, value in checkpoint.config.items() if type(value) is int and "token" not in key}
+    found = []
+    for model_type, known in transformers.CONFIG_MAPPING.items():
+        names = classes_of_type(model_type)
+        names = [name for name in class_names(checkpoint.config) or names[:1] if name in names]
+        with suppress(Exception), quiet():  # of any kind: what a class makes of the config of another type
+            if names and sizes <= set(dir(known())):
+                config = {**checkpoint.config, "model_type": model_type}
+                made = Skeleton(getattr(transformers, names[0]), known, config)
+                if shapes.items() <= made.stored.items() and made.stored.keys() - made.tied <= shapes.keys():
+                    found.append(model_type)
+    return found
 
 
 def config_class(checkpoint: Checkpoint, model_class: Any) -> Any:
@@ -279,3 +307,17 @@ def no_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, transformers prints neither reports nor progress."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        with no_bars():
+            yield
+    finally:
+        logging.set_verbosity(before)

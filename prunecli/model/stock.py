@@ -90,11 +90,16 @@ def uniform_heads(source: Checkpoint) -> tuple[int, ...]:
         UnsupportedModelError: the family is not declared.
     """
     family = source.require_architecture()
-    if family.head_width is None or family.stock_fault is not None:
-        return ()
     sizes = source.layout.sizes
+    if family.stock_fault is not None or _width_key(sizes) is None:
+        return ()
     counted = sizes.count(_heads_key(family))
     return tuple(kept for kept in range(1, counted + 1) if not _undivided(sizes, kept, counted))
+
+
+def _width_key(sizes: Sizes) -> str | None:
+    """The config key of the width of a head; None: no config.json of the model can hold another number of heads."""
+    return None if any(map(sizes.states, sizes.family.heads_bound)) else sizes.family.head_width
 
 
 def _heads_key(family: Architecture) -> str:
@@ -144,7 +149,7 @@ def _heads(result: ModelLayout) -> StockSupport:
         for layer in attentions
     ):
         return StockSupport()
-    if family.head_width is None:
+    if (width := _width_key(sizes)) is None:
         return StockSupport(
             reason=f"heads are gone, and a config of type {family.model_type} cannot say how many",
             is_fitted=_may_differ(family, attentions[0].spec.heads, kept),
@@ -161,7 +166,7 @@ def _heads(result: ModelLayout) -> StockSupport:
     if fault := _undivided(sizes, heads_each, counted):
         return StockSupport(reason=fault, nearest="`prune-heads --uniform`")
     heads = {key: sizes.count(key) * heads_each // counted for key in family.head_counts}
-    return StockSupport({**heads, family.head_width: sizes.count(family.head_width)})
+    return StockSupport({**heads, width: sizes.count(width)})
 
 
 def _may_differ(family: Architecture, key: str, kept: Collection[int]) -> bool:

@@ -11,14 +11,14 @@ from prunecli.errors import HubError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.fingerprint import rounded, sample_range
 from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.tensors.copying import near
 from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.hub.failures import host, plain_errors
 from prunecli.tensors.hub.fetch import Snapshot, fetch_beside, look_up, weight_files
 from prunecli.tensors.hub.names import hub_name
-from prunecli.tensors.hub.ranges import RemoteFile
-from prunecli.tensors.hub.traffic import Traffic
+from prunecli.tensors.hub.ranges import RemoteFile, Traffic
 from prunecli.tensors.quantities import bytes_text
-from prunecli.tensors.reader import Handle, WeightFile, read_into
+from prunecli.tensors.reader import Fill, Handle, WeightFile, read_into
 from prunecli.tensors.safetensors_files import described
 from prunecli.tensors.writer import CONNECTIONS
 
@@ -73,13 +73,22 @@ class StreamedCheckpoint(Checkpoint):
         path = self.files[index]
         return self._remote[path] if path in self._remote else super()._descriptor(index, spooled)
 
+    def reading(self, name: str, start_byte: int, nbytes: int) -> Fill:
+        """See `TensorReader.reading`; of a remote file in few requests."""
+        file, offset, _ = self.location(name)
+        if isinstance(file, int):
+            return super().reading(name, start_byte, nbytes)
+        return file.reading(offset + start_byte, nbytes)
+
     def _samples(self) -> dict[str, bytes]:
         places = []
         for name, (file, stored) in self._stored.items():
             self._descriptor(file, spooled=False)  # opens what lies here, so that threads need not
             start, stop = sample_range(stored.info)
             places.append(_Place(name, stored.info.dtype, file, stored.offset + start, stored.offset + stop))
-        requests = _together(sorted(places, key=lambda place: (place.file, place.start)))
+        requests = near(
+            places, lambda place: (place.file, place.start, place.stop), SAMPLES_GAP, SAMPLES_BYTES
+        )
         samples: dict[str, bytes] = {}
         pool = ThreadPoolExecutor(SAMPLES_CONNECTIONS)
         try:
@@ -114,23 +123,6 @@ class _Place:
     file: int
     start: int
     stop: int
-
-
-def _together(places: list[_Place]) -> list[list[_Place]]:
-    """Those that are near each other, as one request."""
-    requests: list[list[_Place]] = []
-    for place in places:
-        last = requests[-1] if requests else None
-        if (
-            last is not None
-            and place.file == last[-1].file
-            and place.start - last[-1].stop <= SAMPLES_GAP
-            and place.stop - last[0].start <= SAMPLES_BYTES
-        ):
-            last.append(place)
-        else:
-            requests.append([place])
-    return requests
 
 
 def stream_model(
@@ -196,9 +188,7 @@ def remote_files(
     assert snapshot.sizes is not None
     traffic = Traffic() if traffic is None else traffic
     return {
-        file: RemoteFile(
-            snapshot.name, snapshot.commit, file, snapshot.sizes[file], snapshot.blobs.get(file, ""), traffic
-        )
+        file: RemoteFile(snapshot.name, snapshot.commit, file, snapshot.sizes[file], traffic)
         for file in files
     }
 
@@ -232,17 +222,16 @@ def read_headers(
 
 
 def _header(path: Path, file: RemoteFile) -> WeightFile:
-    position, first = 0, file.read(0, min(HEADER_BYTES, file.size))
+    first = memoryview(bytearray(min(HEADER_BYTES, file.size)))
+    if first:
+        read_into(file, 0, first)
 
-    def read(count: int) -> bytes:
-        nonlocal position
-        count = min(count, file.size - position)
-        here = first[position : position + count]
-        position += count
-        return (
-            here
-            if position <= len(first)
-            else here + file.read(position - count + len(here), count - len(here))
-        )
+    def read(start: int, count: int) -> bytes:
+        count = min(count, file.size - start)
+        if start + count <= len(first):
+            return bytes(first[start : start + count])
+        data = bytearray(count)
+        read_into(file, start, memoryview(data))
+        return bytes(data)
 
     return described(path, file.size, read)

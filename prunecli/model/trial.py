@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from prunecli.model.axes import Carrier
 from prunecli.model.patchwork import fit_sizes, fitted
 from prunecli.model.probe import HEAD_WIDTHS, HIDDEN, LayerKey, UnitKeys, head_counts, numbers
-from prunecli.model.skeleton import Skeleton, no_bars, stored_form
+from prunecli.model.skeleton import Skeleton, quiet, stored_form
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -258,7 +258,7 @@ class Trial:
         if skeleton is None:
             raise ValueError("transformers refuses the smaller config")
         model_class = skeleton.model_class if fit is None else fitted(skeleton.model_class, fit)
-        with _silent():
+        with quiet():
             model, told = model_class.from_pretrained(
                 None,
                 config=skeleton.config_of(skeleton.config),
@@ -277,20 +277,6 @@ class Trial:
 def first_and_last(depth: int) -> Sequence[int]:
     """Numbers of the layers that a small model has of a stack, where its class can be so short."""
     return (0, 1, depth - 2, depth - 1) if depth > 4 else range(depth)
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Inside, transformers prints neither reports nor progress."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
-    try:
-        with no_bars():
-            yield
-    finally:
-        logging.set_verbosity(before)
 
 
 def _drawn(skeleton: Skeleton, kind: str) -> Any:

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import cache, cached_property
 
 import ml_dtypes
@@ -29,7 +28,7 @@ from prunecli.model.quantisation import KEYS
 from prunecli.model.quantised import REMEDY, WORD, QuantisedWeight, values_of
 from prunecli.modules.filling import DTYPES
 from prunecli.tensors.dtypes import numpy_dtype, parse_dtype
-from prunecli.tensors.reader import Fill, Handle, Stored
+from prunecli.tensors.reader import Handle, Stored
 
 BLOCK_VALUES = 1 << 17
 """Values that are decoded at once: about as many as a core's cache holds."""
@@ -97,17 +96,6 @@ class DequantisedCheckpoint(Checkpoint):
     def stored_bytes(self, name: str) -> int:
         """As the source's; of a quantised weight with its scales and all."""
         return sum(map(self._source.stored_bytes, self._parts(name)))
-
-    @contextmanager
-    def reading(self, name: str, start_byte: int, nbytes: int) -> Iterator[Fill]:
-        """See `TensorReader.reading`; decoded as `read_range` does it."""
-        position, end = start_byte, start_byte + nbytes
-
-        def filled(view: memoryview) -> None:
-            nonlocal position
-            position += len(self.read_range(name, position, min(position + len(view), end), view))
-
-        yield filled
 
     @property
     def is_remote(self) -> bool:

@@ -6,14 +6,14 @@ A row is one index of the first axis. Sums are carried out in float64 and rounde
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from prunecli.tensors.copying import ended_early, write_from
+from prunecli.tensors.copying import write_from
 from prunecli.tensors.dtypes import cast, itemsize, numpy_dtype
-from prunecli.tensors.reader import Handle, TensorInfo, TensorReader, read_into
+from prunecli.tensors.reader import TensorReader
 from prunecli.tensors.stream import (
     Concat,
     Copy,
@@ -38,30 +38,16 @@ TILE = 1 << 16
 
 
 @dataclass(frozen=True)
-class Location:
-    """Where a source tensor lies: a file, and the offset of its first byte."""
-
-    info: TensorInfo
-    file: Handle
-    offset: int
-
-
-Locations = Mapping[str, Location]
-
-
-@dataclass(frozen=True)
 class Block:
     """Rows `start` to `stop` of a computed output, and where they go.
 
     Attributes:
-        where: checkpoint and tensor, for messages.
-        locations: every source tensor of the expression.
+        source: what the output is made of.
         target: file descriptor; `target_offset` in its file.
     """
 
-    where: str
+    source: TensorReader
     output: Output
-    locations: Locations
     start: int
     stop: int
     target: int
@@ -80,9 +66,8 @@ class Block:
             CheckpointError: the source file ends early, or a value cannot be cast.
             OSError: the disk is full, among others.
         """
-        values = compute(
-            self.output.expression, self.locations, self.start, self.stop, self.output.dtype, self.where
-        )
+        where = f"{self.source.path}: {self.output.name}"
+        values = compute(self.output.expression, self.source, self.start, self.stop, self.output.dtype, where)
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
         write_from(self.target, self.target_offset, data)
         return len(data)
@@ -90,19 +75,11 @@ class Block:
 
 def blocks(source: TensorReader, output: Output, target: int, target_offset: int) -> Iterator[Block]:
     """The work of a computed output that begins at `target_offset` of the file `target`."""
-    locations = locations_of(source, output.expression)
+    _open_files(source, output.expression)
     rows = output.shape[0] if output.shape else 1
     row_bytes = output.nbytes // rows if rows else 0
     for start, stop in row_blocks(output.shape):
-        yield Block(
-            f"{source.path}: {output.name}",
-            output,
-            locations,
-            start,
-            stop,
-            target,
-            target_offset + start * row_bytes,
-        )
+        yield Block(source, output, start, stop, target, target_offset + start * row_bytes)
 
 
 def row_blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
@@ -114,25 +91,22 @@ def row_blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, rows)
 
 
-def locations_of(source: TensorReader, expression: Expression) -> dict[str, Location]:
-    """Where the tensors of `expression` lie; opens their files, so that threads need not."""
-    locations = {}
+def _open_files(source: TensorReader, expression: Expression) -> None:
+    """Open the files of what `expression` is made of, so that threads need not."""
     for name in sources(expression):
-        file, offset, _ = source.location(name)
-        locations[name] = Location(source.info(name), file, offset)
-    return locations
+        source.location(name)
 
 
 def values(source: TensorReader, expression: Expression, dtype: str = "F32") -> Iterator[np.ndarray]:
     """What `expression` makes, in blocks of rows, one after another; messages name the first of its sources."""
-    locations = locations_of(source, expression)
-    where = f"{source.path}: {next(iter(locations), '')}"
+    _open_files(source, expression)
+    where = f"{source.path}: {next(sources(expression), '')}"
     for start, stop in row_blocks(shape_of(source, expression, "values")):
-        yield compute(expression, locations, start, stop, dtype, where)
+        yield compute(expression, source, start, stop, dtype, where)
 
 
 def compute(
-    expression: Expression, locations: Locations, start: int, stop: int, dtype: str, where: str
+    expression: Expression, source: TensorReader, start: int, stop: int, dtype: str, where: str
 ) -> np.ndarray:
     """Rows `start` to `stop` of what `expression` makes, `[stop - start, ...]` in the safetensors type `dtype`.
 
@@ -140,7 +114,7 @@ def compute(
         CheckpointError: a source file ends early, or a value cannot be cast.
     """
     if isinstance(expression, Concat):
-        return _joined(expression, locations, start, stop, dtype, where)
+        return _joined(expression, source, start, stop, dtype, where)
     if isinstance(expression, Zeros):
         return np.zeros((stop - start, *expression.shape[1:]), numpy_dtype(dtype))
     if isinstance(expression, Generated):
@@ -148,19 +122,19 @@ def compute(
     if isinstance(expression, Noise):
         return cast(_noise(expression, start, stop), dtype, where)
     if isinstance(expression, Sum):
-        total = _sum(expression, locations, start, stop, where)
+        total = _sum(expression, source, start, stop, where)
         return cast(total, dtype, where)
-    values = _read(expression, locations[expression.source], start, stop)
-    return values if locations[expression.source].info.dtype == dtype else cast(values, dtype, where)
+    values = _read(source, expression, start, stop)
+    return values if source.info(expression.source).dtype == dtype else cast(values, dtype, where)
 
 
-def _sum(expression: Sum, locations: Locations, start: int, stop: int, where: str) -> np.ndarray:
+def _sum(expression: Sum, source: TensorReader, start: int, stop: int, where: str) -> np.ndarray:
     total: np.ndarray | None = None
     for part, weight in zip(expression.parts, expression.weights, strict=True):
         if isinstance(part, (Copy, Slices)):  # what is no number shows in the sum
-            values = _read(part, locations[part.source], start, stop).astype(np.float64)
+            values = _read(source, part, start, stop).astype(np.float64)
         else:
-            values = compute(part, locations, start, stop, "F64", where)
+            values = compute(part, source, start, stop, "F64", where)
         if weight != 1:
             values *= weight
         total = values if total is None else np.add(total, values, out=total)
@@ -169,32 +143,19 @@ def _sum(expression: Sum, locations: Locations, start: int, stop: int, where: st
 
 
 def _joined(
-    expression: Concat, locations: Locations, start: int, stop: int, dtype: str, where: str
+    expression: Concat, source: TensorReader, start: int, stop: int, dtype: str, where: str
 ) -> np.ndarray:
     if expression.axis:
-        parts = [compute(part, locations, start, stop, dtype, where) for part in expression.parts]
+        parts = [compute(part, source, start, stop, dtype, where) for part in expression.parts]
         return np.concatenate(parts, axis=expression.axis)
     blocks, before = [], 0
     for part in expression.parts:
-        rows = _rows(part, locations)
+        rows = shape_of(source, part, where)[0]
         first, last = max(start - before, 0), min(stop - before, rows)
         if first < last:
-            blocks.append(compute(part, locations, first, last, dtype, where))
+            blocks.append(compute(part, source, first, last, dtype, where))
         before += rows
     return np.concatenate(blocks)
-
-
-def _rows(expression: Expression, locations: Locations) -> int:
-    """Rows of what `expression` makes."""
-    if isinstance(expression, (Noise, Zeros, Generated)):
-        return expression.shape[0]
-    if isinstance(expression, Sum):
-        return _rows(expression.parts[0], locations)
-    if isinstance(expression, Concat):
-        return sum(_rows(part, locations) for part in expression.parts[: 1 if expression.axis else None])
-    if isinstance(expression, Slices) and expression.axis == 0:
-        return sum(last - first for first, last in expression.ranges)
-    return locations[expression.source].info.shape[0]
 
 
 def _noise(expression: Noise, start: int, stop: int) -> np.ndarray:
@@ -212,16 +173,17 @@ def _noise(expression: Noise, start: int, stop: int) -> np.ndarray:
     return drawn.reshape(stop - start, *expression.shape[1:])
 
 
-def _read(expression: Moved, location: Location, start: int, stop: int) -> np.ndarray:
+def _read(source: TensorReader, expression: Moved, start: int, stop: int) -> np.ndarray:
     """Rows `start` to `stop` of the selection of a source tensor, in its own type."""
-    shape = location.info.shape
+    shape = source.info(expression.source).shape
     if isinstance(expression, Copy):
-        return _rows_read(location, [(start, stop)]).reshape((stop - start, *shape[1:]) if shape else ())
-    if isinstance(expression, Slices) and expression.axis:
-        whole = _rows_read(location, [(start, stop)])
+        values = _rows_read(source, expression.source, [(start, stop)])
+        return values.reshape((stop - start, *shape[1:]) if shape else ())
+    if expression.axis:
+        whole = _rows_read(source, expression.source, [(start, stop)])
         taken = np.concatenate([np.arange(first, last) for first, last in expression.ranges])
         return whole.take(taken, axis=expression.axis)
-    return _rows_read(location, list(_cut(expression.ranges, start, stop)))
+    return _rows_read(source, expression.source, list(_cut(expression.ranges, start, stop)))
 
 
 def _cut(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -234,18 +196,13 @@ def _cut(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> Iterator[t
         before += last - first
 
 
-def _rows_read(location: Location, ranges: list[tuple[int, int]]) -> np.ndarray:
-    """These ranges of rows, one after another."""
-    shape = location.info.shape
-    width = math.prod(shape[1:]) * itemsize(location.info.dtype)
+def _rows_read(source: TensorReader, name: str, ranges: list[tuple[int, int]]) -> np.ndarray:
+    """These ranges of rows of a tensor, one after another."""
+    info = source.info(name)
+    width = math.prod(info.shape[1:]) * itemsize(info.dtype)
     rows = sum(last - first for first, last in ranges)
-    values = np.empty((rows, *shape[1:]), numpy_dtype(location.info.dtype))
+    values = np.empty((rows, *info.shape[1:]), numpy_dtype(info.dtype))
     view, done = values.reshape(-1).view(np.uint8).data, 0
     for first, last in joined(ranges):
-        end = done + (last - first) * width
-        try:
-            read_into(location.file, location.offset + first * width, view[done:end])
-        except EOFError:
-            raise ended_early(location.info.name) from None
-        done = end
+        done += len(source.read_range(name, first * width, last * width, view[done:]))
     return values

@@ -7,9 +7,10 @@ import errno
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -30,6 +31,8 @@ GAP_BYTES = 64 << 10
 """Bytes that nobody wants between two wanted ranges, up to which both are one request: another request costs more."""
 
 _WRITING = threading.Lock()
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,7 @@ class Move:
             OSError: the disk is full, among others.
         """
         ask_for(self.source, self.source_offset, self.nbytes)
-        with reading(self.source, self.source_offset, self.nbytes) as fill:
-            return self.carry_out_from(fill)
+        return self.carry_out_from(reading(self.source, self.source_offset, self.nbytes))
 
     def carry_out_from(self, fill: Fill) -> int:
         """The same with the source's bytes as `fill` gives them."""
@@ -114,7 +116,10 @@ class Move:
             try:
                 fill(block.data)
             except EOFError:
-                raise ended_early(self.where) from None
+                raise CheckpointError(
+                    f"{self.where}: its file ended early while it was read",
+                    "Download or copy the file again.",
+                ) from None
             values = self._picked(block)
             if self.cast is not None:
                 values = cast(values.view(numpy_dtype(self.cast[0])), self.cast[1], self.where).view(np.uint8)
@@ -183,40 +188,45 @@ class Gather:
         """As `Move.carry_out`."""
         first, last = self.moves[0], self.moves[-1]
         position, written = first.source_offset, 0
-        with reading(first.source, position, last.source_offset + last.nbytes - position) as fill:
-            for move in self.moves:
-                if gap := move.source_offset - position:
-                    fill(memoryview(bytearray(gap)))
-                written += move.carry_out_from(fill)
-                position = move.source_offset + move.nbytes
+        fill = reading(first.source, position, last.source_offset + last.nbytes - position)
+        for move in self.moves:
+            if gap := move.source_offset - position:
+                fill(memoryview(bytearray(gap)))
+            written += move.carry_out_from(fill)
+            position = move.source_offset + move.nbytes
         return written
 
 
 def gathered(moves: Iterable[Move]) -> list[Gather]:
     """Moves from files elsewhere as requests of at most `REQUEST_BYTES`, in the order of what they write."""
-    of_files: dict[int, list[Move]] = {}
-    for move in moves:
-        of_files.setdefault(id(move.source), []).append(move)
-    requests: list[list[Move]] = []
-    for group in of_files.values():
-        begin = end = -1
-        for move in sorted(group, key=lambda move: move.source_offset):
-            stop = move.source_offset + move.nbytes
-            is_near = 0 <= move.source_offset - end <= GAP_BYTES and end >= 0
-            if is_near and stop - begin <= REQUEST_BYTES:
-                requests[-1].append(move)
-            else:
-                requests.append([move])
-                begin = move.source_offset
-            end = stop
-    return sorted((Gather(tuple(request)) for request in requests), key=lambda request: request.target_offset)
+
+    def place(move: Move) -> tuple[int, int, int]:
+        return id(move.source), move.source_offset, move.source_offset + move.nbytes
+
+    requests = [Gather(tuple(group)) for group in near(moves, place, GAP_BYTES, REQUEST_BYTES)]
+    return sorted(requests, key=lambda request: request.target_offset)
 
 
-def ended_early(where: str) -> CheckpointError:
-    """What is said where a source file turns out shorter than its header said."""
-    return CheckpointError(
-        f"{where}: its file ended early while it was read", "Download or copy the file again."
-    )
+def near(
+    items: Iterable[T], place: Callable[[T], tuple[int, int, int]], gap: int, most: int
+) -> list[list[T]]:
+    """Group items that lie near each other in one file and do not overlap, in the order of their places.
+
+    Args:
+        place: gives (file, start, stop) of an item.
+        gap: bytes between two items of a group at most.
+        most: bytes from the first to the last byte of a group at most.
+    """
+    groups: list[list[T]] = []
+    held = begin = end = -1
+    for file, start, stop, item in sorted(((*place(item), item) for item in items), key=lambda one: one[:3]):
+        if file == held and 0 <= start - end <= gap and stop - begin <= most:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+            held, begin = file, start
+        end = stop
+    return groups
 
 
 def reserve(target: int, nbytes: int) -> None:

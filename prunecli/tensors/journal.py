@@ -130,17 +130,14 @@ def read(directory: Path, key: str) -> Content:
 
 @lenient
 def _read(directory: Path, key: str) -> Content:
+    from pydantic import TypeAdapter
+
     found = read_json(directory / NAME, FORMAT)
     if found["key"] != key:
         return Content()
-    complete = {str(file): int(nbytes) for file, nbytes in found["complete"].items()}
-    said = found["begun"]
-    begun = (
-        None
-        if said is None
-        else Begun(str(said["file"]), str(said["layout"]), int(said["steps"]), int(said["nbytes"]))
-    )
-    whole = {file: size for file, size in complete.items() if _size(directory, file) == size}
+    content = TypeAdapter(Content).validate_python(found)
+    begun = content.begun
+    whole = {file: size for file, size in content.complete.items() if _size(directory, file) == size}
     is_there = begun is not None and begun.steps > 0 and _size(directory, begun.file) >= begun.nbytes > 0
     return Content(whole, begun if is_there else None)
 

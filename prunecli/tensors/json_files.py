@@ -98,10 +98,7 @@ def parsed(text: str | bytes, *, unique: bool = False, **options: Any) -> Any:
     """
     text = text.decode("utf-8") if isinstance(text, bytes) else text
     try:
-        value = json.loads(text, **options)
-        # As many colons as keys: none was lost. Colons in texts or deeper objects: it is looked at again.
-        if unique and text.count(":") != _outer_keys(value):
-            value = json.loads(text, object_pairs_hook=_unique_keys, **options)
+        value = json.loads(text, object_pairs_hook=_unique_keys if unique else None, **options)
         if ("\\ud" in text or "\\uD" in text) and has_lone_surrogates(value):
             raise ValueError(f"holds text that no file could ({LONE})")
     except RecursionError as error:
@@ -177,13 +174,6 @@ def check_format(path: Path, value: Any, expected: str, error: type[PruneError])
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"holds {name}, which is no number")
-
-
-def _outer_keys(value: Any) -> int:
-    """Keys of an object and of the objects right in it."""
-    if not isinstance(value, dict):
-        return -1
-    return len(value) + sum(len(item) for item in value.values() if isinstance(item, dict))
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from typing import Any
 
 from prunecli.tensors.json_files import lenient, read_json
 
-_ADAPTER = "adapter_config.json"
+ADAPTER = "adapter_config.json"
 _READ = "Give the model with model.safetensors or pytorch_model.bin"
 _CONVERT = f"{_READ}, or convert it with {{}}: from_pretrained(DIR, {{}}).save_pretrained(NEW)."
 _FORMATS: tuple[tuple[str, str, str], ...] = (
     (
         r"\.(gguf|ggml)",
         "weights of llama.cpp, in GGUF",
-        _CONVERT.format("transformers", "gguf_file='{file}'"),
+        "Give one file here that ends in .gguf.",
     ),
     (
         r"\.h5|\.ckpt\.index|\bsaved_model\.pb",
@@ -46,13 +46,6 @@ _FORMATS: tuple[tuple[str, str, str], ...] = (
     ),
 )
 """End of a file's name, what it holds, and what to do."""
-_OPENED = {
-    "CAUSAL_LM": "ForCausalLM",
-    "SEQ_2_SEQ_LM": "ForSeq2SeqLM",
-    "SEQ_CLS": "ForSequenceClassification",
-    "TOKEN_CLS": "ForTokenClassification",
-}
-"""Task of an adapter -> end of the name of the class of peft that opens it, AutoPeftModel…."""
 
 
 def described(names: Collection[str], where: str, read: Callable[[str], Any]) -> tuple[str, str] | None:
@@ -71,8 +64,8 @@ def described(names: Collection[str], where: str, read: Callable[[str], Any]) ->
     )
     if not names:
         return "an empty directory", "Copy a model into it: config.json, weights and tokenizer."
-    if _ADAPTER in names:
-        return _adapter(where, read(_ADAPTER) or {})
+    if ADAPTER in names:
+        return _adapter(read(ADAPTER) or {})
     if "model_index.json" in names:
         parts = [f"{where}/{name}" for name in inner if name.startswith("text_encoder")]
         remedy = f"Give its text encoder: {parts[0]}." if parts else "Give a language model."
@@ -114,14 +107,15 @@ def _object(path: Path | str) -> Any:
     return value if isinstance(value, dict) else None
 
 
-def _adapter(where: str, config: dict[str, Any]) -> tuple[str, str]:
+def is_prompt(directory: Path) -> bool:
+    """Whether an adapter consists of prompts, which cannot be merged into weights."""
+    kind = str((_object(directory / ADAPTER) or {}).get("peft_type"))
+    return "PROMPT" in kind or kind in ("P_TUNING", "PREFIX_TUNING")
+
+
+def _adapter(config: dict[str, Any]) -> tuple[str, str]:
     kind, base = str(config.get("peft_type") or "LoRA"), config.get("base_model_name_or_path")
-    of = f" of {base}" if base else ""
-    what = f"an adapter ({kind}){of}, not a whole model"
-    if "TUNING" in kind or "PROMPT" in kind:
-        return what, "Give its base model: prompts of an adapter cannot be merged into weights."
-    opened = f"AutoPeftModel{_OPENED.get(str(config.get('task_type')), '')}"
-    return what, (
-        f"Merge it into its base model first, with peft: {opened}.from_pretrained('{where}').merge_and_unload()"
-        ".save_pretrained('merged'); then copy the tokenizer's files to merged."
+    return (
+        f"an adapter ({kind}){f' of {base}' if base else ''}, not a whole model",
+        "Give a directory here with its adapter_config.json, or its base model if the adapter consists of prompts.",
     )

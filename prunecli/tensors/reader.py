@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,8 +30,8 @@ Fill = Callable[[memoryview], None]
 class RangeSource(Protocol):
     """A weight file that is not on this machine."""
 
-    def reading(self, offset: int, nbytes: int) -> AbstractContextManager[Fill]:
-        """Its bytes from `offset` on, `nbytes` in all, one after another, as one request."""
+    def reading(self, offset: int, nbytes: int) -> Fill:
+        """What fills buffers with its bytes from `offset` on, `nbytes` in all, in few requests."""
 
 
 Handle = int | RangeSource
@@ -192,38 +191,19 @@ class TensorReader:
             raise self._truncated(name) from None
         return view
 
-    def read_bytes(self, name: str, start_byte: int, end_byte: int) -> bytes:
-        """A few bytes of a tensor, in less time than `read_range` takes.
+    def reading(self, name: str, start_byte: int, nbytes: int) -> Fill:
+        """What fills buffers with `nbytes` of a tensor from `start_byte` on, in order.
 
         Raises:
-            CheckpointError: as `read_range`.
+            CheckpointError: (by what is returned) as `read_range`.
         """
-        file, offset, _ = self.location(name)
-        count = end_byte - start_byte
-        data = os.pread(file, count, offset + start_byte) if isinstance(file, int) else b""
-        return (
-            data
-            if len(data) == count
-            else bytes(self.read_range(name, start_byte, end_byte, bytearray(count)))
-        )
-
-    @contextmanager
-    def reading(self, name: str, start_byte: int, nbytes: int) -> Iterator[Fill]:
-        """What fills buffers with `nbytes` of a tensor from `start_byte` on, in order; from elsewhere in one request.
-
-        Raises:
-            CheckpointError: (by what it yields too) no such tensor, or the file ends early.
-        """
-        file, offset, _ = self.location(name)
+        position, end = start_byte, start_byte + nbytes
 
         def filled(view: memoryview) -> None:
-            try:
-                fill(view)
-            except EOFError:
-                raise self._truncated(name) from None
+            nonlocal position
+            position += len(self.read_range(name, position, min(position + len(view), end), view))
 
-        with reading(file, offset + start_byte, nbytes) as fill:
-            yield filled
+        return filled
 
     def open_files(self, name: str) -> None:
         """Open what a tensor lies in, so that threads that read it need not.
@@ -288,18 +268,15 @@ class TensorReader:
         return tensors
 
 
-@contextmanager
-def reading(file: Handle, offset: int, nbytes: int) -> Iterator[Fill]:
-    """What fills buffers with the `nbytes` of a file from `offset` on, in order; from elsewhere in one request.
+def reading(file: Handle, offset: int, nbytes: int) -> Fill:
+    """What fills buffers with the `nbytes` of a file from `offset` on, in order; from elsewhere in few requests.
 
     Raises:
-        EOFError: (by what it yields) the file ends before.
-        HubError: they cannot be had.
+        EOFError: (by what it returns) the file ends before.
+        HubError: (by what it returns) they cannot be had.
     """
     if not isinstance(file, int):
-        with file.reading(offset, nbytes) as fill:
-            yield fill
-        return
+        return file.reading(offset, nbytes)
     position, descriptor = offset, file
 
     def filled(view: memoryview) -> None:
@@ -307,7 +284,7 @@ def reading(file: Handle, offset: int, nbytes: int) -> Iterator[Fill]:
         read_into(descriptor, position, view)
         position += len(view)
 
-    yield filled
+    return filled
 
 
 def read_into(file: Handle, offset: int, view: memoryview) -> None:
@@ -318,8 +295,7 @@ def read_into(file: Handle, offset: int, view: memoryview) -> None:
         HubError: they cannot be had.
     """
     if not isinstance(file, int):
-        with file.reading(offset, len(view)) as fill:
-            fill(view)
+        file.reading(offset, len(view))(view)
         return
     done = 0
     while done < len(view):

@@ -26,21 +26,23 @@ def read_header(path: Path) -> WeightFile:
     """
     refuse_pointer(path)
     with path.open("rb") as file:
-        return described(path, os.fstat(file.fileno()).st_size, lambda count: file.read(count))
+        return described(
+            path, os.fstat(file.fileno()).st_size, lambda start, count: os.pread(file.fileno(), count, start)
+        )
 
 
-def described(path: Path, size: int, read: Callable[[int], bytes]) -> WeightFile:
+def described(path: Path, size: int, read: Callable[[int, int], bytes]) -> WeightFile:
     """The tensors of a .safetensors file, in the order of their bytes.
 
     Args:
         path: the file, for messages and as that of the result.
         size: its bytes.
-        read: gives the next so many of them; it is asked for those of the header.
+        read: gives the bytes from a start on, so many of them; it is asked for those of the header.
 
     Raises:
         CheckpointError: the file is truncated, or its header is not a valid one.
     """
-    header = read(8)
+    header = read(0, 8)
     if len(header) < 8:
         raise _truncated(path, f"{size} bytes")
     (length,) = struct.unpack("<Q", header)
@@ -48,7 +50,7 @@ def described(path: Path, size: int, read: Callable[[int], bytes]) -> WeightFile
         raise _damaged(path, f"its header would be {length:,} bytes long")
     if 8 + length > size:
         raise _truncated(path, f"{size:,} bytes, its header alone ends at {8 + length:,}")
-    entries = _parse(path, read(length))
+    entries = _parse(path, read(8, length))
     places = [
         _entry(path, name, value, 8 + length) for name, value in entries.items() if name != "__metadata__"
     ]
@@ -101,10 +103,8 @@ def _check_layout(path: Path, places: list[tuple[int, int, Stored]], start: int,
         name = stored.info.name
         if end > size:
             raise _truncated(path, f"{size:,} bytes, {name} ends at {end:,}")
-        if begin < position:
-            raise _damaged(path, f"{name} overlaps {previous}")
-        if begin > position:
-            raise _damaged(path, f"{begin - position:,} unused bytes between {previous} and {name}")
+        if begin != position:
+            raise _damaged(path, f"{name} overlaps {previous}, or unused bytes lie between them")
         position, previous = end, name
     if position != size:
         raise _damaged(path, f"{size - position:,} bytes after the last tensor")

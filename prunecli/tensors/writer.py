@@ -15,8 +15,8 @@ from prunecli.tensors.computing import Block, blocks
 from prunecli.tensors.copying import Gather, Move, gathered, reserve
 from prunecli.tensors.dtypes import itemsize
 from prunecli.tensors.journal import Begun, Journal
-from prunecli.tensors.reader import Handle, TensorReader
-from prunecli.tensors.stream import Copy, Output, Slices, byte_ranges, check_expressions, is_plain_copy
+from prunecli.tensors.reader import TensorReader
+from prunecli.tensors.stream import Copy, Output, Slices, byte_ranges, check_expressions
 
 SHARD_BYTES = 5_000_000_000
 SINGLE_FILE = "model.safetensors"
@@ -222,36 +222,19 @@ def _jobs(
 
 
 def _moves(source: TensorReader, outputs: Iterable[tuple[Output, int]], target: int) -> Iterator[Move]:
-    """What moves outputs to their places in the file `target`; neighbours in both files that stay as they are at once.
-
-    Of tens of thousands of tensors not each gets a `Move`, which takes longer to make than many take to move.
-    """
-    file: Handle = -1
-    where, begin, place, nbytes = "", 0, 0, 0
+    """What moves outputs to their places in the file `target`."""
     for output, start in outputs:
         expression = output.expression
         assert isinstance(expression, (Copy, Slices))
-        if not is_plain_copy(source, output):
-            yield from _moves_of(source, output, expression.source, target, start)
-            continue
-        of_this, offset, more = source.location(expression.source)
-        if of_this is not file or offset != begin + nbytes or start != place + nbytes:
-            yield Move(f"{source.path}: {where}", file, begin, nbytes, target, place)
-            file, where, begin, place, nbytes = of_this, expression.source, offset, start, 0
-        nbytes += more
-    yield Move(f"{source.path}: {where}", file, begin, nbytes, target, place)
-
-
-def _moves_of(source: TensorReader, output: Output, name: str, target: int, start: int) -> Iterator[Move]:
-    info = source.info(name)
-    file, offset, _ = source.location(name)
-    cast = None if info.dtype == output.dtype else (info.dtype, output.dtype)
-    for part in byte_ranges(output, info):
-        where = f"{source.path}: {name}"
-        rows = part.row_bytes, part.picks
-        move = Move(where, file, offset + part.start, part.nbytes, target, start, cast, *rows)
-        yield move
-        start += move.written
+        info = source.info(expression.source)
+        file, offset, _ = source.location(expression.source)
+        cast = None if info.dtype == output.dtype else (info.dtype, output.dtype)
+        where = f"{source.path}: {expression.source}"
+        for part in byte_ranges(output, info):
+            rows = part.row_bytes, part.picks
+            move = Move(where, file, offset + part.start, part.nbytes, target, start, cast, *rows)
+            yield move
+            start += move.written
 
 
 def coalesced(moves: Iterator[Move]) -> Iterator[Move]:

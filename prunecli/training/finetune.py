@@ -12,6 +12,7 @@ from prunecli import processes
 from prunecli.choices import Choices
 from prunecli.errors import OutputError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.conversion import PEFT, require_package
 from prunecli.model.rewrite import rewritten
 from prunecli.model.stock import StockSupport, stock_support
 from prunecli.pipeline import apply
@@ -27,7 +28,6 @@ from prunecli.training.data import TrainingData, read_training_data
 from prunecli.training.keeping import Keep
 from prunecli.training.loss import headless_loss
 from prunecli.training.options import TrainingOptions
-from prunecli.training.parts import require_peft
 from prunecli.training.result import finetune_step, outputs_of, stage
 from prunecli.training.start import Start
 from prunecli.training.state import finished, sole_writer, state_directory
@@ -120,7 +120,7 @@ def finetune(
         destination = Destination(Path(destination))
     options, valid = options or TrainingOptions(), valid or TextChoice()
     if options.lora is not None:
-        require_peft()
+        require_package(PEFT, "--lora")
     destination.check(start.checkpoint)
     identity = start.identity()
     task = task or start.task(say)

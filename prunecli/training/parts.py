@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from prunecli.errors import PruneError, UsageError, reason_of
+from prunecli.errors import UsageError
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.conversion import PEFT, require_package
 from prunecli.model.patchwork import module_name
 from prunecli.model.sparse_layer import parts_of
 from prunecli.modules.stock_names import StockNames
@@ -120,22 +121,6 @@ def _tables(model: Any) -> list[nn.Module]:
     return [table for table in tables if table is not None]
 
 
-def require_peft() -> None:
-    """Refuse before the work what cannot be trained without peft.
-
-    Raises:
-        PruneError: it is not installed, or does not go with this version of transformers.
-    """
-    try:
-        import peft  # noqa: F401
-    except ImportError as error:
-        is_absent = isinstance(error, ModuleNotFoundError) and error.name == "peft"
-        why = "which is not installed" if is_absent else f"which cannot be imported ({reason_of(error)})"
-        raise PruneError(
-            f"--lora needs peft, {why}.", "Install it: pip install --upgrade 'peft>=0.18'."
-        ) from error
-
-
 def _matrices(checkpoint: Checkpoint, train: TrainedPart = "all") -> list[str]:
     """Weights of the linear layers of attentions and FFNs; or those of experts, one by one or in stacks."""
     kinds: tuple[str, ...] = ("attention", "ffn") if checkpoint.architecture is not None else ("other",)
@@ -171,8 +156,7 @@ def _adapt(model: nn.Module, checkpoint: Checkpoint, options: TrainingOptions) -
     With `train` "experts" each expert's weights instead. The update counts twice (alpha = 2 r), as is usual. A layer
     that several FFNs share has one.
     """
-    require_peft()
-    import peft
+    peft = require_package(PEFT, "--lora")
 
     rank = options.lora
     assert rank is not None

@@ -285,6 +285,28 @@ def test_uniform_results_are_stock_models(tmp_path: Path, ratio: float, kept_hea
         assert made.structure.history[-1]["arguments"]["uniform"] is True
 
 
+def test_uniform_results_of_fused_projections_are_the_masked_model(tmp_path: Path) -> None:
+    """Phi-3's config.json holds no width of a head until prunecli writes one."""
+    import torch
+    from transformers import Phi3ForCausalLM
+
+    source = tiny_family(tmp_path / "phi3", "phi3")
+    result = run(source, "--metric", "random", "--ratio", 0.5, "--uniform")
+    assert result.status == 0, result.err
+    assert "A stock model: plain transformers opens it." in result.out
+    stock = Phi3ForCausalLM.from_pretrained(tmp_path / "pruned-heads").eval()
+    config = stock.config
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (4, 2, 4)
+    masked = Phi3ForCausalLM.from_pretrained(source).eval()
+    for number, ids in enumerate(kept(tmp_path / "pruned-heads").values()):
+        gone = [query for query in range(8) if query // 2 not in ids]
+        weight = masked.model.layers[number].self_attn.o_proj.weight.data
+        weight.view(weight.shape[0], 8, 4)[:, gone] = 0
+    tokens = torch.arange(4, 16)[None]
+    with torch.no_grad():
+        assert torch.allclose(stock(tokens).logits, masked(tokens).logits, atol=1e-5)
+
+
 def test_uniform_reports_the_attentions_that_were_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,11 +158,11 @@ def test_experts_of_a_family_whose_stock_routing_is_right(
         assert support.reason == "experts differ between layers (2 to 3)"
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "bart", "gpt2", "t5", "bert"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "phi3", "bart", "gpt2", "t5", "bert"])
 def test_the_numbers_of_heads_are_those_that_transformers_takes(tmp_path: Path, family: str) -> None:
     with open_model(tiny_family(tmp_path / "in", family)) as source:
         numbers = uniform_heads(source)
-        if family not in ("llama", "mistral", "qwen2"):
+        if family not in ("llama", "mistral", "qwen2", "phi3"):
             assert numbers == ()
             return
         taken = []
@@ -181,3 +181,11 @@ def test_a_config_without_sizes_is_refused(tmp_path: Path) -> None:
         source.config["num_attention_heads"] = "many"
         with pytest.raises(CheckpointError, match="not a count"):
             uniform_heads(source)
+
+
+def test_factors_of_long_contexts_bind_the_heads_of_phi3(tmp_path: Path) -> None:
+    factors = {"type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [2.0, 2.0]}
+    keys: list[dict[str, Any]] = [{"rope_scaling": factors}, {"rope_parameters": factors}]
+    for key in keys:
+        with open_model(tiny_family(tmp_path / next(iter(key)), "phi3", **key)) as source:
+            assert uniform_heads(source) == ()

@@ -18,41 +18,23 @@ CONFIG = {"config.json": {"model_type": "bloom"}}
 LORA = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "org/base"}
 CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "empty": ({}, "", "an empty directory", "Copy a model into it"),
-    "adapter": (
-        {**CONFIG, "adapter_config.json": LORA, "adapter_model.safetensors": ""},
-        "",
-        "an adapter (LORA) of org/base, not a whole model",
-        "AutoPeftModelForCausalLM.from_pretrained(",
-    ),
     "file of an adapter": (
         {"adapter_config.json": LORA, "adapter_model.safetensors": ""},
         "adapter_model.safetensors",
         "not a directory (an adapter (LORA) of org/base",
-        "Merge it into its base model",
+        "Give a directory here with its adapter_config.json",
     ),
     "prompts": (
         {"adapter_config.json": {"peft_type": "PROMPT_TUNING"}},
         "",
         "an adapter (PROMPT_TUNING), not",
-        "Give its base",
+        "or its base model if",
     ),
-    "damaged adapter": (
-        {"adapter_config.json": [1]},
-        "",
-        "an adapter (LoRA), not",
-        "AutoPeftModel.from_pretrained(",
-    ),
-    "gguf": (
-        {**CONFIG, "a.Q4.gguf": ""},
+    "several of gguf": (
+        {"a.Q4.gguf": "", "b.gguf": ""},
         "",
         "weights of llama.cpp, in GGUF (a.Q4.gguf)",
-        "gguf_file='a.Q4.gguf'",
-    ),
-    "file of gguf": (
-        {"a.gguf": ""},
-        "a.gguf",
-        "a file, not a directory (holds weights of llama.cpp",
-        "gguf_file=",
+        "one file here that ends in .gguf",
     ),
     "weights": (
         {**CONFIG, "model.safetensors": ""},
@@ -110,13 +92,19 @@ def test_what_is_no_checkpoint_is_said_to_be_what_it_is(case: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("more", "said"), [({}, 'names no "model_type"'), ({"_class_name": "UNet"}, "of UNet, of diff")]
+    ("case", "changes", "said"),
+    [
+        ("gpt2", {}, r'names no "model_type"\nAdd "model_type"; the tensors fit gpt-sw3 or gpt2\.'),
+        ("bert", {"architectures": None}, r"the tensors fit bert\."),
+        ("bert", {"hidden_size": 8}, r"the tensors fit no type of the installed"),
+        ("bert", {"_class_name": "UNet"}, "of UNet, of diff"),
+    ],
 )
-def test_a_config_without_a_type(more: dict[str, str], said: str, tmp_path: Path) -> None:
-    path = tiny_family(tmp_path / "model", "llama")
+def test_a_config_without_a_type(case: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    path = tiny_family(tmp_path / "model", case)
     config = json.loads((path / "config.json").read_text())
     del config["model_type"]
-    write_json(path / "config.json", config | more)
+    write_json(path / "config.json", config | changes)
     with pytest.raises(PruneError, match=said):
         load_model(path, device="cpu")
     with open_model(path) as checkpoint, pytest.raises(PruneError, match=said):

@@ -173,13 +173,13 @@ def inverse_aimer(reader: TensorReader, parts: Sequence[Part]) -> float:
     for part in parts:
         dtype = reader.info(part.tensor).dtype
         size = itemsize(dtype)
-        with reader.reading(part.tensor, part.first * size, part.values * size) as fill:
-            for start in range(0, part.values, BLOCK_ELEMENTS):
-                raw = np.empty(min(BLOCK_ELEMENTS, part.values - start), numpy_dtype(dtype))
-                fill(raw.view(np.uint8).data)
-                block = np.abs(raw.astype(np.float64))
-                absolute += float(block.sum())
-                square += float(np.square(block, out=block).sum())
+        fill = reader.reading(part.tensor, part.first * size, part.values * size)
+        for start in range(0, part.values, BLOCK_ELEMENTS):
+            raw = np.empty(min(BLOCK_ELEMENTS, part.values - start), numpy_dtype(dtype))
+            fill(raw.view(np.uint8).data)
+            block = np.abs(raw.astype(np.float64))
+            absolute += float(block.sum())
+            square += float(np.square(block, out=block).sum())
         count += part.values
         if not (math.isfinite(absolute) and math.isfinite(square)):
             raise CheckpointError(f"{reader.path}: {part.tensor} holds NaN or infinity, or values too large")

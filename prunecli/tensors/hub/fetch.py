@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from prunecli.errors import CheckpointError, HubError, OutputError
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import WEIGHT_NAMES
-from prunecli.tensors.hub.answers import names_inside, no_description, require_description
 from prunecli.tensors.hub.failures import host, is_offline, one_line, plain_errors, reason
 from prunecli.tensors.hub.names import HubName, hub_name, snapshot_in
 from prunecli.tensors.json_files import parsed
@@ -22,6 +22,12 @@ from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.side_files import MODULES_FILE, belonging, module_folders
 
 CONFIG = "config.json"
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_CONTENT = re.compile(r'(?:W/)?"?(?!\.*"?$)[\w.+=:-]{1,200}"?')
+"""An ETag that is a name of a file; huggingface_hub takes any as one."""
+
+_REMEDY = "Check HF_ENDPOINT, and the proxy; or choose another model."
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,14 @@ class Snapshot:
 
     def is_whole(self) -> bool:
         """Whether its weights are all there, as far as that can be known without the hub."""
-        return not missing_weights(self.directory, self.read)
+        held = [
+            path.relative_to(self.directory).as_posix()
+            for path in self.directory.rglob("*")
+            if path.is_file()
+        ]
+        with suppress(CheckpointError):
+            return bool(weight_files(held, self.read))
+        return False
 
 
 def local_directory(
@@ -141,7 +154,7 @@ def look_up(name: HubName, say: Say = unsaid) -> Snapshot:
             if name.revision == cached.parent.name:  # which a commit does not
                 raise HubError(f"{name}: {host()} answers with commit {answer.sha}")
             return look_up(HubName(name.repo, cached.parent.name), say)
-    blobs = {file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id or "" for file in files}
+    blobs = {file.rfilename: str(file.lfs.sha256 if file.lfs else file.blob_id) for file in files}
     return Snapshot(name, cached.parent, sizes, blobs)
 
 
@@ -185,17 +198,6 @@ def _files(files: Collection[str]) -> list[str]:
     return [name for name in files if not name.endswith("/config.json")]
 
 
-def missing_weights(directory: Path, read: Callable[[str], Any]) -> list[str]:
-    """The weight files that a snapshot in the cache lacks, as far as it can be known there."""
-    for name in WEIGHT_NAMES:
-        if (directory / name).is_file():
-            return []
-        if (directory / f"{name}.index.json").is_file():
-            shards = _shards(read(f"{name}.index.json"))
-            return [shard for shard in shards if not (directory / shard).is_file()]
-    return [WEIGHT_NAMES[0]]
-
-
 def _shards(index: Any) -> tuple[str, ...]:
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     # What is wrong with an index is said when the directory is opened.
@@ -214,11 +216,16 @@ def _ask(name: HubName) -> Any:
         info = HfApi(library_name="prunecli").model_info(
             name.repo, revision=name.revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
         )
-        return require_description(name, info)
+        for file in info.siblings or []:
+            if file.rfilename.startswith("/") or ".." in PurePosixPath(file.rfilename).parts:
+                raise ValueError(f"file {file.rfilename!r}")
+            if (file.size or 0) < 0:
+                raise ValueError(f"{file.size} bytes of {file.rfilename}")
+        return info
     except HfHubHTTPError as error:
         return error
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        return no_description(name, one_line(error))
+        return HubError(f"{name}: {host()} describes no model ({one_line(error)[:200]})", _REMEDY)
     except Exception as error:
         return error
 
@@ -274,18 +281,13 @@ def _complete(snapshot: Snapshot, files: Sequence[str], say: Say, progress: Prog
     except KeyboardInterrupt:
         say("What is complete stays in the cache: the same command goes on from there.")
         raise
-    if odd := [file for file in missing if (snapshot.directory / file).stat().st_size != sizes[file]]:
-        raise HubError(
-            f"{snapshot.name}: {odd[0]} has another size in the cache than on {host()}",
-            f"Remove {(snapshot.directory / odd[0]).resolve()}, and start the same command again.",
-        )
 
 
 def _fetch(repo: str, file: str, revision: str | None) -> Path:
     from huggingface_hub import get_session, hf_hub_download
 
     try:
-        with names_inside(get_session()):
+        with _names_inside(get_session()):
             return Path(hf_hub_download(repo, file, revision=revision, library_name="prunecli"))
     except HubError as error:
         raise HubError(f"{repo}: {file}: {error.message}", error.remedy) from error
@@ -308,3 +310,30 @@ def _bars(shown: bool) -> Iterator[None]:
         yield
     finally:
         enable_progress_bars()
+
+
+@contextmanager
+def _names_inside(session: Any) -> Iterator[None]:
+    """Refuse answers within the block whose commit or name of content, by which huggingface_hub calls files, is none.
+
+    Args:
+        session: of huggingface_hub, which asks with HEAD for them.
+
+    Raises:
+        HubError: there is one.
+    """
+
+    def check(response: Any) -> None:
+        if response.request.method != "HEAD":
+            return
+        for header, pattern in (("X-Repo-Commit", _COMMIT), ("X-Linked-ETag", _CONTENT), ("ETag", _CONTENT)):
+            value = response.headers.get(header)
+            if value and not pattern.fullmatch(value):
+                raise HubError(f"{host()} answers with {header} {value[:200]!r}", _REMEDY)
+
+    hooks = session.event_hooks["response"]
+    hooks.append(check)
+    try:
+        yield
+    finally:
+        hooks.remove(check)

@@ -12,6 +12,9 @@ from prunecli.errors import CheckpointError
 MAIN = "main"
 """The revision where none is given."""
 
+CONVERTED = ".prunecli-"
+"""Beginning of the name of a temporary directory that holds a converted checkpoint."""
+
 LONGEST_ID = 96
 """Characters of `org/name`."""
 
@@ -19,10 +22,9 @@ _PART = r"[A-Za-z0-9](?:[\w.-]*\w)?"
 _NAME = re.compile(rf"({_PART}/{_PART})(?:@({_PART}(?:/{_PART})*))?", re.ASCII)
 _REPOSITORY = "models--"
 _SNAPSHOTS = "snapshots"
-_SNAPSHOT_PATH = re.compile(
-    # from the beginning of a word alone, or a long one would be searched from each of its letters
-    rf"(?<![^\s'\"(])[^\s'\"(]*{_REPOSITORY}([^/\s]+)/{_SNAPSHOTS}/([0-9a-f]{{7}})[0-9a-f]{{33}}"
-)
+_PATH = r"(?<![^\s'\"(])[^\s'\"(]*"  # from the beginning of a word alone: long words are searched once
+_SNAPSHOT_PATH = re.compile(rf"{_PATH}{_REPOSITORY}([^/\s]+)/{_SNAPSHOTS}/([0-9a-f]{{7}})[0-9a-f]{{33}}")
+_CONVERTED_PATH = re.compile(rf"{_PATH}{re.escape(CONVERTED)}\w+/")
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,8 @@ def origin(path: Path) -> dict[str, str]:
 
 
 def with_origins(text: str) -> str:
-    """`text`, in which paths of snapshots are `ORG/NAME@REVISION`: what was typed, not where the cache has it."""
+    """`text` with names as they were typed: `ORG/NAME@REVISION` for snapshots, `a.gguf` for what was converted."""
+    text = _CONVERTED_PATH.sub("", text)
     return _SNAPSHOT_PATH.sub(lambda match: f"{match[1].replace('--', '/')}@{match[2]}", text)
 
 

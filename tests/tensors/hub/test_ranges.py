@@ -12,10 +12,9 @@ import pytest
 from prunecli.errors import HubError
 from prunecli.tensors.hub import ranges
 from prunecli.tensors.hub.names import HubName
-from prunecli.tensors.hub.ranges import RemoteFile, asked_wait
-from prunecli.tensors.hub.traffic import Traffic
+from prunecli.tensors.hub.ranges import RemoteFile, Traffic, asked_wait
+from prunecli.tensors.reader import read_into
 from tests.hub_server import MAIN_COMMIT, Fault, hub
-from tests.hub_server import _digest as digest
 
 __all__ = ["hub"]
 
@@ -44,9 +43,8 @@ def file(hub, waits):
     return remote()
 
 
-def remote(**changes):
-    known = {"size": len(CONTENT), "content": digest(CONTENT), "traffic": Traffic(), **changes}
-    return RemoteFile(HubName("org/tiny"), MAIN_COMMIT, FILE, **known)
+def remote():
+    return RemoteFile(HubName("org/tiny"), MAIN_COMMIT, FILE, len(CONTENT), Traffic())
 
 
 def asked(hub):
@@ -57,10 +55,14 @@ def asked(hub):
 def read(file, start=1_000, stop=250_000, step=70_000):
     data = bytearray(stop - start)
     view = memoryview(data)
-    with file.reading(start, stop - start) as fill:
-        for at in range(0, len(data), step):
-            fill(view[at : at + step])
+    fill = file.reading(start, stop - start)
+    for at in range(0, len(data), step):
+        fill(view[at : at + step])
     return bytes(data)
+
+
+def short(file, start, count):
+    return read(file, start, start + count)
 
 
 @pytest.mark.parametrize("step", [1, 999, 1 << 20])
@@ -72,29 +74,17 @@ def test_a_range_is_one_request(file, hub, step):
     assert file.traffic.requests == 1
 
 
-def test_many_threads_ask_once_where_it_lies(file, hub):
+def test_many_threads_read(file, hub):
     hub.lifetime = 1_000
     found = {}
     threads = [
-        threading.Thread(target=lambda n=n: found.update({n: file.read(n * 100, 100)})) for n in range(20)
+        threading.Thread(target=lambda n=n: found.update({n: short(file, n * 100, 100)})) for n in range(20)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert found == {n: CONTENT[n * 100 : n * 100 + 100] for n in range(20)}
-    assert len([line for line in hub.requests if line.startswith("HEAD")]) == 1
-
-
-def test_more_than_was_asked_for_is_a_fault_of_ones_own(file):
-    with file.reading(0, 10) as fill, pytest.raises(ValueError, match="more bytes"):
-        fill(memoryview(bytearray(11)))
-
-
-def test_a_reader_that_loses_interest_leaves_the_rest(file, hub):
-    with file.reading(0, 200_000) as fill:
-        fill(memoryview(bytearray(10)))
-    assert read(file) == CONTENT[1_000:250_000]
 
 
 @pytest.mark.parametrize(
@@ -112,15 +102,6 @@ def test_what_passes_is_tried_again(file, hub, waits, faults):
     failures = [fault for fault in faults if fault]
     assert read(file) == CONTENT[1_000:250_000]
     assert len(waits) == len(failures)
-    came = sum(fault.cut or 0 for fault in failures)
-    assert asked(hub)[-1] == f"{1000 + came}-249999"  # from where it broke off, not from the beginning
-    assert hub.sent == 249_000
-
-
-def test_waits_grow_and_begin_anew_with_what_comes_through(file, hub, waits):
-    hub.faults = [Fault(status=500)] * 3 + [Fault(cut=100_000)] + [Fault(status=500)] * 2
-    assert read(file) == CONTENT[1_000:250_000]
-    assert waits == [*ranges.WAITS[:3], *ranges.WAITS[:3]]
 
 
 def test_it_gives_up_in_the_end(file, hub, waits):
@@ -161,20 +142,11 @@ def test_how_long_to_wait_is_said_in_three_ways():
     [
         (
             Fault(is_whole=True),
-            r"knows no ranges: it would send all 292\.97 KiB\nFetch the model whole: hf download org/tiny",
+            r"knows no ranges, it would send all 292\.97 KiB\nFetch the model whole: hf download org/tiny",
         ),
-        (Fault(shift=1), r"answers with bytes 1001 to 250000 where 1000 to 250000 were asked for"),
-        (Fault(headers={"Content-Range": "bytes 1000-299999/300000"}), "answers with bytes 1000 to 300000"),
-        (
-            Fault(headers={"Content-Range": "bytes 1000-249999/300001"}),
-            "it has 300001 bytes on .*, and had 300000",
-        ),
+        (Fault(shift=1), "answers 206 and no range of bytes"),
         (Fault(headers={"Content-Range": "items 1-2/3"}), "no range of bytes"),
-        (Fault(headers={"Content-Encoding": "gzip"}), "no range of bytes"),
-        (Fault(headers={"X-Linked-Etag": '"another"'}), "holds another content than when it was listed"),
-        (Fault(headers={"Content-Range": "bytes 1000-1999/300000"}), "more bytes came than the answer said"),
-        (Fault(status=416), "with 416 and no range of bytes"),
-        (Fault(status=204), "with 204 and no range of bytes"),
+        (Fault(status=204), "answers 204 and no range of bytes"),
     ],
 )
 def test_what_is_not_the_file_is_refused_at_once(file, hub, waits, fault, message):
@@ -183,14 +155,6 @@ def test_what_is_not_the_file_is_refused_at_once(file, hub, waits, fault, messag
         read(file)
     assert waits == []
     assert len(asked(hub)) == 1
-
-
-def test_redirections_without_end(file, hub, waits):
-    hub.lifetime = 1_000
-    hub.faults = [Fault(is_circle=True)] * 1_000
-    with pytest.raises(HubError, match="redirects without end"):
-        read(file)
-    assert waits == []
 
 
 def test_shorter_ranges_than_asked_for_are_taken(file, hub, waits):
@@ -205,34 +169,15 @@ def test_shorter_ranges_than_asked_for_are_taken(file, hub, waits):
 
 def test_addresses_that_expire_are_asked_for_again(file, hub, waits):
     hub.lifetime = 2
-    assert [file.read(n, 10) for n in range(7)] == [CONTENT[n : n + 10] for n in range(7)]
+    assert [short(file, n, 10) for n in range(7)] == [CONTENT[n : n + 10] for n in range(7)]
     assert len(hub.addresses) == 4
-    assert waits == []
-
-
-def test_addresses_that_are_never_good_are_given_up(file, hub):
-    hub.lifetime = 0
-    with pytest.raises(HubError, match=r"localhost:\d+ no longer gives it \(403\)"):
-        read(file)
-    assert len(hub.addresses) == ranges.RENEWALS + 1
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [({"size": 299_999}, "300000 bytes, not .* and 299999"), ({"content": "0" * 64}, "another content")],
-)
-def test_what_changed_since_it_was_listed_is_refused(file, hub, changes, message):
-    with pytest.raises(HubError, match=message):
-        remote(**changes).read(0, 10)
-    hub.lifetime = 10
-    with pytest.raises(HubError, match=message):
-        remote(**changes).read(0, 10)
+    assert waits == [ranges.WAITS[0]] * 3
 
 
 def test_a_hub_that_refuses_is_named(file, hub):
     hub.refused["org/tiny"] = 403, ""
     with pytest.raises(HubError, match=r"gives no permission \(403\)"):
-        file.read(0, 10)
+        short(file, 0, 10)
 
 
 def test_nobody_there(file, hub, waits, monkeypatch):
@@ -241,18 +186,16 @@ def test_nobody_there(file, hub, waits, monkeypatch):
         "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}",
     )
     with pytest.raises(HubError, match=r"refused.*9 times one after another"):
-        file.read(0, 10)
+        short(file, 0, 10)
     assert waits == list(ranges.WAITS)
 
 
 def test_stopped_reading_ends(hub):
     hub.add("org/tiny", {FILE: CONTENT})
     file = remote()
-    with file.reading(0, 200_000) as fill:
-        fill(memoryview(bytearray(10)))
-        file.traffic.stop()
-        with pytest.raises(HubError, match="stopped"):
-            fill(memoryview(bytearray(190_000)))
+    file.traffic.stop()
+    with pytest.raises(HubError, match="stopped"):
+        read_into(file, 0, memoryview(bytearray(10)))
 
 
 @pytest.mark.parametrize("lifetime", [None, 10])
@@ -260,6 +203,6 @@ def test_the_token_goes_to_the_hub_alone(file, hub, monkeypatch, lifetime):
     """The other host of `hub_server` would answer nothing."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     hub.lifetime = lifetime
-    assert file.read(0, 10) == CONTENT[:10]
+    assert short(file, 0, 10) == CONTENT[:10]
     assert hub.tokens == {"Bearer hf_secret"}
     assert any("/signed/" in line for line in hub.requests) == (lifetime is not None)

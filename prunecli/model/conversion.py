@@ -1,0 +1,175 @@
+"""GGUF files and LoRA adapters as checkpoint directories: transformers decodes the one, peft merges the other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from prunecli.errors import CheckpointError, PruneError, kind_and_reason, reason_of
+from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.tensors.directory import WEIGHT_NAMES, read_config
+from prunecli.tensors.hub.fetch import local_directory
+from prunecli.tensors.hub.names import CONVERTED, hub_name
+from prunecli.tensors.json_files import read_object
+from prunecli.tensors.other_formats import ADAPTER, is_prompt
+from prunecli.tensors.side_files import side_files
+
+GGUF = "gguf>=0.10"
+PEFT = "peft>=0.18"  # earlier versions import names that transformers 5 lacks
+
+_CONVERTED: dict[Path, TemporaryDirectory[str]] = {}
+"""File or directory of the user -> the temporary directory with its checkpoint, removed when Python exits."""
+
+_TASKS = {
+    "SEQ_2_SEQ_LM": "Seq2SeqLM",
+    "CAUSAL_LM": "CausalLM",
+    "SEQ_CLS": "SequenceClassification",
+    "TOKEN_CLS": "TokenClassification",
+    "QUESTION_ANS": "QuestionAnswering",
+    "FEATURE_EXTRACTION": "",
+}
+"""Task of an adapter, as peft calls it -> end of the name of the AutoModel class of its base model."""
+
+
+def checkpoint_directory(
+    name: Path | str, *, say: Say = unsaid, progress: Progress = silent, bars: bool = True
+) -> Path:
+    """`local_directory`; a GGUF file or an adapter is first converted to a directory that lasts as long as Python runs.
+
+    Raises:
+        HubError, OutputError, CheckpointError: as `local_directory`.
+        PruneError: the package that converts is missing.
+        CheckpointError: the file or adapter cannot be converted, or the base model cannot be opened.
+    """
+    path = local_directory(name, say=say, progress=progress, bars=bars)
+    weights = [path / f"{file}{ending}" for file in WEIGHT_NAMES for ending in ("", ".index.json")]
+    gguf = [path] if path.is_file() else [*path.glob("*.gguf")]
+    is_gguf = len(gguf) == 1 and gguf[0].suffix == ".gguf"
+    is_adapter = (path / ADAPTER).is_file() and not is_prompt(path)
+    if any(file.is_file() for file in weights) or not (is_gguf or is_adapter):
+        return path
+    real = path.resolve()
+    if real not in _CONVERTED:
+        beside = Path.cwd() if os.access(Path.cwd(), os.W_OK) else None  # where results go by default
+        folder = TemporaryDirectory(prefix=CONVERTED, dir=beside)
+        new = Path(folder.name) / real.name  # the name that results give as their source
+        with _plain_errors(path, bars and sys.stderr.isatty()):
+            say(_merge(path, new, say) if is_adapter else _decode(gguf[0], new))
+        _CONVERTED[real] = folder
+    return Path(_CONVERTED[real].name) / real.name
+
+
+def require_package(requirement: str, what: str) -> Any:
+    """Import an optional package.
+
+    Args:
+        requirement: package and version, as pip takes them.
+        what: the feature that needs the package.
+
+    Raises:
+        PruneError: the package is missing, or does not work with the installed transformers.
+    """
+    package = requirement.partition(">")[0]
+    try:
+        return import_module(package)
+    except ImportError as error:
+        is_absent = isinstance(error, ModuleNotFoundError) and error.name == package
+        why = "which is not installed" if is_absent else f"which cannot be imported ({reason_of(error)})"
+        raise PruneError(
+            f"{what} needs {package}, {why}.", f"Install it: pip install --upgrade '{requirement}'."
+        ) from error
+
+
+@contextmanager
+def _plain_errors(path: Path, bars: bool) -> Iterator[None]:
+    """Raise errors of transformers and peft as `CheckpointError`; hide warnings, and progress unless `bars`."""
+    from prunecli.model.skeleton import quiet
+
+    try:
+        with quiet(), redirect_stderr(sys.stderr if bars else StringIO()):
+            yield
+    except (PruneError, MemoryError):
+        raise
+    except Exception as error:  # of any kind: what libraries make of a file
+        if isinstance(error, OSError) and error.errno:  # a full disk, say
+            raise
+        raise CheckpointError(
+            f"{path}: cannot be converted ({kind_and_reason(error)})",
+            "Give the model as model.safetensors or pytorch_model.bin.",
+        ) from error
+
+
+def _decode(file: Path, new: Path) -> str:
+    """Decode a GGUF file to the directory `new`; returns a line about the result."""
+    gguf = require_package(GGUF, f"{file}: decoding GGUF")
+    import torch
+    import transformers
+
+    fields = gguf.GGUFReader(file).fields
+    kind = "GGUF"
+    if (stated := fields.get("general.file_type")) is not None:
+        kind = gguf.LlamaFileType(stated.contents()).name.partition("_")[2]
+    dtype = {"F32": "float32", "F16": "float16"}.get(kind, "bfloat16")
+    where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+    config = transformers.AutoConfig.from_pretrained(file.parent, **where)
+    keeps_blocks = getattr(transformers, "GgufConfig", None)  # older versions always decode
+    model, found = _class_of(config).from_pretrained(
+        file.parent,
+        **where,
+        **({"quantization_config": keeps_blocks(dequantize=True)} if keeps_blocks else {}),
+        dtype=getattr(torch, dtype),
+        output_loading_info=True,
+    )
+    if missing := sorted(found["missing_keys"]):  # transformers draws them at random
+        raise CheckpointError(f"{file}: lacks {missing[0]} ({len(missing)} such tensors)")
+    model.hf_quantizer = None  # which refuses to save although every weight is decoded
+    vars(model.config).pop("quantization_config", None)
+    model.save_pretrained(new)
+    if "tokenizer.ggml.tokens" in fields:
+        transformers.AutoTokenizer.from_pretrained(file.parent, **where).save_pretrained(new)
+    return f"Decoded from {kind} to {dtype}: {file}"
+
+
+def _merge(path: Path, new: Path, say: Say) -> str:
+    """Merge an adapter into its base model, in the directory `new`; returns a line about the result."""
+    peft = require_package(PEFT, f"{path}: merging an adapter")
+    import transformers
+
+    adapter = read_object(path / ADAPTER)
+    named, revision = adapter.get("base_model_name_or_path"), adapter.get("revision")
+    if not isinstance(named, str) or not named:
+        raise CheckpointError(f"{path / ADAPTER}: names no base model", "Set base_model_name_or_path.")
+    try:
+        base = checkpoint_directory(f"{named}@{revision}" if revision and hub_name(named) else named, say=say)
+        read_config(base)
+    except PruneError as error:
+        raise type(error)(f"{path}: its base model {error.message}", error.remedy) from error
+    config = transformers.AutoConfig.from_pretrained(base, local_files_only=True)
+    ending = _TASKS.get(str(adapter.get("task_type")))
+    name = "AutoModel" if not ending else f"AutoModelFor{ending}"
+    model_class = _class_of(config) if ending is None else getattr(transformers, name)
+    model = model_class.from_pretrained(base, dtype="auto", local_files_only=True)
+    peft.PeftModel.from_pretrained(model, path).merge_and_unload().save_pretrained(new)
+    for folder in (base, path):
+        for file in side_files(folder, ()).carried:
+            target = new / file.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if file.name != "generation_config.json":
+                shutil.copyfile(file, target)
+    return f"Merged with its base model {named}: {path}"
+
+
+def _class_of(config: Any) -> Any:
+    """The class of transformers that `config` names, or else the Auto class of language models."""
+    import transformers
+
+    pair = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
+    return getattr(transformers, (config.architectures or [pair])[0])

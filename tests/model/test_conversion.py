@@ -1,0 +1,171 @@
+"""Models in other forms: GGUF files are decoded, adapters are merged into their base models."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from prunecli.errors import CheckpointError, PruneError
+from prunecli.model import conversion
+from prunecli.model.checkpoint import open_model
+from prunecli.tensors.hub.names import origin
+from tests.families import tiny_family
+from tests.tiny import PIECES, write_json
+
+
+@pytest.fixture(autouse=True)
+def forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory is the test's own; what is converted there is forgotten at the end."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(conversion, "_CONVERTED", {})
+
+
+def write_gguf(source: Path, file: Path, *, without: str = "-", quantised: bool = False) -> dict[str, Any]:
+    """Write a tiny Qwen2 as llama.cpp does it; returns the values under the names of transformers."""
+    gguf = pytest.importorskip("gguf")
+    with open_model(source) as checkpoint:
+        config, tensors = checkpoint.config, {name: checkpoint.read(name) for name in checkpoint.tensors}
+    writer = gguf.GGUFWriter(file, "qwen2")
+    for name, key in (
+        ("context_length", "max_position_embeddings"),
+        ("embedding_length", "hidden_size"),
+        ("block_count", "num_hidden_layers"),
+        ("feed_forward_length", "intermediate_size"),
+        ("head_count", "num_attention_heads"),
+        ("head_count_kv", "num_key_value_heads"),
+    ):
+        getattr(writer, f"add_{name}")(config[key])
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if quantised else gguf.LlamaFileType.ALL_F32)
+    writer.add_tokenizer_model("gpt2")
+    pieces = [*PIECES[1:], "he"]
+    writer.add_token_list([*pieces, *(f"<{number}>" for number in range(config["vocab_size"] - len(pieces)))])
+    writer.add_token_merges(["h e"])
+    writer.add_eos_token_id(len(pieces))
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, config["num_hidden_layers"])
+    for name, values in tensors.items():
+        stem, _, ending = name.rpartition(".")
+        if without in name:
+            continue
+        if quantised and values.ndim == 2 and ending == "weight":
+            kind = gguf.GGMLQuantizationType.Q8_0
+            packed = gguf.quantize(values, kind)
+            tensors[name] = gguf.dequantize(packed, kind)
+            writer.add_tensor(f"{names.get_name(stem)}.{ending}", packed, raw_dtype=kind)
+        else:
+            writer.add_tensor(f"{names.get_name(stem)}.{ending}", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return tensors
+
+
+def test_a_gguf_file_opens_with_its_values_and_tokenizer(tmp_path: Path) -> None:
+    source = tiny_family(tmp_path / "source", "qwen2")
+    (tmp_path / "model").mkdir()
+    file = tmp_path / "model" / "tiny.Q8_0.gguf"
+    tensors = write_gguf(source, file)
+    said: list[str] = []
+    directory = conversion.checkpoint_directory(file, say=said.append)
+    assert said == [f"Decoded from F32 to float32: {file}"]
+    assert origin(directory) == {"path": file.name}
+    with open_model(file) as checkpoint, open_model(source) as other:
+        assert checkpoint.path == directory
+        assert {name: checkpoint.read(name).tolist() for name in checkpoint.tensors} == {
+            name: values.tolist() for name, values in tensors.items()
+        }
+        assert checkpoint.fingerprint == other.fingerprint
+    from transformers import AutoTokenizer
+
+    assert AutoTokenizer.from_pretrained(directory).tokenize("the") == ["t", "he"]
+    assert conversion.checkpoint_directory(file.parent) != directory  # another name, another conversion
+    assert directory.parent.parent == tmp_path
+    conversion._CONVERTED.clear()
+    gc.collect()
+    assert not directory.exists()
+    assert not [*tmp_path.glob(".prunecli-*")]
+
+
+def test_a_directory_with_one_quantised_gguf_file_becomes_bfloat16(tmp_path: Path) -> None:
+    source = tiny_family(tmp_path / "source", "qwen2", vocab_size=64, hidden_size=64, intermediate_size=96)
+    (tmp_path / "model").mkdir()
+    tensors = write_gguf(source, tmp_path / "model" / "a.gguf", quantised=True)
+    with open_model(tmp_path / "model") as checkpoint:
+        for name, values in tensors.items():
+            held = checkpoint.read(name).astype(np.float32)
+            assert np.array_equal(held, torch.tensor(values).bfloat16().float().numpy()), name
+    write_gguf(source, tmp_path / "model" / "b.gguf")
+    with pytest.raises(CheckpointError, match=r"in GGUF \(a.gguf\)"):
+        open_model(tmp_path / "model")
+
+
+def test_gguf_files_that_cannot_be_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + bytes(60))
+    with pytest.raises(PruneError, match=r"a.gguf: (decoding GGUF needs gguf|cannot be converted)"):
+        open_model(tmp_path / "a.gguf")
+    source = tiny_family(tmp_path / "source", "qwen2")
+    write_gguf(source, tmp_path / "b.gguf", without="mlp.up_proj")
+    with pytest.raises(CheckpointError, match=r"b.gguf: lacks model.layers.0.mlp.up_proj.weight \(3 such"):
+        open_model(tmp_path / "b.gguf")
+    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
+    with pytest.raises(PruneError, match="which is not installed") as refused:
+        open_model(tmp_path / "b.gguf")
+    assert "pip install --upgrade 'gguf>=0.10'" in str(refused.value.remedy)
+
+
+def _adapter(base: Path, folder: Path, **changes: Any) -> dict[str, np.ndarray]:
+    """Write an adapter whose updates are not zero; returns the weights of the base with the updates added."""
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    config = peft.LoraConfig(
+        r=2, task_type="CAUSAL_LM", target_modules=["q_proj", "down_proj"], init_lora_weights=False
+    )
+    adapted = peft.get_peft_model(model, config)
+    adapted.save_pretrained(folder)
+    file = folder / "adapter_config.json"
+    write_json(file, json.loads(file.read_text()) | changes)
+    return {name: value.numpy() for name, value in adapted.merge_and_unload().state_dict().items()}
+
+
+def test_an_adapter_is_merged_into_its_base(tmp_path: Path) -> None:
+    base, folder = tiny_family(tmp_path / "base", "llama"), tmp_path / "adapter"
+    merged = _adapter(base, folder)
+    (folder / "chat_template.jinja").write_text("own")
+    said: list[str] = []
+    directory = conversion.checkpoint_directory(folder, say=said.append)
+    assert said == [f"Merged with its base model {base}: {folder}"]
+    assert (directory / "chat_template.jinja").read_text() == "own"
+    assert (directory / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
+    assert not (directory / "adapter_config.json").exists()
+    with open_model(folder) as checkpoint, open_model(base) as other:
+        assert checkpoint.path == directory
+        assert checkpoint.fingerprint != other.fingerprint
+        for name in checkpoint.tensors:
+            assert np.array_equal(checkpoint.read(name), merged[name]), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"base_model_name_or_path": None}, "adapter_config.json: names no base model"),
+        ({"base_model_name_or_path": "org/none"}, "adapter: its base model org/none: no such directory here"),
+        ({"base_model_name_or_path": "nowhere/to/be"}, "adapter: its base model nowhere/to/be: no such dir"),
+        ({"peft_type": "PREFIX_TUNING"}, r"an adapter \(PREFIX_TUNING\) of .*base, not a whole model"),
+        ({"r": 3}, "adapter: cannot be converted"),
+    ],
+)
+def test_adapters_that_cannot_be_merged(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    _adapter(tiny_family(tmp_path / "base", "llama"), tmp_path / "adapter", **changes)
+    with pytest.raises(PruneError, match=said):
+        open_model(tmp_path / "adapter")
