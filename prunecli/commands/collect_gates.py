@@ -113,8 +113,8 @@ def collect_gates(
                 outputs.check()
             opened = stack.enter_context(open_model(checkpoint_or_demo(checkpoint, demo)))
 
+            from prunecli.methods.experts.batches import CollectOptions
             from prunecli.methods.experts.collect import collect_gates as collect
-            from prunecli.methods.experts.score import CollectOptions
 
             whole_files = texts.reads_whole(is_demo=text is None)
             corpora = None

@@ -34,8 +34,8 @@ from prunecli.selection.selection import Selection
 from prunecli.text.choice import TextChoice
 from tests.commands.calls import call
 from tests.families import tiny_family
+from tests.methods.experts.test_batches_texts import OPTIONS, TEXTS
 from tests.methods.experts.test_layerwise import PLENTY
-from tests.methods.experts.test_texts import OPTIONS, TEXTS
 from tests.quantising import quantise
 from tests.reference.quantisation import SCHEMES
 from tests.selections import kept_experts

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from prunecli.methods.experts.batches import CollectOptions, Translation
 from prunecli.methods.experts.observer import GateObserver
-from prunecli.methods.experts.score import CollectOptions, score
-from prunecli.methods.experts.translation import Translation
+from prunecli.methods.experts.score import score
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.grouped import has_grouped_kernel
 from prunecli.modules.loading import load_model

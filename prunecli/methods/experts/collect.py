@@ -11,11 +11,9 @@ import torch
 from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import labels_for
+from prunecli.methods.experts.batches import DEFAULT, CollectOptions, Texts, Translation
 from prunecli.methods.experts.options import of_language_model
-from prunecli.methods.experts.resume import PartialRun, layers_paths
-from prunecli.methods.experts.score import DEFAULT, CollectOptions, Material, score
-from prunecli.methods.experts.texts import Texts
-from prunecli.methods.experts.translation import Translation
+from prunecli.methods.experts.score import PartialRun, layers_paths, score
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import Load, weight_bytes
 from prunecli.modules.devices import Devices, choose_devices
@@ -111,41 +109,50 @@ def collect_gates(
         checkpoint.require_mixtures()  # a model without experts is refused before anything heavy is loaded
         checkpoint.refuse_constants()
         material = material_of(checkpoint, choice, options, say)
+        refusal = material.whole(checkpoint)
+        if memory is not None and refusal is not None:
+            raise refusal
         devices = choose_devices(device)
         where = devices.first
-        if where.type == "cuda" and where.index is None:  # for threads too, whose `cuda` is the first
+        if where.type == "cuda" and where.index is None:  # in other threads "cuda" is the first GPU
             where = torch.device("cuda", torch.cuda.current_device())
         devices = replace(devices, first=where)
-        if memory is not None and (refusal := material.whole(checkpoint)) is not None:
-            raise refusal
-        key = {"model": checkpoint.fingerprint, "dtype": dtype, **material.key}
+        key = {"format": 2, "model": checkpoint.fingerprint, "dtype": dtype, **material.key}
         outputs = material.outputs if isinstance(material, Texts) else None
-        # Nothing is gone on from with sums of outputs: they are too many to be kept now and then.
+        # Sums of outputs are too large to be written now and then: such a run is not resumed.
         partial_run = PartialRun(None if outputs is not None else path, key, process_group, say)
-    kind = _dtype(checkpoint, material, options, devices, dtype, partial_run.dtype(), process_group, say)
+    load = DecodingOptions(options.beam, options.batch_tokens).load if material.mode == "beam" else None
+    if dtype == "auto":
+        dtype = process_group.broadcast(partial_run.dtype()) or dtype
+    kind = _dtype(checkpoint, refusal is None, load, devices, dtype, process_group, say)
     key["compute"] = str(kind)
     process_group.require_same({**key, "device": where.type, "memory": memory is None})
-    if memory is None:
-        memory = memory_for(checkpoint, material, devices, kind, process_group, say)
+    if memory is None and refusal is None:
+        memory = memory_for(checkpoint, devices, kind, process_group, say)
     report = None if memory is None else RunReport()
-    with partial_run.kept() as (state, save):
+    with partial_run.kept() as state:
         runner: Runner
         if memory is None or report is None:
-            room = decoding_room(checkpoint, _load(options), kind) if material.mode == "beam" else 0
+            room = 0 if load is None else decoding_room(checkpoint, load, kind)
             model_held = load_model(checkpoint.path, device=devices, dtype=kind, room=room)
             runner = InMemory(model_held, process_group)
         else:
-            resources = Resources(where, kind, memory, spill_directory)
-            snapshots = partial_run.snapshots(state)
             runner = Layerwise(
                 checkpoint,
-                resources,
+                Resources(where, kind, memory, spill_directory),
                 report,
                 process_group=process_group,
-                snapshots=snapshots,
+                snapshots=partial_run.snapshots(state),
             )
-        tokenizer = load_tokenizer(checkpoint.path)
-        statistics = score(runner, checkpoint, tokenizer, material, state=state, save=save, progress=progress)
+        statistics = score(
+            runner,
+            checkpoint,
+            load_tokenizer(checkpoint.path),
+            material,
+            state=state,
+            save=partial_run.save,
+            progress=progress,
+        )
     if report is not None:
         report = replace(report, bytes_read=int(*process_group.all_reduce([report.bytes_read])))
     whole_files = material.corpora[0].whole_files if isinstance(material, Texts) else None
@@ -190,38 +197,30 @@ def material_of(
     return Texts(choice, options, outputs={} if options.mean_outputs else None)
 
 
-def _load(options: CollectOptions) -> Load:
-    """What a search decodes."""
-    return DecodingOptions(options.beam, options.batch_tokens).load
-
-
 def _dtype(
     checkpoint: Checkpoint,
-    material: Material,
-    options: CollectOptions,
+    by_layer: bool,
+    load: Load | None,
     devices: Devices,
     asked: str,
-    earlier: str | None,
     process_group: ProcessGroup,
     say: Say,
 ) -> torch.dtype:
-    """The type that gates are computed in: any size fits layer by layer, where the material goes so.
+    """The type that gates are computed in.
 
     Args:
+        by_layer: whether the model can run layer by layer, so that any type fits.
+        load: what a search decodes. If None, nothing is searched.
         asked: a type, or "auto".
-        earlier: the type of the run that this one goes on from.
     """
-    if asked == "auto":
-        asked = process_group.broadcast(earlier) or asked
     opened = dict.fromkeys(labels_for([checkpoint.path]), checkpoint)
-    if material.whole(checkpoint) is not None:
-        searches = material.mode == "beam"
+    if not by_layer:
         return fitting_dtype(
             opened,
             devices,
             asked,
-            beside=decoding(_load(options)) if searches else nothing,
-            by_layer="--mode forced --memory" if searches else "",
+            beside=nothing if load is None else decoding(load),
+            by_layer="" if load is None else "--mode forced --memory",
             process_group=process_group,
             say=say,
         )
@@ -232,17 +231,12 @@ def _dtype(
 
 
 def memory_for(
-    checkpoint: Checkpoint,
-    material: Material,
-    devices: Devices,
-    dtype: torch.dtype,
-    process_group: ProcessGroup,
-    say: Say,
+    checkpoint: Checkpoint, devices: Devices, dtype: torch.dtype, process_group: ProcessGroup, say: Say
 ) -> int | None:
-    """Bytes that a run layer by layer may take; None where the whole model is to be held, by all processes."""
+    """Bytes for a run layer by layer. None if the whole model fits in the memory of each process."""
     device = devices.first
     whole = weight_bytes(checkpoint, parse_dtype(str(dtype)))
-    if material.whole(checkpoint) is not None or whole <= FREE_SHARE * free_for_each(device, process_group):
+    if whole <= FREE_SHARE * free_for_each(device, process_group):
         return None
     if devices.others and (need := need_of(checkpoint, devices, dtype)).spread() is not None:
         say_spread(origin(checkpoint.path)["path"], need, say)

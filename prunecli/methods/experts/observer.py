@@ -33,8 +33,8 @@ class Summing:
         layers: the mixtures of the checkpoint that a forward pass runs.
 
     Attributes:
-        names: of the sums that `take` gives.
-        rows: those of an expert, in the order in which `_add` takes them.
+        names: names of the sums that `take` returns.
+        rows: names of the rows that `_add` takes.
     """
 
     names: tuple[str, ...]
@@ -51,38 +51,39 @@ class Summing:
             PruneError: an expert's output is not finite.
         """
         taken: LayerSums = {}
-        by_device: dict[torch.device, list[int]] = {}
-        for index, (_, sums) in self._sums.items():
-            by_device.setdefault(sums.device, []).append(index)
-        for indices in by_device.values():  # at once: each copy waits for a GPU
-            held = torch.cat([self._sums[index][1] for index in indices], dim=1).cpu().numpy()
-            for index in indices:
-                layer, (tokens, sums) = self._layers[index], self._sums[index]
-                found, held = np.split(held, [sums.shape[1]], axis=1)
-                if not np.isfinite(found).all():
-                    raise PruneError(
-                        f"{layer.name}: the output of an expert is not finite",
-                        "Compute with --dtype float32.",
-                    )
-                taken[index] = row = GateSums.zeros(1, layer.original_experts, self.names)
-                row.tokens[0] = tokens
-                for name, values in zip(self.rows, found, strict=True):
-                    getattr(row, name)[0, list(layer.experts)] = np.rint(values) if name in COUNTS else values
+        if not self._sums:
+            return taken
+        sums = [sums for _, sums in self._sums.values()]
+        # One copy for all layers, because each copy waits for a GPU.
+        held = torch.cat([one.to(sums[0].device) for one in sums], dim=1).cpu().numpy()
+        for index, (tokens, one) in self._sums.items():
+            layer = self._layers[index]
+            found, held = np.split(held, [one.shape[1]], axis=1)
+            if not np.isfinite(found).all():
+                raise PruneError(
+                    f"{layer.name}: the output of an expert is not finite",
+                    "Compute with --dtype float32.",
+                )
+            taken[index] = row = GateSums.zeros(1, layer.original_experts, self.names)
+            row.tokens[0] = tokens
+            for name, values in zip(self.rows, found, strict=True):
+                getattr(row, name)[0, list(layer.experts)] = np.rint(values) if name in COUNTS else values
         self._sums = {}
         return taken
 
     def _add(self, index: int, tokens: int, sums: Tensor) -> None:
         """Add `[rows, experts]` of a layer."""
-        if (before := self._sums.get(index)) is not None:
-            together = sums + before[1]
+        if index in self._sums:
+            counted, before = self._sums[index]
+            together = sums + before
             if self.rows[-1] == "norm_max":
-                together[-1] = torch.maximum(sums[-1], before[1][-1])
-            tokens, sums = tokens + before[0], together
+                together[-1] = torch.maximum(sums[-1], before[-1])
+            tokens, sums = tokens + counted, together
         self._sums[index] = tokens, sums
 
 
 class GateObserver(Summing):
-    """Sums what the routers of sparse FFNs do. An `Observer`."""
+    """Observer that sums what the routers of sparse FFNs do."""
 
     names = SUMS
     rows = ("gate_sum", "top1", "conf1_sum", "top2", "conf2_sum")
@@ -124,13 +125,14 @@ class GateObserver(Summing):
 
 
 class StockObserver(Summing):
-    """Sums what the experts of a language model do. An `Observer`.
+    """Observer that sums what the experts of a language model do.
 
     A token's experts are ranked by the weight that the router gives them, equal ones by their number.
 
     Args:
         layers: see `Summing`.
-        outputs: what outputs are added to, too: text, layer's name -> `[original experts, width]` float64.
+        outputs: sums of outputs, which passes add to: (text, layer's name) -> `[original experts, width]` float64. If
+            None, outputs are not summed.
 
     Attributes:
         text: name of the text that the next pass reads.
@@ -177,26 +179,25 @@ class StockObserver(Summing):
             for index, module in enumerate(modules.values()):
                 module.observer = partial(self._observe, index)
                 if self._outputs is not None:
-                    module.counted = partial(self._counted, self._layers[index].side)
+                    module.counted = partial(self._real.get, self._layers[index].side)
             yield
 
     @contextmanager
     def reading(self, mask: Tensor | None, encoder_mask: Tensor | None = None) -> Iterator[None]:
-        """While the block runs a pass, the tokens count that are 1 in `mask` `[batch, seq]`; None: all.
+        """While the block runs a pass, count only the tokens that are 1 in the masks `[batch, seq]`.
 
         Args:
-            encoder_mask: the same of the encoder's tokens, where there is one.
+            mask: tokens of the decoder. If None, all count.
+            encoder_mask: tokens of the encoder. If None, all count.
         """
         masks: dict[Side, Tensor | None] = {"decoder": mask, "encoder": encoder_mask}
-        self._real = {
-            side: found.reshape(-1).bool()
-            for side, found in masks.items()
-            if found is not None and not bool(found.all())
-        }
+        for side, found in masks.items():
+            if found is not None and not bool(found.all()):
+                self._real[side] = found.reshape(-1).bool()
         try:
             yield
         finally:
-            self._real = {}
+            self._real.clear()
 
     def _observe(self, index: int, use: ExpertUse) -> None:
         experts, weights, norms, routed = use.experts, use.weights.double(), use.norms.double(), use.routed
@@ -215,19 +216,16 @@ class StockObserver(Summing):
                 self._outputs[key] = np.zeros((layer.original_experts, found.shape[1]))
             self._outputs[key][np.asarray(layer.experts)] += found
         tokens, ids, columns = len(experts), experts.reshape(-1), _columns(experts, weights, norms)
-        norms = norms.reshape(-1)
         if routed is not None:
             taken = routed.reshape(-1)
-            ids, columns, norms = ids[taken], columns[taken], norms[taken]
+            ids, columns = ids[taken], columns[taken]
         if ids.device.type == "cpu":
             sums = columns.new_zeros(layer.num_experts, columns.shape[1]).index_add_(0, ids, columns)
         else:  # there index_add_ adds in any order
             sums = functional.one_hot(ids, layer.num_experts).to(columns.dtype).T @ columns
+        norms = columns[:, self.rows.index("norm_sum")]
         largest = norms.new_zeros(layer.num_experts).scatter_reduce_(0, ids, norms, "amax")
         self._add(index, tokens, torch.cat([sums.T, largest[None]]))
-
-    def _counted(self, side: Side) -> Tensor | None:
-        return self._real.get(side)
 
 
 def _columns(experts: Tensor, gates: Tensor, norms: Tensor) -> Tensor:

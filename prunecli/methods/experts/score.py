@@ -1,183 +1,55 @@
 """Measure: gate statistics of a mixture of experts (2212.09811, 4.1-4.2; 2510.13999, eq. 9), by any runner.
 
 Every real token that a sparse layer routes is counted: no padding, no beams of finished sentences. Sums are added in
-the order of the batches, whoever runs them: whether the model is held whole or a layer at a time, how many processes
-share the batches, and how often a run was interrupted changes no bit.
+the order of the batches: whether the model is in memory or runs layer by layer, how many processes share the batches,
+and how often a run was interrupted changes no bit. An unfinished run keeps its sums in hidden files beside its output.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from itertools import islice
-from typing import Any, Literal, Protocol
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from prunecli.architectures.records import Side
-from prunecli.choices import Choices
-from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.observer import GateObserver, LayerSums, StockObserver
+from prunecli.errors import PruneError, StatisticsError
+from prunecli.methods.experts.batches import Batch, Entry, Material
+from prunecli.methods.experts.observer import LayerSums
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.sparse_layer import SparseLayer
-from prunecli.processes import ProcessGroup
-from prunecli.progress import Progress, silent
-from prunecli.results.gates import GateStatistics, GateSums, Mode
-from prunecli.running.layerwise.runner import Layerwise
-from prunecli.running.runner import Advance, BatchCost, Run, Runner, ignored
+from prunecli.processes import ALONE, ProcessGroup, undisturbed
+from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.results.gates import COUNTS, Array, GateStatistics, GateSums
+from prunecli.running.layerwise.snapshot import Snapshots, belongs
+from prunecli.running.runner import Advance, Observer, Run, Runner, ignored
+from prunecli.tensors.documents import layers_path, partial_path, write_json
+from prunecli.tensors.json_files import lenient, read_json
 
-Entry = tuple[str, ...]
-"""What sums are kept of on the way: (source, "X"), whose sums are the encoder's; (source, target); (text,)."""
-
-
-@dataclass(frozen=True)
-class CollectOptions(Choices):
-    """How statistics are collected.
-
-    Attributes:
-        mode: "forced" runs the decoder on the reference, "beam" searches. The paper's authors did the first for
-            their 202 languages, the second for 30 and for 53. Language models have no such choice.
-        beam: hypotheses per sentence, at least 2, in beam mode.
-        batch_tokens: padded tokens in a batch (the beams come on top).
-        context: of language models, tokens of a window; None: see `window_length`.
-        max_tokens: of language models, tokens of each text at most; None: all.
-        mean_outputs: of language models, whether sums of outputs go to a file beside the statistics.
-    """
-
-    mode: Literal["forced", "beam"] = "forced"
-    beam: int = 4
-    batch_tokens: int = 4096
-    context: int | None = None
-    max_tokens: int | None = None
-    mean_outputs: bool = False
-
-
-DEFAULT = CollectOptions()
+SAVE_EVERY_S = 20.0
 
 
 @dataclass(frozen=True)
 class State:
-    """What a run has counted so far: a value that can be saved and continued.
+    """Sums of the batches that are done.
 
     Attributes:
-        batches: finished ones, in their order.
-        sums: of each entry.
+        batches: number of batches that are done; batches have a fixed order.
+        sums: sums of each entry.
     """
 
     batches: int = 0
     sums: Mapping[Entry, GateSums] = field(default_factory=dict)
-
-
-class Sums:
-    """Sums by entry, to which those of passes are added, batch by batch.
-
-    Args:
-        before: of the batches before.
-        empty: of an entry that has none yet.
-        process_group: the processes that share the batches.
-    """
-
-    def __init__(
-        self, before: Mapping[Entry, GateSums], empty: GateSums, process_group: ProcessGroup
-    ) -> None:
-        self.entries = dict(before)
-        self._empty, self._process_group = empty, process_group
-
-    def add(self, entries: Sequence[Sequence[Entry]], seen: list[LayerSums]) -> None:
-        """Add what was seen of the passes of all processes.
-
-        Args:
-            entries: of each batch of this process, one for each of its passes.
-            seen: of all its passes.
-        """
-        owners = [(number, entry) for number, batch in enumerate(entries) for entry in batch]
-        mine: list[dict[Entry, LayerSums]] = [{} for _ in entries]
-        for (number, entry), layers in zip(owners, seen, strict=True):
-            mine[number][entry] = layers
-        for batch in self._process_group.gather_shares(mine):
-            for entry, layers in batch.items():
-                if layers or entry not in self.entries:
-                    self.entries[entry] = self.entries.get(entry, self._empty).plus(layers)
-
-    def kept(self) -> list[Any]:
-        """All of it, as `Run.forward` keeps things."""
-        return [
-            [*entry, [torch.from_numpy(getattr(sums, name)) for name in sums.names]]
-            for entry, sums in self.entries.items()
-        ]
-
-    def restore(self, kept: list[Any]) -> None:
-        """Go on from what `kept` gave."""
-        self.entries = {
-            tuple(entry): GateSums(*(array.numpy() for array in arrays)) for *entry, arrays in kept
-        }
-
-
-class Batch(Protocol):
-    """Rows that are run together.
-
-    Attributes:
-        size: in units of the progress.
-    """
-
-    @property
-    def size(self) -> int: ...
-
-    def cost(self, runner: Layerwise) -> BatchCost:
-        """What the batch takes layer by layer."""
-
-
-@dataclass(frozen=True)
-class Passes:
-    """What is run, in which batches, and whose the sums of each pass are.
-
-    Attributes:
-        observer: sees what the passes do.
-        entries: name of an entry of the statistics -> whose sums are added up for it.
-        total: units of all batches, for the progress.
-        unit: what it counts.
-        batches: every batch, in an order that is a function of the material alone.
-        steps: from batches to their passes through each stack.
-        run: runs this process's batches of a group and adds up what is seen; `advance` is called with units that are
-            done.
-    """
-
-    observer: GateObserver | StockObserver
-    entries: Mapping[str, Sequence[Entry]]
-    total: int
-    unit: str
-    batches: Iterator[Any]
-    steps: Callable[[Sequence[Any]], Mapping[Side, int]]
-    run: Callable[[Run, Sequence[Any], Sums, Advance], None]
-
-
-class Material(Protocol):
-    """Text, and how a model is run over it.
-
-    Attributes:
-        mode: of the statistics.
-        key: everything that the sums depend on, beside the model and the type.
-    """
-
-    @property
-    def mode(self) -> Mode: ...
-
-    @property
-    def key(self) -> dict[str, Any]: ...
-
-    def whole(self, checkpoint: Checkpoint, /) -> UsageError | None:
-        """Why the whole model must be in memory; None: it may be run layer by layer."""
-
-    def layers(self, checkpoint: Checkpoint) -> tuple[SparseLayer, ...]:
-        """The sparse layers that it runs.
-
-        Raises:
-            UnsupportedModelError: there are none.
-        """
-
-    def passes(self, runner: Runner, layers: Sequence[SparseLayer], tokenizer: Any) -> Passes:
-        """How it goes through the runner's model."""
 
 
 def score(
@@ -195,9 +67,9 @@ def score(
     Experts are numbered as in the original model; those that were pruned before hold zeros.
 
     Args:
-        runner: of `checkpoint`; each of several processes has its own, calls this with the same state, and has the
+        runner: runs `checkpoint`; each of several processes has its own, calls this with the same state, and has the
             same result.
-        state: of an interrupted run with the same arguments, by any runner, to go on from.
+        state: state of an interrupted run with the same arguments, by any runner, to resume.
         save: called with the state after every group of batches.
 
     Raises:
@@ -207,38 +79,38 @@ def score(
         StatisticsError: the state was not whole.
         PruneError: another process has ended.
     """
-    layers = material.layers(checkpoint)
-    passes = material.passes(runner, layers, tokenizer)
-    empty = GateSums.zeros(len(layers), layers[0].original_experts, passes.observer.names)
-    share = runner.process_group.share
-    # Layer by layer, a line for each group: how many batches go together is only known on the way.
+    layers = tuple(layer for layer in checkpoint.require_mixtures() if not layer.is_predicting)
+    work = material.work(runner, layers, tokenizer)
+    empty = GateSums.zeros(len(layers), layers[0].original_experts, work.observer.names)
+    # Layer by layer, one progress line per group: the number of batches in a group is not known in advance.
     whole, each = (silent, progress) if runner.layerwise else (progress, silent)
-    batches = passes.batches
 
-    def size(several: Iterable[Batch]) -> int:
-        return sum(batch.size for batch in several)
+    def size(batches: Iterable[Batch]) -> int:
+        return sum(batch.size for batch in batches)
 
-    with (
-        whole("collecting gates", passes.total, passes.unit) as advance,
-        passes.observer.watching(runner.model),
-    ):
-        advance(size(islice(batches, state.batches)))
-        for group in runner.groups(batches, lambda layerwise, batch: batch.cost(layerwise), state.batches):
-            mine = share(group.batches)
-            sums = Sums(state.sums, empty, runner.process_group)
+    with whole("collecting gates", work.total, work.unit) as advance, work.observer.watching(runner.model):
+        advance(size(islice(work.batches, state.batches)))
+        for group in runner.groups(
+            work.batches, lambda layerwise, batch: batch.cost(layerwise), state.batches
+        ):
+            mine = runner.process_group.share(group.batches)
+            passes = Counter(side for batch in mine for side, own in batch.passes.items() for _ in own)
+            sums, encoded = defaultdict(lambda: empty, state.sums), list[Any]()
             with (
-                each(
-                    "collecting gates, layer by layer", runner.steps(passes.steps(mine)), "batches x layers"
-                ) as step,
+                each("collecting gates, layer by layer", runner.steps(passes), "batches x layers") as step,
                 runner.running(group, step) as run,
             ):
-                passes.run(run, mine, sums, advance)
+                if run.restored is not None:
+                    encoded = run.restored["encoded"]
+                    sums.update(_unpacked(run.restored["sums"], lambda _name, tensor: tensor.numpy()))
+                for side in group.batches[0].passes:
+                    _run(run, side, mine, work.observer, runner.process_group, sums, encoded, advance)
             # One assignment: an interrupt finds the state before these batches or after them, never between.
-            state = State(state.batches + len(group.batches), sums.entries)
+            state = State(state.batches + len(group.batches), dict(sums))
             save(state)
             advance(size(group.batches) - size(mine))
     entries = {}
-    for name, parts in passes.entries.items():
+    for name, parts in work.entries.items():
         if not state.sums.keys() >= {*parts}:
             raise StatisticsError(
                 f"the state of the interrupted run lacks {name}",
@@ -255,3 +127,191 @@ def score(
         entries=entries,
         routers=checkpoint.router_fingerprint,
     )
+
+
+def _run(
+    run: Run,
+    side: Side,
+    batches: Sequence[Batch],
+    observer: Observer,
+    process_group: ProcessGroup,
+    sums: dict[Entry, GateSums],
+    encoded: list[Any],
+    advance: Advance,
+) -> None:
+    """Run this process's batches of a group through one stack.
+
+    Args:
+        sums: sums by entry; those of the passes of all processes are added.
+        encoded: kept output of the encoder for each batch; filled by the passes through the encoder.
+    """
+    passes = [
+        (number, entry, forward)
+        for number, batch in enumerate(batches)
+        for entry, forward in batch.passes[side]
+    ]
+
+    def add(seen: list[LayerSums]) -> None:
+        mine: list[dict[Entry, LayerSums]] = [{} for _ in batches]
+        for (number, entry, _), layers in zip(passes, seen, strict=True):
+            mine[number][entry] = layers
+        for batch in process_group.gather_shares(mine):
+            for entry, layers in batch.items():
+                if layers or entry not in sums:
+                    sums[entry] = sums[entry].plus(layers)
+
+    def finish(place: int, output: Any) -> None:
+        batch = batches[passes[place][0]]
+        if output is None:
+            advance(batch.size / len(batch.passes[side]))
+        else:
+            encoded.append(run.keep(output))
+
+    def fetch(number: int) -> Tensor:
+        return run.fetch(encoded[number])
+
+    run.forward(
+        [partial(forward, partial(fetch, number)) for number, _, forward in passes],
+        side=side,
+        observer=observer,
+        reduce=add,
+        finish=finish,
+        keeping=lambda: {"encoded": encoded, "sums": _packed(sums, torch.from_numpy)},
+    )
+
+
+def _packed(sums: Mapping[Entry, GateSums], pack: Callable[[Array], Any]) -> list[Any]:
+    """Sums by entry as lists and dictionaries."""
+    return [[*entry, {name: pack(getattr(own, name)) for name in own.names}] for entry, own in sums.items()]
+
+
+def _unpacked(content: list[Any], unpack: Callable[[str, Any], Array]) -> dict[Entry, GateSums]:
+    """Sums by entry from what `_packed` returned; `unpack` is called with the name of an array and its values."""
+    return {
+        tuple(entry): GateSums(**{name: unpack(name, values) for name, values in arrays.items()})
+        for *entry, arrays in content
+    }
+
+
+@dataclass
+class PartialRun:
+    """Hidden files that an unfinished run keeps beside its output.
+
+    Attributes:
+        output: result of the run. If None, nothing is kept.
+        key: everything that the sums depend on; a run with another key is not resumed.
+        process_group: the first process writes the sums, each process writes the states of its batches.
+        say: called with a line about each file that is resumed or kept.
+        last: the state to write if the run is interrupted.
+        written: time of the last writing.
+    """
+
+    output: Path | None
+    key: Mapping[str, Any]
+    process_group: ProcessGroup = ALONE
+    say: Say = unsaid
+    last: State | None = None
+    written: float = field(default_factory=time.monotonic)
+
+    def dtype(self) -> str | None:
+        """The type that the interrupted run computed in; `key` has no "compute" yet."""
+        found = None if self.output is None else _read(partial_path(self.output))
+        if found is None or "compute" not in found[0]:
+            return None
+        compute = str(found[0].pop("compute"))
+        return compute if found[0] == _as_read(self.key) else None
+
+    @contextmanager
+    def kept(self) -> Iterator[State]:
+        """The state of an interrupted run; if the block is interrupted, its last state is kept in turn."""
+        path = None if self.output is None else partial_path(self.output)
+        state = self.process_group.broadcast(State() if path is None else read_state(path, self.key))
+        if state.batches:
+            self.say(f"Going on from {path}: {state.batches} batches are done.")
+        try:
+            yield state
+        except (KeyboardInterrupt, SystemExit, PruneError):
+            with undisturbed():  # torchrun may end this process while it does what another's end makes it do
+                self.write()
+                if self.output is not None and self.process_group.is_main:
+                    files = (partial_path(self.output), self._layers(self.output))
+                    if kept := [str(file) for file in files if file.exists()]:
+                        self.say(f"Kept in {' and '.join(kept)}: the same command goes on from it.")
+            raise
+
+    def save(self, state: State) -> None:
+        """Take a state, and write it if the last writing is long ago."""
+        self.last = state
+        if time.monotonic() - self.written >= SAVE_EVERY_S:
+            self.write()
+
+    def write(self) -> None:
+        """Write the last state, if there is one."""
+        if self.last is not None and self.output is not None and self.process_group.is_main:
+            with undisturbed():
+                write_state(partial_path(self.output), self.key, self.last)
+            self.written = time.monotonic()
+
+    def snapshots(self, state: State) -> Snapshots | None:
+        """Where a run layer by layer keeps the states of its batches; says what becomes of earlier files."""
+        if self.output is None:
+            return None
+        path = self._layers(self.output)
+        snapshots = Snapshots(path, self.key, process_group=self.process_group, say=self.say)
+        if (size := snapshots.group_size(state.batches)) is not None:
+            self.say(f"Going on from {path}: {size} batches are part of the way through.")
+        elif other := next(
+            (other for other in layers_paths(self.output) if belongs(other, self.key, state.batches)), None
+        ):
+            self.say(
+                f"{other} is of a run with another number of processes, or lacks what goes with it: "
+                "these batches begin again at the first layer."
+            )
+        return snapshots
+
+    def _layers(self, output: Path) -> Path:
+        """File for the states of this process's batches."""
+        alone = self.process_group.world_size == 1
+        whose = "" if alone else f".{self.process_group.rank}of{self.process_group.world_size}"
+        return layers_path(output, whose)
+
+
+def layers_paths(output: Path) -> list[Path]:
+    """Files that runs layer by layer left beside `output`, with any number of processes."""
+    name = layers_path(output).name
+    return sorted(path for path in output.parent.iterdir() if path.name.startswith(name))
+
+
+def read_state(path: Path, key: Mapping[str, Any]) -> State:
+    """The state that a run with the same `key` left in `path`; an empty state if there is none."""
+    found = _read(path)
+    return found[1] if found is not None and found[0] == _as_read(key) else State()
+
+
+@lenient
+def _read(path: Path) -> tuple[dict[str, Any], State]:
+    """Key and state."""
+    content = read_json(path)
+    if content["sha256"] != _sha256(content):
+        raise ValueError(path)
+    sums = _unpacked(
+        content["sums"],
+        lambda name, values: np.array(values, np.int64 if name in COUNTS else np.float64),
+    )
+    return content["key"], State(int(content["batches"]), sums)
+
+
+def _as_read(key: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(key))
+
+
+def write_state(path: Path, key: Mapping[str, Any], state: State) -> None:
+    """Replace the file at once; floats are written so that they read back to the last bit."""
+    content = {"batches": state.batches, "sums": _packed(state.sums, np.ndarray.tolist)}
+    write_json(path, {"key": dict(key), **content, "sha256": _sha256(content)}, force=True)
+
+
+def _sha256(content: Mapping[str, Any]) -> str:
+    """Hash of the sums: without it, a run would silently resume from a damaged number."""
+    counted = json.dumps([content["batches"], content["sums"]])
+    return hashlib.sha256(counted.encode()).hexdigest()

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from prunecli.errors import CheckpointError, OutputError
-from prunecli.methods.experts.score import CollectOptions, State, score
-from prunecli.methods.experts.translation import Translation
+from prunecli.methods.experts.batches import CollectOptions, Translation
+from prunecli.methods.experts.score import State, score
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import grouped, threads
 from prunecli.modules.loading import load_model

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from prunecli.errors import PruneError, UsageError
-from prunecli.methods.experts.score import CollectOptions, State, score
-from prunecli.methods.experts.translation import Translation
+from prunecli.methods.experts.batches import CollectOptions, Translation
+from prunecli.methods.experts.score import State, score
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.processes import ALONE, ProcessGroup
