@@ -21,11 +21,8 @@ from prunecli.commands.options import (
 )
 from prunecli.commands.rewriting import How
 from prunecli.errors import UsageError
-from prunecli.methods.experts.names import Granularity, MetricName, Predicting, Strategy
+from prunecli.methods.experts.names import MIN_TOKENS, Granularity, MetricName, Predicting, Strategy
 from prunecli.tensors.quantities import parse_names, whole_numbers
-
-MIN_TOKENS = 100
-"""That of `ExpertOptions`, which is not imported for --help."""
 
 
 @flattened

@@ -10,7 +10,7 @@ import pytest
 
 from prunecli.errors import CheckpointError, DataError, PruneError, StatisticsError
 from prunecli.evaluation.scoring import spm_file
-from prunecli.methods.experts.selection import read_experts
+from prunecli.methods.experts.plan import read_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.results.gates import read_gates

@@ -10,25 +10,20 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil, floor, lcm
-from typing import TYPE_CHECKING, Any
+from math import ceil, floor
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.names import Strategy
-from prunecli.methods.experts.options import ExpertOptions, of_language_model
 from prunecli.model.axes import Axis
-from prunecli.model.mixtures import predicting_tensors
-from prunecli.model.sparse_layer import Groups, SparseLayer
+from prunecli.model.sparse_layer import Groups
 from prunecli.selection.select import Budget, Kept, Values, allotted, select
 from prunecli.tensors.quantities import exact_share
-
-if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
 
 STEPS = 1000
 """The released code tries theta = 0.001, 0.002, ..., 1."""
@@ -64,60 +59,6 @@ class Request:
     released: bool = False
     step: int = 1
     groups: int = 1
-
-
-def layers_of(checkpoint: Checkpoint, options: ExpertOptions) -> tuple[SparseLayer, ...]:
-    """The layers that experts are chosen in, with the experts per token of the result.
-
-    Raises:
-        UsageError: the model has no layers that `--mtp drop` removes, or `--active` is more than now.
-    """
-    layers = checkpoint.require_mixtures()
-    if options.mtp == "drop":
-        layers = tuple(layer for layer in layers if not layer.is_predicting)
-        if not predicting_tensors(checkpoint, checkpoint.resolved.sizes):
-            raise UsageError(
-                f"{checkpoint.path} has no layers that predict further tokens.", "Leave --mtp drop out."
-            )
-    if options.active is None:
-        return layers
-    mixture, top_k = checkpoint.resolved.family.mixture, layers[0].top_k
-    if mixture is None or isinstance(mixture.top_k, int):
-        raise UsageError(
-            f"--active {options.active}: a router of type {checkpoint.model_type} always picks {top_k}.",
-            "Leave --active out.",
-        )
-    if not 1 <= options.active <= top_k:
-        raise UsageError(
-            f"--active {options.active}: the router picks {top_k} experts for each token.",
-            f"Give a number from 1 to {top_k}.",
-        )
-    return tuple(replace(layer, top_k=options.active) for layer in layers)
-
-
-def request_of(checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[SparseLayer]) -> Request:
-    """The request that the options make, without the number of experts to keep.
-
-    Args:
-        layers: see `layers_of`.
-
-    Raises:
-        UsageError: a minimum that leaves the router too few.
-    """
-    least = max(least_experts(layer.top_k, layer.groups) for layer in layers)
-    minimum = options.least
-    if minimum is None:
-        minimum = least if options.strategy == "per-layer" else max(least, MIN_PER_LAYER)
-    if minimum < least:
-        raise UsageError(f"--min {minimum}: the router picks {least} experts for each token.")
-    balance = options.balance or (
-        Fraction(1)
-        if of_language_model(checkpoint)
-        else default_balance(layer.original_experts for layer in layers)
-    )
-    groups = layers[0].groups.count
-    step = lcm(groups, options.multiple_of)
-    return Request(None, None, options.strategy, balance, minimum, step=step, groups=groups)
 
 
 def keep_count(ratio: float, held: int) -> int:
@@ -163,10 +104,10 @@ def starved(axes: Sequence[Axis], kept: Kept) -> str | None:
 
     If the layers lose alike, are of one side, or have as many experts as the paper's model, there is none.
     """
-    sides = [axes_in(side, axes) for side in ("encoder", "decoder")]
+    sides = [[axis for axis in axes if axis.side == side] for side in ("encoder", "decoder")]
     if not all(sides) or default_balance(axis.original for axis in axes) == UNBALANCED:
         return None
-    held = [sum(len(axis.ids) for axis in own) for own in sides]
+    held = [held_in(own) for own in sides]
     left = [sum(len(kept[axis.name]) for axis in own) for own in sides]
     if left[1] * held[0] >= left[0] * held[1]:
         return None
@@ -188,33 +129,39 @@ def least_experts(top_k: int, groups: Groups) -> int:
     return groups.count * max(groups.least, ceil(top_k / groups.chosen))
 
 
-def axes_in(part: str, axes: Sequence[Axis]) -> list[Axis]:
-    """The axes of a side, or of `"model"` all."""
-    return [axis for axis in axes if part in ("model", axis.side)]
+def held_in(axes: Iterable[Axis]) -> int:
+    """Number of experts that the layers hold."""
+    return sum(len(axis.ids) for axis in axes)
+
+
+def parts_of(axes: Sequence[Axis], request: Request) -> dict[str, list[Axis]]:
+    """The layers that share one number of experts: each layer alone, those of each side, or all under `"model"`."""
+    parts: dict[str, list[Axis]] = {}
+    for axis in axes:
+        names = {"per-layer": axis.name, "side-threshold": axis.side, "global-threshold": "model"}
+        parts.setdefault(names[request.strategy], []).append(axis)
+    return parts
 
 
 def counts_by_part(axes: Sequence[Axis], request: Request) -> dict[str, int]:
-    """Number of experts that stay in each part of the model: each axis (per-layer), each side, or `"model"`.
+    """Number of experts to keep in each of `parts_of`.
 
     With a balance, the number d of decoder experts is the largest that fits. Encoder layers keep floor(balance x d);
     an encoder's whole side floor(balance x L_enc / L_dec x d), L counting layers. A part that would exceed its layers,
     or fall below the minimum, stops there and the other side gets the rest. A model with one side has no balance to
-    keep. Numbers of single layers are multiples of `Request.step`.
+    keep. Numbers are multiples of `Request.step`.
 
     Raises:
         UsageError: the request leaves too few experts, or asks for more than there are; or a layer holds too few for
             `Request.step`.
     """
-    if request.per_layer is not None:
-        return _stated(axes, request, request.per_layer)
-    keep, step = request.keep or 0, request.step
+    parts, keep, step = parts_of(axes, request), request.keep or 0, request.step
+    if (stated := request.per_layer) is not None:
+        _check_stated(axes, request, stated)
+        return {
+            name: sum(min(stated[axis.side], len(axis.ids)) for axis in own) for name, own in parts.items()
+        }
     _check_feasible(axes, request, keep)
-    if request.strategy == "global-threshold":
-        return {"model": keep}
-    if request.strategy == "per-layer":
-        parts = {axis.name: [axis] for axis in axes}
-    else:
-        parts = {axis.side: axes_in(axis.side, axes) for axis in axes}
     layers = {own[0].side: len(own) for own in parts.values()}
     scale = {  # experts of the part for each expert of a decoder's part
         name: Fraction(len(own), layers.get("decoder", len(own)))
@@ -239,7 +186,7 @@ def counts_by_part(axes: Sequence[Axis], request: Request) -> dict[str, int]:
 
 def _check_feasible(axes: Sequence[Axis], request: Request, keep: int) -> None:
     """Refuse to keep only `keep` experts if the layers need more, with the arithmetic."""
-    step, held, lowest = request.step, sum(len(axis.ids) for axis in axes), fewest(axes, request)
+    step, held, lowest = request.step, held_in(axes), fewest(axes, request)
     minimum = ceil(request.minimum / step) * step
     for axis in axes if request.strategy == "per-layer" and step > 1 else ():
         if len(axis.ids) < minimum:
@@ -257,8 +204,8 @@ def _check_feasible(axes: Sequence[Axis], request: Request, keep: int) -> None:
         )
 
 
-def _stated(axes: Sequence[Axis], request: Request, per_layer: Mapping[str, int]) -> dict[str, int]:
-    """The numbers of `--experts-per-layer`, of each axis or added up by side."""
+def _check_stated(axes: Sequence[Axis], request: Request, per_layer: Mapping[str, int]) -> None:
+    """Refuse impossible numbers of `--experts-per-layer`."""
     if request.strategy == "global-threshold":
         raise UsageError(
             "--strategy global-threshold takes one count for the whole model, not --experts-per-layer.",
@@ -277,35 +224,12 @@ def _stated(axes: Sequence[Axis], request: Request, per_layer: Mapping[str, int]
                 f"{request.minimum} to {max(widths)}.",
                 "Fewer than the router picks cannot run; more than the layer holds do not exist.",
             )
-    counts: dict[str, int] = {}
-    for axis in axes:
-        part = axis.name if request.strategy == "per-layer" else axis.side
-        counts[part] = counts.get(part, 0) + min(per_layer[axis.side], len(axis.ids))
-    return counts
 
 
 def fewest(axes: Sequence[Axis], request: Request) -> int:
     """The fewest experts that may stay in these layers: the minimum of each, or all, in multiples of the step."""
     least, step = ceil(request.minimum / request.step), request.step
     return sum(min(least, len(axis.ids) // step) * step for axis in axes)
-
-
-def kept_counts(axes: Sequence[Axis], request: Request, keep: int) -> dict[str, int]:
-    """Experts per axis if at most `keep` stay in all; under a threshold, spread evenly over the layers.
-
-    Raises:
-        UsageError: `keep` leaves less than the minimum per layer.
-    """
-    parts = counts_by_part(axes, replace(request, keep=keep))
-    if request.strategy == "per-layer":
-        return parts
-    counts: dict[str, int] = {}
-    for part, left in parts.items():
-        own = sorted(axes_in(part, axes), key=lambda axis: len(axis.ids))
-        for place, axis in enumerate(own):
-            counts[axis.name] = min(len(axis.ids), left // (len(own) - place))
-            left -= counts[axis.name]
-    return counts
 
 
 def select_experts(
@@ -329,14 +253,12 @@ def select_experts(
     counts = counts_by_part(axes, request)
     phi = {axis.name: shares(axis, values[axis.name]) for axis in axes}
     thetas: dict[str, float] = {}
-    if request.strategy != "per-layer":
-        parts, counts = counts, {}
-        for part, count in parts.items():
-            own = axes_in(part, axes), phi, count, request.minimum
-            found, thetas[part] = (
-                released_threshold(*own) if request.released else threshold(*own, request.groups)
-            )
-            counts |= found
+    for part, axes_of_part in parts_of(axes, request).items() if request.strategy != "per-layer" else ():
+        own = axes_of_part, phi, counts[part], request.minimum
+        found, thetas[part] = (
+            released_threshold(*own) if request.released else threshold(*own, request.groups)
+        )
+        counts |= found
     return select(axes, values, Budget(keep=counts, groups=request.groups)), thetas
 
 
@@ -380,7 +302,7 @@ def threshold(
         ranked = -np.sort(-phi[axis.name].reshape(groups, -1), axis=1)
         mass = np.cumsum(ranked.sum(axis=0))
         before[axis.name] = np.concatenate(([0.0], mass[:-1] / mass[-1]))  # 1 before experts of no importance
-    removed = sum(len(axis.ids) for axis in axes) - count // groups * groups
+    removed = held_in(axes) - count // groups * groups
     budget = Budget(count=removed, together=True, least=minimum, groups=groups)
     # Masses are equal in floating point where metrics are not, so that they tell how many stay, not which.
     counts = allotted(axes, {name: -np.tile(mass, groups) for name, mass in before.items()}, budget)

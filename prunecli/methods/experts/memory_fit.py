@@ -14,7 +14,14 @@ from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import UsageError
-from prunecli.methods.experts.budget import Request, fewest, keep_count, kept_counts
+from prunecli.methods.experts.budget import (
+    Request,
+    counts_by_part,
+    fewest,
+    held_in,
+    keep_count,
+    parts_of,
+)
 from prunecli.model.axes import Axis
 from prunecli.model.cost import Load, decoding_bytes, expert_bytes, tensor_bytes, usual_load
 from prunecli.model.find_axes import axes_of
@@ -108,16 +115,15 @@ def nearest_ratio(
         checkpoint: headers are read, nothing else.
         budget_bytes: the memory.
         load: what decodes.
-        request: strategy, balance and minimum of the selection; its counts are ignored. A global threshold
-            may put its experts anywhere, so each is taken as the largest.
+        request: strategy, balance and minimum of the selection; its counts are ignored. A threshold may keep any
+            experts of its layers, so each counts as the largest of these.
         dtype: type of the weights; None: as stored.
 
     Raises:
         UnsupportedModelError: the family is not declared, or the model has no experts.
     """
-    keeping = _keeping(checkpoint, budget_bytes, load, request, dtype)
-    axes = axes_of(checkpoint, "expert")
-    counts, room = range(_held(axes) + 1), budget_bytes - margin_bytes(budget_bytes)
+    axes, keeping = _keeping(checkpoint, budget_bytes, load, request, dtype)
+    counts, room = range(held_in(axes) + 1), budget_bytes - margin_bytes(budget_bytes)
     return keeping(
         bisect_right(counts, room, lo=fewest(axes, request) + 1, key=lambda most: keeping(most).total) - 1
     )
@@ -137,42 +143,38 @@ def at_ratios(
     Raises:
         UnsupportedModelError: as there.
     """
-    keeping = _keeping(checkpoint, budget_bytes, load, request, dtype)
-    held = _held(axes_of(checkpoint, "expert"))
+    axes, keeping = _keeping(checkpoint, budget_bytes, load, request, dtype)
     for ratio in ratios:
         try:
-            yield replace(keeping(keep_count(ratio, held)), ratio=ratio)
+            yield replace(keeping(keep_count(ratio, held_in(axes))), ratio=ratio)
         except UsageError:
             return
 
 
-def _held(axes: Iterable[Axis]) -> int:
-    return sum(len(axis.ids) for axis in axes)
-
-
 def _keeping(
     checkpoint: Checkpoint, budget_bytes: int, load: Load, request: Request, dtype: str | None
-) -> Callable[[int], MemoryFit]:
-    """From the number of experts that stay at most to what the model takes."""
+) -> tuple[Sequence[Axis], Callable[[int], MemoryFit]]:
+    """The experts, and the function from the largest number of experts to keep to the memory of the model."""
     target = None if dtype is None else parse_dtype(dtype)
     layers, axes = checkpoint.require_mixtures(), axes_of(checkpoint, "expert")
-    sizes = tensor_bytes(checkpoint, target)
+    sizes, held = tensor_bytes(checkpoint, target), held_in(axes)
     each = {axis.name: expert_bytes(sizes, layer) for axis, layer in zip(axes, layers, strict=True)}
-    held = _held(axes)
     dense = sum(sizes.values()) - sum(each[axis.name] * len(axis.ids) for axis in axes)
     rest = *decoding_bytes(checkpoint, load, target), margin_bytes(budget_bytes), budget_bytes, load, target
     places = 10 ** max(4, len(str(held)))  # fine enough that `keep_count` gives the same count back
 
     def keeping(most: int) -> MemoryFit:
-        counts = kept_counts(axes, request, most)
+        counts = counts_by_part(axes, replace(request, keep=most))
         keep = sum(counts.values())
         ratio = floor((1 - Fraction(keep, held)) * places) / places
-        experts = sum(each[name] * count for name, count in counts.items())
-        if request.strategy == "global-threshold":
-            experts = most * max(each.values())
+        # A threshold may keep the largest experts of its layers.
+        experts = sum(
+            counts[part] * max(each[axis.name] for axis in own)
+            for part, own in parts_of(axes, request).items()
+        )
         return MemoryFit(ratio, keep, held, dense, experts, *rest)
 
-    return keeping
+    return axes, keeping
 
 
 def margin_bytes(budget_bytes: int) -> int:

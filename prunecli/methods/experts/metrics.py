@@ -11,7 +11,7 @@ of an expert that no token is routed to.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.names import Granularity
-from prunecli.model.axes import Axis, axis_name
+from prunecli.model.axes import Axis
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.results.gates import (
     ANY,
     SUMS,
     GateStatistics,
     GateSums,
-    Mode,
     merge,
     ratio,
     read_gates,
@@ -35,7 +34,6 @@ from prunecli.results.gates import (
     split_pair,
 )
 from prunecli.results.matching import match_gates, read_matching
-from prunecli.selection.select import Kept
 from prunecli.text.lines import near_names
 
 if TYPE_CHECKING:
@@ -47,57 +45,44 @@ RANDOM = "random"
 AIMER = "aimer"
 """The metric of weights alone (`methods.experts.aimer`)."""
 WITHOUT_STATISTICS = (AIMER, RANDOM)
-MIN_TOKENS = 100
-"""Fewer than this are too few to judge an expert by. In a small Qwen3-MoE (6 layers of 32 experts) g‖f‖ spreads over an
-expert's tokens by its mean, and neighbours in the order by REAP differ by 7 to 8 %: judged by 10 successive tokens of
-its own, an expert is 22 to 29 % off and moves by 2 to 4 places of 32, by 100 of them 7 to 13 % and 1 to 2 places."""
-LAYERS_SHOWN = 6
 MOST_ALONE = 16
-"""Languages or texts whose values alone are told beside those of all; of more, none are."""
+"""Largest number of languages or texts for which a decision says what each alone would keep."""
 
 
 class Metric(NamedTuple):
-    """One metric: the sums that it needs, and `[layers, experts]` of `GateSums`."""
+    """One metric: names of the sums that it needs, and the function from `GateSums` to `[layers, experts]`."""
 
-    needs: frozenset[str]
+    needs: tuple[str, ...]
     values: Callable[[GateSums], Values]
 
 
 def top1(sums: GateSums) -> Values:
-    """top1(e): the share of tokens that rank e first. `[layers, experts]`."""
+    """top1(e): share of tokens that rank e first. `[layers, experts]`."""
     return ratio(sums.top1, sums.tokens[:, None])
 
 
 def confidence(sums: GateSums) -> Values:
-    """conf(e): the mean gate of e over the tokens that rank it first, or 0. `[layers, experts]`."""
+    """conf(e): mean gate of e over the tokens that rank it first, or 0. `[layers, experts]`."""
     return ratio(sums.conf1_sum, sums.top1)
 
 
 METRICS: Mapping[str, Metric] = {
     # eq. 4 and eq. 3 of 2212.09811, and LB(e) = top1(e) x mean(e)
-    "importance": Metric(
-        frozenset({"top1", "conf1_sum"}), lambda sums: top1(sums) * np.exp(confidence(sums))
-    ),
-    "importance-vanilla": Metric(
-        frozenset({"top1", "conf1_sum"}), lambda sums: top1(sums) * confidence(sums)
-    ),
-    "top1": Metric(frozenset({"top1"}), top1),
-    "top2": Metric(
-        frozenset({"top1", "top2"}), lambda sums: ratio(sums.top1 + sums.top2, sums.tokens[:, None])
-    ),
+    "importance": Metric(("top1", "conf1_sum"), lambda sums: top1(sums) * np.exp(confidence(sums))),
+    "importance-vanilla": Metric(("top1", "conf1_sum"), lambda sums: top1(sums) * confidence(sums)),
+    "top1": Metric(("top1",), top1),
+    "top2": Metric(("top1", "top2"), lambda sums: ratio(sums.top1 + sums.top2, sums.tokens[:, None])),
     "load-balance": Metric(
-        frozenset({"top1", "gate_sum"}), lambda sums: top1(sums) * ratio(sums.gate_sum, sums.tokens[:, None])
+        ("top1", "gate_sum"), lambda sums: top1(sums) * ratio(sums.gate_sum, sums.tokens[:, None])
     ),
     # eq. 9 and 13 of 2510.13999, then S(0, 0, 0), S(0, 1, 0), S(1, 0, 1), S(1, 0, 2) and S(0, 1, 1)
-    "reap": Metric(
-        frozenset({"routed", "gate_norm_sum"}), lambda sums: ratio(sums.gate_norm_sum, sums.routed)
-    ),
-    "ean": Metric(frozenset({"norm_sum"}), lambda sums: sums.norm_sum),
-    "frequency": Metric(frozenset({"routed"}), lambda sums: np.asarray(sums.routed, np.float64)),
-    "seer": Metric(frozenset({"routed", "gate_sum"}), lambda sums: sums.gate_sum),  # else over all tokens
-    "man": Metric(frozenset({"routed", "norm_sum"}), lambda sums: ratio(sums.norm_sum, sums.routed)),
-    "msan": Metric(frozenset({"routed", "norm_sq_sum"}), lambda sums: ratio(sums.norm_sq_sum, sums.routed)),
-    "weighted-ean": Metric(frozenset({"gate_norm_sum"}), lambda sums: sums.gate_norm_sum),
+    "reap": Metric(("routed", "gate_norm_sum"), lambda sums: ratio(sums.gate_norm_sum, sums.routed)),
+    "ean": Metric(("norm_sum",), lambda sums: sums.norm_sum),
+    "frequency": Metric(("routed",), lambda sums: sums.routed.astype(np.float64)),
+    "seer": Metric(("routed", "gate_sum"), lambda sums: sums.gate_sum),  # else over all tokens
+    "man": Metric(("routed", "norm_sum"), lambda sums: ratio(sums.norm_sum, sums.routed)),
+    "msan": Metric(("routed", "norm_sq_sum"), lambda sums: ratio(sums.norm_sq_sum, sums.routed)),
+    "weighted-ean": Metric(("gate_norm_sum",), lambda sums: sums.gate_norm_sum),
 }
 
 
@@ -134,9 +119,9 @@ def metric_values(name: str, sums: GateSums, statistics: GateStatistics) -> dict
         StatisticsError: they lack what the metric needs.
     """
     metric = metric_named(name)
-    held = frozenset(statistics.names) - statistics.lacks
-    if missing := sorted(metric.needs - held):
-        usable = [other for other, candidate in METRICS.items() if candidate.needs <= held]
+    held = {*statistics.names} - statistics.lacks
+    if missing := sorted({*metric.needs} - held):
+        usable = [other for other, candidate in METRICS.items() if held.issuperset(candidate.needs)]
         raise StatisticsError(
             f"The statistics lack what the metric {name!r} needs ({', '.join(missing)}).",
             f"Choose --metric {' or '.join(usable)}." if usable else "Collect the gates with prunecli.",
@@ -173,7 +158,7 @@ def aggregate(
     """
     pairs = {name: split_pair(name) for name in statistics.entries}
     known = [
-        [name for name in dict.fromkeys(pair[position] for pair in pairs.values()) if name != ANY]
+        [*dict.fromkeys(pair[position] for pair in pairs.values() if pair[position] != ANY)]
         for position in (0, 1)
     ]
     if granularity == "global":
@@ -207,9 +192,12 @@ def aggregate(
             entries += [whole] if whole in pairs else own
         return statistics.combined(sorted(entries))
 
-    sides = {"encoder": of(0, sources), "decoder": of(1, targets)}
-    rows = [sides[side_of(layer)].of_layers([row]) for row, layer in enumerate(statistics.layers)]
-    return GateSums(**{name: np.concatenate([getattr(row, name) for row in rows]) for name in SUMS})
+    encoder, decoder = of(0, sources), of(1, targets)
+    sums = decoder.of_layers(range(len(statistics.layers)))
+    rows = [row for row, layer in enumerate(statistics.layers) if side_of(layer) == "encoder"]
+    for name in SUMS:
+        getattr(sums, name)[rows] = getattr(encoder, name)[rows]
+    return sums
 
 
 def _pairs(
@@ -253,178 +241,103 @@ def aggregate_texts(statistics: GateStatistics, texts: Sequence[str] = ()) -> Ga
 
 @dataclass(frozen=True)
 class Measured:
-    """The values that experts are chosen by.
+    """The part of statistics that experts are chosen by.
 
     Attributes:
-        values: name of the axis -> `[original experts]`, their metric; after `held`, `[experts]` of the checkpoint.
-        metric: the name of the metric.
-        mode: how the statistics were collected; None: there are none.
-        granularity: that languages were summed by; None: of texts, or without statistics.
-        few: layer's name -> experts that it holds and that fewer than the least number of tokens were routed to.
-        of: fingerprint of the model that was run, where the checkpoint is a quantised copy of it; else None.
-        texts: pairs of languages, languages, or texts that were summed; of many, how many there are.
-        split: of the text, where it is known.
-        tokens: layer's name -> that were routed, where they were counted.
-        alone: language or text of several that were asked for -> the values that it alone gives, of the layers that it
-            counts in.
-        unseen: names of layers that predict further tokens: no text enters them, so that their values are AIMER's.
-        mixed: see `GateStatistics`.
+        statistics: the statistics, which may hold more languages or texts.
+        sums: sums of this part.
+        texts: names of the languages or texts; if there are many, their number.
+        alone: language or text, if there are several -> its own sums, and the side where they count (None: both).
+        granularity: how languages are summed. None for texts.
     """
 
-    values: Mapping[str, Values]
-    metric: str
-    mode: Mode | None = None
+    statistics: GateStatistics
+    sums: GateSums
+    texts: Sequence[str]
+    alone: Mapping[str, tuple[GateSums, str | None]]
     granularity: Granularity | None = None
-    few: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    of: str | None = None
-    texts: tuple[str, ...] = ()
-    split: str | None = None
-    tokens: Mapping[str, int] = field(default_factory=dict)
-    alone: Mapping[str, Mapping[str, Values]] = field(default_factory=dict)
-    unseen: frozenset[str] = frozenset()
-    mixed: bool = False
 
-    def held(self, axes: Sequence[Axis]) -> Measured:
-        """The values of the experts that the checkpoint holds, in the order of `Axis.ids`."""
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Layer's name -> number of routed tokens; empty for published ratios, which do not say it."""
+        if self.statistics.mode == "published":
+            return {}
+        return dict(zip(self.statistics.layers, self.sums.tokens.tolist(), strict=True))
 
-        def of(values: Mapping[str, Values]) -> dict[str, Values]:
-            return {axis.name: values[axis.name][list(axis.ids)] for axis in axes if axis.name in values}
-
-        alone = {name: of(values) for name, values in self.alone.items()}
-        return replace(self, values=of(self.values), alone=alone)
-
-
-def _measured(
-    statistics: GateStatistics,
-    metric: str | None,
-    sums: GateSums,
-    texts: Sequence[str],
-    alone: Mapping[str, tuple[GateSums, str]],
-) -> Measured:
-    """The values by `metric`, or the default one.
-
-    Args:
-        sums: that all values are computed from.
-        texts: names of what is summed.
-        alone: language or text -> its sums, and the side where they count; "": both.
-    """
-    metric = metric or default_metric(statistics)
-    counted = () if statistics.mode == "published" else zip(statistics.layers, sums.tokens, strict=True)
-    return Measured(
-        metric_values(metric, sums, statistics),
-        metric,
-        statistics.mode,
-        texts=tuple(texts) if len(texts) <= MOST_ALONE else (f"{len(texts):,} pairs or texts",),
-        split=statistics.split,
-        tokens={layer: int(count) for layer, count in counted},
-        alone={
-            name: {
-                axis: values
-                for axis, values in metric_values(metric, own, statistics).items()
-                if side in ("", side_of(axis))
-            }
-            for name, (own, side) in alone.items()
-        },
-        mixed=statistics.mixed,
-    )
+    def few(self, axes: Sequence[Axis], min_tokens: int) -> dict[str, tuple[int, ...]]:
+        """Layer's name -> experts that it holds and that received fewer than `min_tokens` tokens of the texts."""
+        routed = dict(zip(self.statistics.layers, self.sums.routed, strict=False))
+        return {
+            axis.module: experts
+            for axis in axes
+            if axis.module in routed
+            and (experts := tuple(expert for expert in axis.ids if routed[axis.module][expert] < min_tokens))
+        }
 
 
 def measure_languages(
     statistics: GateStatistics,
-    metric: str | None,
     granularity: Granularity | None,
     sources: Sequence[str],
     targets: Sequence[str],
 ) -> Measured:
-    """By languages of translation; `metric` and `granularity` None: the default ones.
+    """The sums of languages of a translation model.
 
-    The values that several languages give alone are, by language, those of the encoder's layers for each source and of
-    the decoder's for each target; by pair, those of all layers for each.
+    Alone, a source counts in the encoder and a target in the decoder; with granularity "pair", a pair counts in both.
+
+    Args:
+        granularity: see `aggregate`. If None, "language" with sources or targets, else "global".
 
     Raises:
-        UsageError: no such metric or granularity, languages that it does not take.
-        StatisticsError: a language or sums that the statistics lack.
+        UsageError: languages that the granularity does not take.
+        StatisticsError: a language that the statistics lack.
     """
     granularity = granularity or ("language" if sources or targets else "global")
-    texts = tuple(statistics.entries)
+    texts = [*statistics.entries]
     if sources or targets:
-        texts = (f"{', '.join(sources) or 'any'} to {', '.join(targets) or 'any'}, by {granularity}",)
-    sums = aggregate(statistics, granularity, sources, targets)
-    alone = {}
+        texts = [f"{', '.join(sources) or 'any'} to {', '.join(targets) or 'any'}, by {granularity}"]
+    alone: dict[str, tuple[GateSums, str | None]] = {}
     if granularity == "pair":
         pairs = [(source, target) for source in sources for target in targets if source != target]
         for source, target in pairs if 1 < len(pairs) <= MOST_ALONE else ():
-            alone[f"{source}-{target}"] = aggregate(statistics, granularity, (source,), (target,)), ""
+            alone[f"{source}-{target}"] = aggregate(statistics, granularity, (source,), (target,)), None
     elif len(sources) + len(targets) <= MOST_ALONE:
         for source in sources if len(sources) > 1 else ():
             alone[f"from {source}"] = aggregate(statistics, granularity, (source,)), "encoder"
         for target in targets if len(targets) > 1 else ():
             alone[f"into {target}"] = aggregate(statistics, granularity, (), (target,)), "decoder"
-    return replace(_measured(statistics, metric, sums, texts, alone), granularity=granularity)
+    sums = aggregate(statistics, granularity, sources, targets)
+    return Measured(statistics, sums, texts, alone, granularity)
 
 
-def measure_texts(
-    statistics: GateStatistics,
-    metric: str | None,
-    texts: Sequence[str],
-    axes: Sequence[Axis],
-    min_tokens: int,
-) -> Measured:
-    """By texts of language models; `metric` None: the default one.
+def measure_texts(statistics: GateStatistics, texts: Sequence[str]) -> Measured:
+    """The sums of texts of a language model; all texts if none is named.
 
     Raises:
-        UsageError: no such metric.
-        StatisticsError: a text or sums that the statistics lack.
+        StatisticsError: a text that the statistics lack.
     """
-    sums = aggregate_texts(statistics, texts)
-    names = sorted(set(texts or statistics.entries))
-    alone = {name: (statistics.entries[name], "") for name in names} if 1 < len(names) <= MOST_ALONE else {}
-    routed = dict(zip(statistics.layers, sums.routed, strict=True))
-    few = {
-        axis.module: experts
-        for axis in axes
-        if axis.module in routed
-        and (experts := tuple(expert for expert in axis.ids if routed[axis.module][expert] < min_tokens))
-    }
-    return replace(_measured(statistics, metric, sums, names, alone), few=few)
-
-
-def scarcity_warning(few: Mapping[str, Sequence[int]], kept: Kept, held: int, min_tokens: int) -> str | None:
-    """What to say before experts go that the text hardly reached: nothing is known of them, not that they are useless.
-
-    Args:
-        few: layer's name -> experts that fewer than `min_tokens` were routed to.
-        kept: name of the axis -> experts that stay.
-        held: experts of the model.
-    """
-    if not few:
-        return None
-    lost = sum(
-        expert not in kept[axis_name(name, "expert")] for name, experts in few.items() for expert in experts
-    )
-    named = [f"{name} {len(experts)}" for name, experts in few.items()]
-    more = f", {len(named) - LAYERS_SHOWN} more layers" if len(named) > LAYERS_SHOWN else ""
-    return (
-        f"{sum(map(len, few.values()))} of {held} experts saw fewer than {min_tokens} tokens of this text, too few to "
-        f"judge them by; {lost} of these go ({', '.join(named[:LAYERS_SHOWN])}{more}). Collect more text, or lower "
-        "--min-tokens."
-    )
+    sums, names = aggregate_texts(statistics, texts), sorted(set(texts or statistics.entries))
+    alone = {name: (statistics.entries[name], None) for name in names if 1 < len(names) <= MOST_ALONE}
+    return Measured(statistics, sums, names, alone)
 
 
 def read_all(
-    checkpoint: Checkpoint, paths: Sequence[Path], layers: Sequence[SparseLayer] | None = None
+    checkpoint: Checkpoint,
+    gates: GateStatistics | Sequence[Path],
+    layers: Sequence[SparseLayer],
 ) -> GateStatistics:
-    """The statistics of several files, merged, of this checkpoint or of one that it was made from.
+    """The statistics, or those of several files merged, of this checkpoint or of one that it was made from.
 
     Raises:
         StatisticsError: damaged files, of another model, or that do not go together.
     """
-    layers = checkpoint.require_mixtures() if layers is None else layers
+    if isinstance(gates, GateStatistics):
+        return match_gates(gates, checkpoint)
     names, experts = [layer.name for layer in layers], max(layer.original_experts for layer in layers)
     parts = read_matching(
-        paths,
+        gates,
         lambda path: read_gates(path, names, experts),
         lambda statistics: match_gates(statistics, checkpoint),
         "Collect it first: prunecli collect-gates.",
     )
-    return merge(parts, [str(path) for path in paths])
+    return merge(parts, [str(path) for path in gates])
