@@ -46,8 +46,6 @@ from prunecli.text.denoising import marks_of, masked
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.tokens import encode, language_id
 
-Entry = tuple[str, ...]
-"""Key of sums while a run goes on: (source, "X") for the encoder's, (source, target), or (text,)."""
 Ids = Sequence[int]
 """Token ids of a sentence or window; arrays, because the whole text is in memory."""
 
@@ -83,14 +81,14 @@ class Batch:
 
     Attributes:
         size: number of units of `Work.total`.
-        passes: stack -> its forward passes, each with the entry that its sums belong to. A pass is called with a
+        passes: stack -> its forward passes, each with the name of its sums. A pass is called with a
             function that returns the encoder's output of the batch. A pass of the encoder returns this output, all
             others return None.
         cost: bytes that the batch takes layer by layer.
     """
 
     size: int
-    passes: Mapping[Side, Sequence[tuple[Entry, Callable[[Callable[[], Tensor]], Any]]]]
+    passes: Mapping[Side, Sequence[tuple[str, Callable[[Callable[[], Tensor]], Any]]]]
     cost: Callable[[Layerwise], BatchCost]
 
 
@@ -100,14 +98,14 @@ class Work:
 
     Attributes:
         observer: observes the modules during the passes.
-        entries: name of an entry of the statistics -> keys of the sums to add up for it.
+        entries: name of an entry of the statistics -> names of the sums to add up for it.
         total: units in all batches, for the progress.
         unit: name of these units.
         batches: all batches, in an order that depends on the text and the options alone.
     """
 
     observer: GateObserver | StockObserver
-    entries: Mapping[str, Sequence[Entry]]
+    entries: Mapping[str, Sequence[str]]
     total: int
     unit: str
     batches: Iterator[Batch]
@@ -215,9 +213,9 @@ class Translation:
             return Batch(
                 len(sources) * len(targets),
                 {
-                    "encoder": [((source, ANY), partial(run_encoder, sources))],
+                    "encoder": [(pair_name(source, ANY), partial(run_encoder, sources))],
                     "decoder": [
-                        ((source, target), partial(decode, sources, target, labels))
+                        (pair_name(source, target), partial(decode, sources, target, labels))
                         for target, labels in targets.items()
                     ],
                 },
@@ -226,7 +224,7 @@ class Translation:
 
         return Work(
             observer,
-            {pair_name(source, target): ((source, ANY), (source, target)) for source, target in self.pairs},
+            {pair_name(*pair): (pair_name(pair[0], ANY), pair_name(*pair)) for pair in self.pairs},
             len(self.text) * len(self.pairs),
             "sentences",
             (batch_of(*rows) for rows in self._batches(model.config, tokenizer)),
@@ -349,13 +347,13 @@ class Texts:
         def batch_of(name: str, rows: Sequence[Ids]) -> Batch:
             return Batch(
                 sum(map(len, rows)),
-                {"decoder": [((name,), partial(read, name, rows))]},
+                {"decoder": [(name, partial(read, name, rows))]},
                 partial(_text_cost, len(rows), max(map(len, rows))),
             )
 
         return Work(
             observer,
-            {name: ((name,),) for name in windows},
+            {name: (name,) for name in windows},
             sum(len(window) for own in windows.values() for window in own),
             "tokens",
             (

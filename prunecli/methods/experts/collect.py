@@ -122,15 +122,20 @@ def collect_gates(
         # Sums of outputs are too large to be written now and then: such a run is not resumed.
         partial_run = PartialRun(None if outputs is not None else path, key, process_group, say)
     load = DecodingOptions(options.beam, options.batch_tokens).load if material.mode == "beam" else None
+    state = partial_run.begun()
     if dtype == "auto":
-        dtype = process_group.broadcast(partial_run.dtype()) or dtype
+        dtype = state.dtype or dtype
     kind = _dtype(checkpoint, refusal is None, load, devices, dtype, process_group, say)
-    key["compute"] = str(kind)
-    process_group.require_same({**key, "device": where.type, "memory": memory is None})
+    state = replace(state, dtype=str(kind))
+    process_group.require_same(
+        {**key, "compute": state.dtype, "device": where.type, "memory": memory is None}
+    )
     if memory is None and refusal is None:
         memory = memory_for(checkpoint, devices, kind, process_group, say)
     report = None if memory is None else RunReport()
-    with partial_run.kept() as state:
+    if state.batches and path is not None:
+        say(f"Going on from {partial_path(path)}: {state.batches} batches are done.")
+    with partial_run.kept():
         runner: Runner
         if memory is None or report is None:
             room = 0 if load is None else decoding_room(checkpoint, load, kind)

@@ -13,7 +13,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from itertools import islice
 from pathlib import Path
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from prunecli.architectures.records import Side
 from prunecli.errors import PruneError, StatisticsError
-from prunecli.methods.experts.batches import Batch, Entry, Material
+from prunecli.methods.experts.batches import Batch, Material
 from prunecli.methods.experts.observer import LayerSums
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.processes import ALONE, ProcessGroup, undisturbed
@@ -46,10 +46,12 @@ class State:
     Attributes:
         batches: number of batches that are done; batches have a fixed order.
         sums: sums of each entry.
+        dtype: type that the model is computed in. None before any batch.
     """
 
     batches: int = 0
-    sums: Mapping[Entry, GateSums] = field(default_factory=dict)
+    sums: Mapping[str, GateSums] = field(default_factory=dict)
+    dtype: str | None = None
 
 
 def score(
@@ -106,7 +108,7 @@ def score(
                 for side in group.batches[0].passes:
                     _run(run, side, mine, work.observer, runner.process_group, sums, encoded, advance)
             # One assignment: an interrupt finds the state before these batches or after them, never between.
-            state = State(state.batches + len(group.batches), dict(sums))
+            state = replace(state, batches=state.batches + len(group.batches), sums=dict(sums))
             save(state)
             advance(size(group.batches) - size(mine))
     entries = {}
@@ -135,7 +137,7 @@ def _run(
     batches: Sequence[Batch],
     observer: Observer,
     process_group: ProcessGroup,
-    sums: dict[Entry, GateSums],
+    sums: dict[str, GateSums],
     encoded: list[Any],
     advance: Advance,
 ) -> None:
@@ -152,7 +154,7 @@ def _run(
     ]
 
     def add(seen: list[LayerSums]) -> None:
-        mine: list[dict[Entry, LayerSums]] = [{} for _ in batches]
+        mine: list[dict[str, LayerSums]] = [{} for _ in batches]
         for (number, entry, _), layers in zip(passes, seen, strict=True):
             mine[number][entry] = layers
         for batch in process_group.gather_shares(mine):
@@ -180,16 +182,16 @@ def _run(
     )
 
 
-def _packed(sums: Mapping[Entry, GateSums], pack: Callable[[Array], Any]) -> list[Any]:
-    """Sums by entry as lists and dictionaries."""
-    return [[*entry, {name: pack(getattr(own, name)) for name in own.names}] for entry, own in sums.items()]
+def _packed(sums: Mapping[str, GateSums], pack: Callable[[Array], Any]) -> dict[str, Any]:
+    """Sums by entry as dictionaries."""
+    return {entry: {name: pack(array) for name, array in vars(own).items()} for entry, own in sums.items()}
 
 
-def _unpacked(content: list[Any], unpack: Callable[[str, Any], Array]) -> dict[Entry, GateSums]:
+def _unpacked(content: Mapping[str, Any], unpack: Callable[[str, Any], Array]) -> dict[str, GateSums]:
     """Sums by entry from what `_packed` returned; `unpack` is called with the name of an array and its values."""
     return {
-        tuple(entry): GateSums(**{name: unpack(name, values) for name, values in arrays.items()})
-        for *entry, arrays in content
+        entry: GateSums(**{name: unpack(name, values) for name, values in arrays.items()})
+        for entry, arrays in content.items()
     }
 
 
@@ -213,23 +215,16 @@ class PartialRun:
     last: State | None = None
     written: float = field(default_factory=time.monotonic)
 
-    def dtype(self) -> str | None:
-        """The type that the interrupted run computed in; `key` has no "compute" yet."""
-        found = None if self.output is None else _read(partial_path(self.output))
-        if found is None or "compute" not in found[0]:
-            return None
-        compute = str(found[0].pop("compute"))
-        return compute if found[0] == _as_read(self.key) else None
+    def begun(self) -> State:
+        """The state of an interrupted run, the same for all processes; an empty state if there is none."""
+        found = State() if self.output is None else read_state(partial_path(self.output), self.key)
+        return self.process_group.broadcast(found)
 
     @contextmanager
-    def kept(self) -> Iterator[State]:
-        """The state of an interrupted run; if the block is interrupted, its last state is kept in turn."""
-        path = None if self.output is None else partial_path(self.output)
-        state = self.process_group.broadcast(State() if path is None else read_state(path, self.key))
-        if state.batches:
-            self.say(f"Going on from {path}: {state.batches} batches are done.")
+    def kept(self) -> Iterator[None]:
+        """If the block is interrupted, write the last state and say which files are kept."""
         try:
-            yield state
+            yield
         except (KeyboardInterrupt, SystemExit, PruneError):
             with undisturbed():  # torchrun may end this process while it does what another's end makes it do
                 self.write()
@@ -256,12 +251,12 @@ class PartialRun:
         """Where a run layer by layer keeps the states of its batches; says what becomes of earlier files."""
         if self.output is None:
             return None
-        path = self._layers(self.output)
-        snapshots = Snapshots(path, self.key, process_group=self.process_group, say=self.say)
+        path, key = self._layers(self.output), {**self.key, "compute": state.dtype}
+        snapshots = Snapshots(path, key, process_group=self.process_group, say=self.say)
         if (size := snapshots.group_size(state.batches)) is not None:
             self.say(f"Going on from {path}: {size} batches are part of the way through.")
         elif other := next(
-            (other for other in layers_paths(self.output) if belongs(other, self.key, state.batches)), None
+            (other for other in layers_paths(self.output) if belongs(other, key, state.batches)), None
         ):
             self.say(
                 f"{other} is of a run with another number of processes, or lacks what goes with it: "
@@ -284,34 +279,32 @@ def layers_paths(output: Path) -> list[Path]:
 
 def read_state(path: Path, key: Mapping[str, Any]) -> State:
     """The state that a run with the same `key` left in `path`; an empty state if there is none."""
-    found = _read(path)
-    return found[1] if found is not None and found[0] == _as_read(key) else State()
+    return _read(path, key) or State()
 
 
 @lenient
-def _read(path: Path) -> tuple[dict[str, Any], State]:
-    """Key and state."""
+def _read(path: Path, key: Mapping[str, Any]) -> State | None:
     content = read_json(path)
-    if content["sha256"] != _sha256(content):
-        raise ValueError(path)
-    sums = _unpacked(
-        content["sums"],
-        lambda name, values: np.array(values, np.int64 if name in COUNTS else np.float64),
+    if content["key"] != key or content["sha256"] != _sha256(content):
+        return None
+    return State(
+        int(content["batches"]),
+        _unpacked(
+            content["sums"],
+            lambda name, values: np.array(values, np.int64 if name in COUNTS else np.float64),
+        ),
+        content["dtype"],
     )
-    return content["key"], State(int(content["batches"]), sums)
-
-
-def _as_read(key: Mapping[str, Any]) -> Any:
-    return json.loads(json.dumps(key))
 
 
 def write_state(path: Path, key: Mapping[str, Any], state: State) -> None:
     """Replace the file at once; floats are written so that they read back to the last bit."""
-    content = {"batches": state.batches, "sums": _packed(state.sums, np.ndarray.tolist)}
+    sums = _packed(state.sums, np.ndarray.tolist)
+    content = {"batches": state.batches, "sums": sums, "dtype": state.dtype}
     write_json(path, {"key": dict(key), **content, "sha256": _sha256(content)}, force=True)
 
 
 def _sha256(content: Mapping[str, Any]) -> str:
     """Hash of the sums: without it, a run would silently resume from a damaged number."""
-    counted = json.dumps([content["batches"], content["sums"]])
+    counted = json.dumps([content["batches"], content["sums"], content["dtype"]])
     return hashlib.sha256(counted.encode()).hexdigest()

@@ -190,7 +190,9 @@ def test_a_state_of_other_arguments_is_not_taken(tmp_path: Path) -> None:
 def test_a_state_that_lacks_a_pair_is_refused(subject: Subject, tmp_path: Path) -> None:
     states: list[State] = []
     subject.collect(MODES[0], save=states.append)
-    torn = State(states[-1].batches, {key: sums for key, sums in states[-1].sums.items() if key != PAIRS[1]})
+    torn = State(
+        states[-1].batches, {key: sums for key, sums in states[-1].sums.items() if key != "-".join(PAIRS[1])}
+    )
     with pytest.raises(StatisticsError, match="lacks eng_Latn-deu_Latn"):
         subject.collect(MODES[0], state=torn)
     (tmp_path / "deep").write_text("[" * 100_000)

@@ -56,7 +56,7 @@ def test_without_an_output_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.M
     run = PartialRun(None, {})
     with pytest.raises(PruneError):
         end_early(run)
-    assert (run.dtype(), run.snapshots(State())) == (None, None)
+    assert (run.begun(), run.snapshots(State())) == (State(), None)
     assert list(tmp_path.iterdir()) == []
 
 
