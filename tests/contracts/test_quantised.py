@@ -151,7 +151,7 @@ def test_weights_alone_say_what_those_of_the_plain_model_say(
     found = []
     for path in mixture(tmp_path, model_type, scheme, which, **sizes):
         with open_model(path) as checkpoint:
-            found.append(aimer_values(checkpoint, checkpoint.mixtures, threads=3))
+            found.append(aimer_values(checkpoint, checkpoint.mixtures))
             assert 0 < aimer_bytes(checkpoint, ExpertOptions(metric="aimer")) <= checkpoint.total_bytes
     assert found[0].keys() == found[1].keys()
     for name, values in found[0].items():

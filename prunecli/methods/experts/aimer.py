@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,17 +30,13 @@ if TYPE_CHECKING:
 BLOCK_ELEMENTS = 1 << 18
 """Values that are read and summed at a time; sums depend on it in their last bits."""
 THREADS = 8
+"""Largest number of threads that read and sum, 5 MiB each; the number changes no bit."""
 PLAIN = ("F16", "BF16", "F32", "F64")
 """Types of weights that are no codes."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """A run of values of one tensor: an expert's own, or its entry in one that holds all experts."""
-
-    tensor: str
-    first: int
-    values: int
+Part = tuple[str, int, int]
+"""Values of one tensor: its name, the first value, the number of values."""
 
 
 def aimer_bytes(checkpoint: Checkpoint, options: ExpertOptions) -> int:
@@ -51,15 +47,14 @@ def aimer_bytes(checkpoint: Checkpoint, options: ExpertOptions) -> int:
     """
     if options.keep is not None or options.metric == RANDOM:
         return 0
-    pruned = [
+    chosen = [
         layer
         for layer in checkpoint.require_mixtures()
-        if not (layer.is_predicting and options.mtp == "drop")
+        if (options.metric == AIMER and not layer.is_predicting)
+        or (layer.is_predicting and options.mtp != "drop")
     ]
-    reader, read = plain(
-        checkpoint, [layer for layer in pruned if options.metric == AIMER or layer.is_predicting]
-    )
-    names = {part.tensor for layer in read for parts in _work(reader, layer) for part in parts}
+    reader, layers = plain(checkpoint, chosen)
+    names = {name for layer in layers for parts in parts_of_layer(reader, layer) for name, *_ in parts}
     return sum(reader.stored_bytes(name) for name in names)
 
 
@@ -70,7 +65,7 @@ def plain(checkpoint: Checkpoint, layers: Sequence[SparseLayer]) -> tuple[Checkp
         UnsupportedModelError: they cannot be.
     """
     if not layers or not checkpoint.quantised:
-        return checkpoint, list(layers)
+        return checkpoint, [*layers]
     import torch
 
     from prunecli.modules.dequantised import as_run
@@ -81,11 +76,7 @@ def plain(checkpoint: Checkpoint, layers: Sequence[SparseLayer]) -> tuple[Checkp
 
 
 def aimer_values(
-    checkpoint: Checkpoint,
-    layers: Sequence[SparseLayer],
-    *,
-    threads: int | None = None,
-    progress: Progress = silent,
+    checkpoint: Checkpoint, layers: Sequence[SparseLayer], *, progress: Progress = silent
 ) -> dict[str, NDArray[np.float64]]:
     """Name of the axis -> `[original experts]`, 1 / AIMER of each expert that it holds, so that the lowest goes first.
 
@@ -94,44 +85,46 @@ def aimer_values(
     more of the norm lies on few weights. An expert of zeros alone has the value 0.
 
     Args:
-        checkpoint: of the weights; quantised ones count as what they stand for.
-        layers: its mixtures.
-        threads: that read and sum, 5 MiB each; how many changes no bit. None: one per core, at most THREADS, and
-            these where weights come from elsewhere.
+        checkpoint: the weights; quantised weights count as the numbers that they stand for.
+        layers: mixtures of the checkpoint.
 
     Raises:
-        StatisticsError, UnsupportedModelError: the weights are quantised in a way that is not read.
-        CheckpointError: a file ends early, or holds what is no number.
+        StatisticsError, UnsupportedModelError: the weights are quantised in an unknown way.
+        CheckpointError: a file ends early, or holds NaN or infinity.
     """
     reader, layers = plain(checkpoint, layers)
-    if threads is None:
-        threads = THREADS if reader.is_remote else min(THREADS, os.cpu_count() or 1)
     found = {axis_name(layer.name, "expert"): np.zeros(layer.original_experts) for layer in layers}
     places = [(axis_name(layer.name, "expert"), expert) for layer in layers for expert in layer.experts]
-    work = [parts for layer in layers for parts in _work(reader, layer)]
+    work = [parts for layer in layers for parts in parts_of_layer(reader, layer)]
     for parts in work:
-        for part in parts:
-            reader.open_files(part.tensor)
-    pool = ThreadPoolExecutor(threads)
+        for name, *_ in parts:
+            reader.open_files(name)
+    pool = ThreadPoolExecutor(THREADS if reader.is_remote else min(THREADS, os.cpu_count() or 1))
     try:
         with progress("reading experts", len(work), "experts") as advance:
-            waiting = [pool.submit(inverse_aimer, reader, parts) for parts in work]
-            for (name, expert), value in zip(places, waiting, strict=True):
-                found[name][expert] = value.result()
+            values = pool.map(partial(inverse_aimer, reader), work)
+            for (name, expert), value in zip(places, values, strict=True):
+                found[name][expert] = value
                 advance(1)
     except BaseException:
         reader.interrupt()
         raise
-    finally:  # after an error or Ctrl-C: what runs ends with its expert, the rest never starts
+    finally:  # after an error or Ctrl-C: running threads finish their expert, the rest never starts
         pool.shutdown(cancel_futures=True)
     return found
 
 
-def _work(reader: TensorReader, layer: SparseLayer) -> Iterator[list[Part]]:
-    """The weights of each expert of a layer."""
-    for place in range(layer.num_experts):
-        own = [layer.expert_tensor(place, suffix) for suffix in layer.expert_tensors]
-        yield parts_of_expert(reader, own, layer.stacked_tensors, place)
+def parts_of_layer(reader: TensorReader, layer: SparseLayer) -> list[list[Part]]:
+    """Where the weights of each expert of a layer are."""
+    return [
+        parts_of_expert(
+            reader,
+            [layer.expert_tensor(place, suffix) for suffix in layer.expert_tensors],
+            layer.stacked_tensors,
+            place,
+        )
+        for place in range(layer.num_experts)
+    ]
 
 
 def parts_of_expert(
@@ -159,7 +152,7 @@ def parts_of_expert(
         shape = info.shape[1:] if name in stacked else info.shape
         if len(shape) > 1:
             values = math.prod(shape)
-            parts.append(Part(name, place * values if name in stacked else 0, values))
+            parts.append((name, place * values if name in stacked else 0, values))
     return parts
 
 
@@ -170,17 +163,17 @@ def inverse_aimer(reader: TensorReader, parts: Sequence[Part]) -> float:
         CheckpointError: a file ends early, or holds what is no number.
     """
     count, absolute, square = 0, 0.0, 0.0
-    for part in parts:
-        dtype = reader.info(part.tensor).dtype
+    for name, first, values in parts:
+        dtype = reader.info(name).dtype
         size = itemsize(dtype)
-        with reader.reading(part.tensor, part.first * size, part.values * size) as fill:
-            for start in range(0, part.values, BLOCK_ELEMENTS):
-                raw = np.empty(min(BLOCK_ELEMENTS, part.values - start), numpy_dtype(dtype))
+        with reader.reading(name, first * size, values * size) as fill:
+            for start in range(0, values, BLOCK_ELEMENTS):
+                raw = np.empty(min(BLOCK_ELEMENTS, values - start), numpy_dtype(dtype))
                 fill(raw.view(np.uint8).data)
                 block = np.abs(raw.astype(np.float64))
                 absolute += float(block.sum())
                 square += float(np.square(block, out=block).sum())
-        count += part.values
+        count += values
         if not (math.isfinite(absolute) and math.isfinite(square)):
-            raise CheckpointError(f"{reader.path}: {part.tensor} holds NaN or infinity, or values too large")
+            raise CheckpointError(f"{reader.path}: {name} holds NaN or infinity, or values too large")
     return math.sqrt(count * square) / absolute if absolute else 0.0
