@@ -156,17 +156,18 @@ def _show(statistics: GateStatistics) -> None:
     from prunecli.results.gates import side_of
 
     is_text = statistics.mode == "text"
+    sides = np.array([side_of(layer) for layer in statistics.layers])
     rows: list[tuple[str, ...]] = []
     for name, sums in list(statistics.entries.items())[:ROWS_SHOWN]:
-        counts: dict[str, list[int]] = {"encoder": [], "decoder": []}
-        for layer, row in zip(statistics.layers, sums.top1, strict=True):
-            running = np.cumsum(np.sort(row)[::-1])
-            counts[side_of(layer)].append(int(np.searchsorted(running, 0.9 * running[-1]) + 1))
-        shares = [f"{np.mean(found):.1f}" if found else "-" for found in counts.values()]
+        running = np.cumsum(-np.sort(-sums.top1, axis=1), axis=1)
+        busy = (running < 0.9 * running[:, -1:]).sum(axis=1) + 1
+        shares = [
+            f"{busy[sides == side].mean():.1f}" if side in sides else "-" for side in ("encoder", "decoder")
+        ]
         first, last = f"{int(sums.tokens[0]):,}", f"{int(sums.tokens[-1]):,}"
         if is_text:
-            busy = " / ".join(share for share in shares if share != "-")
-            rows.append((name, first, busy, f"{int((sums.routed == 0).sum()):,} of {sums.routed.size:,}"))
+            shown = " / ".join(share for share in shares if share != "-")
+            rows.append((name, first, shown, f"{int((sums.routed == 0).sum()):,} of {sums.routed.size:,}"))
         else:
             rows.append((name, first, last, *shares))
     columns: tuple[str, ...] = (

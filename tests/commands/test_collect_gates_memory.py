@@ -13,7 +13,7 @@ import torch
 from prunecli import processes
 from prunecli.commands import console
 from prunecli.commands.collect_gates import collect_gates
-from prunecli.methods.experts import collect, score
+from prunecli.methods.experts import collect
 from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import weight_bytes
 from prunecli.modules import fitting, precision
@@ -132,15 +132,15 @@ def test_a_search_that_goes_on_keeps_its_type(folder: Path, monkeypatch: pytest.
     monkeypatch.setattr(fitting, "free_for_each", lambda *_: 0)
     monkeypatch.setattr(fitting, "candidates", lambda *_, **__: (torch.bfloat16,))
     monkeypatch.setattr(fitting.Need, "fits", lambda *_: True)
-    save = score.PartialRun.save
+    save = collect.PartialRun.save
 
-    def stop(partial_run: score.PartialRun, state: Any) -> None:
+    def stop(partial_run: collect.PartialRun, state: Any) -> None:
         save(partial_run, state)
         if state.batches == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(score.PartialRun, "save", stop)
+        patched.setattr(collect.PartialRun, "save", stop)
         assert run(*arguments).status != 0
     assert (folder / ".gates.json.partial").exists()
     monkeypatch.setattr(

@@ -48,6 +48,8 @@ from prunecli.text.tokens import encode, language_id
 
 Ids = Sequence[int]
 """Token ids of a sentence or window; arrays, because the whole text is in memory."""
+Encoded = Callable[[], Tensor]
+"""Returns the encoder's output of a batch, `[batch, source tokens, d_model]`."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Batch:
     """
 
     size: int
-    passes: Mapping[Side, Sequence[tuple[str, Callable[[Callable[[], Tensor]], Any]]]]
+    passes: Mapping[Side, Sequence[tuple[str, Callable[[Encoded], Any]]]]
     cost: Callable[[Layerwise], BatchCost]
 
 
@@ -165,41 +167,35 @@ class Translation:
             """Ids and mask `[batch, tokens]`."""
             return [tensor.to(runner.device) for tensor in pad(rows, padding_id(model, tokenizer))]
 
-        def run_encoder(sources: Sequence[Ids], _encoded: Callable[[], Tensor]) -> Any:
-            """The encoder's output `[batch, source tokens, d_model]`."""
+        def run_encoder(sources: Sequence[Ids], _encoded: Encoded) -> Any:
             ids, mask = padded(sources)
             return model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
 
-        def force(
-            sources: Sequence[Ids], _target: str, labels: Sequence[Ids], encoded: Callable[[], Tensor]
-        ) -> None:
-            """Run the decoder on the reference: start token, then all labels but the last (teacher forcing)."""
-            start = int(model.config.decoder_start_token_id)
-            ids, mask = padded([[start, *row[:-1]] for row in labels])
-            # The output layer's product is left out: routing does not need it.
-            model.get_decoder()(
-                input_ids=ids,
-                attention_mask=mask,
-                encoder_hidden_states=encoded(),
-                encoder_attention_mask=padded(sources)[1],
-                use_cache=False,
-            )
-
-        def search(
-            sources: Sequence[Ids], target: str, _labels: Sequence[Ids], encoded: Callable[[], Tensor]
-        ) -> None:
-            """Translate with beam search; a sentence's beams count until the sentence is finished."""
+        def decode(sources: Sequence[Ids], target: str, labels: Sequence[Ids], encoded: Encoded) -> None:
+            """Run the decoder on the reference (teacher forcing), or translate with beam search."""
+            mask, config = padded(sources)[1], model.config
+            if self.mode == "forced":
+                # Start token, then all labels but the last.
+                ids, labels_mask = padded([[int(config.decoder_start_token_id), *row[:-1]] for row in labels])
+                # The output layer's product is left out: routing does not need it.
+                model.get_decoder()(
+                    input_ids=ids,
+                    attention_mask=labels_mask,
+                    encoder_hidden_states=encoded(),
+                    encoder_attention_mask=mask,
+                    use_cache=False,
+                )
+                return
             from transformers.modeling_outputs import MoEModelOutput
 
-            mask, positions = padded(sources)[1], int(model.config.max_position_embeddings)
+            positions, beam = int(config.max_position_embeddings), self.options.beam
             longest = torch.tensor([length_limit(n, positions) for n in mask.sum(dim=1).tolist()])
-            beam = self.options.beam
             with observer.searching(model, beam, longest.to(mask.device)), sound_settings(model):
                 model.generate(
                     # generate changes this object: a new one for each target
                     encoder_outputs=MoEModelOutput(last_hidden_state=encoded()),
                     attention_mask=mask,
-                    forced_bos_token_id=language_id(tokenizer, target, model.config.vocab_size),
+                    forced_bos_token_id=language_id(tokenizer, target, config.vocab_size),
                     num_beams=beam,
                     do_sample=False,
                     max_new_tokens=int(longest.max()),
@@ -207,30 +203,27 @@ class Translation:
                     past_key_values=beam_cache(model),
                 )
 
-        decode = force if self.mode == "forced" else search
-
-        def batch_of(source: str, sources: Sequence[Ids], targets: Mapping[str, Sequence[Ids]]) -> Batch:
-            return Batch(
-                len(sources) * len(targets),
-                {
+        def batches() -> Iterator[Batch]:
+            for source, sources, targets in self._rows(model.config, tokenizer):
+                passes: dict[Side, Any] = {
                     "encoder": [(pair_name(source, ANY), partial(run_encoder, sources))],
                     "decoder": [
                         (pair_name(source, target), partial(decode, sources, target, labels))
                         for target, labels in targets.items()
                     ],
-                },
-                partial(_translation_cost, sources, targets),
-            )
+                }
+                cost = partial(_translation_cost, sources, targets)
+                yield Batch(len(sources) * len(targets), passes, cost)
 
         return Work(
             observer,
             {pair_name(*pair): (pair_name(pair[0], ANY), pair_name(*pair)) for pair in self.pairs},
             len(self.text) * len(self.pairs),
             "sentences",
-            (batch_of(*rows) for rows in self._batches(model.config, tokenizer)),
+            batches(),
         )
 
-    def _batches(self, config: Any, tokenizer: Any) -> Iterator[tuple[str, list[Ids], dict[str, list[Ids]]]]:
+    def _rows(self, config: Any, tokenizer: Any) -> Iterator[tuple[str, list[Ids], dict[str, list[Ids]]]]:
         """Source, ids of its sentences, and ids of the same sentences in each target, batch by batch."""
         bounds = {"max_length": config.max_position_embeddings - 1, "vocabulary": config.vocab_size}
         rows: dict[str, list[Ids]] = {}  # as targets, which several sources share
@@ -324,7 +317,7 @@ class Texts:
         padding, equal = padding_id(model, tokenizer), depends_on_padding(model)
         observer = StockObserver(layers, self.outputs)
 
-        def read(name: str, rows: Sequence[Ids], _encoded: Callable[[], Tensor]) -> None:
+        def read(name: str, rows: Sequence[Ids], _encoded: Encoded) -> None:
             observer.text = name
             if marks is None:
                 ids, mask = pad(rows, padding)
@@ -344,23 +337,19 @@ class Texts:
                     use_cache=False,
                 )
 
-        def batch_of(name: str, rows: Sequence[Ids]) -> Batch:
-            return Batch(
-                sum(map(len, rows)),
-                {"decoder": [(name, partial(read, name, rows))]},
-                partial(_text_cost, len(rows), max(map(len, rows))),
-            )
+        def batches() -> Iterator[Batch]:
+            for name, own in windows.items():
+                for numbers in length_bucketed([*map(len, own)], self.options.batch_tokens, equal=equal):
+                    rows = [own[number] for number in numbers]
+                    cost = partial(_text_cost, len(rows), max(map(len, rows)))
+                    yield Batch(sum(map(len, rows)), {"decoder": [(name, partial(read, name, rows))]}, cost)
 
         return Work(
             observer,
             {name: (name,) for name in windows},
             sum(len(window) for own in windows.values() for window in own),
             "tokens",
-            (
-                batch_of(name, [own[row] for row in rows])
-                for name, own in windows.items()
-                for rows in length_bucketed([*map(len, own)], self.options.batch_tokens, equal=equal)
-            ),
+            batches(),
         )
 
 

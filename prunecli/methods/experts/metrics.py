@@ -66,6 +66,16 @@ def confidence(sums: GateSums) -> Values:
     return ratio(sums.conf1_sum, sums.top1)
 
 
+def total(name: str, *besides: str) -> Metric:
+    """S(0, a, c): a sum over the tokens that are routed to an expert; `besides` names sums that must exist too."""
+    return Metric((name, *besides), lambda sums: np.asarray(getattr(sums, name), np.float64))
+
+
+def mean(name: str) -> Metric:
+    """S(1, a, c): the mean of the terms of a sum over the tokens that are routed to an expert."""
+    return Metric(("routed", name), lambda sums: ratio(getattr(sums, name), sums.routed))
+
+
 METRICS: Mapping[str, Metric] = {
     # eq. 4 and eq. 3 of 2212.09811, and LB(e) = top1(e) x mean(e)
     "importance": Metric(("top1", "conf1_sum"), lambda sums: top1(sums) * np.exp(confidence(sums))),
@@ -75,14 +85,13 @@ METRICS: Mapping[str, Metric] = {
     "load-balance": Metric(
         ("top1", "gate_sum"), lambda sums: top1(sums) * ratio(sums.gate_sum, sums.tokens[:, None])
     ),
-    # eq. 9 and 13 of 2510.13999, then S(0, 0, 0), S(0, 1, 0), S(1, 0, 1), S(1, 0, 2) and S(0, 1, 1)
-    "reap": Metric(("routed", "gate_norm_sum"), lambda sums: ratio(sums.gate_norm_sum, sums.routed)),
-    "ean": Metric(("norm_sum",), lambda sums: sums.norm_sum),
-    "frequency": Metric(("routed",), lambda sums: sums.routed.astype(np.float64)),
-    "seer": Metric(("routed", "gate_sum"), lambda sums: sums.gate_sum),  # else over all tokens
-    "man": Metric(("routed", "norm_sum"), lambda sums: ratio(sums.norm_sum, sums.routed)),
-    "msan": Metric(("routed", "norm_sq_sum"), lambda sums: ratio(sums.norm_sq_sum, sums.routed)),
-    "weighted-ean": Metric(("gate_norm_sum",), lambda sums: sums.gate_norm_sum),
+    "reap": mean("gate_norm_sum"),  # eq. 9 of 2510.13999
+    "ean": total("norm_sum"),  # eq. 13 of 2510.13999
+    "frequency": total("routed"),  # S(0, 0, 0)
+    "seer": total("gate_sum", "routed"),  # S(0, 1, 0); without "routed" the sum is over all tokens
+    "man": mean("norm_sum"),  # S(1, 0, 1)
+    "msan": mean("norm_sq_sum"),  # S(1, 0, 2)
+    "weighted-ean": total("gate_norm_sum"),  # S(0, 1, 1)
 }
 
 

@@ -11,7 +11,7 @@ import torch
 
 from prunecli.errors import DataError, StatisticsError, UnsupportedModelError, UsageError
 from prunecli.methods.experts.batches import CollectOptions, Texts, text_windows
-from prunecli.methods.experts.score import State, read_state, score, write_state
+from prunecli.methods.experts.collect import State, read_state, score, write_state
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.stock_experts import expert_modules
 from prunecli.processes import ALONE, ProcessGroup

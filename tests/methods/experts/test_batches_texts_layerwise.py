@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 from prunecli.architectures.mixtures import BY_LAYER
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.methods.experts.batches import CollectOptions, Texts
-from prunecli.methods.experts.collect import collect_gates
-from prunecli.methods.experts.score import score
+from prunecli.methods.experts.collect import collect_gates, score
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import grouped, threads
 from prunecli.modules.loading import load_model

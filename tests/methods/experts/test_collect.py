@@ -12,7 +12,7 @@ import torch
 
 from prunecli.errors import DataError, StatisticsError
 from prunecli.methods.experts.batches import CollectOptions, Translation
-from prunecli.methods.experts.score import PartialRun, State, read_state, score, write_state
+from prunecli.methods.experts.collect import PartialRun, State, read_state, score, write_state
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.pipeline import apply
