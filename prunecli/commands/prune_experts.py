@@ -181,8 +181,8 @@ def prune_experts(
     )
     with how.open(checkpoint, demo, stream=stream) as opened:
         from prunecli.methods.experts.aimer import aimer_bytes
+        from prunecli.methods.experts.budget import explain, fit_payload
         from prunecli.methods.experts.constant import mean_outputs, rewrite_constant
-        from prunecli.methods.experts.memory_fit import explain, fit_payload
         from prunecli.methods.experts.metrics import WITHOUT_STATISTICS
         from prunecli.methods.experts.plan import plan_experts
         from prunecli.model.structure import STATISTICS_OF

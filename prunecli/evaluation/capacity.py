@@ -7,8 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import PruneError, UnsupportedModelError
-from prunecli.methods.experts.budget import Request
-from prunecli.methods.experts.memory_fit import MemoryFit, at_ratios, fit_payload, margin_bytes, nearest_ratio
+from prunecli.methods.experts.budget import (
+    MemoryFit,
+    Request,
+    at_ratios,
+    fit_payload,
+    margin_bytes,
+    nearest_ratio,
+)
 from prunecli.model.cache import find_cache
 from prunecli.model.cost import (
     Load,

@@ -56,7 +56,7 @@ def _ways(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
 
 def _pruned(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
     """The smallest ratio of experts to remove, in 16 bits where the weights are not trained."""
-    from prunecli.methods.experts.memory_fit import MARGIN, nearest_ratio
+    from prunecli.methods.experts.budget import MARGIN, nearest_ratio
     from prunecli.methods.experts.options import ExpertOptions, request_of
     from prunecli.model.cost import Load, stored_dtype
     from prunecli.tensors.dtypes import config_dtype, itemsize, parse_dtype

@@ -1,19 +1,23 @@
-"""How many experts each layer or side keeps, and which (2212.09811, 4.3): pure functions from metric values to ids.
+"""How many experts each layer or side keeps, and which (2212.09811, 4.3): functions from metric values to ids.
 
 At most as many as requested are kept, at least a layer's minimum, and at most as many as the layer holds.
 
 Symbols: phi(e) is an expert's metric, normalised to sum 1 over the experts that its layer holds; in each
 layer experts are sorted from most to least important, ties by id.
+
+`smallest_ratio` finds the number of experts that fits in a memory. The memory holds the weights in the target type,
+what decoding needs at a given batch, beam and length (both by the formulas of `model.cost`), and a margin of 10 % for the
+device's own context and for fragmentation.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, floor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +25,18 @@ from numpy.typing import NDArray
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.names import Strategy
 from prunecli.model.axes import Axis
+from prunecli.model.cost import Load, decoding_bytes, expert_bytes, tensor_bytes
+from prunecli.model.find_axes import axes_of
 from prunecli.model.sparse_layer import Groups
 from prunecli.selection.select import Budget, Kept, Values, allotted, select
-from prunecli.tensors.quantities import exact_share
+from prunecli.tensors.dtypes import parse_dtype
+from prunecli.tensors.quantities import bytes_text, exact_share
 
+if TYPE_CHECKING:
+    from prunecli.model.checkpoint import Checkpoint
+
+MARGIN = Fraction(1, 10)
+"""Part of the memory that is left free."""
 STEPS = 1000
 """The released code tries theta = 0.001, 0.002, ..., 1."""
 UNBALANCED = Fraction(3)
@@ -336,3 +348,173 @@ def released_threshold(
         counts[name] = least + min(more, left)
         left -= counts[name] - least
     return counts, theta
+
+
+@dataclass(frozen=True)
+class MemoryFit:
+    """The smallest ratio that fits, or the largest one where none does; bytes throughout.
+
+    Attributes:
+        ratio: fraction of the held experts to remove; `--ratio` with it keeps as many experts.
+        keep: experts that stay, of `held`.
+        held: experts that the checkpoint holds.
+        dense: everything but experts and routers.
+        experts: the kept experts and their routers.
+        cache: attention cache.
+        activations: encoder and scores.
+        budget: the memory.
+        load: what decodes in it.
+        dtype: type of the weights, as in safetensors; None: as stored.
+    """
+
+    ratio: float
+    keep: int
+    held: int
+    dense: int
+    experts: int
+    cache: int
+    activations: int
+    budget: int
+    load: Load
+    dtype: str | None
+
+    @property
+    def total(self) -> int:
+        """Bytes in use, the margin left out."""
+        return self.dense + self.experts + self.cache + self.activations
+
+    @property
+    def margin(self) -> int:
+        """Bytes to leave free."""
+        return margin_bytes(self.budget)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory holds it, and the margin."""
+        return self.total <= self.budget - self.margin
+
+
+def smallest_ratio(
+    checkpoint: Checkpoint, budget_bytes: int, load: Load, request: Request, *, dtype: str | None = None
+) -> MemoryFit:
+    """`nearest_ratio`, if its model fits.
+
+    Raises:
+        UsageError: not even the smallest model fits.
+    """
+    found = nearest_ratio(checkpoint, budget_bytes, load, request, dtype=dtype)
+    if not found.fits:
+        raise UsageError(
+            f"No ratio fits in {bytes_text(budget_bytes)}: with {request.minimum} experts per layer the weights "
+            f"take {bytes_text(found.dense + found.experts)}, decoding {bytes_text(found.cache + found.activations)}, "
+            "10% stays free.",
+            "Give more memory, a smaller --dtype, or a smaller --fit-batch, --fit-beam or --fit-length.",
+        )
+    return found
+
+
+def nearest_ratio(
+    checkpoint: Checkpoint, budget_bytes: int, load: Load, request: Request, *, dtype: str | None = None
+) -> MemoryFit:
+    """The fewest experts to remove so that the model fits in `budget_bytes` while it decodes; where none are few
+    enough, the most that may be removed.
+
+    Args:
+        checkpoint: headers are read, nothing else.
+        budget_bytes: the memory.
+        load: what decodes.
+        request: strategy, balance and minimum of the selection; its counts are ignored. A threshold may keep any
+            experts of its layers, so each counts as the largest of these.
+        dtype: type of the weights; None: as stored.
+
+    Raises:
+        UnsupportedModelError: the family is not declared, or the model has no experts.
+    """
+    axes, keeping = _keeping(checkpoint, budget_bytes, load, request, dtype)
+    counts, free = range(held_in(axes) + 1), budget_bytes - margin_bytes(budget_bytes)
+    return keeping(
+        bisect_right(counts, free, lo=fewest(axes, request) + 1, key=lambda most: keeping(most).total) - 1
+    )
+
+
+def at_ratios(
+    checkpoint: Checkpoint,
+    budget_bytes: int,
+    load: Load,
+    request: Request,
+    ratios: Iterable[float],
+    *,
+    dtype: str | None = None,
+) -> Iterator[MemoryFit]:
+    """What `prune-experts --ratio` leaves, for each of `ratios` that leaves the router enough; else as `nearest_ratio`.
+
+    Raises:
+        UnsupportedModelError: as there.
+    """
+    axes, keeping = _keeping(checkpoint, budget_bytes, load, request, dtype)
+    for ratio in ratios:
+        try:
+            yield replace(keeping(keep_count(ratio, held_in(axes))), ratio=ratio)
+        except UsageError:
+            return
+
+
+def _keeping(
+    checkpoint: Checkpoint, budget_bytes: int, load: Load, request: Request, dtype: str | None
+) -> tuple[Sequence[Axis], Callable[[int], MemoryFit]]:
+    """The experts, and the function from the largest number of experts to keep to the memory of the model."""
+    target = None if dtype is None else parse_dtype(dtype)
+    layers, axes = checkpoint.require_mixtures(), axes_of(checkpoint, "expert")
+    sizes, held = tensor_bytes(checkpoint, target), held_in(axes)
+    each = {axis.name: expert_bytes(sizes, layer) for axis, layer in zip(axes, layers, strict=True)}
+    dense = sum(sizes.values()) - sum(each[axis.name] * len(axis.ids) for axis in axes)
+    cache, activations = decoding_bytes(checkpoint, load, target)
+    places = 10 ** max(4, len(str(held)))  # fine enough that `keep_count` gives the same count back
+
+    def keeping(most: int) -> MemoryFit:
+        counts = counts_by_part(axes, replace(request, keep=most))
+        keep = sum(counts.values())
+        ratio = floor((1 - Fraction(keep, held)) * places) / places
+        # A threshold may keep the largest experts of its layers.
+        experts = sum(
+            counts[part] * max(each[axis.name] for axis in own)
+            for part, own in parts_of(axes, request).items()
+        )
+        return MemoryFit(ratio, keep, held, dense, experts, cache, activations, budget_bytes, load, target)
+
+    return axes, keeping
+
+
+def margin_bytes(budget_bytes: int) -> int:
+    """What is left free of a memory."""
+    return ceil(MARGIN * budget_bytes)
+
+
+def explain(fit: MemoryFit) -> Sequence[str]:
+    """The arithmetic in plain lines."""
+    load = fit.load
+    return (
+        f"fit {bytes_text(fit.budget)}: dense {bytes_text(fit.dense)} + {fit.keep} experts {bytes_text(fit.experts)}"
+        f" + attention cache {bytes_text(fit.cache)} + activations {bytes_text(fit.activations)}"
+        f" = {bytes_text(fit.total)}, with {bytes_text(fit.margin)} (10%) left free",
+        f"for batch {load.batch}, beam {load.beam}, {load.length} tokens; the smallest ratio is {fit.ratio:g}"
+        f" ({fit.keep} of {fit.held} experts stay)",
+    )
+
+
+def fit_payload(fit: MemoryFit) -> dict[str, Any]:
+    """The fit as JSON."""
+    return {
+        "budget_bytes": fit.budget,
+        "margin_bytes": fit.margin,
+        "dense_bytes": fit.dense,
+        "expert_bytes": fit.experts,
+        "cache_bytes": fit.cache,
+        "activation_bytes": fit.activations,
+        "batch": fit.load.batch,
+        "beam": fit.load.beam,
+        "length": fit.load.length,
+        "ratio": fit.ratio,
+        "keep": fit.keep,
+        "held": fit.held,
+    }

@@ -14,8 +14,14 @@ import numpy as np
 
 from prunecli.errors import PruneError, StatisticsError, UsageError
 from prunecli.methods.experts.aimer import aimer_values
-from prunecli.methods.experts.budget import balance_text, held_in, select_experts, starved
-from prunecli.methods.experts.memory_fit import MemoryFit, smallest_ratio
+from prunecli.methods.experts.budget import (
+    MemoryFit,
+    balance_text,
+    held_in,
+    select_experts,
+    smallest_ratio,
+    starved,
+)
 from prunecli.methods.experts.metrics import (
     AIMER,
     MOST_ALONE,
@@ -38,6 +44,7 @@ from prunecli.methods.experts.options import (
     request_of,
 )
 from prunecli.model.axes import Axis, axis_name
+from prunecli.model.cost import usual_load
 from prunecli.model.decision import Decision, Origin
 from prunecli.model.find_axes import axes_of
 from prunecli.model.history import given, history_step
@@ -47,7 +54,7 @@ from prunecli.model.structure import STATISTICS_OF
 from prunecli.progress import Progress, silent
 from prunecli.results.gates import ANY, GateStatistics
 from prunecli.results.matching import other_form
-from prunecli.selection.saved import read_kept
+from prunecli.selection.given import read_kept
 from prunecli.selection.select import Kept, Values, best, places_of
 from prunecli.selection.selection import Selection
 from prunecli.tensors.json_files import read_json
@@ -122,7 +129,13 @@ def _by_metric(
     if amount == Amount():
         amount = Amount(default_ratio(checkpoint))
     if amount.fit is not None:
-        fit = smallest_ratio(checkpoint, amount.fit, dtype=options.dtype, request=request, **options.load)
+        fit = smallest_ratio(
+            checkpoint,
+            amount.fit,
+            usual_load(checkpoint, **options.load),
+            request,
+            dtype=options.dtype,
+        )
         amount, request = replace(amount, ratio=fit.ratio), replace(request, keep=fit.keep)
     metric, measured, unseen = str(options.metric), None, list[SparseLayer]()
     if metric == RANDOM:

@@ -21,7 +21,7 @@ from prunecli.model.find_axes import axes_of
 from prunecli.model.history import given, history_step
 from prunecli.results.matching import scores_for
 from prunecli.results.unit_scores import Scores, files_of, from_files
-from prunecli.selection.saved import read_kept
+from prunecli.selection.given import read_kept
 from prunecli.selection.select import Budget, places_of, select
 from prunecli.selection.selection import Selection
 from prunecli.text.plain import MIXED
