@@ -78,14 +78,6 @@ def collect_gates(
 
     ask_huge_pages()  # though --memory be left out: a model that does not fit is run by layers too
     budget = None if memory is None else parse_size(memory)
-    options = (
-        "forced" if mode is None else mode,
-        beam,
-        texts.batch_tokens,
-        texts.context,
-        max_tokens,
-        mean_outputs,
-    )
     choice = texts.choice(checkpoint, whole_files=None, context=None)
     files = texts_or_demo(text, demo, "val", checkpoint)
     of_translation = {
@@ -100,13 +92,13 @@ def collect_gates(
         "--max-tokens": max_tokens,
         "--mean-outputs": mean_outputs,
     }
-    refused = next((name for name, given in (of_translation if files else of_text).items() if given), None)
-    if refused is not None and files:
-        raise UsageError(
-            f"{refused} goes with models that translate, --text with language models", "Give one."
-        )
-    if refused is not None:
-        raise UsageError(f"{refused} goes with --text", "Give --text NAME=FILE, or leave it out.")
+    for name, is_given in (of_translation if files else of_text).items():
+        if is_given and files:
+            raise UsageError(
+                f"{name} goes with models that translate, --text with language models", "Give one."
+            )
+        if is_given:
+            raise UsageError(f"{name} goes with --text", "Give --text NAME=FILE, or leave it out.")
     with processes.together() as process_group, ExitStack() as stack:
         with process_group.in_step():
             if process_group.is_main:  # before a model is fetched
@@ -116,6 +108,9 @@ def collect_gates(
             from prunecli.methods.experts.batches import CollectOptions
             from prunecli.methods.experts.collect import collect_gates as collect
 
+            options = CollectOptions(
+                mode or "forced", beam, texts.batch_tokens, texts.context, max_tokens, mean_outputs
+            )
             whole_files = texts.reads_whole(is_demo=text is None)
             corpora = None
             if files:
@@ -125,7 +120,7 @@ def collect_gates(
         collected = collect(
             opened,
             corpora or choice,
-            CollectOptions(*options),
+            options,
             outputs.output,
             force=outputs.force,
             device=texts.device,

@@ -203,12 +203,10 @@ def prune_experts(
         named = options.sources + options.targets + options.texts
         if options.keep is None and options.metric not in WITHOUT_STATISTICS and not named:
             files = ", ".join(map(str, options.files))
+            what, keep = "languages", "--source and --target keep"
             if of_language_model(opened):
-                how.note(f"No texts named: all of {files} count; --for keeps what yours need.")
-            else:
-                how.note(
-                    f"No languages named: all of {files} count; --source and --target keep what yours need."
-                )
+                what, keep = "texts", "--for keeps"
+            how.note(f"No {what} named: all of {files} count; {keep} what yours need.")
         rewrite = None
         if options.constant:
             rewrite = rewrite_constant(opened, plan, mean_outputs(opened, options.files, options.texts))

@@ -188,15 +188,15 @@ class Translation:
                 return
             from transformers.modeling_outputs import MoEModelOutput
 
-            positions, beam = int(config.max_position_embeddings), self.options.beam
+            positions = int(config.max_position_embeddings)
             longest = torch.tensor([length_limit(n, positions) for n in mask.sum(dim=1).tolist()])
-            with observer.searching(model, beam, longest.to(mask.device)), sound_settings(model):
+            with observer.searching(model, longest.to(mask.device)), sound_settings(model):
                 model.generate(
                     # generate changes this object: a new one for each target
                     encoder_outputs=MoEModelOutput(last_hidden_state=encoded()),
                     attention_mask=mask,
                     forced_bos_token_id=language_id(tokenizer, target, config.vocab_size),
-                    num_beams=beam,
+                    num_beams=self.options.beam,
                     do_sample=False,
                     max_new_tokens=int(longest.max()),
                     max_length=None,

@@ -6,8 +6,8 @@ Symbols: phi(e) is an expert's metric, normalised to sum 1 over the experts that
 layer experts are sorted from most to least important, ties by id.
 
 `smallest_ratio` finds the number of experts that fits in a memory. The memory holds the weights in the target type,
-what decoding needs at a given batch, beam and length (both by the formulas of `model.cost`), and a margin of 10 % for the
-device's own context and for fragmentation.
+what decoding needs at a given batch, beam and length (both by the formulas of `model.cost`), and a margin of 10 %
+for the own context of the device and for fragmentation.
 """
 
 from __future__ import annotations

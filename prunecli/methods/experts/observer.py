@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -87,7 +87,7 @@ class GateObserver(Summing):
 
     names = SUMS
     rows = ("gate_sum", "top1", "conf1_sum", "top2", "conf2_sum")
-    _live: Callable[[], Tensor] | None = None
+    _live: Tensor | None = None
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
@@ -102,18 +102,42 @@ class GateObserver(Summing):
                 modules[layer.name].observer = None
 
     @contextmanager
-    def searching(self, model: Any, beams: int, longest: Tensor) -> Iterator[None]:
-        """While the block runs `model.generate`, only the beams of unfinished sentences count: see `live_beams`."""
-        with live_beams(model, beams, longest) as self._live:
-            try:
-                yield
-            finally:
-                self._live = None
+    def searching(self, model: Any, longest: Tensor) -> Iterator[None]:
+        """While the block runs `model.generate`, count only the beams of unfinished sentences.
+
+        A sentence in a batch is computed until the whole batch is done. Its beams count only as long as the sentence
+        would run alone: transformers asks `_beam_search_has_unfinished_sequences` once a step whether any sentence can
+        still improve; here the same question is answered for each sentence.
+
+        Args:
+            longest: `[batch]`, largest number of new tokens of each sentence.
+        """
+        stock, step = model._beam_search_has_unfinished_sequences, 0
+        live = self._live = torch.ones_like(longest, dtype=torch.bool)
+
+        def has_unfinished(
+            can_improve: Tensor, finished: Tensor, hits: Tensor, early_stopping: bool | str
+        ) -> Any:
+            nonlocal step
+            step += 1
+            live.logical_and_(can_improve.reshape(len(live), -1).any(dim=-1) & ~hits.all(dim=-1))
+            live.logical_and_(step < longest)
+            if early_stopping is True:
+                live.logical_and_(~finished.all(dim=-1))
+            return stock(can_improve, finished, hits, early_stopping) and bool(live.any())
+
+        model._beam_search_has_unfinished_sequences = has_unfinished
+        try:
+            yield
+        finally:
+            self._live = None
+            del model._beam_search_has_unfinished_sequences
 
     def _observe(self, index: int, routing: Routing) -> None:
         gates, experts = routing.gates, routing.experts
         if self._live is not None:
-            rows = self._live().to(gates.device).nonzero().squeeze(1)
+            beams = self._live.to(gates.device).repeat_interleave(len(gates) // len(self._live))
+            rows = beams.nonzero().squeeze(1)
             gates, experts = gates[rows], experts[rows]
         sums = [gates.sum(dim=0, dtype=torch.float64)]
         numbers = torch.arange(gates.shape[1], device=gates.device)
@@ -236,40 +260,3 @@ def _columns(experts: Tensor, gates: Tensor, norms: Tensor) -> Tensor:
     product = gates * norms
     columns = (torch.ones_like(gates), gates, gates**2, norms, norms**2, product, product**2)
     return torch.stack((*columns, first, first * gates, second, second * gates), dim=-1).flatten(0, 1)
-
-
-@contextmanager
-def live_beams(model: Any, beams: int, longest: Tensor) -> Iterator[Callable[[], Tensor]]:
-    """Follow `model.generate` while the block runs.
-
-    A sentence in a batch goes on being computed until the whole batch is done. Its beams count only as long as it
-    would run alone: transformers asks `_beam_search_has_unfinished_sequences` once a step whether any sentence can
-    still improve; here the same question is answered for each sentence.
-
-    Args:
-        model: has transformers' generation methods.
-        beams: beams per sentence.
-        longest: `[batch]`, new tokens at most for each sentence.
-
-    Yields:
-        A function that returns `[batch * beams]` bool: the rows of the coming step that count.
-    """
-    stock = model._beam_search_has_unfinished_sequences
-    live = torch.ones(len(longest), dtype=torch.bool, device=longest.device)
-    step = 0
-
-    def has_unfinished(
-        can_improve: Tensor, finished: Tensor, hits: Tensor, early_stopping: bool | str
-    ) -> Any:
-        nonlocal step
-        step += 1
-        closed = finished.all(dim=-1) if early_stopping is True else torch.zeros_like(live)
-        live.logical_and_(can_improve.reshape(len(live), -1).any(dim=-1) & ~closed & ~hits.all(dim=-1))
-        live.logical_and_(step < longest)
-        return stock(can_improve, finished, hits, early_stopping) and bool(live.any())
-
-    model._beam_search_has_unfinished_sequences = has_unfinished
-    try:
-        yield lambda: live.repeat_interleave(beams)
-    finally:
-        del model._beam_search_has_unfinished_sequences
