@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from prunecli.errors import CheckpointError, StatisticsError
 from prunecli.methods.experts.metrics import AIMER, RANDOM
 from prunecli.model.axes import axis_name
-from prunecli.model.sparse_layer import SparseLayer
+from prunecli.model.sparse_layer import SparseLayer, parts_of
 from prunecli.progress import Progress, silent
 from prunecli.tensors.dtypes import itemsize, numpy_dtype
 from prunecli.tensors.reader import TensorReader
@@ -40,39 +40,15 @@ Part = tuple[str, int, int]
 
 
 def aimer_bytes(checkpoint: Checkpoint, options: ExpertOptions) -> int:
-    """Bytes that the choice with these options reads of the experts' weights, before anything is written.
-
-    Raises:
-        StatisticsError: as `aimer_values`.
-    """
+    """Bytes of experts that `plan_experts` reads with these options."""
     if options.keep is not None or options.metric == RANDOM:
         return 0
-    chosen = [
+    read = tuple(
         layer
         for layer in checkpoint.require_mixtures()
-        if (options.metric == AIMER and not layer.is_predicting)
-        or (layer.is_predicting and options.mtp != "drop")
-    ]
-    reader, layers = plain(checkpoint, chosen)
-    names = {name for layer in layers for parts in parts_of_layer(reader, layer) for name, *_ in parts}
-    return sum(reader.stored_bytes(name) for name in names)
-
-
-def plain(checkpoint: Checkpoint, layers: Sequence[SparseLayer]) -> tuple[Checkpoint, list[SparseLayer]]:
-    """The checkpoint, and its layers, with quantised weights decoded; one without any as it is.
-
-    Raises:
-        UnsupportedModelError: they cannot be.
-    """
-    if not layers or not checkpoint.quantised:
-        return checkpoint, [*layers]
-    import torch
-
-    from prunecli.modules.dequantised import as_run
-
-    decoded = as_run(checkpoint, torch.float32)
-    found = {layer.name: layer for layer in decoded.mixtures}
-    return decoded, [found[layer.name] for layer in layers]
+        if (options.mtp == "prune" if layer.is_predicting else options.metric == AIMER)
+    )
+    return sum(checkpoint.stored_bytes(name) for name, part in parts_of(read) if part == "experts")
 
 
 def aimer_values(
@@ -92,7 +68,15 @@ def aimer_values(
         StatisticsError, UnsupportedModelError: the weights are quantised in an unknown way.
         CheckpointError: a file ends early, or holds NaN or infinity.
     """
-    reader, layers = plain(checkpoint, layers)
+    reader = checkpoint
+    if layers and checkpoint.quantised:
+        import torch
+
+        from prunecli.modules.dequantised import as_run
+
+        reader = as_run(checkpoint, torch.float32)
+        decoded = {layer.name: layer for layer in reader.mixtures}
+        layers = [decoded[layer.name] for layer in layers]
     found = {axis_name(layer.name, "expert"): np.zeros(layer.original_experts) for layer in layers}
     places = [(axis_name(layer.name, "expert"), expert) for layer in layers for expert in layer.experts]
     work = [parts for layer in layers for parts in parts_of_layer(reader, layer)]

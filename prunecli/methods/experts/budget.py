@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 MARGIN = Fraction(1, 10)
 """Part of the memory that is left free."""
+ENOUGH = 1 << 40
+"""Number d of `counts_by_part` for which every part is full, whatever the balance."""
 STEPS = 1000
 """The released code tries theta = 0.001, 0.002, ..., 1."""
 UNBALANCED = Fraction(3)
@@ -119,16 +121,16 @@ def starved(axes: Sequence[Axis], kept: Kept) -> str | None:
     sides = [[axis for axis in axes if axis.side == side] for side in ("encoder", "decoder")]
     if not all(sides) or default_balance(axis.original for axis in axes) == UNBALANCED:
         return None
-    held = [held_in(own) for own in sides]
-    left = [sum(len(kept[axis.name]) for axis in own) for own in sides]
-    if left[1] * held[0] >= left[0] * held[1]:
-        return None
-    encoder, decoder = (
-        f"{left[n] / len(own):.3g} of {held[n] / len(own):.3g}" for n, own in enumerate(sides)
+    (left, held), (left_decoder, held_decoder) = (
+        (sum(len(kept[axis.name]) for axis in own), held_in(own)) for own in sides
     )
+    if left_decoder * held >= left * held_decoder:
+        return None
+    encoder, decoder = (len(own) for own in sides)
     return (
-        f"Decoder layers keep {decoder} experts, encoder layers {encoder}: with fewer than {UNBALANCED_FROM} a "
-        "layer this costs quality. --balance 1:1 is safer."
+        f"Decoder layers keep {left_decoder / decoder:.3g} of {held_decoder / decoder:.3g} experts, encoder layers "
+        f"{left / encoder:.3g} of {held / encoder:.3g}: with fewer than {UNBALANCED_FROM} a layer this costs quality. "
+        "--balance 1:1 is safer."
     )
 
 
@@ -148,11 +150,11 @@ def held_in(axes: Iterable[Axis]) -> int:
 
 def parts_of(axes: Sequence[Axis], request: Request) -> dict[str, list[Axis]]:
     """The layers that share one number of experts: each layer alone, those of each side, or all under `"model"`."""
-    parts: dict[str, list[Axis]] = {}
-    for axis in axes:
-        names = {"per-layer": axis.name, "side-threshold": axis.side, "global-threshold": "model"}
-        parts.setdefault(names[request.strategy], []).append(axis)
-    return parts
+    if request.strategy == "global-threshold":
+        return {"model": [*axes]}
+    if request.strategy == "per-layer":
+        return {axis.name: [axis] for axis in axes}
+    return {axis.side: [other for other in axes if other.side == axis.side] for axis in axes}
 
 
 def counts_by_part(axes: Sequence[Axis], request: Request) -> dict[str, int]:
@@ -174,10 +176,10 @@ def counts_by_part(axes: Sequence[Axis], request: Request) -> dict[str, int]:
             name: sum(min(stated[axis.side], len(axis.ids)) for axis in own) for name, own in parts.items()
         }
     _check_feasible(axes, request, keep)
-    layers = {own[0].side: len(own) for own in parts.values()}
+    has_sides = len({own[0].side for own in parts.values()}) == 2
     scale = {  # experts of the part for each expert of a decoder's part
-        name: Fraction(len(own), layers.get("decoder", len(own)))
-        * (request.balance if own[0].side == "encoder" and len(layers) == 2 else 1)
+        name: Fraction(len(own), len(parts.get("decoder", own)))
+        * (request.balance if has_sides and own[0].side == "encoder" else 1)
         for name, own in parts.items()
     }
     bounds = {
@@ -191,8 +193,7 @@ def counts_by_part(axes: Sequence[Axis], request: Request) -> dict[str, int]:
             for name, (least, most) in bounds.items()
         }
 
-    full = floor(max(most for _, most in bounds.values()) / min(*scale.values(), Fraction(1))) + 1
-    fitting = bisect_right(range(full + 1), keep, key=lambda decoder: sum(counts(decoder).values()))
+    fitting = bisect_right(range(ENOUGH), keep, key=lambda decoder: sum(counts(decoder).values()))
     return counts(fitting - 1)
 
 
