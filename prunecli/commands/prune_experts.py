@@ -180,10 +180,9 @@ def prune_experts(
         load=fit_load(fit, fit_batch, fit_beam, fit_length),
     )
     with how.open(checkpoint, demo, stream=stream) as opened:
-        from prunecli.methods.experts.aimer import aimer_bytes
         from prunecli.methods.experts.budget import explain, fit_payload
         from prunecli.methods.experts.constant import mean_outputs, rewrite_constant
-        from prunecli.methods.experts.metrics import WITHOUT_STATISTICS
+        from prunecli.methods.experts.metrics import WITHOUT_STATISTICS, aimer_bytes
         from prunecli.methods.experts.plan import plan_experts
         from prunecli.model.structure import STATISTICS_OF
 

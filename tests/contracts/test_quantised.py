@@ -19,8 +19,8 @@ from prunecli.commands.prune_heads import prune_heads
 from prunecli.commands.prune_layers import prune_layers
 from prunecli.commands.share_ffn import share_ffn
 from prunecli.errors import StatisticsError
-from prunecli.methods.experts.aimer import aimer_bytes, aimer_values
 from prunecli.methods.experts.collect import collect_gates
+from prunecli.methods.experts.metrics import aimer_bytes, aimer_values
 from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.heads.collect import ScoreOptions, score_heads

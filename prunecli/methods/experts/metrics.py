@@ -1,4 +1,4 @@
-"""What statistics say of a checkpoint's experts: the value of each by a metric, and how well it is known.
+"""Value of each expert by a metric: of gate statistics, or of the weights alone.
 
 Metrics of gates (2212.09811, 4.1), with n the tokens of a layer, per expert e: top1(e) = top1 / n;
 top2(e) = (top1 + top2) / n; mean(e) = gate_sum / n; conf(e) = conf1_sum / top1, 0 where no token ranks e first.
@@ -6,22 +6,30 @@ top2(e) = (top1 + top2) / n; mean(e) = gate_sum / n; conf(e) = conf1_sum / top1,
 Metrics of gates and outputs, which are collected of language models: sums over the n_e tokens that are routed to e, of
 its gate g as applied and the norm ‖f‖ of its output, S(b, a, c) = [1 / n_e if b] sum g^a ‖f‖^c (2606.15716). They are 0
 of an expert that no token is routed to.
+
+AIMER needs no text and runs no model, and so serves layers that no plain forward pass enters. It reads the weights
+once, a few blocks in memory at a time.
 """
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prunecli.errors import StatisticsError, UsageError
+from prunecli.errors import CheckpointError, StatisticsError, UsageError
 from prunecli.methods.experts.names import Granularity
-from prunecli.model.axes import Axis
-from prunecli.model.sparse_layer import SparseLayer
+from prunecli.model.axes import Axis, axis_name
+from prunecli.model.sparse_layer import SparseLayer, parts_of
+from prunecli.progress import Progress, silent
 from prunecli.results.gates import (
     ANY,
     SUMS,
@@ -34,19 +42,32 @@ from prunecli.results.gates import (
     split_pair,
 )
 from prunecli.results.matching import match_gates, read_matching
+from prunecli.tensors.dtypes import itemsize, numpy_dtype
+from prunecli.tensors.reader import TensorReader
 from prunecli.text.lines import near_names
 
 if TYPE_CHECKING:
+    from prunecli.methods.experts.options import ExpertOptions
     from prunecli.model.checkpoint import Checkpoint
 
 Values = NDArray[np.float64]
 RANDOM = "random"
 """The baseline that needs no statistics."""
 AIMER = "aimer"
-"""The metric of weights alone (`methods.experts.aimer`)."""
+"""The metric of weights alone."""
 WITHOUT_STATISTICS = (AIMER, RANDOM)
 MOST_ALONE = 16
 """Largest number of languages or texts for which a decision says what each alone would keep."""
+BLOCK_ELEMENTS = 1 << 18
+"""Values that are read and summed at a time; sums depend on it in their last bits."""
+THREADS = 8
+"""Largest number of threads that read and sum, 5 MiB each; the number changes no bit."""
+PLAIN = ("F16", "BF16", "F32", "F64")
+"""Types of weights that are no codes."""
+
+
+Part = tuple[str, int, int]
+"""Values of one tensor: its name, the first value, the number of values."""
 
 
 class Metric(NamedTuple):
@@ -136,12 +157,6 @@ def metric_values(name: str, sums: GateSums, statistics: GateStatistics) -> dict
             f"Choose --metric {' or '.join(usable)}." if usable else "Collect the gates with prunecli.",
         )
     return {axis.name: own for axis, own in zip(statistics.axes, metric.values(sums), strict=True)}
-
-
-def random_values(axes: Sequence[Axis], seed: int) -> dict[str, Values]:
-    """Name of each axis -> `[original experts]` uniform in (0, 1], the baseline."""
-    generator = np.random.default_rng(seed)
-    return {axis.name: 1.0 - generator.random(axis.original) for axis in axes}
 
 
 def aggregate(
@@ -350,3 +365,133 @@ def read_all(
         "Collect it first: prunecli collect-gates.",
     )
     return merge(parts, [str(path) for path in gates])
+
+
+def random_values(axes: Sequence[Axis], seed: int) -> dict[str, Values]:
+    """Name of each axis -> `[original experts]` uniform in (0, 1], the baseline."""
+    generator = np.random.default_rng(seed)
+    return {axis.name: 1.0 - generator.random(axis.original) for axis in axes}
+
+
+def aimer_bytes(checkpoint: Checkpoint, options: ExpertOptions) -> int:
+    """Bytes of experts that `plan_experts` reads with these options."""
+    if options.keep is not None or options.metric == RANDOM:
+        return 0
+    read = tuple(
+        layer
+        for layer in checkpoint.require_mixtures()
+        if (options.mtp == "prune" if layer.is_predicting else options.metric == AIMER)
+    )
+    return sum(checkpoint.stored_bytes(name) for name, part in parts_of(read) if part == "experts")
+
+
+def aimer_values(
+    checkpoint: Checkpoint, layers: Sequence[SparseLayer], *, progress: Progress = silent
+) -> dict[str, NDArray[np.float64]]:
+    """Name of the axis -> `[original experts]`, 1 / AIMER of each expert that it holds, so that the lowest goes first.
+
+    AIMER(e) = (sum |w| / N) / sqrt(sum w² / N) over the N weights of an expert's projections, biases left out; experts
+    with the highest are pruned. It is 1 where all weights are of one size, sqrt(2 / pi) of normal ones, and less the
+    more of the norm lies on few weights. An expert of zeros alone has the value 0.
+
+    Args:
+        checkpoint: the weights; quantised weights count as the numbers that they stand for.
+        layers: mixtures of the checkpoint.
+
+    Raises:
+        StatisticsError, UnsupportedModelError: the weights are quantised in an unknown way.
+        CheckpointError: a file ends early, or holds NaN or infinity.
+    """
+    reader = checkpoint
+    if layers and checkpoint.quantised:
+        import torch
+
+        from prunecli.modules.dequantised import as_run
+
+        reader = as_run(checkpoint, torch.float32)
+        decoded = {layer.name: layer for layer in reader.mixtures}
+        layers = [decoded[layer.name] for layer in layers]
+    found = {axis_name(layer.name, "expert"): np.zeros(layer.original_experts) for layer in layers}
+    places = [(axis_name(layer.name, "expert"), expert) for layer in layers for expert in layer.experts]
+    work = [parts for layer in layers for parts in parts_of_layer(reader, layer)]
+    for parts in work:
+        for name, *_ in parts:
+            reader.open_files(name)
+    pool = ThreadPoolExecutor(THREADS if reader.is_remote else min(THREADS, os.cpu_count() or 1))
+    try:
+        with progress("reading experts", len(work), "experts") as advance:
+            values = pool.map(partial(inverse_aimer, reader), work)
+            for (name, expert), value in zip(places, values, strict=True):
+                found[name][expert] = value
+                advance(1)
+    except BaseException:
+        reader.interrupt()
+        raise
+    finally:  # after an error or Ctrl-C: running threads finish their expert, the rest never starts
+        pool.shutdown(cancel_futures=True)
+    return found
+
+
+def parts_of_layer(reader: TensorReader, layer: SparseLayer) -> list[list[Part]]:
+    """Where the weights of each expert of a layer are."""
+    return [
+        parts_of_expert(
+            reader,
+            [layer.expert_tensor(place, suffix) for suffix in layer.expert_tensors],
+            layer.stacked_tensors,
+            place,
+        )
+        for place in range(layer.num_experts)
+    ]
+
+
+def parts_of_expert(
+    reader: TensorReader, own: Sequence[str], stacked: Sequence[str] = (), place: int = 0
+) -> list[Part]:
+    """Where the weights of an expert lie, biases left out.
+
+    Args:
+        reader: of the weights.
+        own: full names of the tensors of this expert alone.
+        stacked: full names of those of all experts, with one entry for each on the first axis.
+        place: its number in those.
+
+    Raises:
+        StatisticsError: they are quantised.
+    """
+    parts = []
+    for name in (*own, *stacked):
+        info = reader.info(name)
+        if info.dtype not in PLAIN:
+            raise StatisticsError(
+                f"{reader.path}: {name} is quantised ({info.dtype}); aimer takes weights as they are.",
+                "Choose a metric of gate statistics, or give the model before it was quantised.",
+            )
+        shape = info.shape[1:] if name in stacked else info.shape
+        if len(shape) > 1:
+            values = math.prod(shape)
+            parts.append((name, place * values if name in stacked else 0, values))
+    return parts
+
+
+def inverse_aimer(reader: TensorReader, parts: Sequence[Part]) -> float:
+    """sqrt(N sum w²) / sum |w| over all values of the parts; 0 where all are 0.
+
+    Raises:
+        CheckpointError: a file ends early, or holds what is no number.
+    """
+    count, absolute, square = 0, 0.0, 0.0
+    for name, first, values in parts:
+        dtype = reader.info(name).dtype
+        size = itemsize(dtype)
+        with reader.reading(name, first * size, values * size) as fill:
+            for start in range(0, values, BLOCK_ELEMENTS):
+                raw = np.empty(min(BLOCK_ELEMENTS, values - start), numpy_dtype(dtype))
+                fill(raw.view(np.uint8).data)
+                block = np.abs(raw.astype(np.float64))
+                absolute += float(block.sum())
+                square += float(np.square(block, out=block).sum())
+        count += values
+        if not (math.isfinite(absolute) and math.isfinite(square)):
+            raise CheckpointError(f"{reader.path}: {name} holds NaN or infinity, or values too large")
+    return math.sqrt(count * square) / absolute if absolute else 0.0

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prunecli.errors import PruneError, StatisticsError, UsageError
-from prunecli.methods.experts.aimer import aimer_values
 from prunecli.methods.experts.budget import (
     MemoryFit,
     balance_text,
@@ -27,6 +26,7 @@ from prunecli.methods.experts.metrics import (
     MOST_ALONE,
     RANDOM,
     Measured,
+    aimer_values,
     default_metric,
     measure_languages,
     measure_texts,

@@ -12,8 +12,8 @@ from numpy.testing import assert_allclose
 from safetensors.torch import save_file
 
 from prunecli.errors import CheckpointError, StatisticsError
-from prunecli.methods.experts import aimer
-from prunecli.methods.experts.aimer import aimer_values, inverse_aimer, parts_of_expert
+from prunecli.methods.experts import metrics
+from prunecli.methods.experts.metrics import aimer_values, inverse_aimer, parts_of_expert
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors.directory import find_weights
 from prunecli.tensors.reader import TensorReader
@@ -43,7 +43,7 @@ def drawn(seed: int, shape: tuple[int, ...]) -> torch.Tensor:
 def test_an_expert_of_its_own_tensors(
     dtype: torch.dtype, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aimer, "BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(metrics, "BLOCK_ELEMENTS", block)
     tensors = {name: drawn(seed, shape).to(dtype) for seed, (name, shape) in enumerate(SHAPES.items())}
     with reader_of(tmp_path, tensors) as reader:
         parts = parts_of_expert(reader, [*tensors])
@@ -84,7 +84,7 @@ def test_values_stand_at_original_ids_and_threads_change_no_bit(
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         layers = checkpoint.require_mixtures()
         several = aimer_values(checkpoint, layers)
-        monkeypatch.setattr(aimer, "THREADS", 1)
+        monkeypatch.setattr(metrics, "THREADS", 1)
         one = aimer_values(checkpoint, layers)
         assert list(one) == [f"{layer.name}.experts" for layer in layers]
         for layer in layers:
