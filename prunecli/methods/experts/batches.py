@@ -284,9 +284,7 @@ class Texts:
         """Everything that the sums depend on besides the model and the type."""
         return {
             "texts": [[corpus.name, corpus.sha256] for corpus in self.corpora],
-            "batch_tokens": self.options.batch_tokens,
-            "context": self.options.context,
-            "max_tokens": self.options.max_tokens,
+            **asdict(self.options),
         }
 
     def whole(self, checkpoint: Checkpoint) -> UsageError | None:

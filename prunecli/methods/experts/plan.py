@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -406,15 +405,16 @@ def read_experts(
     if isinstance(content, dict):
         return read_kept(path, axes, content)
     starts = [0, *accumulate(axis.original for axis in axes)]
-    kept: dict[str, list[int]] = {axis.name: [] for axis in axes}
     for expert in content:
         if type(expert) is not int or not 0 <= expert < starts[-1]:
             raise StatisticsError(
                 f"{path}: {expert!r} is no expert id; the model's go from 0 to {starts[-1] - 1}.",
                 f"It has {len(axes)} sparse layers; the published files are for NLLB-200 54.5B.",
             )
-        row = bisect_right(starts, expert) - 1
-        kept[axes[row].name].append(expert - starts[row])
+    kept = {
+        axis.name: [expert - first for expert in content if first <= expert < end]
+        for axis, first, end in zip(axes, starts, starts[1:], strict=False)
+    }
     return read_kept(path, axes, {"kept": kept})
 
 
