@@ -22,7 +22,7 @@ from prunecli.model.declared import with_keys
 from prunecli.model.quantisation import method_of
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.sparse_layer import CONSTANT, SparseLayer
-from prunecli.results.gates import ratio, read_gates
+from prunecli.results.gates import ratio
 from prunecli.results.outputs import OutputSums, added, outputs_path
 from prunecli.selection.selection import Selection
 from prunecli.tensors.dtypes import parse_dtype
@@ -45,11 +45,11 @@ def mean_outputs(checkpoint: Checkpoint, files: Sequence[Path], texts: Sequence[
         StatisticsError: damaged files, of another model, or without sums of outputs.
     """
     layers = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
-    statistics, names = read_all(checkpoint, files, layers), [layer.name for layer in layers]
+    statistics = read_all(checkpoint, files, layers)
     routed, parts = aggregate_texts(statistics, texts).routed, []
     for file in files:
         part = OutputSums.read(outputs_path(file))
-        if part.fingerprint != read_gates(file, names, statistics.num_experts).fingerprint:
+        if part.fingerprint != statistics.fingerprint:  # that of every file, or they would not be merged
             raise StatisticsError(
                 f"{outputs_path(file)}: is of another run than {file}",
                 "Collect both again with --mean-outputs.",

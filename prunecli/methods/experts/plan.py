@@ -163,13 +163,8 @@ def _by_metric(
         )
     request = replace(request, released=measured is not None and measured.statistics.mode == "published")
     kept, thresholds = select_experts(axes, held, request)
-    balance = None
-    if (
-        len({axis.side for axis in axes}) > 1
-        and not amount.per_layer
-        and options.strategy != "global-threshold"
-    ):
-        balance = balance_text(request.balance)
+    has_balance = options.strategy != "global-threshold" and not amount.per_layer
+    balance = balance_text(request.balance) if has_balance and len({axis.side for axis in axes}) > 1 else None
     arguments = {
         "ratio": amount.ratio,
         "count": amount.count,
