@@ -33,13 +33,13 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.methods.embeddings.plan import EmbeddingPlan as EmbeddingPlan
     from prunecli.methods.embeddings.plan import plan_embeddings as plan_embeddings
     from prunecli.methods.embeddings.rewrite import rewrite_embeddings as rewrite_embeddings
+    from prunecli.methods.experts.batches import CollectOptions as CollectOptions
     from prunecli.methods.experts.collect import collect_gates as collect_gates
     from prunecli.methods.experts.constant import mean_outputs as mean_outputs
     from prunecli.methods.experts.constant import rewrite_constant as rewrite_constant
     from prunecli.methods.experts.options import Amount as Amount
     from prunecli.methods.experts.options import ExpertOptions as ExpertOptions
     from prunecli.methods.experts.plan import plan_experts as plan_experts
-    from prunecli.methods.experts.score import CollectOptions as CollectOptions
     from prunecli.methods.ffn.narrow import NarrowOptions as NarrowOptions
     from prunecli.methods.ffn.narrow import plan_widths as plan_widths
     from prunecli.methods.heads.plan import HeadOptions as HeadOptions
@@ -90,7 +90,7 @@ _MODULES = {
     "methods.embeddings.rewrite": ("rewrite_embeddings",),
     "methods.experts.collect": ("collect_gates",),
     "methods.experts.constant": ("mean_outputs", "rewrite_constant"),
-    "methods.experts.score": ("CollectOptions",),
+    "methods.experts.batches": ("CollectOptions",),
     "methods.heads.score": ("ScoreOptions", "score_heads"),
     "methods.experts.options": ("Amount", "ExpertOptions"),
     "methods.experts.plan": ("plan_experts",),

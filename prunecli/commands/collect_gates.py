@@ -77,14 +77,6 @@ def collect_gates(
 
     ask_huge_pages()  # though --memory be left out: a model that does not fit is run by layers too
     budget = None if memory is None else parse_size(memory)
-    options = (
-        "forced" if mode is None else mode,
-        beam,
-        texts.batch_tokens,
-        texts.context,
-        max_tokens,
-        mean_outputs,
-    )
     choice = texts.choice(checkpoint, whole_files=None, context=None)
     files = texts_or_demo(text, demo, "val", checkpoint)
     of_translation = {
@@ -99,22 +91,25 @@ def collect_gates(
         "--max-tokens": max_tokens,
         "--mean-outputs": mean_outputs,
     }
-    refused = next((name for name, given in (of_translation if files else of_text).items() if given), None)
-    if refused is not None and files:
-        raise UsageError(
-            f"{refused} goes with models that translate, --text with language models", "Give one."
-        )
-    if refused is not None:
-        raise UsageError(f"{refused} goes with --text", "Give --text NAME=FILE, or leave it out.")
+    for name, is_given in (of_translation if files else of_text).items():
+        if is_given and files:
+            raise UsageError(
+                f"{name} goes with models that translate, --text with language models", "Give one."
+            )
+        if is_given:
+            raise UsageError(f"{name} goes with --text", "Give --text NAME=FILE, or leave it out.")
     with processes.together() as process_group, ExitStack() as stack:
         with process_group.in_step():
             if process_group.is_main:  # before a model is fetched
                 outputs.check()
             opened = stack.enter_context(open_model(checkpoint_or_demo(checkpoint, demo)))
 
+            from prunecli.methods.experts.batches import CollectOptions
             from prunecli.methods.experts.collect import collect_gates as collect
-            from prunecli.methods.experts.score import CollectOptions
 
+            options = CollectOptions(
+                mode or "forced", beam, texts.batch_tokens, texts.context, max_tokens, mean_outputs
+            )
             whole_files = texts.reads_whole(is_demo=text is None)
             corpora = None
             if files:
@@ -124,7 +119,7 @@ def collect_gates(
         collected = collect(
             opened,
             corpora or choice,
-            CollectOptions(*options),
+            options,
             outputs.output,
             force=outputs.force,
             device=texts.device,
@@ -154,17 +149,18 @@ def _show(statistics: GateStatistics) -> None:
     from prunecli.results.gates import side_of
 
     is_text = statistics.mode == "text"
+    sides = np.array([side_of(layer) for layer in statistics.layers])
     rows: list[tuple[str, ...]] = []
     for name, sums in list(statistics.entries.items())[:ROWS_SHOWN]:
-        counts: dict[str, list[int]] = {"encoder": [], "decoder": []}
-        for layer, row in zip(statistics.layers, sums.top1, strict=True):
-            running = np.cumsum(np.sort(row)[::-1])
-            counts[side_of(layer)].append(int(np.searchsorted(running, 0.9 * running[-1]) + 1))
-        shares = [f"{np.mean(found):.1f}" if found else "-" for found in counts.values()]
+        running = np.cumsum(-np.sort(-sums.top1, axis=1), axis=1)
+        busy = (running < 0.9 * running[:, -1:]).sum(axis=1) + 1
+        shares = [
+            f"{busy[sides == side].mean():.1f}" if side in sides else "-" for side in ("encoder", "decoder")
+        ]
         first, last = f"{int(sums.tokens[0]):,}", f"{int(sums.tokens[-1]):,}"
         if is_text:
-            busy = " / ".join(share for share in shares if share != "-")
-            rows.append((name, first, busy, f"{int((sums.routed == 0).sum()):,} of {sums.routed.size:,}"))
+            shown = " / ".join(share for share in shares if share != "-")
+            rows.append((name, first, shown, f"{int((sums.routed == 0).sum()):,} of {sums.routed.size:,}"))
         else:
             rows.append((name, first, last, *shares))
     columns: tuple[str, ...] = (

@@ -124,8 +124,8 @@ def _opened(checkpoint: Path | None, demo: DemoName) -> Checkpoint:
 
 def _request(opened: Checkpoint, balance: str | None, multiple_of: int) -> Request:
     """How prune-experts removes experts, in whatever number."""
-    from prunecli.methods.experts.budget import Request, parse_balance, request_of
-    from prunecli.methods.experts.options import ExpertOptions, check_kind, of_language_model
+    from prunecli.methods.experts.budget import Request, parse_balance
+    from prunecli.methods.experts.options import ExpertOptions, check_kind, of_language_model, request_of
 
     options = ExpertOptions(
         balance=None if balance is None else parse_balance(balance), multiple_of=multiple_of

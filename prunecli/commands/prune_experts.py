@@ -21,11 +21,8 @@ from prunecli.commands.options import (
 )
 from prunecli.commands.rewriting import How
 from prunecli.errors import UsageError
-from prunecli.methods.experts.names import Granularity, MetricName, Predicting, Strategy
+from prunecli.methods.experts.names import MIN_TOKENS, Granularity, MetricName, Predicting, Strategy
 from prunecli.tensors.quantities import parse_names, whole_numbers
-
-MIN_TOKENS = 100
-"""That of `ExpertOptions`, which is not imported for --help."""
 
 
 @flattened
@@ -183,10 +180,9 @@ def prune_experts(
         load=fit_load(fit, fit_batch, fit_beam, fit_length),
     )
     with how.open(checkpoint, demo, stream=stream) as opened:
-        from prunecli.methods.experts.aimer import aimer_bytes
+        from prunecli.methods.experts.budget import explain, fit_payload
         from prunecli.methods.experts.constant import mean_outputs, rewrite_constant
-        from prunecli.methods.experts.memory_fit import explain, fit_payload
-        from prunecli.methods.experts.metrics import WITHOUT_STATISTICS
+        from prunecli.methods.experts.metrics import WITHOUT_STATISTICS, aimer_bytes
         from prunecli.methods.experts.plan import plan_experts
         from prunecli.model.structure import STATISTICS_OF
 
@@ -206,12 +202,10 @@ def prune_experts(
         named = options.sources + options.targets + options.texts
         if options.keep is None and options.metric not in WITHOUT_STATISTICS and not named:
             files = ", ".join(map(str, options.files))
+            what, keep = "languages", "--source and --target keep"
             if of_language_model(opened):
-                how.note(f"No texts named: all of {files} count; --for keeps what yours need.")
-            else:
-                how.note(
-                    f"No languages named: all of {files} count; --source and --target keep what yours need."
-                )
+                what, keep = "texts", "--for keeps"
+            how.note(f"No {what} named: all of {files} count; {keep} what yours need.")
         rewrite = None
         if options.constant:
             rewrite = rewrite_constant(opened, plan, mean_outputs(opened, options.files, options.texts))

@@ -10,15 +10,15 @@ import torch
 
 from prunecli.errors import MemoryShortError, PruneError, Shortage, UnsupportedModelError
 from prunecli.evaluation.hardware import device_name
-from prunecli.methods.experts.budget import Request, request_of
-from prunecli.methods.experts.memory_fit import (
+from prunecli.methods.experts.budget import (
     MARGIN,
+    Request,
     at_ratios,
     fit_payload,
     margin_bytes,
     nearest_ratio,
 )
-from prunecli.methods.experts.options import ExpertOptions
+from prunecli.methods.experts.options import ExpertOptions, request_of
 from prunecli.model.cache import find_cache
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import (

@@ -13,14 +13,12 @@ import torch
 from prunecli import processes
 from prunecli.commands import console
 from prunecli.commands.collect_gates import collect_gates
-from prunecli.methods.experts import collect, resume
-from prunecli.methods.experts.translation import Translation
+from prunecli.methods.experts import collect
 from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import weight_bytes
 from prunecli.modules import fitting
 from prunecli.modules.devices import Devices
 from prunecli.processes import ProcessGroup
-from prunecli.text.parallel import ParallelText
 from tests.commands.calls import Result, call, refused
 from tests.tiny import tiny_nllb_moe
 
@@ -91,7 +89,6 @@ def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     with open_model(folder / "model") as checkpoint:
         return collect.memory_for(
             checkpoint,
-            Translation(ParallelText("val", {}), ()),
             Devices(CPU),
             torch.float32,
             group,
@@ -135,15 +132,15 @@ def test_a_search_that_goes_on_keeps_its_type(folder: Path, monkeypatch: pytest.
     monkeypatch.setattr(fitting, "free_for_each", lambda *_: 0)
     monkeypatch.setattr(fitting, "candidates", lambda *_, **__: (torch.bfloat16,))
     monkeypatch.setattr(fitting.Need, "fits", lambda *_: True)
-    save = resume.Saver.__call__
+    save = collect.PartialRun.save
 
-    def stop(saver: resume.Saver, state: Any) -> None:
-        save(saver, state)
+    def stop(partial_run: collect.PartialRun, state: Any) -> None:
+        save(partial_run, state)
         if state.batches == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(resume.Saver, "__call__", stop)
+        patched.setattr(collect.PartialRun, "save", stop)
         assert run(*arguments).status != 0
     assert (folder / ".gates.json.partial").exists()
     monkeypatch.setattr(

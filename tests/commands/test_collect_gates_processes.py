@@ -24,11 +24,11 @@ DRIVER = """
 import os, signal, sys, time
 from pathlib import Path
 
-from prunecli.methods.experts import resume
+from prunecli.methods.experts import collect
 from prunecli.running import runner
 from prunecli.running.layerwise import states as snapshot
 
-resume.SAVE_EVERY_S = 0.0
+collect.SAVE_EVERY_S = 0.0
 runner.BATCHES_APART = 1
 what, rank, calls = sys.argv[1], sys.argv[2], int(sys.argv[3])
 

@@ -32,7 +32,7 @@ PAIRS = tuple(f"{a}_Latn-{b}_Latn" for a in ("eng", "fra", "deu") for b in ("eng
 ENCODER, DECODER = (tuple(f"model.{side}.layers.{n}.ffn" for n in (1, 3)) for side in ("encoder", "decoder"))
 
 
-OF_GATES = tuple(name for name, metric in METRICS.items() if metric.needs <= set(SUMS))
+OF_GATES = tuple(name for name, metric in METRICS.items() if set(metric.needs) <= set(SUMS))
 
 run = partial(call, prune_experts)
 

@@ -19,8 +19,8 @@ from prunecli.commands.prune_heads import prune_heads
 from prunecli.commands.prune_layers import prune_layers
 from prunecli.commands.share_ffn import share_ffn
 from prunecli.errors import StatisticsError
-from prunecli.methods.experts.aimer import aimer_bytes, aimer_values
 from prunecli.methods.experts.collect import collect_gates
+from prunecli.methods.experts.metrics import aimer_bytes, aimer_values
 from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.heads.score import ScoreOptions, score_heads
@@ -34,8 +34,8 @@ from prunecli.selection.selection import Selection
 from prunecli.text.choice import TextChoice
 from tests.commands.calls import call
 from tests.families import tiny_family
+from tests.methods.experts.test_batches_texts import OPTIONS, TEXTS
 from tests.methods.experts.test_layerwise import PLENTY
-from tests.methods.experts.test_texts import OPTIONS, TEXTS
 from tests.quantising import quantise
 from tests.reference.quantisation import SCHEMES
 from tests.selections import kept_experts
@@ -151,7 +151,7 @@ def test_weights_alone_say_what_those_of_the_plain_model_say(
     found = []
     for path in mixture(tmp_path, model_type, scheme, which, **sizes):
         with open_model(path) as checkpoint:
-            found.append(aimer_values(checkpoint, checkpoint.mixtures, threads=3))
+            found.append(aimer_values(checkpoint, checkpoint.mixtures))
             assert 0 < aimer_bytes(checkpoint, ExpertOptions(metric="aimer")) <= checkpoint.total_bytes
     assert found[0].keys() == found[1].keys()
     for name, values in found[0].items():

@@ -21,7 +21,7 @@ from unittest.mock import patch
 import pytest
 
 from prunecli.commands import app, failures
-from prunecli.methods.experts import resume
+from prunecli.methods.experts import collect
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors import copying, journal, writer
 from prunecli.tensors.hub import ranges
@@ -172,7 +172,7 @@ def prepare(folder: Path) -> None:
                 (folder / name).write_text(ran.out)
     for name, command in INTERRUPTED.items():
         # Kept at every batch, and not removed at the end: as if the run had been killed before it wrote the result.
-        with patch.object(resume, "SAVE_EVERY_S", 0.0), patch.object(Path, "unlink"):
+        with patch.object(collect, "SAVE_EVERY_S", 0.0), patch.object(Path, "unlink"):
             ran = run(command, folder, 300)
         if ran.status != 0:
             raise RuntimeError(f"prunecli {command}: {ran.err}{ran.trace}")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from prunecli.methods.experts.batches import CollectOptions, Translation
+from prunecli.methods.experts.collect import score
 from prunecli.methods.experts.observer import GateObserver
-from prunecli.methods.experts.score import CollectOptions, score
-from prunecli.methods.experts.translation import Translation
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.grouped import has_grouped_kernel
 from prunecli.modules.loading import load_model
@@ -24,7 +24,7 @@ from prunecli.running.layerwise.runner import Layerwise, Resources
 from prunecli.text.tokens import load_tokenizer
 from tests.gpu.conftest import Gpu
 from tests.gpu.pretend import Pretend
-from tests.methods.experts.test_score import PAIRS, TEXT
+from tests.methods.experts.test_collect import PAIRS, TEXT
 from tests.reference.routing import sparse_ffn as reference
 from tests.tiny import tiny_nllb_moe
 

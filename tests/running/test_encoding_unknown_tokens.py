@@ -11,7 +11,7 @@ import pytest
 from prunecli import load_model
 from prunecli.errors import CheckpointError
 from prunecli.evaluation.decoding import DecodingOptions, translate
-from prunecli.methods.experts.texts import text_windows
+from prunecli.methods.experts.batches import text_windows
 from prunecli.running.encoding import labelled_examples, padding_id, text_examples, translation_examples
 from prunecli.running.masking import mlm_examples
 from prunecli.running.windows import lm_windows, packed_examples

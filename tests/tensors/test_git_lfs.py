@@ -10,13 +10,13 @@ import pytest
 
 from prunecli.errors import CheckpointError, DataError, PruneError, StatisticsError
 from prunecli.evaluation.scoring import spm_file
-from prunecli.methods.experts.selection import read_experts
+from prunecli.methods.experts.plan import read_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.results.gates import read_gates
 from prunecli.results.unit_scores import read_scores
 from prunecli.selection.cut import cut
-from prunecli.selection.saved import read_kept
+from prunecli.selection.given import read_kept
 from prunecli.tensors.git_lfs import refuse_pointer
 from prunecli.text.labelled import read_labelled
 from prunecli.text.parallel import read_parallel

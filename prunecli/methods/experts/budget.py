@@ -1,18 +1,22 @@
-"""How many experts each layer or side keeps, and which (2212.09811, 4.3): pure functions from metric values to ids.
+"""How many experts each layer or side keeps, and which (2212.09811, 4.3): functions from metric values to ids.
 
 At most as many as requested are kept, at least a layer's minimum, and at most as many as the layer holds.
 
 Symbols: phi(e) is an expert's metric, normalised to sum 1 over the experts that its layer holds; in each
 layer experts are sorted from most to least important, ties by id.
+
+`smallest_ratio` finds the number of experts that fits in a memory. The memory holds the weights in the target type,
+what decoding needs at a given batch, beam and length (both by the formulas of `model.cost`), and a margin of 10 %
+for the own context of the device and for fragmentation.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import ceil, floor, lcm
+from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,16 +24,21 @@ from numpy.typing import NDArray
 
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.names import Strategy
-from prunecli.methods.experts.options import ExpertOptions, of_language_model
 from prunecli.model.axes import Axis
-from prunecli.model.mixtures import predicting_tensors
-from prunecli.model.sparse_layer import Groups, SparseLayer
+from prunecli.model.cost import Load, decoding_bytes, expert_bytes, tensor_bytes
+from prunecli.model.find_axes import axes_of
+from prunecli.model.sparse_layer import Groups
 from prunecli.selection.select import Budget, Kept, Values, allotted, select
-from prunecli.tensors.quantities import exact_share
+from prunecli.tensors.dtypes import parse_dtype
+from prunecli.tensors.quantities import bytes_text, exact_share
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
+MARGIN = Fraction(1, 10)
+"""Part of the memory that is left free."""
+ENOUGH = 1 << 40
+"""Number d of `counts_by_part` for which every part is full, whatever the balance."""
 STEPS = 1000
 """The released code tries theta = 0.001, 0.002, ..., 1."""
 UNBALANCED = Fraction(3)
@@ -64,60 +73,6 @@ class Request:
     released: bool = False
     step: int = 1
     groups: int = 1
-
-
-def layers_of(checkpoint: Checkpoint, options: ExpertOptions) -> tuple[SparseLayer, ...]:
-    """The layers that experts are chosen in, with the experts per token of the result.
-
-    Raises:
-        UsageError: the model has no layers that `--mtp drop` removes, or `--active` is more than now.
-    """
-    layers = checkpoint.require_mixtures()
-    if options.mtp == "drop":
-        layers = tuple(layer for layer in layers if not layer.is_predicting)
-        if not predicting_tensors(checkpoint, checkpoint.resolved.sizes):
-            raise UsageError(
-                f"{checkpoint.path} has no layers that predict further tokens.", "Leave --mtp drop out."
-            )
-    if options.active is None:
-        return layers
-    mixture, top_k = checkpoint.resolved.family.mixture, layers[0].top_k
-    if mixture is None or isinstance(mixture.top_k, int):
-        raise UsageError(
-            f"--active {options.active}: a router of type {checkpoint.model_type} always picks {top_k}.",
-            "Leave --active out.",
-        )
-    if not 1 <= options.active <= top_k:
-        raise UsageError(
-            f"--active {options.active}: the router picks {top_k} experts for each token.",
-            f"Give a number from 1 to {top_k}.",
-        )
-    return tuple(replace(layer, top_k=options.active) for layer in layers)
-
-
-def request_of(checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[SparseLayer]) -> Request:
-    """The request that the options make, without the number of experts to keep.
-
-    Args:
-        layers: see `layers_of`.
-
-    Raises:
-        UsageError: a minimum that leaves the router too few.
-    """
-    least = max(least_experts(layer.top_k, layer.groups) for layer in layers)
-    minimum = options.least
-    if minimum is None:
-        minimum = least if options.strategy == "per-layer" else max(least, MIN_PER_LAYER)
-    if minimum < least:
-        raise UsageError(f"--min {minimum}: the router picks {least} experts for each token.")
-    balance = options.balance or (
-        Fraction(1)
-        if of_language_model(checkpoint)
-        else default_balance(layer.original_experts for layer in layers)
-    )
-    groups = layers[0].groups.count
-    step = lcm(groups, options.multiple_of)
-    return Request(None, None, options.strategy, balance, minimum, step=step, groups=groups)
 
 
 def keep_count(ratio: float, held: int) -> int:
@@ -163,19 +118,19 @@ def starved(axes: Sequence[Axis], kept: Kept) -> str | None:
 
     If the layers lose alike, are of one side, or have as many experts as the paper's model, there is none.
     """
-    sides = [axes_in(side, axes) for side in ("encoder", "decoder")]
+    sides = [[axis for axis in axes if axis.side == side] for side in ("encoder", "decoder")]
     if not all(sides) or default_balance(axis.original for axis in axes) == UNBALANCED:
         return None
-    held = [sum(len(axis.ids) for axis in own) for own in sides]
-    left = [sum(len(kept[axis.name]) for axis in own) for own in sides]
-    if left[1] * held[0] >= left[0] * held[1]:
-        return None
-    encoder, decoder = (
-        f"{left[n] / len(own):.3g} of {held[n] / len(own):.3g}" for n, own in enumerate(sides)
+    (left, held), (left_decoder, held_decoder) = (
+        (sum(len(kept[axis.name]) for axis in own), held_in(own)) for own in sides
     )
+    if left_decoder * held >= left * held_decoder:
+        return None
+    encoder, decoder = (len(own) for own in sides)
     return (
-        f"Decoder layers keep {decoder} experts, encoder layers {encoder}: with fewer than {UNBALANCED_FROM} a "
-        "layer this costs quality. --balance 1:1 is safer."
+        f"Decoder layers keep {left_decoder / decoder:.3g} of {held_decoder / decoder:.3g} experts, encoder layers "
+        f"{left / encoder:.3g} of {held / encoder:.3g}: with fewer than {UNBALANCED_FROM} a layer this costs quality. "
+        "--balance 1:1 is safer."
     )
 
 
@@ -188,37 +143,43 @@ def least_experts(top_k: int, groups: Groups) -> int:
     return groups.count * max(groups.least, ceil(top_k / groups.chosen))
 
 
-def axes_in(part: str, axes: Sequence[Axis]) -> list[Axis]:
-    """The axes of a side, or of `"model"` all."""
-    return [axis for axis in axes if part in ("model", axis.side)]
+def held_in(axes: Iterable[Axis]) -> int:
+    """Number of experts that the layers hold."""
+    return sum(len(axis.ids) for axis in axes)
+
+
+def parts_of(axes: Sequence[Axis], request: Request) -> dict[str, list[Axis]]:
+    """The layers that share one number of experts: each layer alone, those of each side, or all under `"model"`."""
+    if request.strategy == "global-threshold":
+        return {"model": [*axes]}
+    if request.strategy == "per-layer":
+        return {axis.name: [axis] for axis in axes}
+    return {axis.side: [other for other in axes if other.side == axis.side] for axis in axes}
 
 
 def counts_by_part(axes: Sequence[Axis], request: Request) -> dict[str, int]:
-    """Number of experts that stay in each part of the model: each axis (per-layer), each side, or `"model"`.
+    """Number of experts to keep in each of `parts_of`.
 
     With a balance, the number d of decoder experts is the largest that fits. Encoder layers keep floor(balance x d);
     an encoder's whole side floor(balance x L_enc / L_dec x d), L counting layers. A part that would exceed its layers,
     or fall below the minimum, stops there and the other side gets the rest. A model with one side has no balance to
-    keep. Numbers of single layers are multiples of `Request.step`.
+    keep. Numbers are multiples of `Request.step`.
 
     Raises:
         UsageError: the request leaves too few experts, or asks for more than there are; or a layer holds too few for
             `Request.step`.
     """
-    if request.per_layer is not None:
-        return _stated(axes, request, request.per_layer)
-    keep, step = request.keep or 0, request.step
+    parts, keep, step = parts_of(axes, request), request.keep or 0, request.step
+    if (stated := request.per_layer) is not None:
+        _check_stated(axes, request, stated)
+        return {
+            name: sum(min(stated[axis.side], len(axis.ids)) for axis in own) for name, own in parts.items()
+        }
     _check_feasible(axes, request, keep)
-    if request.strategy == "global-threshold":
-        return {"model": keep}
-    if request.strategy == "per-layer":
-        parts = {axis.name: [axis] for axis in axes}
-    else:
-        parts = {axis.side: axes_in(axis.side, axes) for axis in axes}
-    layers = {own[0].side: len(own) for own in parts.values()}
+    has_sides = len({own[0].side for own in parts.values()}) == 2
     scale = {  # experts of the part for each expert of a decoder's part
-        name: Fraction(len(own), layers.get("decoder", len(own)))
-        * (request.balance if own[0].side == "encoder" and len(layers) == 2 else 1)
+        name: Fraction(len(own), len(parts.get("decoder", own)))
+        * (request.balance if has_sides and own[0].side == "encoder" else 1)
         for name, own in parts.items()
     }
     bounds = {
@@ -232,14 +193,13 @@ def counts_by_part(axes: Sequence[Axis], request: Request) -> dict[str, int]:
             for name, (least, most) in bounds.items()
         }
 
-    full = floor(max(most for _, most in bounds.values()) / min(*scale.values(), Fraction(1))) + 1
-    fitting = bisect_right(range(full + 1), keep, key=lambda decoder: sum(counts(decoder).values()))
+    fitting = bisect_right(range(ENOUGH), keep, key=lambda decoder: sum(counts(decoder).values()))
     return counts(fitting - 1)
 
 
 def _check_feasible(axes: Sequence[Axis], request: Request, keep: int) -> None:
     """Refuse to keep only `keep` experts if the layers need more, with the arithmetic."""
-    step, held, lowest = request.step, sum(len(axis.ids) for axis in axes), fewest(axes, request)
+    step, held, lowest = request.step, held_in(axes), fewest(axes, request)
     minimum = ceil(request.minimum / step) * step
     for axis in axes if request.strategy == "per-layer" and step > 1 else ():
         if len(axis.ids) < minimum:
@@ -257,8 +217,8 @@ def _check_feasible(axes: Sequence[Axis], request: Request, keep: int) -> None:
         )
 
 
-def _stated(axes: Sequence[Axis], request: Request, per_layer: Mapping[str, int]) -> dict[str, int]:
-    """The numbers of `--experts-per-layer`, of each axis or added up by side."""
+def _check_stated(axes: Sequence[Axis], request: Request, per_layer: Mapping[str, int]) -> None:
+    """Refuse impossible numbers of `--experts-per-layer`."""
     if request.strategy == "global-threshold":
         raise UsageError(
             "--strategy global-threshold takes one count for the whole model, not --experts-per-layer.",
@@ -277,35 +237,12 @@ def _stated(axes: Sequence[Axis], request: Request, per_layer: Mapping[str, int]
                 f"{request.minimum} to {max(widths)}.",
                 "Fewer than the router picks cannot run; more than the layer holds do not exist.",
             )
-    counts: dict[str, int] = {}
-    for axis in axes:
-        part = axis.name if request.strategy == "per-layer" else axis.side
-        counts[part] = counts.get(part, 0) + min(per_layer[axis.side], len(axis.ids))
-    return counts
 
 
 def fewest(axes: Sequence[Axis], request: Request) -> int:
     """The fewest experts that may stay in these layers: the minimum of each, or all, in multiples of the step."""
     least, step = ceil(request.minimum / request.step), request.step
     return sum(min(least, len(axis.ids) // step) * step for axis in axes)
-
-
-def kept_counts(axes: Sequence[Axis], request: Request, keep: int) -> dict[str, int]:
-    """Experts per axis if at most `keep` stay in all; under a threshold, spread evenly over the layers.
-
-    Raises:
-        UsageError: `keep` leaves less than the minimum per layer.
-    """
-    parts = counts_by_part(axes, replace(request, keep=keep))
-    if request.strategy == "per-layer":
-        return parts
-    counts: dict[str, int] = {}
-    for part, left in parts.items():
-        own = sorted(axes_in(part, axes), key=lambda axis: len(axis.ids))
-        for place, axis in enumerate(own):
-            counts[axis.name] = min(len(axis.ids), left // (len(own) - place))
-            left -= counts[axis.name]
-    return counts
 
 
 def select_experts(
@@ -329,14 +266,12 @@ def select_experts(
     counts = counts_by_part(axes, request)
     phi = {axis.name: shares(axis, values[axis.name]) for axis in axes}
     thetas: dict[str, float] = {}
-    if request.strategy != "per-layer":
-        parts, counts = counts, {}
-        for part, count in parts.items():
-            own = axes_in(part, axes), phi, count, request.minimum
-            found, thetas[part] = (
-                released_threshold(*own) if request.released else threshold(*own, request.groups)
-            )
-            counts |= found
+    for part, axes_of_part in parts_of(axes, request).items() if request.strategy != "per-layer" else ():
+        own = axes_of_part, phi, counts[part], request.minimum
+        found, thetas[part] = (
+            released_threshold(*own) if request.released else threshold(*own, request.groups)
+        )
+        counts |= found
     return select(axes, values, Budget(keep=counts, groups=request.groups)), thetas
 
 
@@ -380,7 +315,7 @@ def threshold(
         ranked = -np.sort(-phi[axis.name].reshape(groups, -1), axis=1)
         mass = np.cumsum(ranked.sum(axis=0))
         before[axis.name] = np.concatenate(([0.0], mass[:-1] / mass[-1]))  # 1 before experts of no importance
-    removed = sum(len(axis.ids) for axis in axes) - count // groups * groups
+    removed = held_in(axes) - count // groups * groups
     budget = Budget(count=removed, together=True, least=minimum, groups=groups)
     # Masses are equal in floating point where metrics are not, so that they tell how many stay, not which.
     counts = allotted(axes, {name: -np.tile(mass, groups) for name, mass in before.items()}, budget)
@@ -414,3 +349,173 @@ def released_threshold(
         counts[name] = least + min(more, left)
         left -= counts[name] - least
     return counts, theta
+
+
+@dataclass(frozen=True)
+class MemoryFit:
+    """The smallest ratio that fits, or the largest one where none does; bytes throughout.
+
+    Attributes:
+        ratio: fraction of the held experts to remove; `--ratio` with it keeps as many experts.
+        keep: experts that stay, of `held`.
+        held: experts that the checkpoint holds.
+        dense: everything but experts and routers.
+        experts: the kept experts and their routers.
+        cache: attention cache.
+        activations: encoder and scores.
+        budget: the memory.
+        load: what decodes in it.
+        dtype: type of the weights, as in safetensors; None: as stored.
+    """
+
+    ratio: float
+    keep: int
+    held: int
+    dense: int
+    experts: int
+    cache: int
+    activations: int
+    budget: int
+    load: Load
+    dtype: str | None
+
+    @property
+    def total(self) -> int:
+        """Bytes in use, the margin left out."""
+        return self.dense + self.experts + self.cache + self.activations
+
+    @property
+    def margin(self) -> int:
+        """Bytes to leave free."""
+        return margin_bytes(self.budget)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory holds it, and the margin."""
+        return self.total <= self.budget - self.margin
+
+
+def smallest_ratio(
+    checkpoint: Checkpoint, budget_bytes: int, load: Load, request: Request, *, dtype: str | None = None
+) -> MemoryFit:
+    """`nearest_ratio`, if its model fits.
+
+    Raises:
+        UsageError: not even the smallest model fits.
+    """
+    found = nearest_ratio(checkpoint, budget_bytes, load, request, dtype=dtype)
+    if not found.fits:
+        raise UsageError(
+            f"No ratio fits in {bytes_text(budget_bytes)}: with {request.minimum} experts per layer the weights "
+            f"take {bytes_text(found.dense + found.experts)}, decoding {bytes_text(found.cache + found.activations)}, "
+            "10% stays free.",
+            "Give more memory, a smaller --dtype, or a smaller --fit-batch, --fit-beam or --fit-length.",
+        )
+    return found
+
+
+def nearest_ratio(
+    checkpoint: Checkpoint, budget_bytes: int, load: Load, request: Request, *, dtype: str | None = None
+) -> MemoryFit:
+    """The fewest experts to remove so that the model fits in `budget_bytes` while it decodes; where none are few
+    enough, the most that may be removed.
+
+    Args:
+        checkpoint: headers are read, nothing else.
+        budget_bytes: the memory.
+        load: what decodes.
+        request: strategy, balance and minimum of the selection; its counts are ignored. A threshold may keep any
+            experts of its layers, so each counts as the largest of these.
+        dtype: type of the weights; None: as stored.
+
+    Raises:
+        UnsupportedModelError: the family is not declared, or the model has no experts.
+    """
+    axes, keeping = _keeping(checkpoint, budget_bytes, load, request, dtype)
+    counts, free = range(held_in(axes) + 1), budget_bytes - margin_bytes(budget_bytes)
+    return keeping(
+        bisect_right(counts, free, lo=fewest(axes, request) + 1, key=lambda most: keeping(most).total) - 1
+    )
+
+
+def at_ratios(
+    checkpoint: Checkpoint,
+    budget_bytes: int,
+    load: Load,
+    request: Request,
+    ratios: Iterable[float],
+    *,
+    dtype: str | None = None,
+) -> Iterator[MemoryFit]:
+    """What `prune-experts --ratio` leaves, for each of `ratios` that leaves the router enough; else as `nearest_ratio`.
+
+    Raises:
+        UnsupportedModelError: as there.
+    """
+    axes, keeping = _keeping(checkpoint, budget_bytes, load, request, dtype)
+    for ratio in ratios:
+        try:
+            yield replace(keeping(keep_count(ratio, held_in(axes))), ratio=ratio)
+        except UsageError:
+            return
+
+
+def _keeping(
+    checkpoint: Checkpoint, budget_bytes: int, load: Load, request: Request, dtype: str | None
+) -> tuple[Sequence[Axis], Callable[[int], MemoryFit]]:
+    """The experts, and the function from the largest number of experts to keep to the memory of the model."""
+    target = None if dtype is None else parse_dtype(dtype)
+    layers, axes = checkpoint.require_mixtures(), axes_of(checkpoint, "expert")
+    sizes, held = tensor_bytes(checkpoint, target), held_in(axes)
+    each = {axis.name: expert_bytes(sizes, layer) for axis, layer in zip(axes, layers, strict=True)}
+    dense = sum(sizes.values()) - sum(each[axis.name] * len(axis.ids) for axis in axes)
+    cache, activations = decoding_bytes(checkpoint, load, target)
+    places = 10 ** max(4, len(str(held)))  # fine enough that `keep_count` gives the same count back
+
+    def keeping(most: int) -> MemoryFit:
+        counts = counts_by_part(axes, replace(request, keep=most))
+        keep = sum(counts.values())
+        ratio = floor((1 - Fraction(keep, held)) * places) / places
+        # A threshold may keep the largest experts of its layers.
+        experts = sum(
+            counts[part] * max(each[axis.name] for axis in own)
+            for part, own in parts_of(axes, request).items()
+        )
+        return MemoryFit(ratio, keep, held, dense, experts, cache, activations, budget_bytes, load, target)
+
+    return axes, keeping
+
+
+def margin_bytes(budget_bytes: int) -> int:
+    """What is left free of a memory."""
+    return ceil(MARGIN * budget_bytes)
+
+
+def explain(fit: MemoryFit) -> Sequence[str]:
+    """The arithmetic in plain lines."""
+    load = fit.load
+    return (
+        f"fit {bytes_text(fit.budget)}: dense {bytes_text(fit.dense)} + {fit.keep} experts {bytes_text(fit.experts)}"
+        f" + attention cache {bytes_text(fit.cache)} + activations {bytes_text(fit.activations)}"
+        f" = {bytes_text(fit.total)}, with {bytes_text(fit.margin)} (10%) left free",
+        f"for batch {load.batch}, beam {load.beam}, {load.length} tokens; the smallest ratio is {fit.ratio:g}"
+        f" ({fit.keep} of {fit.held} experts stay)",
+    )
+
+
+def fit_payload(fit: MemoryFit) -> dict[str, Any]:
+    """The fit as JSON."""
+    return {
+        "budget_bytes": fit.budget,
+        "margin_bytes": fit.margin,
+        "dense_bytes": fit.dense,
+        "expert_bytes": fit.experts,
+        "cache_bytes": fit.cache,
+        "activation_bytes": fit.activations,
+        "batch": fit.load.batch,
+        "beam": fit.load.beam,
+        "length": fit.load.length,
+        "ratio": fit.ratio,
+        "keep": fit.keep,
+        "held": fit.held,
+    }

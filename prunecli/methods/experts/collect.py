@@ -1,29 +1,45 @@
-"""Collect gate statistics of a checkpoint within given resources, going on from what an interrupted run left."""
+"""Collect gate statistics of a mixture of experts (2212.09811, 4.1-4.2; 2510.13999, eq. 9).
+
+Text becomes batches of forward passes (`batches`), observers see the passes (`observer`), and `score` adds up what they
+saw. Every real token that a sparse layer routes is counted: no padding, no beams of finished sentences. Sums are added
+in the order of the batches: whether the model is in memory or runs layer by layer, how many processes share the
+batches, and how often a run was interrupted changes no bit. An unfinished run keeps its sums in hidden files beside its
+output, and the same call resumes it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import hashlib
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from prunecli.errors import UsageError
+from prunecli.architectures.records import Side
+from prunecli.errors import PruneError, StatisticsError, UsageError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import labels_for
+from prunecli.methods.experts.batches import DEFAULT, Batch, CollectOptions, Material, Texts, Translation
+from prunecli.methods.experts.observer import LayerSums
 from prunecli.methods.experts.options import of_language_model
-from prunecli.methods.experts.resume import PartialRun, layers_paths
-from prunecli.methods.experts.score import DEFAULT, CollectOptions, Material, score
-from prunecli.methods.experts.texts import Texts
-from prunecli.methods.experts.translation import Translation
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.cost import Load, weight_bytes
+from prunecli.model.cost import weight_bytes
 from prunecli.modules.devices import Devices, choose_devices
 from prunecli.modules.fitting import (
     FREE_SHARE,
+    Beside,
     choose_dtype,
     decoding,
-    decoding_room,
     dtype_name,
     fitting_dtype,
     free_for_each,
@@ -35,14 +51,25 @@ from prunecli.modules.fitting import (
 )
 from prunecli.modules.loading import load_model
 from prunecli.modules.machine import free_memory
-from prunecli.processes import ALONE, ProcessGroup, neighbours
+from prunecli.processes import ALONE, ProcessGroup, neighbours, undisturbed
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.gates import GateStatistics, OutputSums, outputs_path
+from prunecli.results.gates import (
+    COUNTS,
+    Array,
+    GateModel,
+    GateStatistics,
+    GateSums,
+    OutputSums,
+    outputs_path,
+)
+from prunecli.results.header import header
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
-from prunecli.running.runner import InMemory, Runner
-from prunecli.tensors.documents import partial_path, refuse_unwritable, write_json
+from prunecli.running.layerwise.states import Snapshots, own_header
+from prunecli.running.runner import Advance, InMemory, Observer, Run, Runner, ignored
+from prunecli.tensors.documents import layers_path, partial_path, refuse_unwritable, write_json
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.hub.names import origin
+from prunecli.tensors.json_files import lenient, read_json
 from prunecli.tensors.quantities import bytes_text
 from prunecli.text.choice import TextChoice
 from prunecli.text.corpus import Corpus
@@ -50,6 +77,9 @@ from prunecli.text.tokens import load_tokenizer
 
 AUTOMATIC_SHARE = 0.8
 """Part of the free memory that a run layer by layer takes where it is not told how much."""
+
+
+SAVE_EVERY_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -112,56 +142,80 @@ def collect_gates(
         checkpoint.require_mixtures()  # a model without experts is refused before anything heavy is loaded
         checkpoint.refuse_constants()
         material = material_of(checkpoint, choice, options, say)
+        refusal = material.whole(checkpoint)
+        if memory is not None and refusal is not None:
+            raise refusal
         devices = choose_devices(device)
         where = devices.first
-        if where.type == "cuda" and where.index is None:  # for threads too, whose `cuda` is the first
+        if where.type == "cuda" and where.index is None:  # in other threads "cuda" is the first GPU
             where = torch.device("cuda", torch.cuda.current_device())
         devices = replace(devices, first=where)
-        if memory is not None and (refusal := material.whole(checkpoint)) is not None:
-            raise refusal
-        key = {"model": checkpoint.fingerprint, "dtype": dtype, **material.key}
+        key = {"format": 2, "model": checkpoint.fingerprint, "dtype": dtype, **material.key}
         outputs = material.outputs if isinstance(material, Texts) else None
-        # Nothing is gone on from with sums of outputs: they are too many to be kept now and then.
+        # Sums of outputs are too large to be written now and then: such a run is not resumed.
         partial_run = PartialRun(None if outputs is not None else path, key, process_group, say)
-    kind = _dtype(checkpoint, material, options, devices, dtype, partial_run.dtype(), process_group, say)
-    key["compute"] = str(kind)
-    process_group.require_same({**key, "device": where.type, "memory": memory is None})
-    if memory is None:
-        memory = memory_for(checkpoint, material, devices, kind, process_group, say)
-    report = None if memory is None else RunReport()
-    with partial_run.kept() as (state, save):
+    state = partial_run.begun()
+    beside: Beside = nothing
+    if dtype == "auto":
+        dtype = state.dtype or dtype
+    if material.mode == "beam":
+        beside = decoding(DecodingOptions(options.beam, options.batch_tokens).load)
+    opened = dict.fromkeys(labels_for([checkpoint.path]), checkpoint)
+    if refusal is None:  # any type fits layer by layer
+        kind, stored = choose_dtype(dtype, checkpoint, where), stored_as(checkpoint)
+        if dtype == "auto" and kind != stored:
+            say(type_line(opened, stored, kind, where) + ".")
+    else:
+        kind = fitting_dtype(
+            opened,
+            devices,
+            dtype,
+            beside=beside,
+            by_layer="--mode forced --memory" if material.mode == "beam" else "",
+            process_group=process_group,
+            say=say,
+        )
+    state = replace(state, dtype=str(kind))
+    process_group.require_same(
+        {**key, "compute": state.dtype, "device": where.type, "memory": memory is None}
+    )
+    if memory is None and refusal is None:
+        memory = memory_for(checkpoint, devices, kind, process_group, say)
+    if state.batches and path is not None:
+        say(f"Going on from {partial_path(path)}: {state.batches} batches are done.")
+    report = None
+    with partial_run.kept():
         runner: Runner
-        if memory is None or report is None:
-            room = decoding_room(checkpoint, _load(options), kind) if material.mode == "beam" else 0
+        if memory is None:
+            room = sum(beside(checkpoint, kind).values())
             model_held = load_model(checkpoint.path, device=devices, dtype=kind, room=room)
             runner = InMemory(model_held, process_group)
         else:
-            resources = Resources(where, kind, memory, spill_directory)
-            snapshots = partial_run.snapshots(state)
+            report = RunReport()
             runner = Layerwise(
                 checkpoint,
-                resources,
+                Resources(where, kind, memory, spill_directory),
                 report,
                 process_group=process_group,
-                snapshots=snapshots,
+                snapshots=partial_run.snapshots(state),
             )
         tokenizer = load_tokenizer(checkpoint.path)
-        statistics = score(runner, checkpoint, tokenizer, material, state=state, save=save, progress=progress)
+        statistics = score(
+            runner, checkpoint, tokenizer, material, state=state, save=partial_run.save, progress=progress
+        )
     if report is not None:
         report = replace(report, bytes_read=int(*process_group.all_reduce([report.bytes_read])))
     whole_files = material.corpora[0].whole_files if isinstance(material, Texts) else None
     split = choice.split_read if isinstance(choice, TextChoice) else None
     more = {"dtype": dtype_name(kind), "whole_files": whole_files, "split": split}
     statistics = statistics.model_copy(update=more)
-    sums = None
-    if outputs is not None:
-        sums = OutputSums.of(checkpoint.fingerprint, process_group.all_gather(outputs))
+    parts = None if outputs is None else process_group.all_gather(outputs)
     if path is not None:
         with process_group.in_step():
             if process_group.is_main:
                 write_json(path, statistics.to_json(), force=force)
-                if sums is not None:
-                    sums.write(outputs_path(path))
+                if parts is not None:
+                    OutputSums.of(checkpoint.fingerprint, parts).write(outputs_path(path))
         for left in (partial_path(path), *layers_paths(path)):
             left.unlink(missing_ok=True)
     return Collected(statistics, report)
@@ -191,59 +245,13 @@ def material_of(
     return Texts(choice, options, outputs={} if options.mean_outputs else None)
 
 
-def _load(options: CollectOptions) -> Load:
-    """What a search decodes."""
-    return DecodingOptions(options.beam, options.batch_tokens).load
-
-
-def _dtype(
-    checkpoint: Checkpoint,
-    material: Material,
-    options: CollectOptions,
-    devices: Devices,
-    asked: str,
-    earlier: str | None,
-    process_group: ProcessGroup,
-    say: Say,
-) -> torch.dtype:
-    """The type that gates are computed in: any size fits layer by layer, where the material goes so.
-
-    Args:
-        asked: a type, or "auto".
-        earlier: the type of the run that this one goes on from.
-    """
-    if asked == "auto":
-        asked = process_group.broadcast(earlier) or asked
-    opened = dict.fromkeys(labels_for([checkpoint.path]), checkpoint)
-    if material.whole(checkpoint) is not None:
-        searches = material.mode == "beam"
-        return fitting_dtype(
-            opened,
-            devices,
-            asked,
-            beside=decoding(_load(options)) if searches else nothing,
-            by_layer="--mode forced --memory" if searches else "",
-            process_group=process_group,
-            say=say,
-        )
-    dtype, stored = choose_dtype(asked, checkpoint, devices.first), stored_as(checkpoint)
-    if asked == "auto" and dtype != stored:
-        say(type_line(opened, stored, dtype, devices.first) + ".")
-    return dtype
-
-
 def memory_for(
-    checkpoint: Checkpoint,
-    material: Material,
-    devices: Devices,
-    dtype: torch.dtype,
-    process_group: ProcessGroup,
-    say: Say,
+    checkpoint: Checkpoint, devices: Devices, dtype: torch.dtype, process_group: ProcessGroup, say: Say
 ) -> int | None:
-    """Bytes that a run layer by layer may take; None where the whole model is to be held, by all processes."""
+    """Bytes for a run layer by layer. None if the whole model fits in the memory of each process."""
     device = devices.first
     whole = weight_bytes(checkpoint, parse_dtype(str(dtype)))
-    if material.whole(checkpoint) is not None or whole <= FREE_SHARE * free_for_each(device, process_group):
+    if whole <= FREE_SHARE * free_for_each(device, process_group):
         return None
     if devices.others and (need := need_of(checkpoint, devices, dtype)).memory() is not None:
         say_spread(origin(checkpoint.path)["path"], need, say)
@@ -255,3 +263,278 @@ def memory_for(
         f"it is run layer by layer, in {bytes_text(memory)} (see --memory)."
     )
     return memory
+
+
+@dataclass(frozen=True)
+class State:
+    """Sums of the batches that are done.
+
+    Attributes:
+        batches: number of batches that are done; batches have a fixed order.
+        sums: sums of each entry.
+        dtype: type that the model is computed in. None before any batch.
+    """
+
+    batches: int = 0
+    sums: Mapping[str, GateSums] = field(default_factory=dict)
+    dtype: str | None = None
+
+
+def score(
+    runner: Runner,
+    checkpoint: Checkpoint,
+    tokenizer: Any,
+    material: Material,
+    *,
+    state: State = State(),
+    save: Callable[[State], None] = ignored,
+    progress: Progress = silent,
+) -> GateStatistics:
+    """Run a model over text and sum what its routers do.
+
+    Experts are numbered as in the original model; those that were pruned before hold zeros.
+
+    Args:
+        runner: runs `checkpoint`; each of several processes has its own, calls this with the same state, and has the
+            same result.
+        state: state of an interrupted run with the same arguments, by any runner, to resume.
+        save: called with the state after every group of batches.
+
+    Raises:
+        UnsupportedModelError: the model has no experts.
+        DataError: text that the tokenizer cannot take.
+        UsageError, CheckpointError, OutputError: as `runner` does.
+        StatisticsError: the state was not whole.
+        PruneError: another process has ended.
+    """
+    layers = tuple(layer for layer in checkpoint.require_mixtures() if not layer.is_predicting)
+    work = material.work(runner, layers, tokenizer)
+    empty = GateSums.zeros(len(layers), layers[0].original_experts, work.observer.names)
+    # Layer by layer, one progress line per group: the number of batches in a group is not known in advance.
+    whole, each = (silent, progress) if runner.layerwise else (progress, silent)
+
+    def size(batches: Iterable[Batch]) -> int:
+        return sum(batch.size for batch in batches)
+
+    with whole("collecting gates", work.total, work.unit) as advance, work.observer.watching(runner.model):
+        advance(size(islice(work.batches, state.batches)))
+        for group in runner.groups(
+            work.batches, lambda layerwise, batch: batch.cost(layerwise), state.batches
+        ):
+            mine = runner.process_group.share(group.batches)
+            passes = Counter(side for batch in mine for side, own in batch.passes.items() for _ in own)
+            sums, encoded = defaultdict(lambda: empty, state.sums), list[Any]()
+            with (
+                each("collecting gates, layer by layer", runner.steps(passes), "batches x layers") as step,
+                runner.running(group, step) as run,
+            ):
+                if run.restored is not None:
+                    encoded = run.restored["encoded"]
+                    sums.update(_unpacked(run.restored["sums"], lambda _name, tensor: tensor.numpy()))
+                for side in group.batches[0].passes:
+                    _run(run, side, mine, work.observer, runner.process_group, sums, encoded, advance)
+            # One assignment: an interrupt finds the state before these batches or after them, never between.
+            state = replace(state, batches=state.batches + len(group.batches), sums=dict(sums))
+            save(state)
+            advance(size(group.batches) - size(mine))
+    entries = {}
+    for name, parts in work.entries.items():
+        if not state.sums.keys() >= {*parts}:
+            raise StatisticsError(
+                f"the state of the interrupted run lacks {name}",
+                "Remove the hidden file .OUTPUT.partial beside the output, and start again.",
+            )
+        entries[name] = reduce(GateSums.__add__, [state.sums[part] for part in parts])
+    kind = GateStatistics.TEXT_FORMAT if material.mode == "text" else GateStatistics.FORMAT
+    return GateStatistics(
+        **header(kind, [checkpoint], None),
+        model=GateModel(
+            fingerprint=checkpoint.fingerprint,
+            model_type=checkpoint.resolved.family.model_type,
+            routers=checkpoint.router_fingerprint,
+        ),
+        mode=material.mode,
+        layers=tuple(layer.name for layer in layers),
+        num_experts=layers[0].original_experts,
+        top_k=layers[0].top_k,
+        entries=entries,
+    )
+
+
+def _run(
+    run: Run,
+    side: Side,
+    batches: Sequence[Batch],
+    observer: Observer,
+    process_group: ProcessGroup,
+    sums: dict[str, GateSums],
+    encoded: list[Any],
+    advance: Advance,
+) -> None:
+    """Run this process's batches of a group through one stack.
+
+    Args:
+        sums: sums by entry; those of the passes of all processes are added.
+        encoded: kept output of the encoder for each batch; filled by the passes through the encoder.
+    """
+    passes = [
+        (number, entry, forward)
+        for number, batch in enumerate(batches)
+        for entry, forward in batch.passes[side]
+    ]
+
+    def add(seen: list[LayerSums]) -> None:
+        mine: list[dict[str, LayerSums]] = [{} for _ in batches]
+        for (number, entry, _), layers in zip(passes, seen, strict=True):
+            mine[number][entry] = layers
+        for batch in process_group.gather_shares(mine):
+            for entry, layers in batch.items():
+                if layers or entry not in sums:
+                    sums[entry] = sums[entry].plus(layers)
+
+    def finish(place: int, output: Any) -> None:
+        batch = batches[passes[place][0]]
+        if output is None:
+            advance(batch.size / len(batch.passes[side]))
+        else:
+            encoded.append(run.keep(output))
+
+    def fetch(number: int) -> Tensor:
+        return run.fetch(encoded[number])
+
+    run.forward(
+        [partial(forward, partial(fetch, number)) for number, _, forward in passes],
+        side=side,
+        observer=observer,
+        reduce=add,
+        finish=finish,
+        keeping=lambda: {"encoded": encoded, "sums": _packed(sums, torch.from_numpy)},
+    )
+
+
+def _packed(sums: Mapping[str, GateSums], pack: Callable[[Array], Any]) -> dict[str, Any]:
+    """Sums by entry as dictionaries."""
+    return {entry: {name: pack(array) for name, array in vars(own).items()} for entry, own in sums.items()}
+
+
+def _unpacked(content: Mapping[str, Any], unpack: Callable[[str, Any], Array]) -> dict[str, GateSums]:
+    """Sums by entry from what `_packed` returned; `unpack` is called with the name of an array and its values."""
+    return {
+        entry: GateSums(**{name: unpack(name, values) for name, values in arrays.items()})
+        for entry, arrays in content.items()
+    }
+
+
+@dataclass
+class PartialRun:
+    """Hidden files that an unfinished run keeps beside its output.
+
+    Attributes:
+        output: result of the run. If None, nothing is kept.
+        key: everything that the sums depend on; a run with another key is not resumed.
+        process_group: the first process writes the sums, each process writes the states of its batches.
+        say: called with a line about each file that is resumed or kept.
+        last: the state to write if the run is interrupted.
+        written: time of the last writing.
+    """
+
+    output: Path | None
+    key: Mapping[str, Any]
+    process_group: ProcessGroup = ALONE
+    say: Say = unsaid
+    last: State | None = None
+    written: float = field(default_factory=time.monotonic)
+
+    def begun(self) -> State:
+        """The state of an interrupted run, the same for all processes; an empty state if there is none."""
+        found = State() if self.output is None else read_state(partial_path(self.output), self.key)
+        return self.process_group.broadcast(found)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """If the block is interrupted, write the last state and say which files are kept."""
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit, PruneError):
+            with undisturbed():  # torchrun may end this process while it does what another's end makes it do
+                self.write()
+                if self.output is not None and self.process_group.is_main:
+                    files = (partial_path(self.output), self._layers(self.output))
+                    if kept := [str(file) for file in files if file.exists()]:
+                        self.say(f"Kept in {' and '.join(kept)}: the same command goes on from it.")
+            raise
+
+    def save(self, state: State) -> None:
+        """Take a state, and write it if the last writing is long ago."""
+        self.last = state
+        if time.monotonic() - self.written >= SAVE_EVERY_S:
+            self.write()
+
+    def write(self) -> None:
+        """Write the last state, if there is one."""
+        if self.last is not None and self.output is not None and self.process_group.is_main:
+            with undisturbed():
+                write_state(partial_path(self.output), self.key, self.last)
+            self.written = time.monotonic()
+
+    def snapshots(self, state: State) -> Snapshots | None:
+        """Where a run layer by layer keeps the states of its batches; says what becomes of earlier files."""
+        if self.output is None:
+            return None
+        path, key = self._layers(self.output), {**self.key, "compute": state.dtype}
+        snapshots = Snapshots(path, key, process_group=self.process_group, say=self.say)
+        if (size := snapshots.group_size(state.batches)) is not None:
+            self.say(f"Going on from {path}: {size} batches are part of the way through.")
+        elif other := next(
+            (other for other in layers_paths(self.output) if own_header(other, key, state.batches)), None
+        ):
+            self.say(
+                f"{other} is of a run with another number of processes, or lacks what goes with it: "
+                "these batches begin again at the first layer."
+            )
+        return snapshots
+
+    def _layers(self, output: Path) -> Path:
+        """File for the states of this process's batches."""
+        alone = self.process_group.world_size == 1
+        whose = "" if alone else f".{self.process_group.rank}of{self.process_group.world_size}"
+        return layers_path(output, whose)
+
+
+def layers_paths(output: Path) -> list[Path]:
+    """Files that runs layer by layer left beside `output`, with any number of processes."""
+    name = layers_path(output).name
+    return sorted(path for path in output.parent.iterdir() if path.name.startswith(name))
+
+
+def read_state(path: Path, key: Mapping[str, Any]) -> State:
+    """The state that a run with the same `key` left in `path`; an empty state if there is none."""
+    return _read(path, key) or State()
+
+
+@lenient
+def _read(path: Path, key: Mapping[str, Any]) -> State | None:
+    content = read_json(path)
+    if content["key"] != key or content["sha256"] != _sha256(content):
+        return None
+    return State(
+        int(content["batches"]),
+        _unpacked(
+            content["sums"],
+            lambda name, values: np.array(values, np.int64 if name in COUNTS else np.float64),
+        ),
+        content["dtype"],
+    )
+
+
+def write_state(path: Path, key: Mapping[str, Any], state: State) -> None:
+    """Replace the file at once; floats are written so that they read back to the last bit."""
+    sums = _packed(state.sums, np.ndarray.tolist)
+    content = {"batches": state.batches, "sums": sums, "dtype": state.dtype}
+    write_json(path, {"key": dict(key), **content, "sha256": _sha256(content)}, force=True)
+
+
+def _sha256(content: Mapping[str, Any]) -> str:
+    """Hash of the sums: without it, a run would silently resume from a damaged number."""
+    counted = json.dumps([content["batches"], content["sums"], content["dtype"]])
+    return hashlib.sha256(counted.encode()).hexdigest()

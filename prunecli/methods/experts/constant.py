@@ -6,8 +6,9 @@ the result: `approximate_experts` in its config names the others, `approx_value`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,8 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import with_keys
 from prunecli.model.quantisation import method_of
 from prunecli.model.rewrite import Rewrite, rewritten
-from prunecli.model.sparse_layer import CONSTANT
-from prunecli.results.gates import OutputSums, added, outputs_path, ratio, read_gates
+from prunecli.model.sparse_layer import CONSTANT, SparseLayer
+from prunecli.results.gates import OutputSums, added, outputs_path, ratio
 from prunecli.selection.selection import Selection
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Generated, Output
@@ -44,20 +45,18 @@ def mean_outputs(checkpoint: Checkpoint, files: Sequence[Path], texts: Sequence[
     """
     layers = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
     statistics = read_all(checkpoint, files, layers)
-    routed = aggregate_texts(statistics, texts).routed
-    parts = []
+    routed, parts = aggregate_texts(statistics, texts).routed, []
     for file in files:
         part = OutputSums.read(outputs_path(file))
-        names = [layer.name for layer in layers]
-        if part.fingerprint != read_gates(file, names, statistics.num_experts).fingerprint:
+        if part.fingerprint != statistics.fingerprint:  # that of every file, or they would not be merged
             raise StatisticsError(
                 f"{outputs_path(file)}: is of another run than {file}",
                 "Collect both again with --mean-outputs.",
             )
         parts.append(part)
-    names = sorted(set(texts or statistics.entries))
+    entries = sorted(set(texts or statistics.entries))
     return {
-        layer: ratio(added(parts, names, layer), routed[row][:, None])
+        layer: ratio(added(parts, entries, layer), routed[row][:, None])
         for row, layer in enumerate(statistics.layers)
     }
 
@@ -69,9 +68,8 @@ def rewrite_constant(checkpoint: Checkpoint, plan: Selection, means: Means) -> R
         UnsupportedModelError: quantised or stacked experts, or layers that predict further tokens and are not dropped.
         UsageError: the layer keeps no expert.
     """
-    layers = {layer.name: layer for layer in checkpoint.require_mixtures()}
-    gone: dict[str, tuple[int, ...]] = {}
-    for layer in layers.values():
+    gone: dict[str, tuple[SparseLayer, list[int]]] = {}
+    for layer in checkpoint.require_mixtures():
         if layer.router_tensors[0] in plan.dropped:
             continue
         fault = None
@@ -89,42 +87,38 @@ def rewrite_constant(checkpoint: Checkpoint, plan: Selection, means: Means) -> R
         kept = set(plan.kept[axis_name(layer.name, "expert")])
         if not kept & set(layer.experts):
             raise UsageError(f"{layer.name} would keep no expert.", "Keep more experts.")
-        places = tuple(place for place, expert in enumerate(layer.experts) if expert not in kept)
-        if places:
-            gone[layer.name] = places
+        if places := [place for place, expert in enumerate(layer.experts) if expert not in kept]:
+            gone[layer.name] = layer, places
     target = None if plan.dtype is None else parse_dtype(plan.dtype)
     replaced = {
-        layers[name].expert_tensor(place, suffix): (layers[name], place)
-        for name, places in gone.items()
+        layer.expert_tensor(place, suffix): (layer, place)
+        for layer, places in gone.values()
         for place in places
-        for suffix in layers[name].expert_tensors
+        for suffix in layer.expert_tensors
     }
-    outputs, done, unwanted = [], set(), set(plan.dropped)
+    outputs, dropped = dict[str, Output](), set(plan.dropped)
     for name, info in checkpoint.tensors.items():
         dtype = info.cast(target).dtype
-        if name in unwanted:
-            continue
-        if name not in replaced:
-            outputs.append(Output(name, dtype, info.shape, Copy(name)))
-            continue
-        layer, place = replaced[name]
-        constant = layer.expert_tensor(place, CONSTANT)
-        if constant not in done:  # in the place of the expert's first tensor
-            done.add(constant)
+        if name in replaced:  # the constant takes the place of the expert's first tensor
+            layer, place = replaced[name]
             mean = means[layer.name][layer.experts[place]]
-            outputs.append(Output(constant, dtype, mean.shape, Generated(mean.shape, _rows(mean))))
-    structure = checkpoint.structure
+            constant = layer.expert_tensor(place, CONSTANT)
+            made = Generated(mean.shape, partial(_rows, mean))
+            outputs.setdefault(constant, Output(constant, dtype, mean.shape, made))
+        elif name not in dropped:
+            outputs[name] = Output(name, dtype, info.shape, Copy(name))
+    structure, config = checkpoint.structure, dict(plan.settings)
     if gone:
-        ids = {name: tuple(layers[name].experts[place] for place in places) for name, places in gone.items()}
+        ids = {
+            name: tuple(layer.experts[place] for place in places) for name, (layer, places) in gone.items()
+        }
         structure = replace(structure, constants=ids)
-    rewrite = rewritten(checkpoint, structure, tuple(outputs), plan.step, plan.decision)
-    stated = {str(layers[name].layer): list(places) for name, places in gone.items()}
-    mixture = checkpoint.resolved.family.mixture
-    assert mixture is not None
-    inner = "text_config." if mixture.counts[0].startswith("text_config.") else ""
-    constants = {f"{inner}{KEY}": stated} if gone else {}
-    return replace(rewrite, config=with_keys(rewrite.config, {**plan.settings, **constants}))
+        mixture = checkpoint.resolved.family.mixture
+        inner = "text_config." if mixture and mixture.counts[0].startswith("text_config.") else ""
+        config[f"{inner}{KEY}"] = {str(layer.layer): places for layer, places in gone.values()}
+    rewrite = rewritten(checkpoint, structure, tuple(outputs.values()), plan.step, plan.decision)
+    return replace(rewrite, config=with_keys(rewrite.config, config))
 
 
-def _rows(values: NDArray[np.float64]) -> Callable[[int, int], NDArray[np.float64]]:
-    return lambda start, stop: values[start:stop]
+def _rows(values: NDArray[np.float64], start: int, stop: int) -> NDArray[np.float64]:
+    return values[start:stop]

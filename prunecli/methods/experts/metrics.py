@@ -1,4 +1,4 @@
-"""What statistics say of a checkpoint's experts: the value of each by a metric, and how well it is known.
+"""Value of each expert by a metric: of gate statistics, or of the weights alone.
 
 Metrics of gates (2212.09811, 4.1), with n the tokens of a layer, per expert e: top1(e) = top1 / n;
 top2(e) = (top1 + top2) / n; mean(e) = gate_sum / n; conf(e) = conf1_sum / top1, 0 where no token ranks e first.
@@ -6,28 +6,35 @@ top2(e) = (top1 + top2) / n; mean(e) = gate_sum / n; conf(e) = conf1_sum / top1,
 Metrics of gates and outputs, which are collected of language models: sums over the n_e tokens that are routed to e, of
 its gate g as applied and the norm ‖f‖ of its output, S(b, a, c) = [1 / n_e if b] sum g^a ‖f‖^c (2606.15716). They are 0
 of an expert that no token is routed to.
+
+AIMER needs no text and runs no model, and so serves layers that no plain forward pass enters. It reads the weights
+once, a few blocks in memory at a time.
 """
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prunecli.errors import StatisticsError, UsageError
+from prunecli.errors import CheckpointError, StatisticsError, UsageError
 from prunecli.methods.experts.names import Granularity
 from prunecli.model.axes import Axis, axis_name
-from prunecli.model.sparse_layer import SparseLayer
+from prunecli.model.sparse_layer import SparseLayer, parts_of
+from prunecli.progress import Progress, silent
 from prunecli.results.gates import (
     ANY,
     SUMS,
     GateStatistics,
     GateSums,
-    Mode,
     merge,
     ratio,
     read_gates,
@@ -35,69 +42,77 @@ from prunecli.results.gates import (
     split_pair,
 )
 from prunecli.results.matching import match_gates, read_matching
-from prunecli.selection.select import Kept
+from prunecli.tensors.dtypes import itemsize, numpy_dtype
+from prunecli.tensors.reader import TensorReader
 from prunecli.text.lines import near_names
 
 if TYPE_CHECKING:
+    from prunecli.methods.experts.options import ExpertOptions
     from prunecli.model.checkpoint import Checkpoint
 
 Values = NDArray[np.float64]
 RANDOM = "random"
 """The baseline that needs no statistics."""
 AIMER = "aimer"
-"""The metric of weights alone (`methods.experts.aimer`)."""
+"""The metric of weights alone."""
 WITHOUT_STATISTICS = (AIMER, RANDOM)
-MIN_TOKENS = 100
-"""Fewer than this are too few to judge an expert by. In a small Qwen3-MoE (6 layers of 32 experts) g‖f‖ spreads over an
-expert's tokens by its mean, and neighbours in the order by REAP differ by 7 to 8 %: judged by 10 successive tokens of
-its own, an expert is 22 to 29 % off and moves by 2 to 4 places of 32, by 100 of them 7 to 13 % and 1 to 2 places."""
-LAYERS_SHOWN = 6
 MOST_ALONE = 16
-"""Languages or texts whose values alone are told beside those of all; of more, none are."""
+"""Largest number of languages or texts for which a decision says what each alone would keep."""
+BLOCK_ELEMENTS = 1 << 18
+"""Values that are read and summed at a time; sums depend on it in their last bits."""
+THREADS = 8
+"""Largest number of threads that read and sum, 5 MiB each; the number changes no bit."""
+PLAIN = ("F16", "BF16", "F32", "F64")
+"""Types of weights that are no codes."""
+
+
+Part = tuple[str, int, int]
+"""Values of one tensor: its name, the first value, the number of values."""
 
 
 class Metric(NamedTuple):
-    """One metric: the sums that it needs, and `[layers, experts]` of `GateSums`."""
+    """One metric: names of the sums that it needs, and the function from `GateSums` to `[layers, experts]`."""
 
-    needs: frozenset[str]
+    needs: tuple[str, ...]
     values: Callable[[GateSums], Values]
 
 
 def top1(sums: GateSums) -> Values:
-    """top1(e): the share of tokens that rank e first. `[layers, experts]`."""
+    """top1(e): share of tokens that rank e first. `[layers, experts]`."""
     return ratio(sums.top1, sums.tokens[:, None])
 
 
 def confidence(sums: GateSums) -> Values:
-    """conf(e): the mean gate of e over the tokens that rank it first, or 0. `[layers, experts]`."""
+    """conf(e): mean gate of e over the tokens that rank it first, or 0. `[layers, experts]`."""
     return ratio(sums.conf1_sum, sums.top1)
+
+
+def total(name: str, *besides: str) -> Metric:
+    """S(0, a, c): a sum over the tokens that are routed to an expert; `besides` names sums that must exist too."""
+    return Metric((name, *besides), lambda sums: np.asarray(getattr(sums, name), np.float64))
+
+
+def mean(name: str) -> Metric:
+    """S(1, a, c): the mean of the terms of a sum over the tokens that are routed to an expert."""
+    return Metric(("routed", name), lambda sums: ratio(getattr(sums, name), sums.routed))
 
 
 METRICS: Mapping[str, Metric] = {
     # eq. 4 and eq. 3 of 2212.09811, and LB(e) = top1(e) x mean(e)
-    "importance": Metric(
-        frozenset({"top1", "conf1_sum"}), lambda sums: top1(sums) * np.exp(confidence(sums))
-    ),
-    "importance-vanilla": Metric(
-        frozenset({"top1", "conf1_sum"}), lambda sums: top1(sums) * confidence(sums)
-    ),
-    "top1": Metric(frozenset({"top1"}), top1),
-    "top2": Metric(
-        frozenset({"top1", "top2"}), lambda sums: ratio(sums.top1 + sums.top2, sums.tokens[:, None])
-    ),
+    "importance": Metric(("top1", "conf1_sum"), lambda sums: top1(sums) * np.exp(confidence(sums))),
+    "importance-vanilla": Metric(("top1", "conf1_sum"), lambda sums: top1(sums) * confidence(sums)),
+    "top1": Metric(("top1",), top1),
+    "top2": Metric(("top1", "top2"), lambda sums: ratio(sums.top1 + sums.top2, sums.tokens[:, None])),
     "load-balance": Metric(
-        frozenset({"top1", "gate_sum"}), lambda sums: top1(sums) * ratio(sums.gate_sum, sums.tokens[:, None])
+        ("top1", "gate_sum"), lambda sums: top1(sums) * ratio(sums.gate_sum, sums.tokens[:, None])
     ),
-    # eq. 9 and 13 of 2510.13999, then S(0, 0, 0), S(0, 1, 0), S(1, 0, 1), S(1, 0, 2) and S(0, 1, 1)
-    "reap": Metric(
-        frozenset({"routed", "gate_norm_sum"}), lambda sums: ratio(sums.gate_norm_sum, sums.routed)
-    ),
-    "ean": Metric(frozenset({"norm_sum"}), lambda sums: sums.norm_sum),
-    "frequency": Metric(frozenset({"routed"}), lambda sums: np.asarray(sums.routed, np.float64)),
-    "seer": Metric(frozenset({"routed", "gate_sum"}), lambda sums: sums.gate_sum),  # else over all tokens
-    "man": Metric(frozenset({"routed", "norm_sum"}), lambda sums: ratio(sums.norm_sum, sums.routed)),
-    "msan": Metric(frozenset({"routed", "norm_sq_sum"}), lambda sums: ratio(sums.norm_sq_sum, sums.routed)),
-    "weighted-ean": Metric(frozenset({"gate_norm_sum"}), lambda sums: sums.gate_norm_sum),
+    "reap": mean("gate_norm_sum"),  # eq. 9 of 2510.13999
+    "ean": total("norm_sum"),  # eq. 13 of 2510.13999
+    "frequency": total("routed"),  # S(0, 0, 0)
+    "seer": total("gate_sum", "routed"),  # S(0, 1, 0); without "routed" the sum is over all tokens
+    "man": mean("norm_sum"),  # S(1, 0, 1)
+    "msan": mean("norm_sq_sum"),  # S(1, 0, 2)
+    "weighted-ean": total("gate_norm_sum"),  # S(0, 1, 1)
 }
 
 
@@ -134,20 +149,14 @@ def metric_values(name: str, sums: GateSums, statistics: GateStatistics) -> dict
         StatisticsError: they lack what the metric needs.
     """
     metric = metric_named(name)
-    held = frozenset(statistics.names) - statistics.lacks
-    if missing := sorted(metric.needs - held):
-        usable = [other for other, candidate in METRICS.items() if candidate.needs <= held]
+    held = {*statistics.names} - statistics.lacks
+    if missing := sorted({*metric.needs} - held):
+        usable = [other for other, candidate in METRICS.items() if held.issuperset(candidate.needs)]
         raise StatisticsError(
             f"The statistics lack what the metric {name!r} needs ({', '.join(missing)}).",
             f"Choose --metric {' or '.join(usable)}." if usable else "Collect the gates with prunecli.",
         )
     return {axis.name: own for axis, own in zip(statistics.axes, metric.values(sums), strict=True)}
-
-
-def random_values(axes: Sequence[Axis], seed: int) -> dict[str, Values]:
-    """Name of each axis -> `[original experts]` uniform in (0, 1], the baseline."""
-    generator = np.random.default_rng(seed)
-    return {axis.name: 1.0 - generator.random(axis.original) for axis in axes}
 
 
 def aggregate(
@@ -173,7 +182,7 @@ def aggregate(
     """
     pairs = {name: split_pair(name) for name in statistics.entries}
     known = [
-        [name for name in dict.fromkeys(pair[position] for pair in pairs.values()) if name != ANY]
+        [*dict.fromkeys(pair[position] for pair in pairs.values() if pair[position] != ANY)]
         for position in (0, 1)
     ]
     if granularity == "global":
@@ -207,9 +216,12 @@ def aggregate(
             entries += [whole] if whole in pairs else own
         return statistics.combined(sorted(entries))
 
-    sides = {"encoder": of(0, sources), "decoder": of(1, targets)}
-    rows = [sides[side_of(layer)].of_layers([row]) for row, layer in enumerate(statistics.layers)]
-    return GateSums(**{name: np.concatenate([getattr(row, name) for row in rows]) for name in SUMS})
+    encoder, decoder = of(0, sources), of(1, targets)
+    sums = decoder.of_layers(range(len(statistics.layers)))
+    rows = [row for row, layer in enumerate(statistics.layers) if side_of(layer) == "encoder"]
+    for name in SUMS:
+        getattr(sums, name)[rows] = getattr(encoder, name)[rows]
+    return sums
 
 
 def _pairs(
@@ -253,178 +265,233 @@ def aggregate_texts(statistics: GateStatistics, texts: Sequence[str] = ()) -> Ga
 
 @dataclass(frozen=True)
 class Measured:
-    """The values that experts are chosen by.
+    """The part of statistics that experts are chosen by.
 
     Attributes:
-        values: name of the axis -> `[original experts]`, their metric; after `held`, `[experts]` of the checkpoint.
-        metric: the name of the metric.
-        mode: how the statistics were collected; None: there are none.
-        granularity: that languages were summed by; None: of texts, or without statistics.
-        few: layer's name -> experts that it holds and that fewer than the least number of tokens were routed to.
-        of: fingerprint of the model that was run, where the checkpoint is a quantised copy of it; else None.
-        texts: pairs of languages, languages, or texts that were summed; of many, how many there are.
-        split: of the text, where it is known.
-        tokens: layer's name -> that were routed, where they were counted.
-        alone: language or text of several that were asked for -> the values that it alone gives, of the layers that it
-            counts in.
-        unseen: names of layers that predict further tokens: no text enters them, so that their values are AIMER's.
-        mixed: see `GateStatistics`.
+        statistics: the statistics, which may hold more languages or texts.
+        sums: sums of this part.
+        texts: names of the languages or texts; if there are many, their number.
+        alone: language or text, if there are several -> its own sums, and the side where they count (None: both).
+        granularity: how languages are summed. None for texts.
     """
 
-    values: Mapping[str, Values]
-    metric: str
-    mode: Mode | None = None
+    statistics: GateStatistics
+    sums: GateSums
+    texts: Sequence[str]
+    alone: Mapping[str, tuple[GateSums, str | None]]
     granularity: Granularity | None = None
-    few: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    of: str | None = None
-    texts: tuple[str, ...] = ()
-    split: str | None = None
-    tokens: Mapping[str, int] = field(default_factory=dict)
-    alone: Mapping[str, Mapping[str, Values]] = field(default_factory=dict)
-    unseen: frozenset[str] = frozenset()
-    mixed: bool = False
 
-    def held(self, axes: Sequence[Axis]) -> Measured:
-        """The values of the experts that the checkpoint holds, in the order of `Axis.ids`."""
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Layer's name -> number of routed tokens; empty for published ratios, which do not say it."""
+        if self.statistics.mode == "published":
+            return {}
+        return dict(zip(self.statistics.layers, self.sums.tokens.tolist(), strict=True))
 
-        def of(values: Mapping[str, Values]) -> dict[str, Values]:
-            return {axis.name: values[axis.name][list(axis.ids)] for axis in axes if axis.name in values}
-
-        alone = {name: of(values) for name, values in self.alone.items()}
-        return replace(self, values=of(self.values), alone=alone)
-
-
-def _measured(
-    statistics: GateStatistics,
-    metric: str | None,
-    sums: GateSums,
-    texts: Sequence[str],
-    alone: Mapping[str, tuple[GateSums, str]],
-) -> Measured:
-    """The values by `metric`, or the default one.
-
-    Args:
-        sums: that all values are computed from.
-        texts: names of what is summed.
-        alone: language or text -> its sums, and the side where they count; "": both.
-    """
-    metric = metric or default_metric(statistics)
-    counted = () if statistics.mode == "published" else zip(statistics.layers, sums.tokens, strict=True)
-    return Measured(
-        metric_values(metric, sums, statistics),
-        metric,
-        statistics.mode,
-        texts=tuple(texts) if len(texts) <= MOST_ALONE else (f"{len(texts):,} pairs or texts",),
-        split=statistics.split,
-        tokens={layer: int(count) for layer, count in counted},
-        alone={
-            name: {
-                axis: values
-                for axis, values in metric_values(metric, own, statistics).items()
-                if side in ("", side_of(axis))
-            }
-            for name, (own, side) in alone.items()
-        },
-        mixed=statistics.mixed,
-    )
+    def few(self, axes: Sequence[Axis], min_tokens: int) -> dict[str, tuple[int, ...]]:
+        """Layer's name -> experts that it holds and that received fewer than `min_tokens` tokens of the texts."""
+        routed = dict(zip(self.statistics.layers, self.sums.routed, strict=False))
+        return {
+            axis.module: experts
+            for axis in axes
+            if axis.module in routed
+            and (experts := tuple(expert for expert in axis.ids if routed[axis.module][expert] < min_tokens))
+        }
 
 
 def measure_languages(
     statistics: GateStatistics,
-    metric: str | None,
     granularity: Granularity | None,
     sources: Sequence[str],
     targets: Sequence[str],
 ) -> Measured:
-    """By languages of translation; `metric` and `granularity` None: the default ones.
+    """The sums of languages of a translation model.
 
-    The values that several languages give alone are, by language, those of the encoder's layers for each source and of
-    the decoder's for each target; by pair, those of all layers for each.
+    Alone, a source counts in the encoder and a target in the decoder; with granularity "pair", a pair counts in both.
+
+    Args:
+        granularity: see `aggregate`. If None, "language" with sources or targets, else "global".
 
     Raises:
-        UsageError: no such metric or granularity, languages that it does not take.
-        StatisticsError: a language or sums that the statistics lack.
+        UsageError: languages that the granularity does not take.
+        StatisticsError: a language that the statistics lack.
     """
     granularity = granularity or ("language" if sources or targets else "global")
-    texts = tuple(statistics.entries)
+    texts = [*statistics.entries]
     if sources or targets:
-        texts = (f"{', '.join(sources) or 'any'} to {', '.join(targets) or 'any'}, by {granularity}",)
-    sums = aggregate(statistics, granularity, sources, targets)
-    alone = {}
+        texts = [f"{', '.join(sources) or 'any'} to {', '.join(targets) or 'any'}, by {granularity}"]
+    alone: dict[str, tuple[GateSums, str | None]] = {}
     if granularity == "pair":
         pairs = [(source, target) for source in sources for target in targets if source != target]
         for source, target in pairs if 1 < len(pairs) <= MOST_ALONE else ():
-            alone[f"{source}-{target}"] = aggregate(statistics, granularity, (source,), (target,)), ""
+            alone[f"{source}-{target}"] = aggregate(statistics, granularity, (source,), (target,)), None
     elif len(sources) + len(targets) <= MOST_ALONE:
         for source in sources if len(sources) > 1 else ():
             alone[f"from {source}"] = aggregate(statistics, granularity, (source,)), "encoder"
         for target in targets if len(targets) > 1 else ():
             alone[f"into {target}"] = aggregate(statistics, granularity, (), (target,)), "decoder"
-    return replace(_measured(statistics, metric, sums, texts, alone), granularity=granularity)
+    sums = aggregate(statistics, granularity, sources, targets)
+    return Measured(statistics, sums, texts, alone, granularity)
 
 
-def measure_texts(
-    statistics: GateStatistics,
-    metric: str | None,
-    texts: Sequence[str],
-    axes: Sequence[Axis],
-    min_tokens: int,
-) -> Measured:
-    """By texts of language models; `metric` None: the default one.
+def measure_texts(statistics: GateStatistics, texts: Sequence[str]) -> Measured:
+    """The sums of texts of a language model; all texts if none is named.
 
     Raises:
-        UsageError: no such metric.
-        StatisticsError: a text or sums that the statistics lack.
+        StatisticsError: a text that the statistics lack.
     """
-    sums = aggregate_texts(statistics, texts)
-    names = sorted(set(texts or statistics.entries))
-    alone = {name: (statistics.entries[name], "") for name in names} if 1 < len(names) <= MOST_ALONE else {}
-    routed = dict(zip(statistics.layers, sums.routed, strict=True))
-    few = {
-        axis.module: experts
-        for axis in axes
-        if axis.module in routed
-        and (experts := tuple(expert for expert in axis.ids if routed[axis.module][expert] < min_tokens))
-    }
-    return replace(_measured(statistics, metric, sums, names, alone), few=few)
-
-
-def scarcity_warning(few: Mapping[str, Sequence[int]], kept: Kept, held: int, min_tokens: int) -> str | None:
-    """What to say before experts go that the text hardly reached: nothing is known of them, not that they are useless.
-
-    Args:
-        few: layer's name -> experts that fewer than `min_tokens` were routed to.
-        kept: name of the axis -> experts that stay.
-        held: experts of the model.
-    """
-    if not few:
-        return None
-    lost = sum(
-        expert not in kept[axis_name(name, "expert")] for name, experts in few.items() for expert in experts
-    )
-    named = [f"{name} {len(experts)}" for name, experts in few.items()]
-    more = f", {len(named) - LAYERS_SHOWN} more layers" if len(named) > LAYERS_SHOWN else ""
-    return (
-        f"{sum(map(len, few.values()))} of {held} experts saw fewer than {min_tokens} tokens of this text, too few to "
-        f"judge them by; {lost} of these go ({', '.join(named[:LAYERS_SHOWN])}{more}). Collect more text, or lower "
-        "--min-tokens."
-    )
+    sums, names = aggregate_texts(statistics, texts), sorted(set(texts or statistics.entries))
+    alone = {name: (statistics.entries[name], None) for name in names if 1 < len(names) <= MOST_ALONE}
+    return Measured(statistics, sums, names, alone)
 
 
 def read_all(
-    checkpoint: Checkpoint, paths: Sequence[Path], layers: Sequence[SparseLayer] | None = None
+    checkpoint: Checkpoint,
+    gates: GateStatistics | Sequence[Path],
+    layers: Sequence[SparseLayer],
 ) -> GateStatistics:
-    """The statistics of several files, merged, of this checkpoint or of one that it was made from.
+    """The statistics, or those of several files merged, of this checkpoint or of one that it was made from.
 
     Raises:
         StatisticsError: damaged files, of another model, or that do not go together.
     """
-    layers = checkpoint.require_mixtures() if layers is None else layers
+    if isinstance(gates, GateStatistics):
+        return match_gates(gates, checkpoint)
     names, experts = [layer.name for layer in layers], max(layer.original_experts for layer in layers)
     parts = read_matching(
-        paths,
+        gates,
         lambda path: read_gates(path, names, experts),
         lambda statistics: match_gates(statistics, checkpoint),
         "Collect it first: prunecli collect-gates.",
     )
-    return merge(parts, [str(path) for path in paths])
+    return merge(parts, [str(path) for path in gates])
+
+
+def random_values(axes: Sequence[Axis], seed: int) -> dict[str, Values]:
+    """Name of each axis -> `[original experts]` uniform in (0, 1], the baseline."""
+    generator = np.random.default_rng(seed)
+    return {axis.name: 1.0 - generator.random(axis.original) for axis in axes}
+
+
+def aimer_bytes(checkpoint: Checkpoint, options: ExpertOptions) -> int:
+    """Bytes of experts that `plan_experts` reads with these options."""
+    if options.keep is not None or options.metric == RANDOM:
+        return 0
+    read = tuple(
+        layer
+        for layer in checkpoint.require_mixtures()
+        if (options.mtp == "prune" if layer.is_predicting else options.metric == AIMER)
+    )
+    return sum(checkpoint.stored_bytes(name) for name, part in parts_of(read) if part == "experts")
+
+
+def aimer_values(
+    checkpoint: Checkpoint, layers: Sequence[SparseLayer], *, progress: Progress = silent
+) -> dict[str, NDArray[np.float64]]:
+    """Name of the axis -> `[original experts]`, 1 / AIMER of each expert that it holds, so that the lowest goes first.
+
+    AIMER(e) = (sum |w| / N) / sqrt(sum w² / N) over the N weights of an expert's projections, biases left out; experts
+    with the highest are pruned. It is 1 where all weights are of one size, sqrt(2 / pi) of normal ones, and less the
+    more of the norm lies on few weights. An expert of zeros alone has the value 0.
+
+    Args:
+        checkpoint: the weights; quantised weights count as the numbers that they stand for.
+        layers: mixtures of the checkpoint.
+
+    Raises:
+        StatisticsError, UnsupportedModelError: the weights are quantised in an unknown way.
+        CheckpointError: a file ends early, or holds NaN or infinity.
+    """
+    reader = checkpoint
+    if layers and checkpoint.quantised:
+        import torch
+
+        from prunecli.modules.dequantised import as_run
+
+        reader = as_run(checkpoint, torch.float32)
+        decoded = {layer.name: layer for layer in reader.mixtures}
+        layers = [decoded[layer.name] for layer in layers]
+    found = {axis_name(layer.name, "expert"): np.zeros(layer.original_experts) for layer in layers}
+    places = [(axis_name(layer.name, "expert"), expert) for layer in layers for expert in layer.experts]
+    work = [parts for layer in layers for parts in parts_of_layer(reader, layer)]
+    for parts in work:
+        for name, *_ in parts:
+            reader.open_files(name)
+    pool = ThreadPoolExecutor(THREADS if reader.is_remote else min(THREADS, os.cpu_count() or 1))
+    try:
+        with progress("reading experts", len(work), "experts") as advance:
+            values = pool.map(partial(inverse_aimer, reader), work)
+            for (name, expert), value in zip(places, values, strict=True):
+                found[name][expert] = value
+                advance(1)
+    except BaseException:
+        reader.interrupt()
+        raise
+    finally:  # after an error or Ctrl-C: running threads finish their expert, the rest never starts
+        pool.shutdown(cancel_futures=True)
+    return found
+
+
+def parts_of_layer(reader: TensorReader, layer: SparseLayer) -> list[list[Part]]:
+    """Where the weights of each expert of a layer are."""
+    return [
+        parts_of_expert(
+            reader,
+            [layer.expert_tensor(place, suffix) for suffix in layer.expert_tensors],
+            layer.stacked_tensors,
+            place,
+        )
+        for place in range(layer.num_experts)
+    ]
+
+
+def parts_of_expert(
+    reader: TensorReader, own: Sequence[str], stacked: Sequence[str] = (), place: int = 0
+) -> list[Part]:
+    """Where the weights of an expert lie, biases left out.
+
+    Args:
+        reader: of the weights.
+        own: full names of the tensors of this expert alone.
+        stacked: full names of those of all experts, with one entry for each on the first axis.
+        place: its number in those.
+
+    Raises:
+        StatisticsError: they are quantised.
+    """
+    parts = []
+    for name in (*own, *stacked):
+        info = reader.info(name)
+        if info.dtype not in PLAIN:
+            raise StatisticsError(
+                f"{reader.path}: {name} is quantised ({info.dtype}); aimer takes weights as they are.",
+                "Choose a metric of gate statistics, or give the model before it was quantised.",
+            )
+        shape = info.shape[1:] if name in stacked else info.shape
+        if len(shape) > 1:
+            values = math.prod(shape)
+            parts.append((name, place * values if name in stacked else 0, values))
+    return parts
+
+
+def inverse_aimer(reader: TensorReader, parts: Sequence[Part]) -> float:
+    """sqrt(N sum w²) / sum |w| over all values of the parts; 0 where all are 0.
+
+    Raises:
+        CheckpointError: a file ends early, or holds what is no number.
+    """
+    count, absolute, square = 0, 0.0, 0.0
+    for name, first, values in parts:
+        dtype = reader.info(name).dtype
+        size = itemsize(dtype)
+        fill = reader.reading(name, first * size, values * size)
+        for start in range(0, values, BLOCK_ELEMENTS):
+            raw = np.empty(min(BLOCK_ELEMENTS, values - start), numpy_dtype(dtype))
+            fill(raw.view(np.uint8).data)
+            block = np.abs(raw.astype(np.float64))
+            absolute += float(block.sum())
+            square += float(np.square(block, out=block).sum())
+        count += values
+        if not (math.isfinite(absolute) and math.isfinite(square)):
+            raise CheckpointError(f"{reader.path}: {name} holds NaN or infinity, or values too large")
+    return math.sqrt(count * square) / absolute if absolute else 0.0

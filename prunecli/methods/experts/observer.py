@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -33,8 +33,8 @@ class Summing:
         layers: the mixtures of the checkpoint that a forward pass runs.
 
     Attributes:
-        names: of the sums that `take` gives.
-        rows: those of an expert, in the order in which `_add` takes them.
+        names: names of the sums that `take` returns.
+        rows: names of the rows that `_add` takes.
     """
 
     names: tuple[str, ...]
@@ -51,42 +51,43 @@ class Summing:
             PruneError: an expert's output is not finite.
         """
         taken: LayerSums = {}
-        by_device: dict[torch.device, list[int]] = {}
-        for index, (_, sums) in self._sums.items():
-            by_device.setdefault(sums.device, []).append(index)
-        for indices in by_device.values():  # at once: each copy waits for a GPU
-            held = torch.cat([self._sums[index][1] for index in indices], dim=1).cpu().numpy()
-            for index in indices:
-                layer, (tokens, sums) = self._layers[index], self._sums[index]
-                found, held = np.split(held, [sums.shape[1]], axis=1)
-                if not np.isfinite(found).all():
-                    raise PruneError(
-                        f"{layer.name}: the output of an expert is not finite",
-                        "Compute with --dtype float32.",
-                    )
-                taken[index] = row = GateSums.zeros(1, layer.original_experts, self.names)
-                row.tokens[0] = tokens
-                for name, values in zip(self.rows, found, strict=True):
-                    getattr(row, name)[0, list(layer.experts)] = np.rint(values) if name in COUNTS else values
+        if not self._sums:
+            return taken
+        sums = [sums for _, sums in self._sums.values()]
+        # One copy for all layers, because each copy waits for a GPU.
+        held = torch.cat([one.to(sums[0].device) for one in sums], dim=1).cpu().numpy()
+        for index, (tokens, one) in self._sums.items():
+            layer = self._layers[index]
+            found, held = np.split(held, [one.shape[1]], axis=1)
+            if not np.isfinite(found).all():
+                raise PruneError(
+                    f"{layer.name}: the output of an expert is not finite",
+                    "Compute with --dtype float32.",
+                )
+            taken[index] = row = GateSums.zeros(1, layer.original_experts, self.names)
+            row.tokens[0] = tokens
+            for name, values in zip(self.rows, found, strict=True):
+                getattr(row, name)[0, list(layer.experts)] = np.rint(values) if name in COUNTS else values
         self._sums = {}
         return taken
 
     def _add(self, index: int, tokens: int, sums: Tensor) -> None:
         """Add `[rows, experts]` of a layer."""
-        if (before := self._sums.get(index)) is not None:
-            together = sums + before[1]
+        if index in self._sums:
+            counted, before = self._sums[index]
+            together = sums + before
             if self.rows[-1] == "norm_max":
-                together[-1] = torch.maximum(sums[-1], before[1][-1])
-            tokens, sums = tokens + before[0], together
+                together[-1] = torch.maximum(sums[-1], before[-1])
+            tokens, sums = tokens + counted, together
         self._sums[index] = tokens, sums
 
 
 class GateObserver(Summing):
-    """Sums what the routers of sparse FFNs do. An `Observer`."""
+    """Observer that sums what the routers of sparse FFNs do."""
 
     names = SUMS
     rows = ("gate_sum", "top1", "conf1_sum", "top2", "conf2_sum")
-    _live: Callable[[], Tensor] | None = None
+    _live: Tensor | None = None
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
@@ -101,18 +102,42 @@ class GateObserver(Summing):
                 modules[layer.name].observer = None
 
     @contextmanager
-    def searching(self, model: Any, beams: int, longest: Tensor) -> Iterator[None]:
-        """While the block runs `model.generate`, only the beams of unfinished sentences count: see `live_beams`."""
-        with live_beams(model, beams, longest) as self._live:
-            try:
-                yield
-            finally:
-                self._live = None
+    def searching(self, model: Any, longest: Tensor) -> Iterator[None]:
+        """While the block runs `model.generate`, count only the beams of unfinished sentences.
+
+        A sentence in a batch is computed until the whole batch is done. Its beams count only as long as the sentence
+        would run alone: transformers asks `_beam_search_has_unfinished_sequences` once a step whether any sentence can
+        still improve; here the same question is answered for each sentence.
+
+        Args:
+            longest: `[batch]`, largest number of new tokens of each sentence.
+        """
+        stock, step = model._beam_search_has_unfinished_sequences, 0
+        live = self._live = torch.ones_like(longest, dtype=torch.bool)
+
+        def has_unfinished(
+            can_improve: Tensor, finished: Tensor, hits: Tensor, early_stopping: bool | str
+        ) -> Any:
+            nonlocal step
+            step += 1
+            live.logical_and_(can_improve.reshape(len(live), -1).any(dim=-1) & ~hits.all(dim=-1))
+            live.logical_and_(step < longest)
+            if early_stopping is True:
+                live.logical_and_(~finished.all(dim=-1))
+            return stock(can_improve, finished, hits, early_stopping) and bool(live.any())
+
+        model._beam_search_has_unfinished_sequences = has_unfinished
+        try:
+            yield
+        finally:
+            self._live = None
+            del model._beam_search_has_unfinished_sequences
 
     def _observe(self, index: int, routing: Routing) -> None:
         gates, experts = routing.gates, routing.experts
         if self._live is not None:
-            rows = self._live().to(gates.device).nonzero().squeeze(1)
+            beams = self._live.to(gates.device).repeat_interleave(len(gates) // len(self._live))
+            rows = beams.nonzero().squeeze(1)
             gates, experts = gates[rows], experts[rows]
         sums = [gates.sum(dim=0, dtype=torch.float64)]
         numbers = torch.arange(gates.shape[1], device=gates.device)
@@ -124,13 +149,14 @@ class GateObserver(Summing):
 
 
 class StockObserver(Summing):
-    """Sums what the experts of a language model do. An `Observer`.
+    """Observer that sums what the experts of a language model do.
 
     A token's experts are ranked by the weight that the router gives them, equal ones by their number.
 
     Args:
         layers: see `Summing`.
-        outputs: what outputs are added to, too: text, layer's name -> `[original experts, width]` float64.
+        outputs: sums of outputs, which passes add to: (text, layer's name) -> `[original experts, width]` float64. If
+            None, outputs are not summed.
 
     Attributes:
         text: name of the text that the next pass reads.
@@ -177,26 +203,25 @@ class StockObserver(Summing):
             for index, module in enumerate(modules.values()):
                 module.observer = partial(self._observe, index)
                 if self._outputs is not None:
-                    module.counted = partial(self._counted, self._layers[index].side)
+                    module.counted = partial(self._real.get, self._layers[index].side)
             yield
 
     @contextmanager
     def reading(self, mask: Tensor | None, encoder_mask: Tensor | None = None) -> Iterator[None]:
-        """While the block runs a pass, the tokens count that are 1 in `mask` `[batch, seq]`; None: all.
+        """While the block runs a pass, count only the tokens that are 1 in the masks `[batch, seq]`.
 
         Args:
-            encoder_mask: the same of the encoder's tokens, where there is one.
+            mask: tokens of the decoder. If None, all count.
+            encoder_mask: tokens of the encoder. If None, all count.
         """
         masks: dict[Side, Tensor | None] = {"decoder": mask, "encoder": encoder_mask}
-        self._real = {
-            side: found.reshape(-1).bool()
-            for side, found in masks.items()
-            if found is not None and not bool(found.all())
-        }
+        for side, found in masks.items():
+            if found is not None and not bool(found.all()):
+                self._real[side] = found.reshape(-1).bool()
         try:
             yield
         finally:
-            self._real = {}
+            self._real.clear()
 
     def _observe(self, index: int, use: ExpertUse) -> None:
         experts, weights, norms, routed = use.experts, use.weights.double(), use.norms.double(), use.routed
@@ -215,19 +240,16 @@ class StockObserver(Summing):
                 self._outputs[key] = np.zeros((layer.original_experts, found.shape[1]))
             self._outputs[key][np.asarray(layer.experts)] += found
         tokens, ids, columns = len(experts), experts.reshape(-1), _columns(experts, weights, norms)
-        norms = norms.reshape(-1)
         if routed is not None:
             taken = routed.reshape(-1)
-            ids, columns, norms = ids[taken], columns[taken], norms[taken]
+            ids, columns = ids[taken], columns[taken]
         if ids.device.type == "cpu":
             sums = columns.new_zeros(layer.num_experts, columns.shape[1]).index_add_(0, ids, columns)
         else:  # there index_add_ adds in any order
             sums = functional.one_hot(ids, layer.num_experts).to(columns.dtype).T @ columns
+        norms = columns[:, self.rows.index("norm_sum")]
         largest = norms.new_zeros(layer.num_experts).scatter_reduce_(0, ids, norms, "amax")
         self._add(index, tokens, torch.cat([sums.T, largest[None]]))
-
-    def _counted(self, side: Side) -> Tensor | None:
-        return self._real.get(side)
 
 
 def _columns(experts: Tensor, gates: Tensor, norms: Tensor) -> Tensor:
@@ -238,40 +260,3 @@ def _columns(experts: Tensor, gates: Tensor, norms: Tensor) -> Tensor:
     product = gates * norms
     columns = (torch.ones_like(gates), gates, gates**2, norms, norms**2, product, product**2)
     return torch.stack((*columns, first, first * gates, second, second * gates), dim=-1).flatten(0, 1)
-
-
-@contextmanager
-def live_beams(model: Any, beams: int, longest: Tensor) -> Iterator[Callable[[], Tensor]]:
-    """Follow `model.generate` while the block runs.
-
-    A sentence in a batch goes on being computed until the whole batch is done. Its beams count only as long as it
-    would run alone: transformers asks `_beam_search_has_unfinished_sequences` once a step whether any sentence can
-    still improve; here the same question is answered for each sentence.
-
-    Args:
-        model: has transformers' generation methods.
-        beams: beams per sentence.
-        longest: `[batch]`, new tokens at most for each sentence.
-
-    Yields:
-        A function that returns `[batch * beams]` bool: the rows of the coming step that count.
-    """
-    stock = model._beam_search_has_unfinished_sequences
-    live = torch.ones(len(longest), dtype=torch.bool, device=longest.device)
-    step = 0
-
-    def has_unfinished(
-        can_improve: Tensor, finished: Tensor, hits: Tensor, early_stopping: bool | str
-    ) -> Any:
-        nonlocal step
-        step += 1
-        closed = finished.all(dim=-1) if early_stopping is True else torch.zeros_like(live)
-        live.logical_and_(can_improve.reshape(len(live), -1).any(dim=-1) & ~closed & ~hits.all(dim=-1))
-        live.logical_and_(step < longest)
-        return stock(can_improve, finished, hits, early_stopping) and bool(live.any())
-
-    model._beam_search_has_unfinished_sequences = has_unfinished
-    try:
-        yield lambda: live.repeat_interleave(beams)
-    finally:
-        del model._beam_search_has_unfinished_sequences

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prunecli.architectures.classes import SEQ2SEQ
 from prunecli.choices import Choices, paths
 from prunecli.errors import UsageError
-from prunecli.methods.experts.metrics import MIN_TOKENS, WITHOUT_STATISTICS
-from prunecli.methods.experts.names import Granularity, MetricName, Predicting, Strategy
+from prunecli.methods.experts.budget import (
+    MIN_PER_LAYER,
+    Request,
+    default_balance,
+    keep_count,
+    least_experts,
+)
+from prunecli.methods.experts.metrics import WITHOUT_STATISTICS
+from prunecli.methods.experts.names import MIN_TOKENS, Granularity, MetricName, Predicting, Strategy
+from prunecli.model.mixtures import predicting_tensors
+from prunecli.model.sparse_layer import SparseLayer
 from prunecli.results.gates import GateStatistics
 
 if TYPE_CHECKING:
@@ -102,6 +112,70 @@ def of_language_model(checkpoint: Checkpoint) -> bool:
 def default_ratio(checkpoint: Checkpoint) -> float:
     """Fraction of the experts that goes where no amount is given."""
     return DEFAULT_TEXT_RATIO if of_language_model(checkpoint) else DEFAULT_RATIO
+
+
+def layers_of(checkpoint: Checkpoint, options: ExpertOptions) -> tuple[SparseLayer, ...]:
+    """The layers that experts are chosen in, with the experts per token of the result.
+
+    Raises:
+        UsageError: the model has no layers that `--mtp drop` removes, or `--active` is more than now.
+    """
+    layers = checkpoint.require_mixtures()
+    if options.mtp == "drop":
+        layers = tuple(layer for layer in layers if not layer.is_predicting)
+        if not predicting_tensors(checkpoint, checkpoint.resolved.sizes):
+            raise UsageError(
+                f"{checkpoint.path} has no layers that predict further tokens.", "Leave --mtp drop out."
+            )
+    if options.active is None:
+        return layers
+    mixture, top_k = checkpoint.resolved.family.mixture, layers[0].top_k
+    if mixture is None or isinstance(mixture.top_k, int):
+        raise UsageError(
+            f"--active {options.active}: a router of type {checkpoint.model_type} always picks {top_k}.",
+            "Leave --active out.",
+        )
+    if not 1 <= options.active <= top_k:
+        raise UsageError(
+            f"--active {options.active}: the router picks {top_k} experts for each token.",
+            f"Give a number from 1 to {top_k}.",
+        )
+    return tuple(replace(layer, top_k=options.active) for layer in layers)
+
+
+def request_of(checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[SparseLayer]) -> Request:
+    """The request that the options make; under `fit`, the number of experts to keep is left to `memory_fit`.
+
+    Args:
+        layers: see `layers_of`.
+
+    Raises:
+        UsageError: several amounts, an impossible amount, or a minimum that leaves the router too few.
+    """
+    amount = options.amount
+    if sum(each is not None for each in vars(amount).values()) > 1:
+        raise UsageError(
+            "Give one of --ratio, --count, --fit, --experts-per-layer.", "Each says how many experts stay."
+        )
+    least = max(least_experts(layer.top_k, layer.groups) for layer in layers)
+    minimum = options.least
+    if minimum is None:
+        minimum = least if options.strategy == "per-layer" else max(least, MIN_PER_LAYER)
+    if minimum < least:
+        raise UsageError(f"--min {minimum}: the router picks {least} experts for each token.")
+    balance = options.balance or (
+        Fraction(1)
+        if of_language_model(checkpoint)
+        else default_balance(layer.original_experts for layer in layers)
+    )
+    groups = layers[0].groups.count
+    step = lcm(groups, options.multiple_of)
+    held = sum(len(layer.experts) for layer in layers)
+    if amount.count is None:
+        keep = keep_count(default_ratio(checkpoint) if amount.ratio is None else amount.ratio, held)
+    else:
+        keep = max(held - amount.count, 0)
+    return Request(keep, amount.per_layer, options.strategy, balance, minimum, step=step, groups=groups)
 
 
 def check_kind(options: ExpertOptions, is_text: bool) -> None:

@@ -1,49 +1,49 @@
-"""From a checkpoint, statistics and options to a plan: which experts stay. Nothing is written."""
+"""Decide which experts to keep, from a checkpoint, statistics and options. Nothing is written."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prunecli.errors import PruneError, UsageError
-from prunecli.methods.experts.aimer import aimer_values
+from prunecli.errors import PruneError, StatisticsError, UsageError
 from prunecli.methods.experts.budget import (
-    Request,
+    MemoryFit,
     balance_text,
-    keep_count,
-    layers_of,
-    request_of,
+    held_in,
     select_experts,
+    smallest_ratio,
     starved,
 )
-from prunecli.methods.experts.memory_fit import MemoryFit, smallest_ratio
 from prunecli.methods.experts.metrics import (
     AIMER,
     MOST_ALONE,
     RANDOM,
-    WITHOUT_STATISTICS,
     Measured,
+    aimer_values,
+    default_metric,
     measure_languages,
     measure_texts,
+    metric_values,
     random_values,
     read_all,
-    scarcity_warning,
 )
 from prunecli.methods.experts.options import (
     Amount,
     ExpertOptions,
     check_kind,
     default_ratio,
+    layers_of,
     of_language_model,
+    request_of,
 )
-from prunecli.methods.experts.selection import read_experts
-from prunecli.model.axes import Axis
+from prunecli.model.axes import Axis, axis_name
+from prunecli.model.cost import usual_load
 from prunecli.model.decision import Decision, Origin
 from prunecli.model.find_axes import axes_of
 from prunecli.model.history import given, history_step
@@ -51,27 +51,31 @@ from prunecli.model.mixtures import predicting_tensors
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import STATISTICS_OF
 from prunecli.progress import Progress, silent
-from prunecli.results.gates import GateStatistics
-from prunecli.results.matching import match_gates, other_form
-from prunecli.selection.select import Kept, best, places_of
+from prunecli.results.gates import ANY, GateStatistics
+from prunecli.results.matching import other_form
+from prunecli.selection.given import read_kept
+from prunecli.selection.select import Kept, Values, best, places_of
 from prunecli.selection.selection import Selection
+from prunecli.tensors.json_files import read_json
+from prunecli.text.lines import near_names
 from prunecli.text.plain import MIXED
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
 COMMAND = "prune-experts"
+LAYERS_SHOWN = 6
 
 
 @dataclass(frozen=True)
 class ExpertPlan(Selection):
-    """Which experts stay, and why. None stay of a layer that predicts further tokens and is dropped.
+    """Which experts to keep, and why. A dropped multi-token-prediction layer keeps none.
 
     Attributes:
         thresholds: theta of eq. 5 under `"model"`, or of each side; empty for per-layer.
-        fit: the arithmetic, where a memory was given.
-        warning: what to say before anything is written.
-        few: layer's name -> experts that saw fewer tokens than `ExpertOptions.min_tokens`.
+        fit: memory of the result, if `Amount.fit` was given.
+        warning: warning to show before anything is written.
+        few: layer's name -> experts that received fewer tokens than `ExpertOptions.min_tokens`.
     """
 
     thresholds: Mapping[str, float] = field(default_factory=dict)
@@ -81,7 +85,7 @@ class ExpertPlan(Selection):
 
 
 def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progress = silent) -> ExpertPlan:
-    """Choose the experts to keep; weights are read for the metric `aimer` alone.
+    """Choose the experts to keep. Weights are read only for the metric `aimer`.
 
     Raises:
         CheckpointError: weights that hold what is no number.
@@ -119,80 +123,102 @@ def _by_metric(
     axes: Sequence[Axis],
     progress: Progress,
 ) -> ExpertPlan:
-    request, fit = _request(checkpoint, options, layers)
-    measured = _measured(checkpoint, options, layers, axes, progress).held(axes)
-    is_threshold, is_random = request.strategy != "per-layer", measured.metric == RANDOM
-    if of_language_model(checkpoint) and is_threshold and any(layer.is_predicting for layer in layers):
+    """The experts with the highest values."""
+    amount, request, fit = options.amount, request_of(checkpoint, options, layers), None
+    if amount == Amount():
+        amount = Amount(default_ratio(checkpoint))
+    if amount.fit is not None:
+        fit = smallest_ratio(
+            checkpoint,
+            amount.fit,
+            usual_load(checkpoint, **options.load),
+            request,
+            dtype=options.dtype,
+        )
+        amount, request = replace(amount, ratio=fit.ratio), replace(request, keep=fit.keep)
+    metric, measured, unseen = str(options.metric), None, list[SparseLayer]()
+    if metric == RANDOM:
+        values = random_values(axes, options.seed)
+    elif metric == AIMER:
+        values = aimer_values(checkpoint, layers, progress=progress)
+    else:
+        gates = options.gates if isinstance(options.gates, GateStatistics) else options.files
+        statistics = read_all(checkpoint, gates, layers)
+        metric = options.metric or default_metric(statistics)
+        if of_language_model(checkpoint):
+            measured = measure_texts(statistics, options.texts)
+            unseen = [layer for layer in layers if layer.is_predicting]  # no forward pass runs them
+        else:
+            measured = measure_languages(statistics, options.granularity, options.sources, options.targets)
+        values = metric_values(metric, measured.sums, statistics)
+    if unseen:
+        values |= aimer_values(checkpoint, unseen, progress=progress)
+    held = _of_held(values, axes)
+    is_threshold = options.strategy != "per-layer"
+    if is_threshold and of_language_model(checkpoint) and any(layer.is_predicting for layer in layers):
         raise UsageError(
             f"--strategy {options.strategy}: layers that predict further tokens have no statistics to share a "
             "threshold with the others.",
             "Drop them with --mtp drop, or use --strategy per-layer.",
         )
-    request = replace(request, released=measured.mode == "published")
-    kept, thresholds = select_experts(axes, measured.values, request)
-    balance = None
-    if len({axis.side for axis in axes}) > 1 and request.per_layer is None:
-        balance = None if request.strategy == "global-threshold" else balance_text(request.balance)
-    amount = options.amount
-    ratio = amount.ratio if fit is None else fit.ratio
-    if amount == Amount():
-        ratio = default_ratio(checkpoint)
+    request = replace(request, released=measured is not None and measured.statistics.mode == "published")
+    kept, thresholds = select_experts(axes, held, request)
+    has_balance = options.strategy != "global-threshold" and not amount.per_layer
+    balance = balance_text(request.balance) if has_balance and len({axis.side for axis in axes}) > 1 else None
     arguments = {
-        "ratio": ratio,
+        "ratio": amount.ratio,
         "count": amount.count,
-        "experts_per_layer": None if request.per_layer is None else dict(request.per_layer),
+        "experts_per_layer": None if amount.per_layer is None else dict(amount.per_layer),
         "fit_bytes": amount.fit,
-        "metric": measured.metric,
-        "seed": options.seed if is_random else None,
+        "metric": metric,
+        "seed": options.seed if metric == RANDOM else None,
         "strategy": options.strategy,
         "balance": balance,
         "min_per_layer": request.minimum,
         "round_to": options.multiple_of if options.multiple_of > 1 else None,
     }
     step = _step(checkpoint, options, axes, kept, arguments, measured)
-    alone = {
-        name: {
-            axis.name: best(axis, own, len(kept[axis.name]), request.groups)
-            for axis in axes
-            # Without a token, a language or text has no experts of its own.
-            if (own := values.get(axis.name)) is not None and 0 < own.sum() < np.inf
-        }
-        for name, values in measured.alone.items()
-    }
-    decision = Decision(
-        "expert",
-        places_of(axes, kept, measured.values, groups=request.groups, alone=alone),
-        measured.metric,
-        f"{request.strategy}: the highest of each {'group of a layer' if request.groups > 1 else 'layer'} stay",
-        f"every layer keeps {request.minimum} at least" if is_threshold else "",
-        thresholds={} if request.groups > 1 or request.released else thresholds,
-        origin=Origin(texts=measured.texts, split=measured.split).read_from(step),
-    )
-    places = tuple(
-        # The published ratios do not say how many tokens they were measured on.
-        replace(
-            place,
-            metric=AIMER if place.module in measured.unseen else "",
-            tokens=measured.tokens.get(place.module),
-        )
-        for place in decision.places
-    )
-    decision = replace(decision, places=places)
-    if is_random:
+    reasons = _reasons(options, metric, measured, unseen, balance, thresholds)
+    origin, alone, tokens, few = Origin(), dict[str, Kept](), dict[str, int](), dict[str, tuple[int, ...]]()
+    if measured is not None:
+        many = (f"{len(measured.texts):,} pairs or texts",)
+        texts = tuple(measured.texts) if len(measured.texts) <= MOST_ALONE else many
+        origin = Origin(texts=texts, split=statistics.split)
+        tokens = {axis_name(layer, "expert"): count for layer, count in measured.tokens.items()}
+        few = measured.few(axes, options.min_tokens)
+        for name, (sums, side) in measured.alone.items():
+            own = _of_held(metric_values(metric, sums, statistics), axes)
+            alone[name] = {
+                axis.name: best(axis, own[axis.name], len(kept[axis.name]), request.groups)
+                for axis in axes
+                # Without a token, a language or text has no experts of its own.
+                if axis.name in own and side in (None, axis.side) and 0 < own[axis.name].sum() < np.inf
+            }
+        if (other := other_form(statistics, checkpoint)) is not None:
+            step[STATISTICS_OF] = other
+            reasons.append(
+                f"The statistics are of another form of the model ({other}): {checkpoint.path} is quantised, and its "
+                "routers have the same values."
+            )
+    if metric == RANDOM:
         how = f"drawn at random (seed {options.seed})"
         decision = Decision("expert", places_of(axes, kept), how=how)
-    held = sum(len(axis.ids) for axis in axes)
-    warning = scarcity_warning(measured.few, kept, held, options.min_tokens)
+    else:
+        places = places_of(axes, kept, held, groups=request.groups, alone=alone, tokens=tokens)
+        predicting = {layer.name for layer in unseen}
+        decision = Decision(
+            "expert",
+            tuple(replace(place, metric=AIMER) if place.module in predicting else place for place in places),
+            metric,
+            f"{request.strategy}: the highest of each {'group of a layer' if request.groups > 1 else 'layer'} stay",
+            f"every layer keeps {request.minimum} at least" if is_threshold else "",
+            thresholds={} if request.groups > 1 or request.released else thresholds,
+            origin=origin.read_from(step),
+        )
+    warning = scarcity_warning(few, kept, held_in(axes), options.min_tokens)
     # Under a global threshold the statistics say how many experts each layer keeps.
     if warning is None and options.strategy != "global-threshold":
         warning = starved(axes, kept)
-    reasons = _reasons(options, measured, balance, thresholds)
-    if measured.of is not None:
-        step[STATISTICS_OF] = measured.of
-        reasons.append(
-            f"The statistics are of another form of the model ({measured.of}): {checkpoint.path} is quantised, and its "
-            "routers have the same values."
-        )
     return ExpertPlan(
         kept,
         options.dtype,
@@ -202,33 +228,13 @@ def _by_metric(
         thresholds=thresholds,
         fit=fit,
         warning=warning,
-        few=measured.few,
+        few=few,
     )
 
 
-def _request(
-    checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[SparseLayer]
-) -> tuple[Request, MemoryFit | None]:
-    """The request with the number of experts to keep; if a memory is given, with the arithmetic.
-
-    Raises:
-        UsageError: as `request_of`; several amounts, or an impossible one.
-    """
-    amount, held = options.amount, sum(len(layer.experts) for layer in layers)
-    if sum(each is not None for each in vars(amount).values()) > 1:
-        raise UsageError(
-            "Give one of --ratio, --count, --fit, --experts-per-layer.", "Each says how many experts stay."
-        )
-    request = replace(request_of(checkpoint, options, layers), per_layer=amount.per_layer)
-    if amount.fit is not None:
-        fit = smallest_ratio(checkpoint, amount.fit, dtype=options.dtype, request=request, **options.load)
-        return replace(request, keep=fit.keep), fit
-    if amount.count is not None:
-        return replace(request, keep=max(held - amount.count, 0)), None
-    if amount.per_layer is not None:
-        return request, None
-    ratio = default_ratio(checkpoint) if amount.ratio is None else amount.ratio
-    return replace(request, keep=keep_count(ratio, held)), None
+def _of_held(values: Values, axes: Sequence[Axis]) -> Values:
+    """The values of the experts that the checkpoint holds, in the order of `Axis.ids`."""
+    return {axis.name: values[axis.name][list(axis.ids)] for axis in axes if axis.name in values}
 
 
 def _from_ids(checkpoint: Checkpoint, path: Path, options: ExpertOptions, axes: Sequence[Axis]) -> ExpertPlan:
@@ -252,7 +258,7 @@ def _from_ids(checkpoint: Checkpoint, path: Path, options: ExpertOptions, axes: 
     for source, target in pairs if 1 < len(pairs) <= MOST_ALONE else ():
         with suppress(PruneError):  # the file may have no experts for a single pair
             alone[f"{source}-{target}"] = read_experts(path, axes, (source,), (target,))
-    step = _step(checkpoint, options, axes, kept)
+    step = _step(checkpoint, options, axes, kept, {})
     decision = Decision(
         "expert",
         places_of(axes, kept, alone=alone),
@@ -267,23 +273,23 @@ def _step(
     options: ExpertOptions,
     axes: Sequence[Axis],
     kept: Kept,
-    arguments: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, Any],
     measured: Measured | None = None,
 ) -> dict[str, Any]:
     """The entry for the history.
 
     Args:
-        arguments: how many experts were chosen, and how; None: a file names them.
-        measured: what they were chosen by; None: a file names them.
+        arguments: how many experts were chosen, and how; empty if a file names them.
+        measured: the part of the statistics that they were chosen by. If None, there are no statistics.
     """
     # Without statistics, files that exist hold the means of constants; `mean_outputs` refuses those that are missing.
-    files = [file for file in options.files if options.constant and file.is_file()]
-    if measured is not None and measured.mode is not None:
-        files = [*options.files]
+    is_constant = options.constant
+    files = [file for file in options.files if measured is not None or (is_constant and file.is_file())]
     if options.keep is not None:
         files = [Path(options.keep), *files]
+    is_text = measured is not None and measured.statistics.mode == "text"
     arguments = {
-        **(arguments or {}),
+        **arguments,
         "mtp": options.mtp if options.mtp == "drop" else None,
         "active": options.active,
         "constant_experts": options.constant or None,
@@ -291,73 +297,45 @@ def _step(
         "source": list(options.sources),
         "target": list(options.targets),
         "for": list(options.texts),
-        "min_tokens": options.min_tokens if measured is not None and measured.mode == "text" else None,
+        "min_tokens": options.min_tokens if is_text else None,
         "dtype": options.dtype,
     }
-    counts = {"before": sum(len(axis.ids) for axis in axes), "after": sum(map(len, kept.values()))}
+    counts = {"before": held_in(axes), "after": sum(map(len, kept.values()))}
     return history_step(COMMAND, checkpoint, given(arguments), files, experts=counts)
 
 
-def _measured(
-    checkpoint: Checkpoint,
-    options: ExpertOptions,
-    layers: Sequence[SparseLayer],
-    axes: Sequence[Axis],
-    progress: Progress,
-) -> Measured:
-    """The metric of every original expert, and where it comes from."""
-    if options.metric == RANDOM:
-        return Measured(random_values(axes, options.seed), RANDOM)
-    if options.metric == AIMER:
-        return Measured(aimer_values(checkpoint, layers, progress=progress), AIMER)
-    gates = options.gates
-    if isinstance(gates, GateStatistics):
-        statistics = match_gates(gates, checkpoint)
-    else:
-        statistics = read_all(checkpoint, options.files, layers)
-    if of_language_model(checkpoint):
-        measured = measure_texts(statistics, options.metric, options.texts, axes, options.min_tokens)
-        unseen = [layer for layer in layers if layer.is_predicting]  # no forward pass runs them
-        values = {**measured.values, **aimer_values(checkpoint, unseen, progress=progress)}
-        measured = replace(measured, values=values, unseen=frozenset(layer.name for layer in unseen))
-    else:
-        measured = measure_languages(
-            statistics, options.metric, options.granularity, options.sources, options.targets
-        )
-    return replace(measured, of=other_form(statistics, checkpoint))
-
-
 def _reasons(
-    options: ExpertOptions, measured: Measured, balance: str | None, thresholds: Mapping[str, float]
+    options: ExpertOptions,
+    metric: str,
+    measured: Measured | None,
+    unseen: Sequence[SparseLayer],
+    balance: str | None,
+    thresholds: Mapping[str, float],
 ) -> list[str]:
+    """Lines about how the experts were chosen."""
     said = "" if balance is None else f", balance {balance}{'' if options.balance else ' (default)'}"
     where = f", from {', '.join(map(str, options.files))}" if options.files else ""
-    if measured.metric in WITHOUT_STATISTICS:
-        how = (
-            "Metric aimer, of the weights alone"
-            if measured.metric == AIMER
-            else f"Experts drawn at random (seed {options.seed})"
-        )
-        reason = f"{how}{said}; no statistics are read."
-    elif measured.mode == "text":
+    thetas = ", ".join(f"{theta:.4f} ({side})" for side, theta in thresholds.items())
+    if measured is None:
+        how = f"Experts drawn at random (seed {options.seed})"
+        if metric == AIMER:
+            how = "Metric aimer, of the weights alone"
+        reasons, counted = [f"{how}{said}; no statistics are read."], ""
+    elif measured.granularity is None:
         implied = "" if options.metric else " (default)"
         texts = f" for {', '.join(options.texts)}" if options.texts else ""
-        unseen = (
-            "; aimer for layers that predict further tokens, which no text enters" if measured.unseen else ""
-        )
-        reason = f"Metric {measured.metric}{implied}{texts}{where}{unseen}."
+        aimer = "; aimer for layers that predict further tokens, which no text enters" if unseen else ""
+        reasons, counted = [f"Metric {metric}{implied}{texts}{where}{aimer}."], ""
     else:
         implied = "" if options.granularity else " (default)"
-        reason = (
-            f"Metric {measured.metric}{said}, granularity {measured.granularity}{implied}"
-            f"{_languages(options)}{where}."
-        )
-    reasons = [reason]
+        reasons = [
+            f"Metric {metric}{said}, granularity {measured.granularity}{implied}{_languages(options)}{where}."
+        ]
+        is_released = measured.statistics.mode == "published"
+        counted = ", counted as in the authors' released code" if is_released else ""
     if thresholds:
-        thetas = ", ".join(f"{theta:.4f} ({side})" for side, theta in thresholds.items())
-        counted = ", counted as in the authors' released code" if measured.mode == "published" else ""
         reasons.append(f"Threshold theta: {thetas}{counted}.")
-    return [*reasons, MIXED] if measured.mixed else reasons
+    return [*reasons, MIXED] if measured is not None and measured.statistics.mixed else reasons
 
 
 def _languages(options: ExpertOptions) -> str:
@@ -365,3 +343,111 @@ def _languages(options: ExpertOptions) -> str:
         return ""
     source, target = (", ".join(names) or "any" for names in (options.sources, options.targets))
     return f": {source} to {target}"
+
+
+def scarcity_warning(few: Mapping[str, Sequence[int]], kept: Kept, held: int, min_tokens: int) -> str | None:
+    """What to say before experts go that the text hardly reached: nothing is known of them, not that they are useless.
+
+    Args:
+        few: layer's name -> experts that fewer than `min_tokens` were routed to.
+        kept: name of the axis -> experts that stay.
+        held: experts of the model.
+    """
+    if not few:
+        return None
+    lost = sum(
+        expert not in kept[axis_name(name, "expert")] for name, experts in few.items() for expert in experts
+    )
+    named = [f"{name} {len(experts)}" for name, experts in few.items()]
+    more = f", {len(named) - LAYERS_SHOWN} more layers" if len(named) > LAYERS_SHOWN else ""
+    return (
+        f"{sum(map(len, few.values()))} of {held} experts saw fewer than {min_tokens} tokens of this text, too few to "
+        f"judge them by; {lost} of these go ({', '.join(named[:LAYERS_SHOWN])}{more}). Collect more text, or lower "
+        "--min-tokens."
+    )
+
+
+def read_experts(
+    path: Path, axes: Sequence[Axis], sources: Sequence[str] = (), targets: Sequence[str] = ()
+) -> dict[str, tuple[int, ...]]:
+    """The experts to keep from a file of expert ids: name of the axis -> original ids, ascending.
+
+    Forms: a plain list of ids; `{pair: [ids]}`, of which the pairs of the given sources and targets are
+    united; `{language: [ids]}`, of which the encoder takes the given sources' and the decoder the given
+    targets'; a selection printed by `--dry-run --json`, or only its `{"kept": {axis: [ids]}}`, with names as on
+    disk. An id counts through the original experts of all sparse layers, encoder first; in a selection,
+    through those of its layer.
+
+    Args:
+        path: the file.
+        axes: the experts of each sparse layer, encoder first.
+        sources: source languages.
+        targets: target languages.
+
+    Raises:
+        StatisticsError: damaged, an unknown language, an id that the model or the checkpoint does not hold.
+        UsageError: languages that the file does not take, or none where it needs them.
+    """
+    content = read_json(path)
+    if not isinstance(content, (dict, list)) or not content:
+        raise StatisticsError(f"{path}: holds no expert ids.")
+    is_saved = isinstance(content, dict) and ("format" in content or isinstance(content.get("kept"), dict))
+    if isinstance(content, dict) and not is_saved:
+        content = _picked(path, content, axes, sources, targets)
+    elif sources or targets:
+        form = "a saved selection" if is_saved else "a plain list"
+        raise UsageError(f"{path} is {form}: it takes no --source and no --target.", "Leave them out.")
+    if isinstance(content, dict):
+        return read_kept(path, axes, content)
+    starts = [0, *accumulate(axis.original for axis in axes)]
+    for expert in content:
+        if type(expert) is not int or not 0 <= expert < starts[-1]:
+            raise StatisticsError(
+                f"{path}: {expert!r} is no expert id; the model's go from 0 to {starts[-1] - 1}.",
+                f"It has {len(axes)} sparse layers; the published files are for NLLB-200 54.5B.",
+            )
+    kept = {
+        axis.name: [expert - first for expert in content if first <= expert < end]
+        for axis, first, end in zip(axes, starts, starts[1:], strict=False)
+    }
+    return read_kept(path, axes, {"kept": kept})
+
+
+def _picked(
+    path: Path,
+    content: Mapping[str, Any],
+    axes: Sequence[Axis],
+    sources: Sequence[str],
+    targets: Sequence[str],
+) -> list[int]:
+    """The ids under the keys that the languages pick."""
+
+    def ids_of(*keys: str) -> list[int]:
+        """The ids under the first of the keys that the file has."""
+        key = next((key for key in keys if key in content), None)
+        if key is None:
+            raise StatisticsError(
+                f"{path}: no experts for {keys[0]!r}.", near_names(keys[0], list(content), "Known")
+            )
+        ids = content[key]
+        if not isinstance(ids, list) or not all(type(e) is int for e in ids):
+            raise StatisticsError(f"{path}: {key!r} is not a list of expert ids.")
+        return ids
+
+    if not sources or not targets:
+        raise UsageError(
+            f"{path} holds experts by language: name --source and --target.",
+            near_names("", list(content), "Known"),
+        )
+    encoder = sum(axis.original for axis in axes if axis.side == "encoder")
+    ids: list[int] = []
+    for source in sources:
+        for target in targets:
+            if f"{source}-{target}" in content:
+                ids += ids_of(f"{source}-{target}")
+            elif len(sources) == len(targets) == 1 or source != target:
+                ids += [e for e in ids_of(source, f"{source}-{ANY}") if e < encoder]
+                ids += [e for e in ids_of(target, f"{ANY}-{target}") if e >= encoder]
+    if not ids:
+        raise UsageError(f"{sources[0]} to {targets[0]} is no translation.", "Name two languages.")
+    return ids

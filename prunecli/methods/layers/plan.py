@@ -21,7 +21,7 @@ from prunecli.model.decision import Ranked
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.find_axes import axes_of
 from prunecli.results.unit_scores import Array, Kind, Scores, files_of, from_files
-from prunecli.selection.saved import read_kept
+from prunecli.selection.given import read_kept
 from prunecli.selection.select import Budget, places_of, select
 from prunecli.selection.selection import Selection
 from prunecli.text.tasks import TaskName, training_task_of

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from prunecli.errors import CheckpointError, OutputError
-from prunecli.methods.experts.score import CollectOptions, State, score
-from prunecli.methods.experts.translation import Translation
+from prunecli.methods.experts.batches import CollectOptions, Translation
+from prunecli.methods.experts.collect import State, score
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import grouped
 from prunecli.modules.loading import load_model
@@ -28,7 +28,7 @@ from prunecli.running.layerwise.states import Snapshots, StateStore
 from prunecli.running.runner import InMemory
 from prunecli.selection.cut import cut
 from prunecli.text.tokens import load_tokenizer
-from tests.methods.experts.test_score import PAIRS, TEXT
+from tests.methods.experts.test_collect import PAIRS, TEXT
 from tests.selections import kept_experts
 from tests.tiny import tiny_nllb_moe
 

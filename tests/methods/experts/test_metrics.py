@@ -21,7 +21,7 @@ from prunecli.results.gates import SUMS, TEXT_SUMS, GateStatistics, GateSums
 from tests.gates import changed, gate_statistics
 from tests.reference import expert_metrics, routed_outputs
 
-OF_GATES = [name for name, metric in METRICS.items() if metric.needs <= set(SUMS)]
+OF_GATES = [name for name, metric in METRICS.items() if set(metric.needs) <= set(SUMS)]
 
 
 def routed(seed: int, tokens: int, experts: int) -> list[list[float]]:

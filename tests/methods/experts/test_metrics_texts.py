@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from prunecli.errors import StatisticsError
-from prunecli.methods.experts.metrics import measure_texts, scarcity_warning
+from prunecli.methods.experts.metrics import measure_texts, metric_values
+from prunecli.methods.experts.plan import scarcity_warning
 from prunecli.results.gates import TEXT_SUMS, GateStatistics, GateSums
 from tests.gates import gate_statistics
 from tests.reference import routed_outputs
@@ -48,21 +49,22 @@ AXES = statistics().axes
 @pytest.mark.parametrize("texts", [(), ("code",), ("web", "code"), ("note", "note")])
 @pytest.mark.parametrize("metric", ["reap", "frequency", "importance"])
 def test_values_are_those_of_the_tokens_of_the_texts(texts: tuple[str, ...], metric: str) -> None:
-    measured = measure_texts(statistics(), metric, texts, AXES, 10)
-    assert (measured.metric, measured.mode, measured.granularity) == (metric, "text", None)
+    measured = measure_texts(statistics(), texts)
+    assert measured.granularity is None
+    values = metric_values(metric, measured.sums, measured.statistics)
     for row, name in enumerate(NAMES):
         tokens = [token for text in set(texts or TEXTS) for token in TEXTS[text][row]]
         wanted = routed_outputs.metric(metric, tokens, EXPERTS)
-        np.testing.assert_allclose(measured.values[f"{name}.experts"], wanted, rtol=1e-12)
+        np.testing.assert_allclose(values[f"{name}.experts"], wanted, rtol=1e-12)
 
 
 def test_experts_that_saw_little_are_found_among_those_that_are_held() -> None:
     axes = [replace(axis, ids=ids) for axis, ids in zip(AXES, ((0, 1, 2, 4), (0, 1, 2, 3)), strict=True)]
-    measured = measure_texts(statistics(), None, ("code",), axes, 10)
-    assert measured.few == {NAMES[0]: (4,)}  # 3 and 5 saw nothing either, but are gone
-    assert measure_texts(statistics(), None, ("code",), axes, 0).few == {}
+    measured = measure_texts(statistics(), ("code",))
+    assert measured.few(axes, 10) == {NAMES[0]: (4,)}  # 3 and 5 saw nothing either, but are gone
+    assert measured.few(axes, 0) == {}
     for least in (1, 5, 20, 1000):
-        few = measure_texts(statistics(), None, ("note",), AXES, least).few
+        few = measure_texts(statistics(), ("note",)).few(AXES, least)
         for row, name in enumerate(NAMES):
             seen = [len(routed_outputs.visits(TEXTS["note"][row], expert)) for expert in range(EXPERTS)]
             assert few.get(name, ()) == tuple(e for e in range(EXPERTS) if seen[e] < least)
@@ -70,7 +72,7 @@ def test_experts_that_saw_little_are_found_among_those_that_are_held() -> None:
 
 def test_an_unknown_text_is_refused_with_near_names() -> None:
     with pytest.raises(StatisticsError, match="no text 'cod'") as refused:
-        measure_texts(statistics(), None, ("cod",), AXES, 10)
+        measure_texts(statistics(), ("cod",))
     assert refused.value.remedy == "Did you mean code?"
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from prunecli.errors import PruneError, UsageError
-from prunecli.methods.experts.score import CollectOptions, State, score
-from prunecli.methods.experts.translation import Translation
+from prunecli.methods.experts.batches import CollectOptions, Translation
+from prunecli.methods.experts.collect import State, score
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.processes import ALONE, ProcessGroup
@@ -21,9 +21,9 @@ from prunecli.running.layerwise.runner import Layerwise, Room, RunReport
 from prunecli.running.layerwise.states import Snapshots
 from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
+from tests.methods.experts.test_collect import PAIRS, TEXT
 from tests.methods.experts.test_layerwise import PLENTY, no_room, stopping
 from tests.methods.experts.test_layerwise import by_layer as layerwise
-from tests.methods.experts.test_score import PAIRS, TEXT
 from tests.process_groups import at_once
 from tests.tiny import tiny_nllb_moe
 

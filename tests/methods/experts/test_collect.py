@@ -11,14 +11,12 @@ import pytest
 import torch
 
 from prunecli.errors import DataError, StatisticsError
-from prunecli.methods.experts.resume import Saver, read_state, write_state
-from prunecli.methods.experts.score import CollectOptions, State, Sums, score
-from prunecli.methods.experts.translation import Translation
+from prunecli.methods.experts.batches import CollectOptions, Translation
+from prunecli.methods.experts.collect import PartialRun, State, read_state, score, write_state
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.pipeline import apply
-from prunecli.processes import ALONE
-from prunecli.results.gates import SUMS, GateStatistics, GateSums
+from prunecli.results.gates import SUMS, GateStatistics
 from prunecli.running.runner import InMemory
 from prunecli.selection.cut import cut
 from prunecli.text.parallel import ParallelText
@@ -66,14 +64,12 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return Subject(path)
 
 
-def test_lost_sums_are_no_silence() -> None:
-    """Sums of a pass that no entry owns, and an entry without a pass."""
-    sums = Sums({}, GateSums.zeros(1, 4, SUMS), ALONE)
-    for seen in ([], [{}], [{}, {}, {}]):
-        with pytest.raises(ValueError, match="argument 2 is"):
-            sums.add([[("a",)], [("b",)]], seen)
-    sums.add([[("a",)], [("b",)]], [{}, {}])
-    assert [*sums.entries] == [("a",), ("b",)]
+@pytest.mark.parametrize("count", [0, 2])
+def test_lost_sums_are_no_silence(subject: Subject, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass without sums, and sums without a pass."""
+    monkeypatch.setattr(InMemory, "forward", lambda *_, reduce, **__: reduce([{}] * count))
+    with pytest.raises(ValueError, match="argument 2 is"):
+        subject.collect(MODES[0])
 
 
 def forced_by_hand(subject: Subject, source: str, target: str) -> list[list[np.ndarray]]:
@@ -194,7 +190,9 @@ def test_a_state_of_other_arguments_is_not_taken(tmp_path: Path) -> None:
 def test_a_state_that_lacks_a_pair_is_refused(subject: Subject, tmp_path: Path) -> None:
     states: list[State] = []
     subject.collect(MODES[0], save=states.append)
-    torn = State(states[-1].batches, {key: sums for key, sums in states[-1].sums.items() if key != PAIRS[1]})
+    torn = State(
+        states[-1].batches, {key: sums for key, sums in states[-1].sums.items() if key != "-".join(PAIRS[1])}
+    )
     with pytest.raises(StatisticsError, match="lacks eng_Latn-deu_Latn"):
         subject.collect(MODES[0], state=torn)
     (tmp_path / "deep").write_text("[" * 100_000)
@@ -202,13 +200,12 @@ def test_a_state_that_lacks_a_pair_is_refused(subject: Subject, tmp_path: Path) 
 
 
 def test_the_state_is_written_now_and_then(tmp_path: Path) -> None:
-    now = [0.0]
-    saver = Saver(tmp_path / "s", {}, clock=lambda: now[0])
-    saver(State(1))
-    assert not (tmp_path / "s").exists()
-    now[0] = 100.0
-    saver(State(2))
-    assert read_state(tmp_path / "s", {}).batches == 2
+    run = PartialRun(tmp_path / "s", {})
+    run.save(State(1))
+    assert not (tmp_path / ".s.partial").exists()
+    run.written -= 100
+    run.save(State(2))
+    assert read_state(tmp_path / ".s.partial", {}).batches == 2
 
 
 def test_an_unknown_language_is_refused_before_anything_runs(subject: Subject) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from prunecli.errors import UsageError
-from prunecli.methods.experts.budget import Request, keep_count
-from prunecli.methods.experts.memory_fit import MemoryFit, explain, smallest_ratio
+from prunecli.methods.experts.budget import MemoryFit, Request, explain, keep_count, smallest_ratio
 from prunecli.model.checkpoint import open_model
+from prunecli.model.cost import usual_load
 from tests.tiny import random_tensors, tiny_config, tiny_nllb_moe
 
 EXPERT = (16 * 32 + 32 + 32 * 16 + 16 + 16) * 4
@@ -23,10 +23,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "full", vocab=64)
 
 
-def fit(model: Path, budget: int, strategy: str = "per-layer", **options: object) -> MemoryFit:
+def fit(
+    model: Path, budget: int, strategy: str = "per-layer", dtype: str | None = None, **load: int
+) -> MemoryFit:
     request = Request(strategy=strategy, balance=Fraction(3))  # type: ignore[arg-type]
     with open_model(model) as checkpoint:
-        return smallest_ratio(checkpoint, budget, request=request, **options)  # type: ignore[arg-type]
+        return smallest_ratio(checkpoint, budget, usual_load(checkpoint, **load), request, dtype=dtype)
 
 
 def test_the_parts_are_those_counted_by_hand(model: Path) -> None:

@@ -13,9 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from prunecli.architectures.mixtures import BY_LAYER
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
-from prunecli.methods.experts.collect import collect_gates
-from prunecli.methods.experts.score import CollectOptions, score
-from prunecli.methods.experts.texts import Texts
+from prunecli.methods.experts.batches import CollectOptions, Texts
+from prunecli.methods.experts.collect import collect_gates, score
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import grouped
 from prunecli.modules.loading import load_model
@@ -27,8 +26,8 @@ from prunecli.running.layerwise.states import Snapshots
 from prunecli.running.runner import InMemory
 from prunecli.selection.cut import cut
 from prunecli.text.tokens import load_tokenizer
+from tests.methods.experts.test_batches_texts import OPTIONS, TEXTS
 from tests.methods.experts.test_layerwise import PLENTY, _StopError, no_room, stopping
-from tests.methods.experts.test_texts import OPTIONS, TEXTS
 from tests.process_groups import at_once
 from tests.selections import kept_experts
 from tests.stock_mixtures import tiny_mixture

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from prunecli.errors import DataError, StatisticsError, UnsupportedModelError, UsageError
-from prunecli.methods.experts.resume import read_state, write_state
-from prunecli.methods.experts.score import CollectOptions, State, score
-from prunecli.methods.experts.texts import Texts, text_windows
+from prunecli.methods.experts.batches import CollectOptions, Texts, text_windows
+from prunecli.methods.experts.collect import State, read_state, score, write_state
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.stock_experts import expert_modules
 from prunecli.processes import ALONE, ProcessGroup

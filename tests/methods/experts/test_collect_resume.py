@@ -11,28 +11,27 @@ import pytest
 
 from prunecli.commands.collect_gates import collect_gates
 from prunecli.errors import PruneError
-from prunecli.methods.experts import collect, resume
-from prunecli.methods.experts.resume import PartialRun
-from prunecli.methods.experts.score import State
+from prunecli.methods.experts import collect
+from prunecli.methods.experts.collect import PartialRun, State
 from tests.commands.calls import call
 
 
 def end_early(run: PartialRun) -> None:
-    with run.kept() as (_, save):
-        save(State(3, {}))
+    with run.kept():
+        run.save(State(3, {}))
         raise PruneError("another process has ended")
 
 
 def test_a_signal_while_it_ends_waits_until_all_is_kept_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, said = resume.write_json, list[str]()
+    write, said = collect.write_json, list[str]()
 
     def disturbed(*arguments: object, **options: object) -> None:
         signal.raise_signal(signal.SIGTERM)
         write(*arguments, **options)
 
-    monkeypatch.setattr(resume, "write_json", disturbed)
+    monkeypatch.setattr(collect, "write_json", disturbed)
     before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     try:
         with pytest.raises(SystemExit):
@@ -40,16 +39,16 @@ def test_a_signal_while_it_ends_waits_until_all_is_kept_and_said(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert said == [f"Kept in {tmp_path / '.g.partial'}: the same command goes on from it."]
-    assert resume.read_state(tmp_path / ".g.partial", {}).batches == 3
+    assert collect.read_state(tmp_path / ".g.partial", {}).batches == 3
 
 
 @pytest.mark.parametrize("batches", [-1, 2, 4, 10**30, None, "3"])
 def test_a_state_whose_numbers_were_damaged_is_left_aside(tmp_path: Path, batches: object) -> None:
     path = tmp_path / "state"
-    resume.write_state(path, {"a": 1}, State(3, {}))
-    assert resume.read_state(path, {"a": 1}) == State(3, {})
+    collect.write_state(path, {"a": 1}, State(3, {}))
+    assert collect.read_state(path, {"a": 1}) == State(3, {})
     path.write_text(path.read_text().replace('"batches": 3', f'"batches": {json.dumps(batches)}'))
-    assert resume.read_state(path, {"a": 1}) == State()
+    assert collect.read_state(path, {"a": 1}) == State()
 
 
 def test_without_an_output_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +56,7 @@ def test_without_an_output_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.M
     run = PartialRun(None, {})
     with pytest.raises(PruneError):
         end_early(run)
-    assert (run.dtype(), run.snapshots(State())) == (None, None)
+    assert (run.begun(), run.snapshots(State())) == (State(), None)
     assert list(tmp_path.iterdir()) == []
 
 

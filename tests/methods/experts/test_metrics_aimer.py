@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from numpy.testing import assert_allclose
 from safetensors.torch import save_file
 
 from prunecli.errors import CheckpointError, StatisticsError
-from prunecli.methods.experts import aimer
-from prunecli.methods.experts.aimer import aimer_values, inverse_aimer, parts_of_expert
+from prunecli.methods.experts import metrics
+from prunecli.methods.experts.metrics import aimer_values, inverse_aimer, parts_of_expert
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors.directory import find_weights
 from prunecli.tensors.reader import TensorReader
@@ -42,12 +43,12 @@ def drawn(seed: int, shape: tuple[int, ...]) -> torch.Tensor:
 def test_an_expert_of_its_own_tensors(
     dtype: torch.dtype, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aimer, "BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(metrics, "BLOCK_ELEMENTS", block)
     tensors = {name: drawn(seed, shape).to(dtype) for seed, (name, shape) in enumerate(SHAPES.items())}
     with reader_of(tmp_path, tensors) as reader:
         parts = parts_of_expert(reader, [*tensors])
-        assert [part.tensor for part in parts] == [name for name in tensors if not name.endswith("bias")]
-        wanted = weights.aimer(tensors[part.tensor].double().numpy() for part in parts)
+        assert [name for name, *_ in parts] == [name for name in tensors if not name.endswith("bias")]
+        wanted = weights.aimer(tensors[name].double().numpy() for name, *_ in parts)
         assert_allclose(inverse_aimer(reader, parts), 1 / wanted, rtol=1e-13)
 
 
@@ -76,10 +77,15 @@ def test_weights_of_one_size_are_the_first_to_go_but_for_zeros(tmp_path: Path) -
     assert found["zero"] == 0 < found["even"] < found["normal"] < found["spiky"]
 
 
-def test_values_stand_at_original_ids_and_threads_change_no_bit(tmp_path: Path) -> None:
+def test_values_stand_at_original_ids_and_threads_change_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         layers = checkpoint.require_mixtures()
-        one, several = (aimer_values(checkpoint, layers, threads=threads) for threads in (1, 3))
+        several = aimer_values(checkpoint, layers)
+        monkeypatch.setattr(metrics, "THREADS", 1)
+        one = aimer_values(checkpoint, layers)
         assert list(one) == [f"{layer.name}.experts" for layer in layers]
         for layer in layers:
             values = one[f"{layer.name}.experts"]

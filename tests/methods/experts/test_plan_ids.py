@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from prunecli.errors import PruneError, StatisticsError, UsageError
-from prunecli.methods.experts.selection import read_experts
+from prunecli.methods.experts.plan import read_experts
 from prunecli.model.axes import Axis
 
 NAMES = ("model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn")
