@@ -194,9 +194,13 @@ def fit_layers(
         if ffn.is_shared:
             aliases |= {f"{ffn.name}.{suffix}": f"{ffn.prefix}{suffix}" for suffix in ffn.tensors}
     tied = {names(own): names(stored) for own, stored in aliases.items()}
-    owners = {own.rpartition(".")[0]: stored.rpartition(".")[0] for own, stored in tied.items()}
-    for own, stored in owners.items():
-        model.set_submodule(own, model.get_submodule(stored))
+    for own, stored in tied.items():
+        path, _, attribute = own.rpartition(".")
+        module, source = model.get_submodule(path), model.get_submodule(stored.rpartition(".")[0])
+        if [*module.children()]:  # an attention that holds a tensor itself
+            setattr(module, attribute, getattr(source, attribute))
+        else:
+            model.set_submodule(path, source)
     return tied
 
 

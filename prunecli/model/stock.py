@@ -9,6 +9,7 @@ from typing import Any
 
 from prunecli.architectures import Architecture
 from prunecli.architectures.mixtures import BY_LAYER, ONE_COUNT
+from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import TIE_KEY, Sizes
 from prunecli.model.layout import ModelLayout
@@ -196,9 +197,15 @@ def _attentions(result: ModelLayout) -> StockSupport:
             state = "gone" if layer.removed else "shared"
             return StockSupport(
                 reason=f"attentions are {state}, which no config.json can say",
-                is_fitted=result.family.found is not None and not layer.removed,
+                is_fitted=result.family.found is not None and _can_share(layer),
             )
     return StockSupport()
+
+
+def _can_share(layer: AttentionLayer) -> bool:
+    """Whether transformers ties its tensors as they are: it takes the first axis of each weight for its outputs."""
+    output = layer.tensors.get(f"{layer.output}.weight")
+    return not layer.removed and output is not None and output.dim == 1
 
 
 def _ffns(result: ModelLayout) -> StockSupport:

@@ -47,8 +47,8 @@ def traced_heads(trial: Trial, layers: Sequence[LayerKey]) -> list[UnitKeys]:
             if not others:
                 for own in _attentions(trial.model.get_submodule(module), module):
                     carriers |= _carriers(trial, own, units.held)
-        if carriers:
-            files = {name: file for file, name in trial.modules.items()}
+        files = {name: file for file, name in trial.modules.items()}
+        if carriers and files.keys() >= carriers.keys():  # else the files hold several of them in one
             found.append(replace(units, carriers={files[name]: own for name, own in carriers.items()}))
     return found
 

@@ -153,14 +153,18 @@ def _from_pretrained(
 ) -> Any:
     # Where a result would name the file of its weights it says why no stock class opens it.
     options: dict[str, Any] = {WEIGHTS_KEY: None} if WEIGHTS_KEY in checkpoint.config else {}
-    if memory is not None:
-        options["device_map"] = spread(empty_model(checkpoint, model_class, dtype=dtype), memory)
+    places = None if memory is None else spread(empty_model(checkpoint, model_class, dtype=dtype), memory)
     try:
         if (config := config_class(checkpoint, model_class)) is not model_class.config_class:
-            options["config"] = config.from_pretrained(checkpoint.path, local_files_only=True)
+            options = {"config": config.from_pretrained(checkpoint.path, local_files_only=True, **options)}
         with no_bars():
             model, info = model_class.from_pretrained(
-                checkpoint.path, dtype=dtype, local_files_only=True, output_loading_info=True, **options
+                checkpoint.path,
+                dtype=dtype,
+                device_map=places,
+                local_files_only=True,
+                output_loading_info=True,
+                **options,
             )
     except Exception as error:  # of any kind, for a damaged file or value
         raise CheckpointError(
