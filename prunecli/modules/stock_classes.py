@@ -68,7 +68,10 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
     """
     require_depth(checkpoint)
     stock, family = stock_class(checkpoint, name), checkpoint.family
-    if WEIGHTS_KEY in checkpoint.config and checkpoint.architecture is None:  # not that of a whole mixture
+    # Not that of a whole mixture, nor one of which the experts alone differ.
+    structure = checkpoint.structure
+    parts = (structure.of_kind("head"), structure.shared, structure.widths)
+    if any(parts) and WEIGHTS_KEY in checkpoint.config and checkpoint.architecture is None:
         stock = fitted(stock, partial(_fit, checkpoint, checkpoint.layout))
     mixture = None if family is None else family.mixture
     if mixture is None:

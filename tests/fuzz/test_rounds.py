@@ -381,10 +381,11 @@ def test_combinations_without_end_are_refused(tmp_path: Path) -> None:
     assert "more than 1,000 combinations" in ran.err
 
 
-def test_damaged_names_in_statistics_are_text(tmp_path: Path) -> None:
+def test_damaged_names_in_statistics_are_refused(tmp_path: Path) -> None:
     value = {**GATES, "model": {"fingerprint": 0.5, "model_type": None}}
     (tmp_path / "gates.json").write_text(json.dumps(value))
-    assert read_gates(tmp_path / "gates.json").fingerprint == "0.5"
+    with pytest.raises(StatisticsError, match=r"model\.fingerprint"):
+        read_gates(tmp_path / "gates.json")
 
 
 def test_a_shard_of_a_name_that_no_file_can_have(moe: Path) -> None:
