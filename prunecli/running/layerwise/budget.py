@@ -1,11 +1,11 @@
-"""What layer-major running holds at a time, and whether that fits in a given memory.
+"""Memory that running layer by layer takes, and whether a given memory is enough.
 
 On a CPU it is the whole process that must fit:
 
     process + resident + buffers x largest block + activations of one batch + batches' states + workspace
 
-The states take what is left, and a file what finds no room there. On a GPU the same sum, without the states and with
-CUDA's context in the place of the process, is the GPU's; the states are in the host's memory.
+The states take what is left, then a file. On a GPU the sum, without the states and with CUDA's context instead of the
+process, is the GPU's memory; the states are in the host's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MIN_STATES = 16 << 20
 
 @dataclass(frozen=True)
 class Demand:
-    """Bytes that must be held whatever the memory.
+    """Bytes that a run needs.
 
     Attributes:
         process: before any weight is read: Python, torch, the tokenizer; on a GPU CUDA's context.
@@ -89,7 +89,7 @@ class Shape:
 
 
 def smallest_memory(demand: Demand) -> int:
-    """The fewest bytes that `plan_memory` takes."""
+    """Smallest memory that `plan_memory` accepts, in bytes."""
     return _fixed(demand) + MIN_BUFFERS * demand.block + MIN_STATES
 
 

@@ -1,4 +1,4 @@
-"""Running a checkpoint layer by layer within a given memory: what fits, in which groups batches go, what it took."""
+"""Run a checkpoint layer by layer within a given memory: groups of batches that fit, and a report."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ ROOMY = 1 << 30
 """Bytes to spare from which the C library may keep what is freed; to have it anew costs a tenth of the time."""
 
 AHEAD = 1 << 30
-"""Bytes of weights that are read beyond the next blocks, of what is to spare: while attentions compute, say."""
+"""Bytes to spare that weights may take beyond the next blocks, so that experts are read while attentions compute."""
 
 MOST_AHEAD = 128
-"""Blocks of these at most: experts of a layer. Of small ones more would be many to make, and none is waited for."""
+"""Most blocks that are read ahead; more small buffers take long to make, and none is waited for."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Resources:
 
 @dataclass
 class RunReport:
-    """What a run has done so far, for a report.
+    """Bytes, time and readings of a run so far.
 
     Attributes:
         bytes_read: of weights.
@@ -88,7 +88,7 @@ class RunReport:
 
 @dataclass(frozen=True)
 class Room:
-    """What each process may use; the same on all of them, so that all cut the same groups.
+    """Memory and disk of each process; the same for all processes, so that all cut the same groups.
 
     Attributes:
         memory: bytes, of a process on a CPU, of the device else.
@@ -103,10 +103,10 @@ class Room:
     demand: Demand
 
     def plan(self, activations: int) -> Plan:
-        """How the memory is used where a batch's activations take so much.
+        """How the memory is used if a batch's activations take this number of bytes.
 
         Raises:
-            UsageError: too little; it names the smallest that will do.
+            UsageError: the memory is too small; the error names the smallest that works.
         """
         return plan_memory(self.memory, replace(self.demand, activations=activations))
 
@@ -267,12 +267,12 @@ class Layerwise:
         self._process_bytes = resident_now() if self._on_cpu else CONTEXT_BYTES
 
     def steps(self, passes: Mapping[Side, int]) -> int:
-        """How often passes go through a layer, so many of them through each stack."""
+        """Number of times that passes go through a layer, given the number of passes of each stack."""
         return sum(passes.get(stage.side, 0) for stage in self.skeleton.stages)
 
     @property
     def room(self) -> Room:
-        """The least of what the processes find, asked for once.
+        """Smallest memory and disk of all processes, computed once.
 
         Raises:
             OutputError: no such spill directory.
@@ -300,9 +300,9 @@ class Layerwise:
     def groups(
         self, batches: Iterable[B], cost: Callable[[Layerwise, B], BatchCost], start: int = 0
     ) -> Iterable[Group[B]]:
-        """See `Runner`; nothing is read or computed. Of a sequence, all are cut before the first one is run.
+        """See `Runner`; reads and computes nothing. Of a sequence, all groups are made before the first runs.
 
-        A group that was begun by an interrupted run is gone on with as it was cut then, whatever the memory is now.
+        A group of an interrupted run that is resumed has the batches that it had then, whatever the memory is now.
         """
         begun = self._snapshots.group_size(start) if self._snapshots else None
         priced = ((batch, cost(self, batch)) for batch in batches)
@@ -315,9 +315,9 @@ class Layerwise:
     def _cut(
         self, batches: Iterable[tuple[B, BatchCost]], start: int, begun: int | None, largest: int = 0
     ) -> Iterator[Group[B]]:
-        """Cut the batches where memory and disk are full; the first group has `begun` batches where that is given.
+        """End a group where memory and disk are full; the first group after `begun` batches, if not None.
 
-        A group ends where each process has as many batches as every other, or where there are none left.
+        In a group each process has the same number of batches; only the last group may have fewer for some.
         """
         room, together, held = self.room, list[B](), BatchCost(largest, ())
         for more in chunks(batches, self.process_group.world_size):
@@ -341,7 +341,7 @@ class Layerwise:
 
     @contextmanager
     def running(self, group: Group[B], advance: Advance = ignored) -> Iterator[LayerwiseRun]:
-        """See `Runner`; memory, file and thread are given back after it, whatever happens.
+        """See `Runner`; frees memory, file and threads after the block, whatever happens.
 
         Raises:
             CheckpointError: weights that cannot be read.
