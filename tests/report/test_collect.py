@@ -71,7 +71,7 @@ def test_files_of_others_are_passed_over(tmp_path):
         ("x.json", json.dumps({**results.evaluation(), "results": []}), "results: "),
         ("x.json", json.dumps({**results.latency(), "sentences": 10**30}), "sentences: "),
         ("x.json", json.dumps(results.heads()).replace("12.5", "-1"), "negative"),
-        ("x.json", json.dumps({"format": "prunecli.gates/1"}), "lacks"),
+        ("x.json", json.dumps({"format": "prunecli.gates/1"}), "model: Field required"),
         ("x.json", '{"format": "prunecli.latency/1", "runs": NaN}', "NaN"),
         (
             "x.json",
