@@ -24,6 +24,19 @@ _CORRECTION = "gate.e_score_correction_bias"
 _TOP_K = ("num_experts_per_tok",)
 _GROUPS = ExpertGroups("n_group", "topk_group")
 
+ROOTS = (
+    "model.layers",
+    "model.language_model.layers",
+    "language_model.model.layers",
+    "backbone.layers",
+    "mtp.layers",
+    "model.mtp.layers",
+    "model.mtp_block",
+)
+PREDICTING = ("mtp.", "model.mtp.", "model.mtp_")
+GROUPS = (ExpertGroups("n_group", "topk_group"), ExpertGroups("num_expert_group", "topk_group"))
+FOUND = Mixture((), (), (), (), predicting=PREDICTING)
+
 QWEN = Mixture((_MLP, "mtp.layers.{layer}.mlp"), ("gate.weight",), ALIASES, _TOP_K, predicting=("mtp.",))
 QWEN_STACKED = replace(
     QWEN,
@@ -112,23 +125,23 @@ SWITCH = Mixture(
 )
 
 
-def within_text(mixture: Mixture) -> Mixture:
-    """The same in a model of text and images, whose config keeps the language model's keys under `text_config`."""
+def within(mixture: Mixture, outer: str = "text_config") -> Mixture:
+    """The same where config.json keeps the keys under another, as that of the language model of one of images."""
 
     def inner(keys: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(f"text_config.{key}" for key in keys)
+        return tuple(f"{outer}.{key}" for key in keys)
 
     groups = mixture.groups and replace(
         mixture.groups,
-        count=f"text_config.{mixture.groups.count}",
-        chosen=f"text_config.{mixture.groups.chosen}",
+        count=f"{outer}.{mixture.groups.count}",
+        chosen=f"{outer}.{mixture.groups.chosen}",
     )
     return replace(
         mixture,
         counts=inner(mixture.counts),
         top_k=mixture.top_k if isinstance(mixture.top_k, int) else inner(mixture.top_k),
         groups=groups,
-        depth=f"text_config.{mixture.depth}",
+        depth=f"{outer}.{mixture.depth}",
         predicted=inner(mixture.predicted),
     )
 
@@ -152,8 +165,8 @@ EXPERTS_ONLY: dict[str, Architecture] = {
         _family("qwen2_moe", "Qwen2MoeForCausalLM", QWEN, 4),
         _family("qwen3_next", "Qwen3NextForCausalLM", QWEN, 10),
         _family("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", QWEN_STACKED, 8),
-        _family("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", within_text(QWEN_STACKED), 8, IMAGES),
-        _family("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", within_text(QWEN_STACKED), 8, IMAGES),
+        _family("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", within(QWEN_STACKED), 8, IMAGES),
+        _family("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", within(QWEN_STACKED), 8, IMAGES),
         _family("glm4_moe", "Glm4MoeForCausalLM", DEEPSEEK, 8),
         _family("glm4_moe_lite", "Glm4MoeLiteForCausalLM", DEEPSEEK, 4),
         _family("glm_moe_dsa", "GlmMoeDsaForCausalLM", DEEPSEEK, 8),
@@ -188,11 +201,11 @@ EXPERTS_ONLY: dict[str, Architecture] = {
         _family("jamba", "JambaForCausalLM", JAMBA, 2),
         _family("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", HUNYUAN_1, 1),
         _family("hunyuan", "HunYuanMoEV1ForCausalLM", HUNYUAN_1),
-        _family("glm4v_moe", "Glm4vMoeForConditionalGeneration", within_text(GLM_V), 8, IMAGES),
-        _family("aria", "AriaForConditionalGeneration", within_text(ARIA), 6, IMAGES),
+        _family("glm4v_moe", "Glm4vMoeForConditionalGeneration", within(GLM_V), 8, IMAGES),
+        _family("aria", "AriaForConditionalGeneration", within(ARIA), 6, IMAGES),
         _family("nemotron_h", "NemotronHForCausalLM", NEMOTRON, 2),
         _family("llama4_text", "Llama4ForCausalLM", LLAMA_4, 1),
-        _family("llama4", "Llama4ForConditionalGeneration", within_text(LLAMA_4), 1, IMAGES),
+        _family("llama4", "Llama4ForConditionalGeneration", within(LLAMA_4), 1, IMAGES),
         _family(
             "switch_transformers",
             "SwitchTransformersForConditionalGeneration",

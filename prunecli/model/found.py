@@ -37,7 +37,7 @@ from prunecli.model.probe import (
     width_keys,
 )
 from prunecli.model.skeleton import Changes, Shape, Skeleton, cannot_make, skeleton_of
-from prunecli.model.trial import EXPERTS, FEW, NEAR, Trial
+from prunecli.model.trial import NEAR, Trial, fewer
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -130,7 +130,9 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
     where = f'{checkpoint.path}: the model family "{checkpoint.model_type}" is not supported'
     try:
         # Names in files take long where there are thousands of experts.
-        many = {key: FEW for key, value in numbers(skeleton.effective) if EXPERTS.search(key) and value > FEW}
+        many = {
+            key: few for key, value in numbers(skeleton.effective) if (few := fewer(key, value)) < value
+        }
         whole, skeleton = skeleton, (skeleton.changed(many) if many else None) or skeleton
         layers = layer_keys(skeleton)
         trial = Trial.of(skeleton, layers)

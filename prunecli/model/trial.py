@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.model.axes import Carrier
 from prunecli.model.probe import HEAD_WIDTHS, HIDDEN, LayerKey, UnitKeys, head_counts, numbers
-from prunecli.model.skeleton import Skeleton, no_bars, stored_form
+from prunecli.model.skeleton import Changes, Skeleton, no_bars, stored_form
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,8 +31,12 @@ _COUNTS = re.compile(
 """Keys of whole numbers that do not shrink with the sizes of tensors."""
 EXPERTS = re.compile(r"(?<!shared_)experts$")
 """Keys of numbers of experts that are routed to."""
-FEW = 16
-"""Experts that a small model has at most."""
+TOP_K = re.compile(r"experts_per_tok(en)?$|^(moe_)?top_?k(_experts)?$|^moe_k$")
+"""Keys of numbers of experts that a token is given to."""
+_FEW = {EXPERTS: 16, TOP_K: 4, re.compile(r"^(n|num_expert)_group$"): 2, re.compile(r"^topk_group$"): 1}
+"""Keys -> how many experts, groups of experts and choices of a router a small model has at most."""
+NEVER = -1e4
+"""Score of an expert that is never picked; finite, so that what multiplies it does not spread."""
 _TOKENS, _POSITIONS, _WINDOW = 96, 64, 4
 _MOST = 1 << 24
 """Numbers that the small model has at most."""
@@ -156,6 +160,25 @@ class Trial:
                 hook.remove()
         return _apart(expected, self._logits(smaller), whole)
 
+    def of_experts(
+        self, changes: Changes, cut: Mapping[str, Tensor], never: Mapping[str, Tensor]
+    ) -> float:
+        """The same of experts.
+
+        Args:
+            changes: to the config, which has fewer.
+            cut: the tensors without some.
+            never: those with all; rows of routers that are NaN are never picked.
+
+        Raises:
+            Exception: as `of_units`.
+        """
+        smaller = self._opened(self.skeleton.changed(changes), cut)
+        model = self._opened(self.skeleton, never)
+        with _never_picked():
+            expected = self._logits(model)
+        return _apart(expected, self._logits(smaller), self._whole)
+
     @cached_property
     def _whole(self) -> Tensor:
         """What the model says with all that it has."""
@@ -210,6 +233,21 @@ class Trial:
         ]:
             raise ValueError(f"its tensors do not fit the smaller config: {odd[0]}")
         return _plain(model)
+
+
+def _never_picked() -> Any:
+    """Inside, what a matrix product makes of rows that are NaN is a score that is never picked."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Masking(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = func(*args, **(kwargs or {}))
+            if getattr(func, "__name__", "") in ("linear", "matmul", "__matmul__", "mm", "addmm", "einsum"):
+                return torch.where(found.isnan(), NEVER, found)
+            return found
+
+    return Masking()
 
 
 @contextmanager
@@ -299,6 +337,11 @@ def _divided(values: Mapping[str, Any]) -> list[bool]:
     return [hidden % count == 0 for count in head_counts(values).values() if count > 0]
 
 
+def fewer(key: str, value: int) -> int:
+    """The value of a key in a model with few experts."""
+    return min(value, *(most for pattern, most in _FEW.items() if pattern.search(key.rpartition(".")[2])), value)
+
+
 def _small(key: str, value: int, scale: int) -> int:
     if re.search(r"_ids?$", key):
         return value if value < 8 else value % 7 + 1
@@ -306,9 +349,10 @@ def _small(key: str, value: int, scale: int) -> int:
         r"vocab_size": _TOKENS,
         r"position": _POSITIONS,
         r"window(?!_layers)|chunk_size$|block_size|local_attention": _WINDOW,
-        EXPERTS.pattern: FEW,
     }
     for pattern, most in bounds.items():
         if re.search(pattern, key):
             return min(value, most)
+    if (few := fewer(key, value)) < value:
+        return few
     return value if value < 16 or _COUNTS.search(key) else max(value // scale, 2)
