@@ -11,6 +11,7 @@ from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from prunecli.architectures.mixtures import experts_alone
 from prunecli.architectures.records import (
     Architecture,
     Attention,
@@ -23,6 +24,7 @@ from prunecli.architectures.records import (
 from prunecli.errors import UnsupportedModelError, kind_and_reason
 from prunecli.model.axes import Carrier
 from prunecli.model.declared import value_of, with_keys
+from prunecli.model.found_experts import NotFoundError, found_mixture
 from prunecli.model.probe import (
     HIDDEN,
     VOCABULARY,
@@ -117,23 +119,35 @@ class Found:
         return changes
 
 
-def found_family(checkpoint: Checkpoint) -> Architecture:
-    """What a class of transformers says of a model, as a record: layers, hidden units, heads and tokens.
+@dataclass(frozen=True)
+class Probed:
+    """A class that can be asked.
 
-    Only what a small random copy of the model confirms is in it. The result has to be a stock model.
+    Attributes:
+        whole: of the model.
+        skeleton: the same with few experts: names in files take long where there are thousands.
+        layers: its stacks.
+        trial: a small copy of it.
+    """
+
+    whole: Skeleton
+    skeleton: Skeleton
+    layers: list[LayerKey]
+    trial: Trial
+
+
+def probed(checkpoint: Checkpoint) -> Probed:
+    """The class of a model, and a small copy.
 
     Raises:
         UnsupportedModelError: transformers has no such class, cannot build it, or nothing is found.
         CheckpointError: config.json names no type.
     """
-    skeleton = skeleton_of(checkpoint)
+    whole = skeleton_of(checkpoint)
     where = f'{checkpoint.path}: the model family "{checkpoint.model_type}" is not supported'
     try:
-        # Names in files take long where there are thousands of experts.
-        many = {
-            key: few for key, value in numbers(skeleton.effective) if (few := fewer(key, value)) < value
-        }
-        whole, skeleton = skeleton, (skeleton.changed(many) if many else None) or skeleton
+        many = {key: few for key, value in numbers(whole.effective) if (few := fewer(key, value)) < value}
+        skeleton = (whole.changed(many) if many else None) or whole
         layers = layer_keys(skeleton)
         trial = Trial.of(skeleton, layers)
     except Exception as error:  # of any kind: what a class makes of its config
@@ -147,6 +161,40 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
         raise UnsupportedModelError(
             f"{where}: {why}", "inspect, evaluate and bench-latency work all the same."
         )
+    return Probed(whole, skeleton, layers, trial)
+
+
+def found_experts(checkpoint: Checkpoint) -> Architecture:
+    """What a class of transformers says of a model's experts, as a record of them alone.
+
+    Raises:
+        UnsupportedModelError: as `probed`; or what is found of them is not confirmed.
+        CheckpointError: config.json names no type.
+    """
+    own = checkpoint.probed
+    try:
+        mixture = found_mixture(own.whole, own.skeleton, own.trial)
+    except Exception as error:  # of any kind: transformers opens no smaller model
+        reason = str(error) if isinstance(error, NotFoundError) else kind_and_reason(error)
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: experts of a model of type {checkpoint.model_type} cannot be removed: {reason}"
+        ) from error
+    skeleton = own.whole
+    return experts_alone(
+        checkpoint.model_type, skeleton.model_class.__name__, mixture, opened_by=skeleton.auto_class
+    )
+
+
+def found_family(checkpoint: Checkpoint) -> Architecture:
+    """What a class of transformers says of a model, as a record: layers, hidden units, heads and tokens.
+
+    Only what a small random copy of the model confirms is in it. The result has to be a stock model.
+
+    Raises:
+        UnsupportedModelError, CheckpointError: as `probed`.
+    """
+    own = checkpoint.probed
+    whole, skeleton, layers, trial = own.whole, own.skeleton, own.layers, own.trial
     small_widths, small_tokens = (width_keys(trial.skeleton, names) for names in (WIDTH, VOCABULARY))
     widths = _tried(
         trial, width_keys(skeleton, WIDTH), small_widths, lambda own: {name: layer_of(name) for name in own}

@@ -7,20 +7,29 @@ stacked experts, of routers and of their biases.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import prod
 
-from prunecli.architectures.mixtures import FOUND, GROUPS, PREDICTING, ROOTS, within
+from prunecli.architectures.mixtures import (
+    ALIASES,
+    GROUPS,
+    LANGUAGE_MODEL,
+    ROOTS,
+    STACKED,
+    TOP_K_ALIASES,
+    within,
+)
 from prunecli.architectures.records import Mixture
-from prunecli.model.declared import value_of
+from prunecli.model.declared import EXPERTS, value_of
 from prunecli.model.mixtures import blocks_of, experts_of
 from prunecli.model.probe import layer_of, numbers
 from prunecli.model.skeleton import Skeleton, stored_form
-from prunecli.model.trial import EXPERTS, NEAR, NEVER, TOP_K, Trial
+from prunecli.model.trial import NEAR, NEVER, TOP_K, Trial
 
 EXPERT = "{expert}"
+SEPARATE = "experts.{expert}"
 
 
 class NotFoundError(Exception):
@@ -53,11 +62,12 @@ class _Member:
         return self.name.split(".")[:-1]
 
 
-def found_mixture(skeleton: Skeleton, trial: Trial) -> Mixture:
+def found_mixture(whole: Skeleton, skeleton: Skeleton, trial: Trial) -> Mixture:
     """How a class stores its mixtures of experts.
 
     Args:
-        skeleton: with few experts.
+        whole: of the model.
+        skeleton: the same with few experts.
         trial: a small copy of it.
 
     Raises:
@@ -83,9 +93,9 @@ def found_mixture(skeleton: Skeleton, trial: Trial) -> Mixture:
 
     mixture = replace(
         _placed(members),
-        counts=named(name),
-        top_k=named(chosen[0]),
-        default_top_k=held[chosen[0]],
+        counts=tuple(dict.fromkeys((*named(name), *ALIASES))),
+        top_k=tuple(dict.fromkeys((*named(chosen[0]), *TOP_K_ALIASES))),
+        default_top_k=value_of(whole.effective, f"{outer}.{chosen[0]}" if outer else chosen[0]),
         groups=next((groups for groups in GROUPS if groups.count in held), None),
     )
     mixture = within(mixture, outer) if outer else mixture
@@ -144,7 +154,8 @@ def _placed(members: Iterable[_Member]) -> Mixture:
             one
             for one in members
             if one.stack == own.stack
-            and own is max((other for other in routers if other.stack == own.stack), key=lambda r: _common((one, r)))
+            and own
+            is max((other for other in routers if other.stack == own.stack), key=lambda r: _common((one, r)))
         ]
         if not any(one.dim is None or is_stacked(one) for one in near):
             raise NotFoundError(f"{own.name} routes to no experts")
@@ -166,11 +177,12 @@ def _placed(members: Iterable[_Member]) -> Mixture:
     if not blocks or len(experts) > 1:
         raise NotFoundError("its tensors do not lie as those of a router and its experts do")
     return replace(
-        FOUND,
+        LANGUAGE_MODEL,
         blocks=tuple(dict.fromkeys(blocks)),
         router=tuple(sorted(router, reverse=True)),
         expert=next(iter(experts), None),
-        stacked=tuple(sorted(stacked)),
+        # Some files hold stacked what others of the same type hold apart.
+        stacked=STACKED if experts == {SEPARATE} else tuple(sorted(stacked)),
         vectors=vectors,
     )
 
@@ -182,7 +194,7 @@ def _common(members: Iterable[_Member]) -> list[str]:
 
 
 def _differences(trial: Trial, key: str, mixture: Mixture) -> Iterator[float]:
-    """By how much a copy with half of the experts, and one with as few as can be, differ from that which picks no others.
+    """By how much copies with half of the experts, and with as few as can be, differ from one that picks no others.
 
     Raises:
         NotFoundError: no copy can be made.
@@ -228,7 +240,9 @@ def _differences(trial: Trial, key: str, mixture: Mixture) -> Iterator[float]:
                 rows = torch.tensor(own)[:, None] * each + torch.arange(each)
                 cut[name] = tensor.index_select(dim, rows.flatten())
                 if suffix not in mixture.stacked:
-                    never[name] = tensor.index_fill(dim, torch.tensor(gone), NEVER if is_vector else torch.nan)
+                    # A router's bias may be added to its scores or to what they become.
+                    mark = NEVER if is_vector or tensor.ndim == 1 else torch.nan
+                    never[name] = tensor.index_fill(dim, torch.tensor(gone), mark)
         if not seen:
             raise NotFoundError("a small copy of the model has no experts")
         yield trial.of_experts({key: kept * groups}, cut, never)

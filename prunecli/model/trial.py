@@ -16,6 +16,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from prunecli.model.axes import Carrier
+from prunecli.model.declared import EXPERTS
 from prunecli.model.probe import HEAD_WIDTHS, HIDDEN, LayerKey, UnitKeys, head_counts, numbers
 from prunecli.model.skeleton import Changes, Skeleton, no_bars, stored_form
 
@@ -29,8 +30,6 @@ _COUNTS = re.compile(
     r"(^|_)num_|(^|_)n_(?!embd|inner)|version|multiple|type|blocks|ratio|stride|seed"
 )
 """Keys of whole numbers that do not shrink with the sizes of tensors."""
-EXPERTS = re.compile(r"(?<!shared_)experts$")
-"""Keys of numbers of experts that are routed to."""
 TOP_K = re.compile(r"experts_per_tok(en)?$|^(moe_)?top_?k(_experts)?$|^moe_k$")
 """Keys of numbers of experts that a token is given to."""
 _FEW = {EXPERTS: 16, TOP_K: 4, re.compile(r"^(n|num_expert)_group$"): 2, re.compile(r"^topk_group$"): 1}
@@ -160,9 +159,7 @@ class Trial:
                 hook.remove()
         return _apart(expected, self._logits(smaller), whole)
 
-    def of_experts(
-        self, changes: Changes, cut: Mapping[str, Tensor], never: Mapping[str, Tensor]
-    ) -> float:
+    def of_experts(self, changes: Changes, cut: Mapping[str, Tensor], never: Mapping[str, Tensor]) -> float:
         """The same of experts.
 
         Args:
@@ -339,7 +336,9 @@ def _divided(values: Mapping[str, Any]) -> list[bool]:
 
 def fewer(key: str, value: int) -> int:
     """The value of a key in a model with few experts."""
-    return min(value, *(most for pattern, most in _FEW.items() if pattern.search(key.rpartition(".")[2])), value)
+    return min(
+        value, *(most for pattern, most in _FEW.items() if pattern.search(key.rpartition(".")[2])), value
+    )
 
 
 def _small(key: str, value: int, scale: int) -> int:

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
-from prunecli.architectures import EXPERTS_ONLY
 from prunecli.commands.collect_gates import collect_gates
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.errors import UnsupportedModelError
@@ -23,15 +22,14 @@ from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from tests.commands.calls import call
+from tests.families import tiny
 from tests.families.mixtures import EXPERTS, TINY
 from tests.selections import kept_experts
 from tests.tiny import write_plain_tokenizer
 
 
 def stock_class(model_type: str) -> Any:
-    import transformers
-
-    return getattr(transformers, EXPERTS_ONLY[model_type].model_class)
+    return tiny.auto_class(model_type)
 
 
 def save_tiny(directory: Path, model_type: str, **changes: Any) -> Path:
