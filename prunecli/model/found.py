@@ -39,7 +39,7 @@ from prunecli.model.probe import (
     width_keys,
 )
 from prunecli.model.skeleton import Changes, Shape, Skeleton, cannot_make, skeleton_of
-from prunecli.model.trial import NEAR, Trial, fewer
+from prunecli.model.trial import NEAR, Trial, few_experts
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -146,7 +146,9 @@ def probed(checkpoint: Checkpoint) -> Probed:
     whole = skeleton_of(checkpoint)
     where = f'{checkpoint.path}: the model family "{checkpoint.model_type}" is not supported'
     try:
-        many = {key: few for key, value in numbers(whole.effective) if (few := fewer(key, value)) < value}
+        many = {
+            key: few for key, value in numbers(whole.effective) if (few := few_experts(key, value)) != value
+        }
         skeleton = (whole.changed(many) if many else None) or whole
         layers = layer_keys(skeleton)
         trial = Trial.of(skeleton, layers)

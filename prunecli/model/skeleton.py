@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import CheckpointError, UnsupportedModelError, kind_and_reason
 from prunecli.model.declared import class_names, depths_beyond, require_type, with_keys
+from prunecli.model.opening import WEIGHTS_KEY
 from prunecli.model.quantisation import KEYS
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def skeleton_of(checkpoint: Checkpoint) -> Skeleton:
     names = class_names(checkpoint.config)[:1] or classes_of_type(checkpoint.model_type)
     for name in names:
         model_class = class_named(checkpoint, name)
-        config = {key: value for key, value in checkpoint.config.items() if key not in KEYS}
+        config = {key: value for key, value in checkpoint.config.items() if key not in (*KEYS, WEIGHTS_KEY)}
         made = Skeleton(model_class, config_class(checkpoint, model_class), config)
         try:
             stored = made.stored

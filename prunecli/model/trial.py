@@ -33,7 +33,7 @@ _COUNTS = re.compile(
 TOP_K = re.compile(r"experts_per_tok(en)?$|^(moe_)?top_?k(_experts)?$|^moe_k$")
 """Keys of numbers of experts that a token is given to."""
 _FEW = {EXPERTS: 16, TOP_K: 4, re.compile(r"^(n|num_expert)_group$"): 2, re.compile(r"^topk_group$"): 1}
-"""Keys -> how many experts, groups of experts and choices of a router a small model has at most."""
+"""Keys -> how many experts a small model has, and groups of experts and choices of a router at most."""
 NEVER = -1e4
 """Score of an expert that is never picked; finite, so that what multiplies it does not spread."""
 _TOKENS, _POSITIONS, _WINDOW = 96, 64, 4
@@ -334,11 +334,12 @@ def _divided(values: Mapping[str, Any]) -> list[bool]:
     return [hidden % count == 0 for count in head_counts(values).values() if count > 0]
 
 
-def fewer(key: str, value: int) -> int:
-    """The value of a key in a model with few experts."""
-    return min(
-        value, *(most for pattern, most in _FEW.items() if pattern.search(key.rpartition(".")[2])), value
-    )
+def few_experts(key: str, value: int) -> int:
+    """The value of a key in a model with few experts, of which as many can go as in any other."""
+    for pattern, few in _FEW.items():
+        if pattern.search(key.rpartition(".")[2]) and value > 1:
+            return few if pattern is EXPERTS else min(value, few)
+    return value
 
 
 def _small(key: str, value: int, scale: int) -> int:
@@ -352,6 +353,6 @@ def _small(key: str, value: int, scale: int) -> int:
     for pattern, most in bounds.items():
         if re.search(pattern, key):
             return min(value, most)
-    if (few := fewer(key, value)) < value:
+    if (few := few_experts(key, value)) != value:
         return few
     return value if value < 16 or _COUNTS.search(key) else max(value // scale, 2)
