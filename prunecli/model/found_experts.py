@@ -202,6 +202,7 @@ def _differences(trial: Trial, key: str, mixture: Mixture) -> Iterator[float]:
     import torch
 
     values = trial.skeleton.effective
+    assert isinstance(mixture.top_k, tuple)
     held, top_k = dict(numbers(values))[key], value_of(values, mixture.top_k[0])
     groups = (mixture.groups and value_of(values, mixture.groups.count)) or 1
     chosen = (mixture.groups and value_of(values, mixture.groups.chosen)) or 1
@@ -221,7 +222,7 @@ def _differences(trial: Trial, key: str, mixture: Mixture) -> Iterator[float]:
                 for place in sorted(torch.randperm(width, generator=generator)[:kept].tolist())
             ]
             gone = sorted({*range(held)}.difference(own))
-            prefix = mixture.expert and f"{block}.{mixture.expert}"
+            prefix = f"{block}.{mixture.expert}"
             for number in experts:
                 for suffix in experts[number]:
                     del cut[f"{prefix.format(expert=number)}.{suffix}"]

@@ -193,7 +193,7 @@ def test_as_many_experts_as_the_model_is_wide(tmp_path: Path) -> None:
     [
         ({"n_group": 0}, "0 groups of 8 experts"),
         ({"n_group": 3}, "3 groups of 8 experts"),
-        ({"topk_group": 3}, "topk_group is 3, there are 2 groups"),
+        ({"topk_group": 5}, "topk_group is 5, there are 4 groups"),
         ({"n_group": 1, "topk_group": 2}, "topk_group is 2, there are 1 groups"),
     ],
 )
