@@ -1,9 +1,9 @@
 """Mixture-of-experts language models, their experts alone: all else is carried along as it is.
 
 Most are found by asking the class (`prunecli.model.found_experts`). Declared are those of which transformers has no
-class under the type's name, or whose class does not tell all: Switch, of which no key says how many experts a token is
-given to, and DeepSeek-V2, of whose groups one expert is enough. Of three more the rest is declared too
-(`WHOLE_MIXTURES`).
+class under the type's name, or no small copy can be made, or whose class does not tell all: Switch, of which no key
+says how many experts a token is given to, and DeepSeek-V2, of whose groups one expert is enough. Of three more the rest
+is declared too (`WHOLE_MIXTURES`).
 
 Their stock classes run them, routers and all, so that nothing of a routing is said here.
 """
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from prunecli.architectures.records import Architecture, ExpertGroups, Mixture
 
-CAUSAL = "AutoModelForCausalLM"
+CAUSAL, IMAGES = "AutoModelForCausalLM", "AutoModelForImageTextToText"
 STACKED = ("experts.gate_up_proj", "experts.down_proj")
 ALIASES = ("num_local_experts", "num_experts")
 """Keys of the number of experts that other programs read, whatever the class calls it."""
@@ -51,6 +51,14 @@ DEEPSEEK = replace(
 )
 DEEPSEEK_V2 = replace(
     DEEPSEEK, vectors={}, groups=replace(GROUPS[0], least=1, condition="topk_method:group_limited")
+)
+ARIA = replace(
+    LANGUAGE_MODEL,
+    router=("router.weight",),
+    counts=("moe_num_experts",),
+    top_k=("moe_topk",),
+    expert=None,
+    stacked=("experts.fc1.", "experts.fc2."),
 )
 SWITCH = Mixture(
     ("encoder.block.{layer}.layer.1.mlp", "decoder.block.{layer}.layer.2.mlp"),
@@ -107,6 +115,20 @@ EXPERTS_ONLY: dict[str, Architecture] = {
             "hunyuan",
             "HunYuanMoEV1ForCausalLM",
             replace(LANGUAGE_MODEL, router=("gate.wg.weight",), top_k=("moe_topk", *TOP_K_ALIASES)),
+        ),
+        experts_alone(
+            "glm4v_moe",
+            "Glm4vMoeForConditionalGeneration",
+            within(DEEPSEEK, "text_config"),
+            top_k=8,
+            opened_by=IMAGES,
+        ),
+        experts_alone(
+            "aria",
+            "AriaForConditionalGeneration",
+            within(ARIA, "text_config"),
+            top_k=6,
+            opened_by=IMAGES,
         ),
         experts_alone(
             "switch_transformers",

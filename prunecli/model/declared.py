@@ -22,7 +22,7 @@ LARGEST = 1 << 48
 MOST_LAYERS = 100_000
 """A config.json that names more is damaged; every walk over its layers would seem to hang."""
 
-EXPERTS = re.compile(r"(?<!shared_)experts$")
+EXPERTS = re.compile(r"^(?!top_?k).*(?<!shared_)experts$")
 """Keys of numbers of experts that are routed to."""
 
 _KNOWN_SETTINGS: Mapping[str, Any] = {

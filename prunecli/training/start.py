@@ -16,7 +16,7 @@ from prunecli.architectures import (
     WHOLE_MIXTURES,
     Architecture,
 )
-from prunecli.architectures.mixtures import LANGUAGE_MODEL, experts_alone
+from prunecli.architectures.mixtures import IMAGES, LANGUAGE_MODEL, experts_alone
 from prunecli.choices import Choices
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, UsageError, kind_and_reason
 from prunecli.model.checkpoint import Checkpoint, open_model
@@ -37,7 +37,7 @@ SPECIAL_IDS = ("pad_token_id", "eos_token_id", "bos_token_id")
 GENERATION_FILE = "generation_config.json"
 
 KNOWN: dict[str, Architecture] = {
-    **EXPERTS_ONLY,
+    **{name: family for name, family in EXPERTS_ONLY.items() if family.auto_class != IMAGES},
     **WHOLE_MIXTURES,
     **FAMILIES,
 }

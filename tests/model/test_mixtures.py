@@ -227,7 +227,11 @@ def test_every_alias_of_the_count_is_rewritten(saved: Callable[[str], Path], tmp
 
 def test_a_count_within_another_key(tmp_path: Path, saved: Callable[[str], Path]) -> None:
     text = json.loads((saved("qwen3_5_moe_text") / "config.json").read_text())
-    outer = {"model_type": "qwen3_5_moe", "text_config": text, "architectures": ["Qwen3_5MoeForConditionalGeneration"]}
+    outer = {
+        "model_type": "qwen3_5_moe",
+        "text_config": text,
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    }
 
     def within(tensors: Tensors) -> None:
         for name in list(tensors):

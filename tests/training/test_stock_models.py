@@ -47,7 +47,6 @@ def saved(folder, model_type, **config):
 
 def stock(model_type, folder):
     """The model that plain transformers opens, nothing missing and nothing left over."""
-    import transformers
 
     made = tiny.auto_class(model_type)
     model, info = made.from_pretrained(folder, dtype="float32", output_loading_info=True)
