@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 Carriers = Mapping[str, Carrier]
 _CROSS = re.compile(r"cross|encoder_attn|enc_?dec", re.IGNORECASE)
+_REMEDY = "inspect, evaluate and bench-latency work all the same."
 _NO_FFN = FeedForward("", "0", (), ())
 
 
@@ -154,15 +155,8 @@ def probed(checkpoint: Checkpoint) -> Probed:
         trial = Trial.of(skeleton, layers)
     except Exception as error:  # of any kind: what a class makes of its config
         raise UnsupportedModelError(f"{where} ({kind_and_reason(error)})") from error
-    if trial is None or not layers:
-        why = (
-            "no key of its config.json says how many layers it has"
-            if trial
-            else "no small copy of it can be made"
-        )
-        raise UnsupportedModelError(
-            f"{where}: {why}", "inspect, evaluate and bench-latency work all the same."
-        )
+    if trial is None:
+        raise UnsupportedModelError(f"{where}: no small copy of it can be made", _REMEDY)
     return Probed(whole, skeleton, layers, trial)
 
 
@@ -197,6 +191,12 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
     """
     own = checkpoint.probed
     whole, skeleton, layers, trial = own.whole, own.skeleton, own.layers, own.trial
+    if not layers:
+        raise UnsupportedModelError(
+            f'{checkpoint.path}: the model family "{checkpoint.model_type}" is not supported: no key of its '
+            "config.json says how many layers it has",
+            _REMEDY,
+        )
     small_widths, small_tokens = (width_keys(trial.skeleton, names) for names in (WIDTH, VOCABULARY))
     widths = _tried(
         trial, width_keys(skeleton, WIDTH), small_widths, lambda own: {name: layer_of(name) for name in own}
