@@ -105,7 +105,7 @@ class ModelLayout:
             for number, name in self.sizes.layers(stack)
         }
         return tuple(
-            Layer(ffn.side, ffn.layer, names[position], tuple(attentions[position]), ffn)
+            Layer(ffn.side, ffn.layer, names[position], tuple(attentions.get(position, ())), ffn)
             for ffn in self.ffns
             for position in [(ffn.side, ffn.layer)]
         )

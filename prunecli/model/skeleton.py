@@ -162,7 +162,8 @@ def skeleton_of(checkpoint: Checkpoint) -> Skeleton:
     names = class_names(checkpoint.config)[:1] or classes_of_type(checkpoint.model_type)
     for name in names:
         model_class = class_named(checkpoint, name)
-        config = {key: value for key, value in checkpoint.config.items() if key not in (*KEYS, WEIGHTS_KEY)}
+        left_out = (*KEYS, WEIGHTS_KEY, "output_router_logits")
+        config = {key: value for key, value in checkpoint.config.items() if key not in left_out}
         made = Skeleton(model_class, config_class(checkpoint, model_class), config)
         try:
             stored = made.stored
