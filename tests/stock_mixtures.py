@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from prunecli.architectures import EXPERTS_ONLY
 from prunecli.text.tokens import load_tokenizer
+from tests.families import tiny
 from tests.families.mixtures import EXPERTS, TINY
 from tests.tiny import write_plain_tokenizer
 
@@ -27,7 +27,7 @@ def tiny_mixture(model_type: str, *, seed: int = 0, **config: Any) -> Any:
     import transformers
 
     made = transformers.CONFIG_MAPPING[model_type](**{**TINY[model_type], **config})
-    model = getattr(transformers, EXPERTS_ONLY[model_type].model_class)(made).eval()
+    model = tiny.auto_class(model_type)(made).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:

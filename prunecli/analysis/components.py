@@ -66,6 +66,8 @@ def _of_layer(layer: Layer) -> Iterator[Component]:
         spec = attention.spec
         output = f"{block}.{spec.residual or spec.output}"
         yield Component(attention.name, layer.side, layer.number, spec.kind, block, output, attention.removed)
+    if not (stack.ffn.name or stack.ffn.tensors):
+        return  # of a found family whose FFN no key sizes
     # Where an FFN is no module, its last linear layer makes its output.
     last = "" if stack.ffn.name else f".{stack.ffn.tensors[-1].name.rpartition('.')[0]}"
     inner = stack.ffn.residual or stack.ffn.module

@@ -24,7 +24,7 @@ FAMILIES: dict[str, Architecture] = {
 WHOLE_MIXTURES: dict[str, Architecture] = {
     family.model_type: family for family in (MIXTRAL, QWEN3_MOE, OLMOE)
 }
-"""Those of `EXPERTS_ONLY` of which all parts are declared; their stock classes run them all the same."""
+"""Mixtures of which all parts are declared; their stock classes run them all the same."""
 
 OLDER_TYPES = {"nllb_moe": "nllb-moe"}
 """What older revisions of published models call a family -> what it is called now, by transformers too."""

@@ -361,6 +361,18 @@ class Architecture:
     found: Any = None
 
     @property
+    def of_experts(self) -> Architecture:
+        """The record of its experts alone."""
+        return Architecture(
+            self.model_type,
+            self.model_class,
+            self.auto_class,
+            extras=("",),
+            mixture=self.mixture,
+            attributes=self.attributes,
+        )
+
+    @property
     def must_be_stock(self) -> bool:
         """Whether only transformers' own class runs it, its routers being in that: a result has to be a stock model."""
         return (self.mixture is not None or self.found is not None) and self.stock_fault is None

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from prunecli.architectures.classes import decoder_classes
 from prunecli.architectures.llama import ATTENTION_BIASES, MISTRAL, QWEN3, like_llama, llama_stack
-from prunecli.architectures.mixtures import EXPERTS_ONLY
+from prunecli.architectures.mixtures import BLOCK_SPARSE, LANGUAGE_MODEL
 from prunecli.architectures.records import HeadAxis, TensorSpec, matrix, rms_norm
 
 
@@ -43,7 +43,7 @@ MIXTRAL = like_llama(
             ),
         ),
     ),
-    mixture=EXPERTS_ONLY["mixtral"].mixture,
+    mixture=replace(BLOCK_SPARSE, default_top_k=2),
     attributes={**MISTRAL.attributes, "num_local_experts": 8},
 )
 
@@ -65,7 +65,7 @@ QWEN3_MOE = like_llama(
             ),
         ),
     ),
-    mixture=EXPERTS_ONLY["qwen3_moe"].mixture,
+    mixture=replace(LANGUAGE_MODEL, default_top_k=8),
     attributes={
         **MISTRAL.attributes,
         "vocab_size": 151936,
@@ -120,7 +120,7 @@ OLMOE = like_llama(
     head_counts=(),
     head_width=None,
     heads_divide=None,
-    mixture=EXPERTS_ONLY["olmoe"].mixture,
+    mixture=replace(LANGUAGE_MODEL, default_top_k=8),
     attributes={
         **MISTRAL.attributes,
         "vocab_size": 50304,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prunecli.architectures import EXPERTS_ONLY, FAMILIES, REDUCED_PREFIX, WHOLE_MIXTURES, Architecture
-from prunecli.errors import CheckpointError, UnsupportedModelError, located
+from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, located
 from prunecli.model.conversion import checkpoint_directory
-from prunecli.model.declared import Sizes
+from prunecli.model.declared import Sizes, counts_experts
 from prunecli.model.embedding import resolve_tables, resolve_ties
 from prunecli.model.fingerprint import fingerprint, router_fingerprint, samples_of
 from prunecli.model.layout import ModelLayout, resolve
@@ -25,6 +26,9 @@ from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.hub.ranges import Traffic
 from prunecli.tensors.reader import Stored, TensorInfo, TensorReader, WeightFile
 from prunecli.tensors.side_files import SideFiles, side_files
+
+if TYPE_CHECKING:
+    from prunecli.model.found import Probed
 
 
 class Checkpoint(TensorReader):
@@ -49,9 +53,44 @@ class Checkpoint(TensorReader):
         """As in config.json."""
         return str(self.config.get("model_type"))
 
-    @cached_property
+    @property
     def family(self) -> Architecture | None:
-        """The declared family, or None; of some the experts alone are declared.
+        """The declared family, or a record of its experts alone; None: nothing is declared, and no experts are found.
+
+        Raises:
+            CheckpointError: as `quantised`.
+        """
+        return self._declared or self._experts
+
+    @cached_property
+    def _experts(self) -> Architecture | None:
+        """What the class says of experts; None: it has none, or nothing that can be believed."""
+        with suppress(PruneError):
+            return self._find_experts()
+        return None
+
+    def _find_experts(self) -> Architecture | None:
+        if not counts_experts(self.config):
+            return None
+        from prunecli.model.found import found_experts
+
+        return found_experts(self)
+
+    @cached_property
+    def probed(self) -> Probed:
+        """Its class, asked what it is made of.
+
+        Raises:
+            UnsupportedModelError: it says nothing.
+            CheckpointError: config.json names no type.
+        """
+        from prunecli.model.found import probed
+
+        return probed(self)
+
+    @cached_property
+    def _declared(self) -> Architecture | None:
+        """The declared family; of some the experts alone are declared.
 
         So they are of each checkpoint of `WHOLE_MIXTURES` that predicts further tokens, or is quantised in a way that
         prunecli does not know: the record of the whole family does not know what it holds beside.
@@ -60,14 +99,13 @@ class Checkpoint(TensorReader):
             CheckpointError: as `quantised`.
         """
         model_type = self.model_type.removeprefix(REDUCED_PREFIX)
-        declared = FAMILIES.get(model_type) or EXPERTS_ONLY.get(model_type)
         whole = WHOLE_MIXTURES.get(model_type)
         if whole is None or whole.mixture is None:
-            return declared
+            return FAMILIES.get(model_type) or EXPERTS_ONLY.get(model_type)
         beginnings, endings = whole.mixture.predicting, (".weight", ".bias", *whole.buffers)
         names = names_of_values(self._by_stored_name, self._stored_quantised)
         is_plain = all(name.endswith(endings) and not name.startswith(beginnings) for name in names)
-        return whole if is_plain else declared
+        return whole if is_plain else whole.of_experts
 
     @property
     def architecture(self) -> Architecture | None:
@@ -189,6 +227,8 @@ class Checkpoint(TensorReader):
             CheckpointError: as `find_mixtures`.
         """
         if not self.mixtures:
+            if self.family is None:
+                self._find_experts()  # says why there are none
             raise UnsupportedModelError(
                 f"{self.path}: the model has no experts", "Give a mixture-of-experts checkpoint."
             )
@@ -299,13 +339,14 @@ class Checkpoint(TensorReader):
     def _named(self) -> dict[str, tuple[int, Stored]]:
         """Under their stock names, without buffers and tied aliases: (file number, where its bytes lie)."""
         tensors = self._by_stored_name
-        if self.family is None:
+        family = self._declared
+        if family is None:
             return tensors
         with located(self.path):
-            sizes = Sizes(self.family, self.config)
+            sizes = Sizes(family, self.config)
             is_stock = self.structure.embedding.is_stock
             tied = resolve_ties(sizes, None if is_stock else resolve_tables(sizes, self.structure))
-        named = stored_names(self.family, tied, list(tensors), self._equal)
+        named = stored_names(family, tied, list(tensors), self._equal)
         return {new: tensors[old] for old, new in named.items()}
 
     def _equal(self, one: str, other: str) -> bool:

@@ -20,6 +20,9 @@ LARGEST = 1 << 48
 MOST_LAYERS = 100_000
 """A config.json that names more is damaged; every walk over its layers would seem to hang."""
 
+EXPERTS = re.compile(r"^(?!top_?k).*(?<!shared_)experts$")
+"""Keys of numbers of experts that are routed to."""
+
 _KNOWN_SETTINGS: Mapping[str, Any] = {
     "add_cross_attention": False,
     "position_embedding_type": "absolute",
@@ -189,6 +192,12 @@ def depths_beyond(config: Mapping[str, Any], most: int) -> dict[str, int]:
         for key, depth in values.items()
         if key.endswith(("layers", "n_layer")) and isinstance(depth, int) and depth > most
     }
+
+
+def counts_experts(config: Mapping[str, Any]) -> bool:
+    """Whether a key of config.json, or of an object in it, seems to count experts that a router chooses from."""
+    held = (config, *(value for value in config.values() if isinstance(value, Mapping)))
+    return any(EXPERTS.search(key) for values in held for key in values)
 
 
 def class_names(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from prunecli.architectures.mixtures import experts_alone
 from prunecli.architectures.records import (
     Architecture,
     Attention,
@@ -24,6 +25,7 @@ from prunecli.architectures.records import (
 from prunecli.errors import UnsupportedModelError, kind_and_reason
 from prunecli.model.axes import Carrier
 from prunecli.model.declared import value_of, with_keys
+from prunecli.model.found_experts import NotFoundError, found_mixture
 from prunecli.model.probe import (
     HIDDEN,
     VOCABULARY,
@@ -43,7 +45,7 @@ from prunecli.model.probe import (
 from prunecli.model.skeleton import Changes, Shape, Skeleton, cannot_make, skeleton_of
 from prunecli.model.structure import Structure
 from prunecli.model.traced import traced_heads
-from prunecli.model.trial import EXPERTS, FEW, NEAR, Trial, first_and_last
+from prunecli.model.trial import NEAR, Trial, few_experts, first_and_last
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 Carriers = Mapping[str, Carrier]
 _CROSS = re.compile(r"cross|encoder_attn|enc_?dec", re.IGNORECASE)
+_REMEDY = "inspect, evaluate and bench-latency work all the same."
 _NO_FFN = FeedForward("", "0", (), ())
 
 
@@ -155,33 +158,82 @@ class Found:
         return changes
 
 
+@dataclass(frozen=True)
+class Probed:
+    """A class that can be asked.
+
+    Attributes:
+        whole: of the model.
+        skeleton: the same with few experts: names in files take long where there are thousands.
+        layers: its stacks.
+        trial: a small copy of it.
+    """
+
+    whole: Skeleton
+    skeleton: Skeleton
+    layers: list[LayerKey]
+    trial: Trial
+
+
+def probed(checkpoint: Checkpoint) -> Probed:
+    """The class of a model, and a small copy.
+
+    Raises:
+        UnsupportedModelError: transformers has no such class, cannot build it, or nothing is found.
+        CheckpointError: config.json names no type.
+    """
+    whole = skeleton_of(checkpoint)
+    where = f'{checkpoint.path}: the model family "{checkpoint.model_type}" is not supported'
+    try:
+        many = {
+            key: few for key, value in numbers(whole.effective) if (few := few_experts(key, value)) != value
+        }
+        skeleton = (whole.changed(many) if many else None) or whole
+        layers = layer_keys(skeleton)
+        trial = Trial.of(skeleton, layers)
+    except Exception as error:  # of any kind: what a class makes of its config
+        raise UnsupportedModelError(f"{where} ({kind_and_reason(error)})") from error
+    if trial is None:
+        raise UnsupportedModelError(f"{where}: no small copy of it can be made", _REMEDY)
+    return Probed(whole, skeleton, layers, trial)
+
+
+def found_experts(checkpoint: Checkpoint) -> Architecture:
+    """What a class of transformers says of a model's experts, as a record of them alone.
+
+    Raises:
+        UnsupportedModelError: as `probed`; or what is found of them is not confirmed.
+        CheckpointError: config.json names no type.
+    """
+    own = checkpoint.probed
+    try:
+        mixture = found_mixture(own.whole, own.skeleton, own.trial)
+    except Exception as error:  # of any kind: transformers opens no smaller model
+        reason = str(error) if isinstance(error, NotFoundError) else kind_and_reason(error)
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: experts of a model of type {checkpoint.model_type} cannot be removed: {reason}"
+        ) from error
+    skeleton = own.whole
+    return experts_alone(
+        checkpoint.model_type, skeleton.model_class.__name__, mixture, opened_by=skeleton.auto_class
+    )
+
+
 def found_family(checkpoint: Checkpoint) -> Architecture:
     """What a class of transformers says of a model, as a record: layers, hidden units, heads and tokens.
 
     Only what a small random copy of the model confirms is in it. The result has to be a stock model.
 
     Raises:
-        UnsupportedModelError: transformers has no such class, cannot build it, or nothing is found.
-        CheckpointError: config.json names no type.
+        UnsupportedModelError, CheckpointError: as `probed`.
     """
-    skeleton = skeleton_of(checkpoint)
-    where = f'{checkpoint.path}: the model family "{checkpoint.model_type}" is not supported'
-    try:
-        # Names in files take long where there are thousands of experts.
-        many = {key: FEW for key, value in numbers(skeleton.effective) if EXPERTS.search(key) and value > FEW}
-        whole, skeleton = skeleton, (skeleton.changed(many) if many else None) or skeleton
-        layers = layer_keys(skeleton)
-        trial = Trial.of(skeleton, layers)
-    except Exception as error:  # of any kind: what a class makes of its config
-        raise UnsupportedModelError(f"{where} ({kind_and_reason(error)})") from error
-    if trial is None or not layers:
-        why = (
-            "no key of its config.json says how many layers it has"
-            if trial
-            else "no small copy of it can be made"
-        )
+    own = checkpoint.probed
+    whole, skeleton, layers, trial = own.whole, own.skeleton, own.layers, own.trial
+    if not layers:
         raise UnsupportedModelError(
-            f"{where}: {why}", "inspect, evaluate and bench-latency work all the same."
+            f'{checkpoint.path}: the model family "{checkpoint.model_type}" is not supported: no key of its '
+            "config.json says how many layers it has",
+            _REMEDY,
         )
     small_widths, small_tokens = (width_keys(trial.skeleton, names) for names in (WIDTH, VOCABULARY))
     small = {stack.key: stack for stack in layer_keys(trial.skeleton)}

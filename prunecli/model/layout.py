@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal
 
-from prunecli.architectures import EXPERTS_ONLY, Architecture
+from prunecli.architectures import Architecture
 from prunecli.architectures.records import Part, Side, Stack, TensorSpec
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.attention import AttentionLayer, resolve_attentions
@@ -105,7 +105,7 @@ class ModelLayout:
             for number, name in self.sizes.layers(stack)
         }
         return tuple(
-            Layer(ffn.side, ffn.layer, names[position], tuple(attentions[position]), ffn)
+            Layer(ffn.side, ffn.layer, names[position], tuple(attentions.get(position, ())), ffn)
             for ffn in self.ffns
             for position in [(ffn.side, ffn.layer)]
         )
@@ -124,7 +124,7 @@ class ModelLayout:
         if config is None:
             config = config_of_layers(self.sizes, self.structure, structure)
         # The record of a whole family knows no constants.
-        family = EXPERTS_ONLY[self.family.model_type] if structure.constants else self.family
+        family = self.family.of_experts if structure.constants else self.family
         return resolve(family, config, structure)
 
     def require_tables(self) -> TokenTables:

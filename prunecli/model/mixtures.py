@@ -168,7 +168,9 @@ def _sparse_layer(
         return None
     if not routers:
         raise CheckpointError(f"{where} has experts but no router")
-    count = len(experts) if experts else next(iter(rest[stacked[0]].shape), 0)
+    # Matrices may lie one below the other (DBRX) in place of behind one another.
+    is_flat = bool(stacked) and all(len(rest[suffix].shape) == 2 for suffix in stacked)
+    count = len(experts) or next(iter(rest[(routers if is_flat else stacked)[0]].shape), 0)
     constants = tuple(sorted(number for number, own in experts.items() if {*own} == {CONSTANT}))
     suffixes = _suffixes(path, name, experts, constants)
     declared = [spec.name for stack in sizes.family.stacks for spec in stack.ffn.expert_tensors]
@@ -181,7 +183,8 @@ def _sparse_layer(
     }
     for suffix, axis in cut.items():
         shape = rest[suffix].shape
-        if len(shape) <= axis or shape[axis] != count:
+        held = shape[axis] if len(shape) > axis else 0
+        if held != count and not (is_flat and suffix in stacked and held and held % max(count, 1) == 0):
             raise CheckpointError(
                 f"{path}: {name}.{suffix} has the shape {list(shape)}, the layer has {count} experts"
             )

@@ -183,7 +183,7 @@ def skeleton_of(checkpoint: Checkpoint) -> Skeleton:
         CheckpointError: config.json names no type.
     """
     require_depth(checkpoint)
-    left_out = (*KEYS, KEY, WEIGHTS_KEY, "auto_map")
+    left_out = (*KEYS, KEY, WEIGHTS_KEY, "auto_map", "output_router_logits")
     names = class_names(checkpoint.config)[:1] or classes_of_type(checkpoint.model_type)
     for name in names:
         model_class = class_named(checkpoint, name)

@@ -129,7 +129,9 @@ def _experts(source: Checkpoint, result: ModelLayout) -> StockSupport:
         nearest = f"`prune-experts {'--balance 1:1' if len(sides) > 1 else '--strategy per-layer'}`"
         # Where prunecli does not decode them, transformers makes as many quantised experts as config.json says.
         is_decoded = not method_of(source.config) or source.model_type in BY_LAYER
-        is_fitted = source.model_type not in ONE_COUNT and is_decoded
+        # JetMoE's layers have two, of which prunecli takes both from one model.
+        is_single = len({(layer.side, layer.layer) for layer in source.mixtures}) == len(source.mixtures)
+        is_fitted = source.model_type not in ONE_COUNT and is_decoded and is_single
         return StockSupport(reason=reason, nearest=nearest, is_fitted=is_fitted)
     before, after = source.mixtures[0].num_experts, kept.pop()
     keys = tuple(stated_counts(result.sizes, mixture)) or mixture.counts[:1]

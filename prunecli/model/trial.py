@@ -16,9 +16,10 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from prunecli.model.axes import Carrier
+from prunecli.model.declared import EXPERTS
 from prunecli.model.patchwork import fit_sizes, fitted
 from prunecli.model.probe import HEAD_WIDTHS, HIDDEN, LayerKey, UnitKeys, head_counts, numbers
-from prunecli.model.skeleton import Skeleton, quiet, stored_form
+from prunecli.model.skeleton import Changes, Skeleton, quiet, stored_form
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,10 +31,12 @@ _COUNTS = re.compile(
     r"(^|_)num_|(^|_)n_(?!embd|inner)|version|multiple|type|blocks|ratio|stride|seed"
 )
 """Keys of whole numbers that do not shrink with the sizes of tensors."""
-EXPERTS = re.compile(r"(?<!shared_)experts$")
-"""Keys of numbers of experts that are routed to."""
-FEW = 16
-"""Experts that a small model has at most."""
+TOP_K = re.compile(r"experts_per_tok(en)?$|^(moe_)?top_?k(_experts)?$|^moe_k$")
+"""Keys of numbers of experts that a token is given to."""
+_FEW = {EXPERTS: 16, TOP_K: 4, re.compile(r"^(n|num_expert)_group$"): 2, re.compile(r"^topk_group$"): 1}
+"""Keys -> how many experts a small model has, and groups of experts and choices of a router at most."""
+NEVER = -1e4
+"""Score of an expert that is never picked; finite, so that what multiplies it does not spread."""
 _TOKENS, _POSITIONS, _WINDOW = 96, 64, 4
 _MOST = 1 << 24
 """Numbers that the small model has at most."""
@@ -212,6 +215,23 @@ class Trial:
                 hook.remove()
         return _apart(expected, self._logits(smaller), whole)
 
+    def of_experts(self, changes: Changes, cut: Mapping[str, Tensor], never: Mapping[str, Tensor]) -> float:
+        """The same of experts.
+
+        Args:
+            changes: to the config, which has fewer.
+            cut: the tensors without some.
+            never: those with all; rows of routers that are NaN are never picked.
+
+        Raises:
+            Exception: as `of_units`.
+        """
+        smaller = self._opened(self.skeleton.changed(changes), cut)
+        model = self._opened(self.skeleton, never)
+        with _never_picked():
+            expected = self._logits(model)
+        return _apart(expected, self._logits(smaller), self._whole)
+
     @cached_property
     def _whole(self) -> Tensor:
         """What the model says with all that it has."""
@@ -277,6 +297,21 @@ class Trial:
 def first_and_last(depth: int) -> Sequence[int]:
     """Numbers of the layers that a small model has of a stack, where its class can be so short."""
     return (0, 1, depth - 2, depth - 1) if depth > 4 else range(depth)
+
+
+def _never_picked() -> Any:
+    """Inside, what a matrix product makes of rows that are NaN is a score that is never picked."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Masking(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = func(*args, **(kwargs or {}))
+            if getattr(func, "__name__", "") in ("linear", "matmul", "__matmul__", "mm", "addmm", "einsum"):
+                return torch.where(found.isnan(), NEVER, found)
+            return found
+
+    return Masking()
 
 
 def _drawn(skeleton: Skeleton, kind: str) -> Any:
@@ -352,6 +387,14 @@ def _divided(values: Mapping[str, Any]) -> list[bool]:
     return [hidden % count == 0 for count in head_counts(values).values() if count > 0]
 
 
+def few_experts(key: str, value: int) -> int:
+    """The value of a key in a model with few experts, of which as many can go as in any other."""
+    for pattern, few in _FEW.items():
+        if pattern.search(key.rpartition(".")[2]) and value > 1:
+            return few if pattern is EXPERTS else min(value, few)
+    return value
+
+
 def _small(key: str, value: int, scale: int) -> int:
     if re.search(r"_ids?$", key):
         return value if value < 8 else value % 7 + 1
@@ -359,9 +402,10 @@ def _small(key: str, value: int, scale: int) -> int:
         r"vocab_size": _TOKENS,
         r"position": _POSITIONS,
         r"window(?!_layers)|chunk_size$|block_size|local_attention": _WINDOW,
-        EXPERTS.pattern: FEW,
     }
     for pattern, most in bounds.items():
         if re.search(pattern, key):
             return min(value, most)
+    if (few := few_experts(key, value)) != value:
+        return few
     return value if value < 16 or _COUNTS.search(key) else max(value // scale, 2)

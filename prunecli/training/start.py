@@ -16,11 +16,11 @@ from prunecli.architectures import (
     WHOLE_MIXTURES,
     Architecture,
 )
-from prunecli.architectures.mixtures import IMAGES
+from prunecli.architectures.mixtures import IMAGES, LANGUAGE_MODEL, experts_alone
 from prunecli.choices import Choices
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, UsageError, kind_and_reason
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.declared import MOST_LAYERS, class_names, depths_beyond
+from prunecli.model.declared import MOST_LAYERS, class_names, counts_experts, depths_beyond
 from prunecli.model.structure import KEY, WEIGHTS_KEY, Structure
 from prunecli.modules.pooling import has_modules
 from prunecli.progress import Say, unsaid
@@ -40,7 +40,7 @@ KNOWN: dict[str, Architecture] = {
     **WHOLE_MIXTURES,
     **FAMILIES,
 }
-"""Model type -> the family's record, of all that are trained from random weights."""
+"""Model type -> the family's record, of those that are trained from random weights; see `family_of`."""
 
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.spm")
 """One of them at least is in a directory with a tokenizer."""
@@ -124,7 +124,8 @@ class Start(Choices):
                 )
                 return task
         values = read_config(self.config)
-        family = KNOWN[str(values["model_type"])]
+        family = family_of(values)
+        assert family is not None
         name = next(iter(class_names(values)), family.model_class)
         is_pair = len(family.stacks) > 1 or values.get("is_encoder_decoder") is True
         return task_of_class(name, is_pair=is_pair)
@@ -151,7 +152,8 @@ def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, se
 
     file = _file(config)
     values, words = _read(config, tokenizer)
-    family = KNOWN[values["model_type"]]
+    family = family_of(values)
+    assert family is not None
     if family.must_be_stock:  # of a reduced model config.json says all, since its stock class runs it
         if WEIGHTS_KEY in values:
             raise UnsupportedModelError(
@@ -184,6 +186,17 @@ def _file(config: Path) -> Path:
     return config / "config.json" if config.is_dir() else config
 
 
+def family_of(values: Mapping[str, Any]) -> Architecture | None:
+    """The record of the family of a config.json, of a mixture of transformers its class; None: neither is known."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    model_type = str(values.get("model_type"))
+    if model_type in KNOWN or not counts_experts(values) or "text_config" in values:
+        return KNOWN.get(model_type)
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    return experts_alone(model_type, name, LANGUAGE_MODEL) if isinstance(name, str) else None
+
+
 def read_config(config: Path) -> dict[str, Any]:
     """The values of a model's config, stock or reduced.
 
@@ -196,7 +209,7 @@ def read_config(config: Path) -> dict[str, Any]:
     values = read_object(file)
     model_type = str(values.get("model_type")).removeprefix(REDUCED_PREFIX)
     values["model_type"] = OLDER_TYPES.get(model_type, model_type)
-    if values.get("model_type") not in KNOWN:
+    if family_of(values) is None:
         raise UnsupportedModelError(
             f'{file}: the model family "{values.get("model_type")}" is not supported',
             f"Set model_type to one of {', '.join(KNOWN)}.",

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
-from prunecli.architectures import EXPERTS_ONLY
 from prunecli.commands.collect_gates import collect_gates
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.errors import UnsupportedModelError
@@ -23,15 +22,14 @@ from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from tests.commands.calls import call
+from tests.families import tiny
 from tests.families.mixtures import EXPERTS, TINY
 from tests.selections import kept_experts
 from tests.tiny import write_plain_tokenizer
 
 
 def stock_class(model_type: str) -> Any:
-    import transformers
-
-    return getattr(transformers, EXPERTS_ONLY[model_type].model_class)
+    return tiny.auto_class(model_type)
 
 
 def save_tiny(directory: Path, model_type: str, **changes: Any) -> Path:
@@ -39,7 +37,11 @@ def save_tiny(directory: Path, model_type: str, **changes: Any) -> Path:
     from transformers import CONFIG_MAPPING
 
     torch.manual_seed(7)
-    model = stock_class(model_type)(CONFIG_MAPPING[model_type](**{**TINY[model_type], **changes})).eval()
+    if model_type in TINY:
+        config = CONFIG_MAPPING[model_type](**{**TINY[model_type], **changes})
+    else:
+        config = tiny.tiny_config(model_type)
+    model = stock_class(model_type)(config).eval()
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         if "bias" in name and value.shape[-1:] == (EXPERTS,):
             value.data.uniform_(-0.1, 0.1)
@@ -85,7 +87,7 @@ def without(model: Any, checkpoint: Checkpoint, kept: Mapping[str, tuple[int, ..
             own = next(value for value in values.values() if is_equal(value, checkpoint, name))
             if name in layer.router_tensors and own.dim() == 2:
                 dropped[id(own)] = gone
-            elif name not in layer.router_tensors:
+            else:
                 own.data[(*[slice(None)] * (own.dim() - 1), gone)] = -torch.inf
     used = set()
     stock = functional.linear
@@ -114,7 +116,32 @@ def is_equal(value: Tensor, checkpoint: Checkpoint, name: str) -> bool:
     return torch.equal(value.detach().reshape(-1), stored)
 
 
-@pytest.mark.parametrize("model_type", TINY)
+FOUND = (
+    # Stacked experts; below one another; a router of more than a matrix; attention of experts too.
+    "aria_text",
+    "dbrx",
+    "gemma4_text",
+    "granitemoe_swa",
+    "hy_v4",
+    "inkling2_text",
+    "jetmoe",
+    "minimax_m3_vl_text",
+    # Experts apart, with correction biases and without, in groups.
+    "axk1",
+    "axk2",
+    "bailing_hybrid",
+    "beam",
+    "deepseek_v32",
+    "flint",
+    "kolibri1",
+    "mellum",
+    "qwen4_exp",
+    "qwen4_exp_text",
+)
+"""Types beside `TINY`."""
+
+
+@pytest.mark.parametrize("model_type", [*TINY, *FOUND])
 def test_the_stock_class_opens_the_masked_model(model_type: str, tmp_path: Path) -> None:
     source, output = save_tiny(tmp_path / "source", model_type), tmp_path / "pruned"
     with open_model(source) as checkpoint:

@@ -82,7 +82,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": _MIXED},
     # The class reads head_dim, which the default config leaves None.
     "hunyuan_v1_dense": {"head_dim": 16},
-    "hunyuan_v1_moe": {"head_dim": 16},
     "ministral": {"head_dim": 16},
     # As many key/value heads as heads; 64 tokens by default.
     "esmc": {"num_key_value_heads": 4, "vocab_size": VOCAB},
@@ -102,6 +101,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "esm": {"vocab_size": 99, "pad_token_id": 1, "mask_token_id": 4},
     # The class reads a rope_theta that the nested config does not declare, and clamps to None.
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
+    # Without experts by default.
+    "gemma4_text": {
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 28,
+    },
+    "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 8, "moe_topk": 2},
     # Top-k is None by default.
     "deepseek_v2": {"num_experts_per_tok": 2},
     # heads x head width must be mamba_d_ssm.

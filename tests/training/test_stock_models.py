@@ -12,7 +12,6 @@ import torch
 from torch.nn import functional
 
 from prunecli import load_model
-from prunecli.architectures import EXPERTS_ONLY
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import open_model
@@ -26,6 +25,7 @@ from prunecli.training.options import LossOptions
 from prunecli.training.parts import trained_parameters
 from prunecli.training.start import Start, initial_checkpoint
 from tests.commands.calls import raising
+from tests.families import tiny
 from tests.families.mixtures import TINY
 from tests.selections import kept_experts
 from tests.stock_mixtures import tiny_mixture
@@ -47,9 +47,8 @@ def saved(folder, model_type, **config):
 
 def stock(model_type, folder):
     """The model that plain transformers opens, nothing missing and nothing left over."""
-    import transformers
 
-    made = getattr(transformers, EXPERTS_ONLY[model_type].model_class)
+    made = tiny.auto_class(model_type)
     model, info = made.from_pretrained(folder, dtype="float32", output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     return model

@@ -440,21 +440,23 @@ def parts_of_layer(reader: TensorReader, layer: SparseLayer) -> list[list[Part]]
             [layer.expert_tensor(place, suffix) for suffix in layer.expert_tensors],
             layer.stacked_tensors,
             place,
+            layer.num_experts,
         )
         for place in range(layer.num_experts)
     ]
 
 
 def parts_of_expert(
-    reader: TensorReader, own: Sequence[str], stacked: Sequence[str] = (), place: int = 0
+    reader: TensorReader, own: Sequence[str], stacked: Sequence[str] = (), place: int = 0, held: int = 1
 ) -> list[Part]:
     """Where the weights of an expert lie, biases left out.
 
     Args:
         reader: of the weights.
         own: full names of the tensors of this expert alone.
-        stacked: full names of those of all experts, with one entry for each on the first axis.
+        stacked: full names of those of all experts, with as many entries for each on the first axis.
         place: its number in those.
+        held: how many experts there are.
 
     Raises:
         StatisticsError: they are quantised.
@@ -467,7 +469,9 @@ def parts_of_expert(
                 f"{reader.path}: {name} is quantised ({info.dtype}); aimer takes weights as they are.",
                 "Choose a metric of gate statistics, or give the model before it was quantised.",
             )
-        shape = info.shape[1:] if name in stacked else info.shape
+        shape = info.shape
+        if name in stacked:
+            shape = shape[1:] if shape[0] == held else (shape[0] // held, *shape[1:])
         if len(shape) > 1:
             values = math.prod(shape)
             parts.append((name, place * values if name in stacked else 0, values))

@@ -60,7 +60,7 @@ def test_experts_in_stacked_tensors(tmp_path: Path) -> None:
     }
     with reader_of(tmp_path, tensors) as reader:
         for expert in range(4):
-            parts = parts_of_expert(reader, (), [*tensors], expert)
+            parts = parts_of_expert(reader, (), [*tensors], expert, 4)
             own = (tensors[name][expert].numpy() for name in ("gate_up_proj", "down_proj"))
             assert_allclose(inverse_aimer(reader, parts), 1 / weights.aimer(own), rtol=1e-13)
 
