@@ -44,7 +44,7 @@ def main() -> None:
     sys.stdout.write(f"{table}\nwrong: {wrong}\n")
     if not sys.argv[1:]:
         text = PAGE.read_text(encoding="utf-8")
-        made = f"<!-- found -->\n| can lose | types | |\n| --- | ---: | --- |\n{table}\n<!-- end -->"
+        made = f"<!-- found -->\n| can lose or share | types | |\n| --- | ---: | --- |\n{table}\n<!-- end -->"
         PAGE.write_text(
             re.sub(r"<!-- found -->.*<!-- end -->", lambda _: made, text, flags=re.DOTALL), encoding="utf-8"
         )
