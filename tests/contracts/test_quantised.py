@@ -271,7 +271,7 @@ def test_statistics_of_the_original_choose_experts_of_its_quantised_copy(tmp_pat
         plan = plan_experts(copy, options)
         assert plan.step["statistics_of"] == original.fingerprint != copy.fingerprint
         assert original.fingerprint in plan.reasons[-1]
-        assert original.routers == dequantised.router_fingerprint
+        assert original.model.routers == dequantised.router_fingerprint
         apply(copy, cut(copy, plan), pruned)
         with pytest.raises(StatisticsError, match="its weights are others"):  # not quantised: another model
             plan_experts(dequantised, options)
@@ -279,7 +279,7 @@ def test_statistics_of_the_original_choose_experts_of_its_quantised_copy(tmp_pat
         with pytest.raises(StatisticsError, match="its routers have other values"):
             plan_experts(copy, another)
         with pytest.raises(StatisticsError, match="does not say which routers"):
-            plan_experts(copy, replace(options, gates=replace(original, routers=None)))
+            plan_experts(copy, replace(options, gates=original.model_copy(update={"model": original.model.model_copy(update={"routers": None})})))
     with open_model(pruned) as smaller:  # further, by the same statistics
         further = plan_experts(smaller, options)
     assert all(len(ids) < len(plan.kept[name]) for name, ids in further.kept.items())

@@ -95,7 +95,7 @@ def test_damaged_results_are_named_with_what_is_wrong(tmp_path, name, text, reas
         ({"matrix": [[0, 2, 0.5, 2], [1, 4, 1.25, 3]]}, "no tree"),
         ({"matrix": [[0, 2, 0.5, 2], [0, 3, 1.25, 3]]}, "no tree"),
         ({"matrix": [[0, 2, 0.5, 2]]}, "no tree"),
-        ({"matrix": [[0, 2, -0.5, 2], [1, 3, 1.25, 3]]}, "joins no tree"),
+        ({"matrix": [[0, 2, -0.5, 2], [1, 3, 1.25, 3]]}, "negative"),
         ({"languages": ["only"]}, "joins no tree"),
     ],
 )
