@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
 from transformers import TrainerCallback
 
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.processes import ProcessGroup
+from prunecli.training.state import fill
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,21 @@ class Keep:
 class Keeper(TrainerCallback):  # type: ignore[misc]
     """Has the first of several processes write."""
 
-    def __init__(self, keep: Keep, model: Any, source: Checkpoint, process_group: ProcessGroup) -> None:
-        self.keep, self.model, self.source, self.process_group = keep, model, source, process_group
+    def __init__(
+        self,
+        keep: Keep,
+        source: Checkpoint,
+        weights: Callable[[], Mapping[str, Tensor]],
+        build: Callable[[], Any],
+    ) -> None:
+        self.keep, self.source, self.weights, self.build = keep, source, weights, build
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """After an update."""
-        if self.process_group.is_main and self.keep.is_due(state.global_step):
-            self.keep.write(self.model, self.source, state.global_step)
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After an update: a copy of the model is written, since writing merges low-rank updates."""
+        if not self.keep.is_due(state.global_step):
+            return
+        weights = self.weights()
+        if args.should_save:
+            model = self.build()
+            fill(model, weights)
+            self.keep.write(model, self.source, state.global_step)

@@ -41,6 +41,9 @@ class Objective:
 
     def __init__(self, options: LossOptions, teacher: Any = None) -> None:
         self.options, self.teacher = options, teacher
+        self.in_blocks = (
+            True  # not where weights are sharded: processes would differ in their numbers of blocks
+        )
 
     def __call__(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Sum over the scored tokens of `batch` (see `Batch.with_labels`), differentiable, float32."""
@@ -51,7 +54,7 @@ class Objective:
         has_teacher = self.teacher is not None and (options.distill > 0 or options.hidden > 0)
         if has_teacher and options.hidden:
             inputs["output_hidden_states"] = True
-        logits = Logits(model, inputs, kept)
+        logits = Logits(model, inputs, kept, in_blocks=self.in_blocks)
         taught = None
         if has_teacher:
             with torch.no_grad():

@@ -188,22 +188,9 @@ def _adapt(model: nn.Module, checkpoint: Checkpoint, options: TrainingOptions) -
 
 
 def merged_state(model: nn.Module) -> dict[str, Any]:
-    """The model's state dict, updates of low rank added to what they update; nothing in the model changes."""
+    """The model's state dict after peft has added low-rank updates to the weights, in the model itself."""
+    for module in model.modules():
+        if hasattr(module, "lora_A"):
+            module.merge()
     state = model.state_dict()
-    for name, module in model.named_modules(remove_duplicate=False):
-        if f"{name}.base_layer.weight" not in state:
-            continue
-        update: Any = module
-        weight = state.pop(f"{name}.base_layer.weight")
-        state[f"{name}.weight"] = weight + update.get_delta_weight("default").to(weight)
-        if f"{name}.base_layer.bias" in state:
-            state[f"{name}.bias"] = state.pop(f"{name}.base_layer.bias")
-    for name, module in model.named_modules():
-        if (stack := getattr(module, "parameter_name", None)) is None:
-            continue
-        update, held = module, f"{name}.base_layer"
-        while f"{held}.{stack}" not in state:  # one around another, for another stack of the same module
-            held += ".base_layer"
-        weight = state[f"{held}.{stack}"]
-        state[f"{held}.{stack}"] = weight + update.get_delta_weight("default").to(weight)
     return {name.replace(".base_layer", ""): value for name, value in state.items() if ".lora_" not in name}

@@ -25,12 +25,13 @@ NONE_THERE = "does not have a deterministic implementation"
 
 @contextmanager
 def repeatable(
-    device: torch.device, probe: Callable[[], None], process_group: ProcessGroup, say: Say
+    device: torch.device, probe: Callable[[], None] | None, process_group: ProcessGroup, say: Say
 ) -> Iterator[None]:
     """Within the block a GPU computes in one order, where torch can; on a CPU it always does.
 
     Args:
         probe: a batch forwards and back, which leaves nothing behind but random numbers drawn; training seeds anew.
+            None: it cannot be asked, and what torch lacks is let pass.
         say: hears of what torch cannot.
     """
     if device.type != "cuda":
@@ -45,7 +46,9 @@ def repeatable(
     memory.fill_uninitialized_memory = False  # whatever is made is written before it is read
     torch.use_deterministic_algorithms(True)
     try:
-        lacking = process_group.all_gather(_lacking(probe))
+        if probe is None:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        lacking = process_group.all_gather(None if probe is None else _lacking(probe))
         if found := next(filter(None, lacking), None):
             say(
                 f"{found} adds in no fixed order on a GPU: a run that is interrupted, or repeated, may end with other "

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from prunecli.errors import CheckpointError, OutputError, UsageError, kind_and_reason
 from prunecli.modules.saving import save_tensors
@@ -228,10 +229,10 @@ def digest_of(payload: Any) -> str:
     return hashlib.sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()
 
 
-def save_weights(model: Any, directory: Path) -> None:
+def save_weights(weights: Mapping[str, Tensor], directory: Path) -> None:
     """Every parameter once, under the running model's own names; the file appears once it is whole."""
     begun = directory / f"{WEIGHTS}.new"
-    save_tensors(dict(model.named_parameters()), begun)
+    save_tensors(weights, begun)
     begun.replace(directory / WEIGHTS)
 
 
@@ -241,12 +242,23 @@ def load_weights(model: Any, directory: Path) -> None:
     Raises:
         CheckpointError: it is of another model.
     """
-    kept = load_file(directory / WEIGHTS)
-    places = dict(model.named_parameters())
-    if kept.keys() != places.keys() or any(kept[name].shape != place.shape for name, place in places.items()):
+    try:
+        fill(model, load_file(directory / WEIGHTS))
+    except ValueError as error:
         raise CheckpointError(
             f"{directory}: holds the weights of another model", "Start over with --resume never."
-        )
+        ) from error
+
+
+def fill(model: Any, kept: Mapping[str, Tensor]) -> None:
+    """Copy weights into the model's parameters of the same names.
+
+    Raises:
+        ValueError: names or shapes differ.
+    """
+    places = dict(model.named_parameters())
+    if kept.keys() != places.keys() or any(kept[name].shape != place.shape for name, place in places.items()):
+        raise ValueError("other names or shapes")
     with torch.no_grad():
         for name, place in places.items():
             place.copy_(kept[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from transformers import TrainerState
 
 from prunecli.errors import CheckpointError, PruneError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
@@ -35,6 +38,7 @@ from prunecli.training.result import stage
 from prunecli.training.room import disk_bytes, require_room
 from prunecli.training.state import (
     FINISHED,
+    TRAINER_STATE,
     finished,
     last_checkpoint,
     load_weights,
@@ -134,15 +138,21 @@ def train(
                 done = None
             if done is None:
                 require_room(checkpoint, options, arguments.device, process_group, report)
-            model = load_model(checkpoint.path, device="cpu", dtype="float32")
-            choose_attention(model, arguments.device, options.dtype)
+
+            def build() -> Any:
+                model = load_model(checkpoint.path, device="cpu", dtype="float32")
+                choose_attention(model, arguments.device, options.dtype)
+                prepare(model, checkpoint, options)
+                return model
+
+            model = build()
             if checkpoint.runs_stock and (kept := not_run(model, checkpoint)):
                 report(f"Not run by {type(model).__name__}, written as they are: {in_one_line(kept)}")
-            prepare(model, checkpoint, options)
             _require_tokens(tokenizer, model, checkpoint)
             if done is None:
-                done = _train(
+                done, is_sharded = _train(
                     model,
+                    build,
                     tokenizer,
                     checkpoint,
                     data,
@@ -157,6 +167,9 @@ def train(
                 )
             else:
                 report("The training had ended before; writing its result.")
+                is_sharded = False
+            if process_group.is_main:
+                model = build() if is_sharded else model
                 load_weights(model, Path(done["weights"]))
             process_group.all_gather(None)  # the first removes what the others have read by now
             staged = state / "result"
@@ -176,6 +189,7 @@ def train(
 
 def _train(
     model: Any,
+    build: Callable[[], Any],
     tokenizer: Tokenizer,
     source: Checkpoint,
     data: TrainingData,
@@ -187,8 +201,12 @@ def _train(
     report: Say,
     keep: Keep | None,
     dtype: str | None,
-) -> dict[str, Any]:
-    """Train to the end; the model then has the weights of the result."""
+) -> tuple[dict[str, Any], bool]:
+    """Train to the end; what `finished.json` then holds, and whether the weights of `model` were sharded.
+
+    Args:
+        build: makes another model as `model` is before its training.
+    """
     teacher = learned = None
     if options.teacher is not None:
         teacher = load_teacher(options, model, tokenizer, data.task, arguments.device)
@@ -222,8 +240,11 @@ def _train(
     total = None if steps == NO_END else steps
     with progress("training", total, "steps") as advance:
         watch = Watch(process_group, limit=limit, advance=advance, report=report)
-        keepers = () if keep is None else (Keeper(keep, model, source, process_group),)
-        trainer = FinetuneTrainer(model, arguments, examples, objective, validation, options, watch, keepers)
+        trainer = FinetuneTrainer(model, arguments, examples, objective, validation, options, watch)
+        if keep is not None:
+            trainer.add_callback(Keeper(keep, source, trainer.weights, build))
+        if _asked_to_shard() and not trainer.is_sharded:
+            report("accelerate shards on GPUs alone: here each process holds the whole model.")
         if last is not None:
             require_sound(last)
             kept = trainer_state(last)
@@ -236,9 +257,10 @@ def _train(
             stored = sum(path.stat().st_size for path in state.glob("checkpoint-*/*"))
             require_space(state, needed - stored)
         if last is not None and step >= steps:
-            trainer.adopt(last)
+            trainer.state = TrainerState.load_from_json(str(last / TRAINER_STATE))
         else:
-            order = repeatable(arguments.device, trainer.probe, process_group, report)
+            probe = None if trainer.is_sharded else trainer.probe
+            order = repeatable(arguments.device, probe, process_group, report)
             with watch.signals(), _alone_noticed(process_group), order:
                 trainer.train(resume_from_checkpoint=None if last is None else str(last))
     if watch.interrupted:
@@ -246,11 +268,19 @@ def _train(
         report(f"Stopped after step {step:,}: {state} is kept; the same command goes on from it.")
         raise KeyboardInterrupt
     best, step = trainer.state.best_model_checkpoint, trainer.state.global_step
-    weights = Path(best) if validation is not None and best else state / f"checkpoint-{step}"
+    weights = (
+        Path(best)
+        if validation is not None and best and Path(best).is_dir()
+        else state / f"checkpoint-{step}"
+    )
     done = {**trainer.figures(), "weights": str(weights), "target": _target(options)}
     if process_group.is_main:
         mark_finished(state, done)
-    return done
+    return done, trainer.is_sharded
+
+
+def _asked_to_shard() -> bool:
+    return any(os.environ.get(f"ACCELERATE_USE_{way}", "").lower() == "true" for way in ("FSDP", "DEEPSPEED"))
 
 
 def _objective(task: TrainingTask, options: LossOptions, teacher: Any, learned: Lesson | None) -> Objective:

@@ -15,7 +15,6 @@ from transformers import (
     PrinterCallback,
     Trainer,
     TrainerCallback,
-    TrainerState,
     TrainingArguments,
 )
 
@@ -27,7 +26,7 @@ from prunecli.training.batches import BucketSampler, EpochLoader, loader
 from prunecli.training.loss import Objective
 from prunecli.training.options import TrainingOptions
 from prunecli.training.repeatable import FIXED, WORKSPACE, forwards_only
-from prunecli.training.state import TRAINER_STATE, load_weights, save_weights, storing
+from prunecli.training.state import save_weights, storing
 from prunecli.training.validation import Validation
 from prunecli.training.watch import REMEDY, TrainingError, Watch, require_number
 
@@ -52,12 +51,6 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
     Raises:
         UsageError: a device or type that cannot be used.
     """
-    for way in ("FSDP", "DEEPSPEED"):
-        if os.environ.get(f"ACCELERATE_USE_{way}", "").lower() in ("true", "1"):
-            raise UsageError(
-                f"accelerate is set to {way}: each process holds the whole model here",
-                "Choose distributed_type MULTI_GPU in its config; --lora or --train take less memory.",
-            )
     device = options.device
     if device not in ("auto", "cpu", "cuda"):
         raise UsageError(
@@ -112,7 +105,6 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
         save_strategy="steps",
         save_steps=every,
         save_total_limit=2,
-        load_best_model_at_end=validates,
         metric_for_best_model=options.metric if validates else None,
         greater_is_better=options.metric != "loss" if validates else None,
         remove_unused_columns=False,
@@ -156,6 +148,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         self.examples, self.objective, self.validation = examples, objective, validation
         self.options, self.watch = options, watch
         self.process_group = watch.process_group
+        self.parameter_names = [name for name, _ in model.named_parameters()]
         self.loss_sum, self.logged_step = torch.zeros((), device=args.device), 0
         own: list[Any] = [watch, *callbacks]
         if validation is not None:
@@ -168,6 +161,16 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
             callbacks=own,
         )
         self.remove_callback(PrinterCallback)
+        self.is_sharded = bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)
+        if self.is_sharded:
+            if options.metric == "chrf++":
+                raise UsageError(
+                    "--metric chrf++: sharded weights do not translate",
+                    "Choose --metric loss, or train without FSDP.",
+                )
+            objective.in_blocks = False
+            if validation is not None:
+                validation.objective.in_blocks = False
 
     def get_train_dataloader(self) -> EpochLoader:
         """This process's batches."""
@@ -274,11 +277,12 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
                 counted = kept.get("EarlyStoppingCallback", {}).get("attributes", {})
                 callback.early_stopping_patience_counter = counted.get("early_stopping_patience_counter", 0)
 
-    def adopt(self, checkpoint: Path) -> None:
-        """Take over a run that has as many updates as are asked for: its best model, or else its last."""
-        self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
-        best = self.state.best_model_checkpoint
-        load_weights(self.model, Path(best) if best and Path(best).is_dir() else checkpoint)
+    def weights(self) -> dict[str, Tensor]:
+        """Each parameter once, whole. All processes call this; of sharded weights only the first has the result."""
+        if not self.is_sharded:
+            return dict(self.model.named_parameters())
+        whole = self.accelerator.get_state_dict(self.model_wrapped)
+        return {name: whole[name] for name in self.parameter_names} if self.args.should_save else {}
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         directory = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
@@ -292,7 +296,9 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         Raises:
             TrainingError: a weight is not finite.
         """
-        if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
+        weights = self.weights()
+        is_finite = all(bool(weight.isfinite().all()) for weight in weights.values())
+        if not all(self.process_group.all_gather(is_finite)):
             raise TrainingError(
                 f"step {self.state.global_step:,}: a weight is not a finite number; the checkpoints before it are kept",
                 REMEDY,
@@ -301,7 +307,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         if self.args.should_save:
             directory = Path(output_dir or self.args.output_dir)
             directory.mkdir(parents=True, exist_ok=True)
-            save_weights(self.model, directory)
+            save_weights(weights, directory)
 
     def figures(self) -> dict[str, Any]:
         """What is told of a finished training: steps, speed, losses, validations."""

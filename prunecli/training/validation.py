@@ -49,12 +49,17 @@ class Validation:
         """
         model.eval()
         total, count = 0.0, 0
-        for rows in process_group.share(length_bucketed(self.examples.lengths, self.batch_tokens)):
-            batch = self.examples.batch(rows)
-            count += int((batch.labels != IGNORED).sum())
+        batches = length_bucketed(self.examples.lengths, self.batch_tokens)
+        for first in range(0, len(batches), process_group.world_size):
+            # Where weights are sharded, every process takes part in each forward pass: some run a batch for nothing.
+            number = first + process_group.rank
+            batch = self.examples.batch(batches[min(number, len(batches) - 1)])
             tensors = {name: value.to(model.device) for name, value in batch.with_labels.items()}
             with torch.no_grad():
-                total += float(self.objective(model, tensors))
+                loss = float(self.objective(model, tensors))
+            if number < len(batches):
+                total += loss
+                count += int((batch.labels != IGNORED).sum())
         total, tokens = process_group.all_reduce([total, count])
         loss = total / max(tokens, 1)
         scores = {"loss": loss, **self.objective.figures(loss)}

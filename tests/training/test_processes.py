@@ -62,10 +62,53 @@ def test_two_processes_keep_results_in_their_course(folder):
         assert kept_early.fingerprint != last.fingerprint
 
 
-def test_sharded_training_is_refused(folder, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(UsageError, match="set to FSDP"):
-        train(folder / "model", folder / "state", options())
+SHARDING = """
+import os, sys
+from accelerate import state
+from accelerate.utils import FullyShardedDataParallelPlugin
+
+made = state.AcceleratorState.__init__
+
+def sharding(self, *arguments, fsdp_plugin=None, **more):
+    made(self, *arguments, fsdp_plugin=fsdp_plugin, **more)
+    if self.distributed_type == state.DistributedType.MULTI_CPU:
+        self.distributed_type = state.DistributedType.FSDP
+        self.fsdp_plugin = fsdp_plugin or FullyShardedDataParallelPlugin()
+
+state.AcceleratorState.__init__ = sharding
+os.environ.update(
+    ACCELERATE_USE_FSDP="true", FSDP_VERSION="2", FSDP_AUTO_WRAP_POLICY="TRANSFORMER_BASED_WRAP",
+    FSDP_STATE_DICT_TYPE="FULL_STATE_DICT", FSDP_RESHARD_AFTER_FORWARD="true",
+)
+from prunecli.commands.app import main
+main()
+"""
+"""The command, with accelerate made to shard on a CPU too: itself it does so on accelerators alone."""
+
+
+def _sharded(folder, *arguments):
+    """What the first of two processes with sharded weights says."""
+    found = ended(start(folder, "finetune", *arguments, code=SHARDING))
+    assert [status for status, _, _ in found] == [0, 0], found[0][2] + found[1][2]
+    return found[0][2]
+
+
+@pytest.mark.parametrize("kind", ["heads", "mixture", "shared"])
+def test_sharded_weights_make_the_model_of_whole_ones(folder, kind):
+    """A reduced model, and a mixture with a router that learns evenly; written whole, also in its course."""
+    text = ("--data", "data")
+    with open_model(folder / "model") as source:
+        heads = {source.layout.attentions[0].name: (1,)}
+        apply(source, cut(source, kept_heads(heads)), folder / "reduced")
+    run = ("reduced", *text, *SMALL, "--learning-rate", "1e-3", "--save-every", "2")
+    assert "each process holds" not in _sharded(folder, *run, "-o", "out")
+    assert ended(start(folder, "finetune", *run, "-o", "whole"))[0][0] == 0
+    for name in ("", ".steps/step-2"):
+        before, one, two = (open_model(folder / path) for path in ("reduced", f"whole{name}", f"out{name}"))
+        assert dict(one.tensors) == dict(two.tensors)
+        moved = np.mean([np.abs(one.read(name) - before.read(name)).mean() for name in one.tensors])
+        apart = np.mean([np.abs(one.read(name) - two.read(name)).mean() for name in one.tensors])
+        assert apart < 0.02 * moved
 
 
 def test_a_failure_of_all_is_said_and_leaves_nothing(folder):
