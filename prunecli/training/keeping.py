@@ -44,7 +44,7 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         self.keep, self.source, self.weights, self.build = keep, source, weights, build
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """After an update: a copy of the model is written, since writing merges low-rank updates."""
         if not self.keep.is_due(state.global_step):
             return

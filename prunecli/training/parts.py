@@ -189,8 +189,8 @@ def _adapt(model: nn.Module, checkpoint: Checkpoint, options: TrainingOptions) -
 
 def merged_state(model: nn.Module) -> dict[str, Any]:
     """The model's state dict after peft has added low-rank updates to the weights, in the model itself."""
-    for module in model.modules():
-        if hasattr(module, "lora_A"):
-            module.merge()
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "lora_A")]
+    for layer in layers:
+        layer.merge()
     state = model.state_dict()
     return {name.replace(".base_layer", ""): value for name, value in state.items() if ".lora_" not in name}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,13 @@ from prunecli.training.options import TrainingOptions
 from prunecli.training.parts import trained_parameters
 from prunecli.training.result import outputs_of
 
+
+def shards() -> bool:
+    """Whether accelerate is set to share the weights among the processes, which it does on accelerators alone."""
+    asked = (os.environ.get(f"ACCELERATE_USE_{way}", "").lower() for way in ("FSDP", "DEEPSPEED"))
+    return "true" in asked and torch.cuda.is_available()
+
+
 COUNTED_STEPS = 1_000_000
 """Updates among which the results that a training keeps are counted."""
 
@@ -38,6 +46,8 @@ def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: 
         parts["gradients of all"] = trained
     if options.dtype != "float32":
         parts[f"{options.dtype} copies"] = weights // 2  # that autocast keeps for the backward pass
+    if shards():
+        parts = {name: size // processes for name, size in parts.items()}
     if options.teacher is not None:
         with open_model(options.teacher) as teacher:
             parts[TEACHER] = weight_bytes(teacher, parse_dtype(options.dtype))

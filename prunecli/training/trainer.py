@@ -118,6 +118,18 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
     return arguments
 
 
+def _shares_parameters(model: Any) -> bool:
+    """Whether a parameter has several names: a table of encoder and decoder, an FFN of several layers."""
+    output = model.get_output_embeddings()
+    head = (
+        None if output is None else output.weight
+    )  # accelerate puts it into one group with the input's table
+    names = [id(weight) for _, weight in model.named_parameters(remove_duplicate=False)]
+    return max(map(names.count, {id(head)} & {*names}), default=0) > 2 or any(
+        names.count(one) > 1 for one in {*names} - {id(head)}
+    )
+
+
 class FinetuneTrainer(Trainer):  # type: ignore[misc]
     """One run.
 
@@ -167,6 +179,12 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
                 raise UsageError(
                     "--metric chrf++: sharded weights do not translate",
                     "Choose --metric loss, or train without FSDP.",
+                )
+            if self.accelerator.is_fsdp2 and _shares_parameters(model):
+                # accelerate puts the modules that share a parameter into several groups, which torch refuses.
+                raise UsageError(
+                    "accelerate is set to FSDP: it cannot shard a model in which modules share parameters",
+                    "Choose distributed_type MULTI_GPU in its config; --lora or --train take less memory.",
                 )
             objective.in_blocks = False
             if validation is not None:

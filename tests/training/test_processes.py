@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prunecli.errors import UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from tests.families import tiny_family
 from tests.forked import ended, start
-from tests.selections import kept_heads
+from tests.selections import kept_experts, kept_heads
+from tests.stock_mixtures import tiny_mixture
+from tests.tiny import write_plain_tokenizer
 from tests.training.runs import options, parallel, train, translation
 
 CALM = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
@@ -93,22 +94,43 @@ def _sharded(folder, *arguments):
     return found[0][2]
 
 
-@pytest.mark.parametrize("kind", ["heads", "mixture", "shared"])
+def _reduced(folder, kind):
+    """A language model in `reduced` with heads of its own, or with fewer experts."""
+    if kind == "heads":
+        tiny_family(folder / "full", "gpt2")
+    else:
+        tiny_mixture("qwen3_moe", output_router_logits=True).save_pretrained(folder / "full")
+        write_plain_tokenizer(folder / "full")
+    with open_model(folder / "full") as source:
+        if kind == "heads":
+            kept = kept_heads({source.layout.attentions[0].name: (1,)})
+        else:
+            kept = kept_experts({layer.name: (1, 4, 5) for layer in source.mixtures})
+        apply(source, cut(source, kept), folder / "reduced")
+
+
+@pytest.mark.parametrize("kind", ["heads", "experts"])
 def test_sharded_weights_make_the_model_of_whole_ones(folder, kind):
-    """A reduced model, and a mixture with a router that learns evenly; written whole, also in its course."""
-    text = ("--data", "data")
-    with open_model(folder / "model") as source:
-        heads = {source.layout.attentions[0].name: (1,)}
-        apply(source, cut(source, kept_heads(heads)), folder / "reduced")
-    run = ("reduced", *text, *SMALL, "--learning-rate", "1e-3", "--save-every", "2")
+    """The result is whole, also what is kept in its course."""
+    _reduced(folder, kind)
+    run = ("reduced", "--text", "data/train.eng_Latn", *SMALL, "--learning-rate", "1e-3", "--save-every", "2")
     assert "each process holds" not in _sharded(folder, *run, "-o", "out")
-    assert ended(start(folder, "finetune", *run, "-o", "whole"))[0][0] == 0
+    (status, _, said), _ = ended(start(folder, "finetune", *run, "-o", "whole"))
+    assert status == 0, said
     for name in ("", ".steps/step-2"):
         before, one, two = (open_model(folder / path) for path in ("reduced", f"whole{name}", f"out{name}"))
         assert dict(one.tensors) == dict(two.tensors)
         moved = np.mean([np.abs(one.read(name) - before.read(name)).mean() for name in one.tensors])
         apart = np.mean([np.abs(one.read(name) - two.read(name)).mean() for name in one.tensors])
         assert apart < 0.02 * moved
+
+
+def test_sharding_a_model_that_shares_tables_is_refused(folder):
+    for status, _, said in ended(
+        start(folder, "finetune", "model", "--data", "data", *SMALL, "-o", "o", code=SHARDING)
+    ):
+        assert status == 2
+        assert "modules share parameters" in " ".join(said.split())
 
 
 def test_a_failure_of_all_is_said_and_leaves_nothing(folder):
