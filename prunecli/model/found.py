@@ -41,6 +41,7 @@ from prunecli.model.probe import (
     owners,
     width_keys,
     with_scaled,
+    without_tables,
 )
 from prunecli.model.skeleton import Changes, Shape, Skeleton, cannot_make, skeleton_of
 from prunecli.model.structure import Structure
@@ -254,7 +255,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
     elif _has_one_each(checkpoint.structure, *heads[0]):
         heads, units = [], None
     else:
-        units = heads[0][0]
+        units = None if heads[0][0].biased else heads[0][0]
     tokens = _tried(trial, width_keys(skeleton, VOCABULARY), small_tokens, lambda _: {}, {})
     movable = tuple(
         stack.key
@@ -332,14 +333,21 @@ def _tried(
     confirmed: list[tuple[UnitKeys, Carriers]] = []
     by_keys = {frozenset(units.keys): units for units in small}
     for units in found:
-        own = by_keys.get(frozenset(units.keys))
-        for number, layout in enumerate(own.layouts if own else ()):
+        if (own := by_keys.get(frozenset(units.keys))) is None:
+            continue
+        for number, layout in enumerate(own.layouts):
             with suppress(Exception):  # of any kind: transformers opens no such model
-                if own is not None and trial.of_units(own, layout, axes(layout)) < NEAR:
+                if trial.of_units(own, layout, axes(layout)) < NEAR:
                     confirmed.append((units, units.layouts[min(number, len(units.layouts) - 1)]))
                     if (most := _uneven(trial, own, layout, axes(layout), least)) is not None:
                         uneven[[*units.keys][-1]] = replace(units, least=most)
                     break
+        else:
+            layout = without_tables(own.layouts[-1])
+            own = replace(own, biased=len(layout) < len(own.carriers))
+            if own.biased and (most := _uneven(trial, own, layout, axes(layout), least)) is not None:
+                confirmed.append((replace(units, biased=True), without_tables(units.layouts[-1])))
+                uneven[[*units.keys][-1]] = replace(units, least=most)
     return confirmed
 
 
@@ -484,6 +492,7 @@ def _attentions(prefix: str, names: Iterable[str], units: UnitKeys, carriers: Ca
                     output.removesuffix(".weight"),
                     (),
                     queries=queries,
+                    position_bias=units.biased,
                 )
             )
     return made

@@ -22,6 +22,7 @@ _KEY_VALUE = re.compile(r"kv|key_value")
 _NO_COUNT = re.compile(r"dim|size|width|index")
 HEAD_WIDTHS = ("head_dim", "d_kv", "attention_head_dim", "head_size", "kv_channels")
 HIDDEN = ("hidden_size", "d_model", "n_embd")
+_TABLE = re.compile(r"bias\.weight$|embeddings?\.weight$")
 _OTHER_SENSES = re.compile(r"vision|audio|image|speech|codec|video")
 
 
@@ -77,6 +78,7 @@ class UnitKeys:
         scaled: keys of sizes that a unit has as large a part of, in a model with fewer units of the same width: no
             config says that of a model whose other parts are as they were.
         least: units that each axis has to keep where they keep different numbers.
+        biased: whether layers share a table of biases with a column for every head, which keeps all of them.
     """
 
     keys: Mapping[str, int]
@@ -85,6 +87,7 @@ class UnitKeys:
     stated: Changes = field(default_factory=dict)
     scaled: Mapping[str, int] = field(default_factory=dict)
     least: int = 0
+    biased: bool = False
 
     @property
     def layouts(self) -> list[dict[str, Carrier]]:
@@ -119,9 +122,16 @@ def outputs(carriers: Mapping[str, Carrier]) -> list[str]:
     """The tensors of heads that mix them: what is computed for each head has its bias among the heads'."""
     biased = {name.rpartition(".")[0] for name in carriers if name.endswith(".bias")}
     weights = [
-        name for name in carriers if name.endswith(".weight") and name.rpartition(".")[0] not in biased
+        name
+        for name in without_tables(carriers)
+        if name.endswith(".weight") and name.rpartition(".")[0] not in biased
     ]
     return [name for name in weights if carriers[name].dim == 1] or weights
+
+
+def without_tables(carriers: Mapping[str, Carrier]) -> dict[str, Carrier]:
+    """The carriers but those that are tables with a column for each head: of biases by position."""
+    return {name: carrier for name, carrier in carriers.items() if not _TABLE.search(name)}
 
 
 def owners(carriers: Mapping[str, Carrier]) -> dict[str, str]:
@@ -173,20 +183,29 @@ def layer_keys(skeleton: Skeleton) -> list[LayerKey]:
 
 
 def width_keys(skeleton: Skeleton, pattern: re.Pattern[str]) -> list[UnitKeys]:
-    """The sizes under keys of such names; tensors have each unit once, or several times in blocks."""
-    found = []
-    for key, value in (*numbers(skeleton.effective), *_unstated(skeleton, pattern)):
-        moved = _moved(skeleton, {key: value + 1}) if value > 1 and pattern.search(_last(key)) else {}
-        blocks = {after - before for _, before, after in moved.values()} or {0}
-        if blocks <= {1, 2} and all(
-            before == (after - before) * value for _, before, after in moved.values()
-        ):
-            carriers = {
-                name: (Carrier(dim, (1,) * (after - before)), Carrier(dim))[: min(after - before, 2)]
-                for name, (dim, before, after) in moved.items()
-            }
-            found.append(UnitKeys({key: 1}, value, carriers))
-    return found
+    """The sizes under keys of such names; tensors have each unit once, or several times in blocks.
+
+    Keys of one vocabulary, which say the same size, are also tried together.
+    """
+    named = (*numbers(skeleton.effective), *_unstated(skeleton, pattern))
+    sizes = {key: value for key, value in named if value > 1 and pattern.search(_last(key))}
+    tried = [(dict.fromkeys((key,), 1), value) for key, value in sizes.items()]
+    if pattern is VOCABULARY and len({*sizes.values()}) == 1 < len(sizes):
+        tried.append((dict.fromkeys(sizes, 1), tried[0][1]))
+    return [own for keys, value in tried if (own := _width(skeleton, keys, value))]
+
+
+def _width(skeleton: Skeleton, keys: Mapping[str, int], size: int) -> UnitKeys | None:
+    """The units of one size; None: what these keys move is not as long as they say."""
+    moved = _moved(skeleton, {key: size + 1 for key in keys})
+    blocks = {after - before for _, before, after in moved.values()} or {0}
+    if not blocks <= {1, 2} or any(before != (after - before) * size for _, before, after in moved.values()):
+        return None
+    carriers = {
+        name: (Carrier(dim, (1,) * (after - before)), Carrier(dim))[: min(after - before, 2)]
+        for name, (dim, before, after) in moved.items()
+    }
+    return UnitKeys(keys, size, carriers)
 
 
 def head_counts(values: Mapping[str, Any]) -> dict[str, int]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.model.axes import Carrier
 from prunecli.model.declared import EXPERTS
-from prunecli.model.patchwork import fit_sizes, fitted
+from prunecli.model.patchwork import common_owner, fit_sizes, fitted, pick_bias
 from prunecli.model.probe import HEAD_WIDTHS, HIDDEN, LayerKey, UnitKeys, head_counts, numbers
 from prunecli.model.skeleton import Changes, Skeleton, quiet, stored_form
 
@@ -37,7 +37,7 @@ _FEW = {EXPERTS: 16, TOP_K: 4, re.compile(r"^(n|num_expert)_group$"): 2, re.comp
 """Keys -> how many experts a small model has, and groups of experts and choices of a router at most."""
 NEVER = -1e4
 """Score of an expert that is never picked; finite, so that what multiplies it does not spread."""
-_TOKENS, _POSITIONS, _WINDOW = 96, 64, 4
+_TOKENS, _POSITIONS, _WINDOW, _HEAD = 96, 64, 4, 4
 _MOST = 1 << 24
 """Numbers that the small model has at most."""
 
@@ -72,6 +72,7 @@ class Trial:
             for kind, cached in product(("float64", "float32"), (True, False)):
                 with suppress(Exception):  # of any kind: what a class makes of sizes that it does not like
                     is_alike = _divided(made.config) == _divided(skeleton.effective)
+                    is_alike &= scale == 1 or all(width >= _HEAD for width in _head_widths(made.config))
                     if is_alike and sum(map(prod, made.shapes.values())) < _MOST:
                         trial = cls(made, _drawn(made, kind), cached)
                         trial._logits(trial.model)
@@ -120,6 +121,8 @@ class Trial:
     ) -> float:
         """The same where each axis keeps another number of units, this one at least; see `of_units`.
 
+        With a bias of positions for all heads, each attention picks that of its own.
+
         Raises:
             Exception: as `of_units`.
         """
@@ -138,6 +141,9 @@ class Trial:
                 donor = self.skeleton.donor(units.donor(max(len(own), 1)))
                 within = {name: carrier for name, carrier in carriers.items() if axes[name] == axis}
                 fit_sizes(model, donor, self.modules.__getitem__, within, len(own), units.held)
+                if units.biased:
+                    attention = common_owner({self.modules[name]: None for name in within})
+                    pick_bias(model.get_submodule(attention), own, units.held)
 
         expected = self._logits(self._opened(self.skeleton, masked))
         return _apart(expected, self._logits(self._opened(self.skeleton, cut, fit)), self._whole)
@@ -381,10 +387,15 @@ def _scaled(values: Mapping[str, Any], scale: int) -> dict[str, Any]:
 
 def _divided(values: Mapping[str, Any]) -> list[bool]:
     """Whether the heads of each kind divide the hidden size, where their width follows from that."""
+    return [width.is_integer() for width in _head_widths(values)]
+
+
+def _head_widths(values: Mapping[str, Any]) -> list[float]:
+    """Width of a head of each kind, where it follows from the number of heads."""
     if any(key.endswith(HEAD_WIDTHS) for key, _ in numbers(values)):
         return []
     hidden = next((values[name] for name in HIDDEN if values.get(name)), 0)
-    return [hidden % count == 0 for count in head_counts(values).values() if count > 0]
+    return [hidden / count for count in head_counts(values).values() if count > 0]
 
 
 def few_experts(key: str, value: int) -> int:
