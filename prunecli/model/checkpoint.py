@@ -55,19 +55,20 @@ class Checkpoint(TensorReader):
 
     @property
     def family(self) -> Architecture | None:
-        """The declared family, or a record of its experts alone; None: nothing is declared, and no experts are found."""
+        """The declared family, or a record of its experts; None if nothing is declared and no experts are found."""
         return self._declared or self._experts
 
     @cached_property
     def _experts(self) -> Architecture | None:
         """What the class says of experts; None: it has none, or nothing that can be believed."""
+        with located(self.path):
+            if not counts_experts(self.config):
+                return None
         with suppress(PruneError):
             return self._find_experts()
         return None
 
     def _find_experts(self) -> Architecture | None:
-        if not counts_experts(self.config):
-            return None
         from prunecli.model.found import found_experts
 
         return found_experts(self)
@@ -210,7 +211,7 @@ class Checkpoint(TensorReader):
             CheckpointError: as `find_mixtures`.
         """
         if not self.mixtures:
-            if self.family is None:
+            if self.family is None and counts_experts(self.config):
                 self._find_experts()  # says why there are none
             raise UnsupportedModelError(
                 f"{self.path}: the model has no experts", "Give a mixture-of-experts checkpoint."

@@ -118,8 +118,8 @@ class ModelLayout:
         """
         if not self.own_attentions:
             raise UnsupportedModelError(
-                f"models of type {self.family.model_type} have no heads that can be removed: they have no attention, or "
-                "one that computes something else without some of its heads, such as a norm over all of them"
+                f"models of type {self.family.model_type} have no heads that can be removed: they have no attention, "
+                "or one that computes something else without some of its heads, such as a norm over all of them"
             )
         return self.own_attentions
 

@@ -252,7 +252,7 @@ def width_keys(skeleton: Skeleton, pattern: re.Pattern[str]) -> list[UnitKeys]:
 
 def _width(skeleton: Skeleton, keys: Mapping[str, int], size: int) -> UnitKeys | None:
     """The units of one size; None: what these keys move is not as long as they say."""
-    moved = _moved(skeleton, {key: size + 1 for key in keys})
+    moved = _moved(skeleton, dict.fromkeys(keys, size + 1))
     blocks = {after - before for _, before, after in moved.values()} or {0}
     if not blocks <= {1, 2} or any(before != (after - before) * size for _, before, after in moved.values()):
         return None

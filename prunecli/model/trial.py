@@ -221,6 +221,43 @@ class Trial:
                 hook.remove()
         return _apart(expected, self._logits(smaller), whole)
 
+    def runs_by_layer(self, stacks: Sequence[LayerKey]) -> bool:
+        """Whether the model computes the same if it is run once for each layer, and earlier layers return what they
+        returned before: nothing but the output of the last layer of a stack goes on to the next one.
+
+        Args:
+            stacks: those of the model, in the order in which they run.
+        """
+        stored: dict[int, Any] = {}
+
+        def run(
+            own: int, current: tuple[int, int], number: int, stock: Any, *args: Any, **kwargs: Any
+        ) -> Any:
+            if (own, number) < current:
+                return stored[own]
+            stored[own] = stock(*args, **kwargs)
+            raise _Stopped
+
+        modules = [
+            (own, number, self.model.get_submodule(stack.modules[0])[number])
+            for own, stack in enumerate(stacks)
+            for number in range(stack.depth)
+        ]
+        forwards = [module.forward for _, _, module in modules]
+        expected = self._pass(self.model)
+        try:
+            for current in (*[(own, number) for own, number, _ in modules], (len(stacks), 0)):
+                for (own, number, module), stock in zip(modules, forwards, strict=True):
+                    module.forward = partial(run, own, current, number, stock)
+                with suppress(_Stopped):
+                    found = self._pass(self.model)
+            return bool((found == expected).all())
+        except Exception:  # of any kind: a layer that wants more than the output of the one before
+            return False
+        finally:
+            for (_, _, module), stock in zip(modules, forwards, strict=True):
+                module.forward = stock
+
     def of_experts(self, changes: Changes, cut: Mapping[str, Tensor], never: Mapping[str, Tensor]) -> float:
         """The same of experts.
 
@@ -252,22 +289,31 @@ class Trial:
         """
         import torch
 
+        found = self._pass(model, tokens)
+        if self.cached and _takes_cache(model):
+            found = torch.cat([found, self._pass(model, tokens, use_cache=True)])
+        if not bool(torch.isfinite(found).all()):
+            raise ValueError("logits are not finite")
+        return found
+
+    def _pass(self, model: Any, tokens: Tensor | None = None, *, use_cache: bool = False) -> Tensor:
+        """`[2, 12, vocabulary]`, of one pass.
+
+        Raises:
+            Exception: of any kind: the class fails.
+        """
+        import torch
+
         if tokens is None:
             vocabulary = _TOKENS
             with suppress(Exception):  # some have no table, or several
                 vocabulary = min(vocabulary, model.get_input_embeddings().weight.shape[0])
             tokens = _text(vocabulary)
-        taken = inspect.signature(model.forward).parameters.values()
-        more: dict[str, Any] = (
-            {"decoder_input_ids": tokens.flip(1)} if model.config.is_encoder_decoder else {}
-        )
-        passes: list[dict[str, Any]] = [{}]
-        if any(one.name == "use_cache" or one.kind == one.VAR_KEYWORD for one in taken):
-            passes = [{"use_cache": False}, *([{"use_cache": True}] if self.cached else [])]
+        more: dict[str, Any] = {"use_cache": use_cache} if _takes_cache(model) else {}
+        if model.config.is_encoder_decoder:
+            more["decoder_input_ids"] = tokens.flip(1)
         with torch.no_grad():
-            found = torch.cat([model(input_ids=tokens, return_dict=True, **more, **one)[0] for one in passes])
-        if not bool(torch.isfinite(found).all()):
-            raise ValueError("logits are not finite")
+            found: Tensor = model(input_ids=tokens, return_dict=True, **more)[0]
         return found
 
     def _opened(
@@ -298,6 +344,15 @@ class Trial:
         ]:
             raise ValueError(f"its tensors do not fit the smaller config: {odd[0]}")
         return _plain(model)
+
+
+class _Stopped(BaseException):
+    """Ends a pass after a layer; not an Exception, so that no model code catches it."""
+
+
+def _takes_cache(model: Any) -> bool:
+    taken = inspect.signature(model.forward).parameters.values()
+    return any(one.name == "use_cache" or one.kind == one.VAR_KEYWORD for one in taken)
 
 
 def first_and_last(depth: int) -> Sequence[int]:
