@@ -271,7 +271,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
         and _is_same(trial, small[stack.key])
     )
     values = skeleton.effective
-    stacks = _stacks(own, widths, heads, checkpoint.family and checkpoint.family.mixture)
+    stacks = _stacks(own, widths, heads, None if checkpoint.family is None else checkpoint.family.mixture)
     cut = dict(ChainMap(*(dict(carriers) for _, carriers in (*heads, *widths))))
     hidden = next((name for name, _ in numbers(values) if name.rpartition(".")[2] in HIDDEN), None)
     declared = checkpoint.family or Architecture(checkpoint.model_type, "", "")  # of its experts

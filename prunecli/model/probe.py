@@ -228,13 +228,13 @@ def _layer_rules(skeleton: Skeleton, key: str, depth: int) -> LayerKey:
     first = [name for name, value in config.items() if _FIRST.search(name) and type(value) is int and value]
     period, exceptions = PERIOD
     has_period = type(step := config.get(period)) is int and step > 1 and exceptions in numbered
+    start = f"{before}{dot}"
 
     def full(names: Iterable[str]) -> tuple[str, ...]:
-        return tuple(f"{before}{dot}{name}" for name in names)
+        return tuple(f"{start}{name}" for name in names)
 
-    return LayerKey(
-        key, (), (), depth, full(whole), full(numbered), full(first), full(PERIOD) if has_period else None
-    )
+    own_period = (f"{start}{period}", f"{start}{exceptions}") if has_period else None
+    return LayerKey(key, (), (), depth, full(whole), full(numbered), full(first), own_period)
 
 
 def width_keys(skeleton: Skeleton, pattern: re.Pattern[str]) -> list[UnitKeys]:
