@@ -92,7 +92,7 @@ def score_heads(
     choice = texts.choice(checkpoint)
     with open_model(checkpoint_or_demo(checkpoint)) as opened:
         layers = (
-            opened.layout.own_attentions
+            opened.layout.require_heads()
         )  # a family that is not declared is refused before anything heavy
 
         from prunecli.methods.heads.score import ScoreOptions

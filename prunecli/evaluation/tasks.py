@@ -161,8 +161,6 @@ def _check_by_layer(checkpoints: Iterable[Checkpoint]) -> None:
     from prunecli.modules.stock_names import REMEDY
 
     for checkpoint in checkpoints:
-        if checkpoint.family is None:
-            checkpoint.require_architecture()
         if checkpoint.runs_stock and (refused := refused_by_layer(checkpoint)) is not None:
             raise UsageError(f"--memory: {refused}", REMEDY)
 
