@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
 from transformers import TrainerCallback
 
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.training.state import fill
 
 
 @dataclass(frozen=True)
@@ -33,23 +31,20 @@ class Keep:
 
 
 class Keeper(TrainerCallback):  # type: ignore[misc]
-    """Has the first of several processes write."""
+    """Writes the model after the updates that `keep` names.
 
-    def __init__(
-        self,
-        keep: Keep,
-        source: Checkpoint,
-        weights: Callable[[], Mapping[str, Tensor]],
-        build: Callable[[], Any],
-    ) -> None:
-        self.keep, self.source, self.weights, self.build = keep, source, weights, build
+    Args:
+        source: the checkpoint that training began with.
+        whole_model: returns the model that is written. Every process calls it; the first process uses its result.
+    """
+
+    def __init__(self, keep: Keep, source: Checkpoint, whole_model: Callable[[], Any]) -> None:
+        self.keep, self.source, self.whole_model = keep, source, whole_model
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """After an update: a copy of the model is written, since writing merges low-rank updates."""
+        """Write the model if it is due."""
         if not self.keep.is_due(state.global_step):
             return
-        weights = self.weights()
+        model = self.whole_model()
         if args.should_save:
-            model = self.build()
-            fill(model, weights)
             self.keep.write(model, self.source, state.global_step)

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -39,6 +40,7 @@ from prunecli.training.room import disk_bytes, require_room
 from prunecli.training.state import (
     FINISHED,
     TRAINER_STATE,
+    fill,
     finished,
     last_checkpoint,
     load_weights,
@@ -242,7 +244,10 @@ def _train(
         watch = Watch(process_group, limit=limit, advance=advance, report=report)
         trainer = FinetuneTrainer(model, arguments, examples, objective, validation, options, watch)
         if keep is not None:
-            trainer.add_callback(Keeper(keep, source, trainer.weights, build))
+            copies = trainer.is_sharded or options.lora is not None
+            trainer.add_callback(
+                Keeper(keep, source, partial(_copied, trainer, build) if copies else lambda: model)
+            )
         if _asked_to_shard() and not trainer.is_sharded:
             report("accelerate shards on GPUs alone: here each process holds the whole model.")
         if last is not None:
@@ -277,6 +282,16 @@ def _train(
     if process_group.is_main:
         mark_finished(state, done)
     return done, trainer.is_sharded
+
+
+def _copied(trainer: FinetuneTrainer, build: Callable[[], Any]) -> Any:
+    """A copy of the model on the CPU: writing merges low-rank updates into the weights. None on other processes."""
+    weights = trainer.weights()
+    if not trainer.args.should_save:
+        return None
+    model = build()
+    fill(model, weights)
+    return model
 
 
 def _asked_to_shard() -> bool:
