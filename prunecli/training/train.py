@@ -144,12 +144,16 @@ def train(
             def build() -> Any:
                 model = load_model(checkpoint.path, device="cpu", dtype="float32")
                 choose_attention(model, arguments.device, options.dtype)
+                unread.update(not_run(model, checkpoint) if checkpoint.runs_stock else ())
                 prepare(model, checkpoint, options)
                 return model
 
+            unread: set[str] = set()
             model = build()
-            if checkpoint.runs_stock and (kept := not_run(model, checkpoint)):
-                report(f"Not run by {type(model).__name__}, written as they are: {in_one_line(kept)}")
+            if unread:
+                report(
+                    f"Not run by {type(model).__name__}, written as they are: {in_one_line(sorted(unread))}"
+                )
             _require_tokens(tokenizer, model, checkpoint)
             if done is None:
                 done, is_sharded = _train(

@@ -8,6 +8,8 @@ import pytest
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
+from prunecli.text.choice import TextChoice
+from prunecli.training.finetune import Destination, finetune
 from tests.families import tiny_family
 from tests.forked import ended, start
 from tests.selections import kept_experts, kept_heads
@@ -33,6 +35,15 @@ def _start(folder, *arguments):
     return ended(start(folder, "finetune", "model", "--data", "data", *arguments))
 
 
+def _assert_nearly_equal(source, one, other):
+    """Two models trained from `source` differ by little of what training changed."""
+    before, first, second = (open_model(path) for path in (source, one, other))
+    assert dict(first.tensors) == dict(second.tensors)
+    moved = np.mean([np.abs(first.read(name) - before.read(name)).mean() for name in first.tensors])
+    apart = np.mean([np.abs(first.read(name) - second.read(name)).mean() for name in first.tensors])
+    assert apart < 0.02 * moved
+
+
 def test_two_processes_make_the_model_of_one(folder):
     first, second = _start(folder, *SMALL, "--metric", "chrf++", "--learning-rate", "1e-3", "-o", "out")
     assert first[0] == second[0] == 0, first[2] + second[2]
@@ -43,10 +54,7 @@ def test_two_processes_make_the_model_of_one(folder):
     assert not (folder / "out.training").exists()
     made = options(steps=4, warmup=1, accumulate=2, metric="chrf++")
     trained = train(folder / "model", folder / "one", made, translation(40, 3))
-    before, one, two = (open_model(path) for path in (folder / "model", trained.staged, folder / "out"))
-    moved = np.mean([np.abs(one.read(name) - before.read(name)).mean() for name in one.tensors])
-    apart = np.mean([np.abs(one.read(name) - two.read(name)).mean() for name in one.tensors])
-    assert apart < 0.02 * moved
+    _assert_nearly_equal(folder / "model", trained.staged, folder / "out")
 
 
 def test_two_processes_keep_results_in_their_course(folder):
@@ -64,9 +72,11 @@ def test_two_processes_keep_results_in_their_course(folder):
 
 
 SHARDING = """
-import os, sys
+import os
 from accelerate import state
 from accelerate.utils import FullyShardedDataParallelPlugin
+from prunecli.commands.app import main
+from prunecli.training.watch import Watch
 
 made = state.AcceleratorState.__init__
 
@@ -81,21 +91,20 @@ os.environ.update(
     ACCELERATE_USE_FSDP="true", FSDP_VERSION="2", FSDP_AUTO_WRAP_POLICY="TRANSFORMER_BASED_WRAP",
     FSDP_STATE_DICT_TYPE="FULL_STATE_DICT", FSDP_RESHARD_AFTER_FORWARD="true",
 )
-from prunecli.commands.app import main
 main()
 """
-"""The command, with accelerate made to shard on a CPU too: itself it does so on accelerators alone."""
+"""The command, with accelerate made to shard on a CPU too: accelerate itself does so on accelerators alone."""
+
+DYING = SHARDING.replace(
+    "\nmain()",
+    "\nWatch.on_log = lambda _, args, state, *__, **___: state.global_step == 4 and os._exit(9) or None\nmain()",
+)
+"""The same, killed at the last update."""
 
 
-def _sharded(folder, *arguments):
-    """What the first of two processes with sharded weights says."""
-    found = ended(start(folder, "finetune", *arguments, code=SHARDING))
-    assert [status for status, _, _ in found] == [0, 0], found[0][2] + found[1][2]
-    return found[0][2]
-
-
-def _reduced(folder, kind):
-    """A language model in `reduced` with heads of its own, or with fewer experts."""
+@pytest.mark.parametrize("kind", ["heads", "experts"])
+def test_sharded_weights_make_the_model_of_whole_ones(folder, kind):
+    """The results are whole; those of the model with fewer heads also when the run was killed and repeated."""
     if kind == "heads":
         tiny_family(folder / "full", "gpt2")
     else:
@@ -107,22 +116,24 @@ def _reduced(folder, kind):
         else:
             kept = kept_experts({layer.name: (1, 4, 5) for layer in source.mixtures})
         apply(source, cut(source, kept), folder / "reduced")
-
-
-@pytest.mark.parametrize("kind", ["heads", "experts"])
-def test_sharded_weights_make_the_model_of_whole_ones(folder, kind):
-    """The result is whole, also what is kept in its course."""
-    _reduced(folder, kind)
-    run = ("reduced", "--text", "data/train.eng_Latn", *SMALL, "--learning-rate", "1e-3", "--save-every", "2")
-    assert "each process holds" not in _sharded(folder, *run, "-o", "out")
-    (status, _, said), _ = ended(start(folder, "finetune", *run, "-o", "whole"))
-    assert status == 0, said
+    text, held_out = folder / "data" / "train.eng_Latn", folder / "data" / "val.eng_Latn"
+    finetune(
+        folder / "reduced",
+        TextChoice(files=(text,)),
+        Destination(folder / "whole", save_every=2),
+        options(steps=4, warmup=1, accumulate=2),
+        valid=TextChoice(files=(held_out,)),
+    )
+    run = ("finetune", "reduced", "--text", str(text), "--valid-text", str(held_out), *SMALL)
+    run = (*run, "--learning-rate", "1e-3", "--save-every", "2", "-o", "out")
+    if kind == "heads":
+        assert [status for status, _, _ in ended(start(folder, *run, code=DYING))] == [9, 9]
+    found = ended(start(folder, *run, code=SHARDING))
+    assert [status for status, _, _ in found] == [0, 0], found[0][2] + found[1][2]
+    assert ("Going on from step 2" in found[0][2]) == (kind == "heads")
+    assert "each process holds" not in found[0][2]
     for name in ("", ".steps/step-2"):
-        before, one, two = (open_model(folder / path) for path in ("reduced", f"whole{name}", f"out{name}"))
-        assert dict(one.tensors) == dict(two.tensors)
-        moved = np.mean([np.abs(one.read(name) - before.read(name)).mean() for name in one.tensors])
-        apart = np.mean([np.abs(one.read(name) - two.read(name)).mean() for name in one.tensors])
-        assert apart < 0.02 * moved
+        _assert_nearly_equal(folder / "reduced", folder / f"whole{name}", folder / f"out{name}")
 
 
 def test_sharding_a_model_that_shares_tables_is_refused(folder):
