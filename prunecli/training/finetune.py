@@ -25,13 +25,13 @@ from prunecli.tensors.transaction import output_error, refuse_target
 from prunecli.text.choice import TextChoice
 from prunecli.text.tasks import HEADLESS, TrainingTask
 from prunecli.training.data import TrainingData, read_training_data
-from prunecli.training.keeping import Keep
 from prunecli.training.loss import headless_loss
 from prunecli.training.options import TrainingOptions
-from prunecli.training.result import finetune_step, outputs_of, stage
+from prunecli.training.parts import finetune_step, outputs_of, stage
 from prunecli.training.start import Start
 from prunecli.training.state import finished, sole_writer, state_directory
 from prunecli.training.train import Trained, train
+from prunecli.training.watch import Keep
 
 
 @dataclass(frozen=True)
@@ -154,20 +154,21 @@ def finetune(
     with sole_writer(destination.output) if processes.rank() == 0 else nullcontext():
         try:
             trained = train(
-                lambda: start.open(state),
+                start,
+                identity,
                 data,
                 options,
                 state,
-                origin=identity,
                 dtype=destination.dtype,
-                origin_files=start.files(identity),
                 resume=resume,
                 progress=progress,
                 report=say,
                 keep=Keep(destination.save_every, destination.keep_at, keep) if destination.keeps else None,
             )
             return (
-                _written(start, data, options, trained, state, destination, warn) if trained.is_main else None
+                _written(start, data, options, trained, state, destination, warn)
+                if processes.rank() == 0
+                else None
             )
         except (OSError, OutputError) as error:
             if finished(state) is None:

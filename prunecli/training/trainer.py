@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,12 @@ from prunecli.errors import UsageError
 from prunecli.modules.devices import choose_device
 from prunecli.processes import PATIENCE, join, started_here, world_size
 from prunecli.running.examples import IGNORED, Examples
-from prunecli.training.batches import BucketSampler, EpochLoader, loader
+from prunecli.training.data import BucketSampler, loader
 from prunecli.training.loss import Objective
 from prunecli.training.options import TrainingOptions
 from prunecli.training.repeatable import FIXED, WORKSPACE, forwards_only
-from prunecli.training.state import save_weights, storing
-from prunecli.training.validation import Validation
-from prunecli.training.watch import REMEDY, TrainingError, Watch, require_number
+from prunecli.training.state import fill, save_weights, storing
+from prunecli.training.watch import REMEDY, TrainingError, Validation, Watch, require_number
 
 LOG_EVERY = 50
 """Updates between two looks at the loss, each of which waits for the device."""
@@ -119,15 +119,11 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
 
 
 def _shares_parameters(model: Any) -> bool:
-    """Whether a parameter has several names: a table of encoder and decoder, an FFN of several layers."""
-    output = model.get_output_embeddings()
-    head = (
-        None if output is None else output.weight
-    )  # accelerate puts it into one group with the input's table
-    names = [id(weight) for _, weight in model.named_parameters(remove_duplicate=False)]
-    return max(map(names.count, {id(head)} & {*names}), default=0) > 2 or any(
-        names.count(one) > 1 for one in {*names} - {id(head)}
-    )
+    """Whether modules share a parameter; an output layer that is tied to the input table does not count."""
+    names = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+    if (output := model.get_output_embeddings()) is not None:
+        names[id(output.weight)] -= 1  # accelerate puts it into one group with the input table
+    return max(names.values()) > 1
 
 
 class FinetuneTrainer(Trainer):  # type: ignore[misc]
@@ -190,7 +186,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
             if validation is not None:
                 validation.objective.in_blocks = False
 
-    def get_train_dataloader(self) -> EpochLoader:
+    def get_train_dataloader(self) -> Any:
         """This process's batches."""
         sampler = BucketSampler(
             self.examples.lengths,
@@ -301,6 +297,22 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
             return dict(self.model.named_parameters())
         whole = self.accelerator.get_state_dict(self.model_wrapped)
         return {name: whole[name] for name in self.parameter_names} if self.args.should_save else {}
+
+    def whole_model(self, build: Callable[[], Any]) -> Any:
+        """The model to be written in the course of the training. All processes call this; the first uses the result.
+
+        Args:
+            build: makes a model as this one was before the training. Sharded weights are put into one; so are those
+                with low-rank updates, which writing merges into the weights.
+        """
+        if not self.is_sharded and self.options.lora is None:
+            return self.model
+        weights = self.weights()
+        if not self.args.should_save:
+            return None
+        model = build()
+        fill(model, weights)
+        return model
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         directory = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")

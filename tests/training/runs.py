@@ -15,7 +15,8 @@ from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 from prunecli.training.data import TrainingData
 from prunecli.training.options import LossOptions, TrainingOptions
-from prunecli.training.result import outputs_of
+from prunecli.training.parts import outputs_of
+from prunecli.training.start import Start
 from prunecli.training.state import WEIGHTS
 from prunecli.training.train import train as train_
 
@@ -77,11 +78,11 @@ def options(**changes):
 def train(checkpoint, state, made=OPTIONS, data=None, **more):
     """A whole run of the library's function; returns what it returns."""
     return train_(
-        lambda: open_model(checkpoint),
+        Start(checkpoint),
+        {"source": str(checkpoint)},
         translation() if data is None else data,
         made,
         state,
-        origin={"source": str(checkpoint)},
         **more,
     )
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from prunecli.errors import DataError
 from prunecli.running.examples import Batch
-from prunecli.training.batches import BucketSampler, loader, require_batch
+from prunecli.training.data import BucketSampler, loader, require_batch
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=60)
 

@@ -14,9 +14,9 @@ from prunecli.commands.trim_vocabulary import trim_vocabulary
 from prunecli.modules.loading import load_model
 from prunecli.processes import ProcessGroup
 from prunecli.text.tokens import load_tokenizer
-from prunecli.training.embedding import VectorDistance, lesson
 from prunecli.training.options import LossOptions
-from prunecli.training.validation import Validation
+from prunecli.training.teacher import VectorDistance, make_lesson
+from prunecli.training.watch import Validation
 from tests.commands.calls import call, refused
 from tests.evaluation.test_embedding import cosine_table, plain, vectors_of
 from tests.reference.training_loss import squared_distance
@@ -47,7 +47,7 @@ def test_vectors_and_hidden_states(folder: Path) -> None:
     plain(sentence_model(Path("other"), seed=1))
     models = [load_model(name, device="cpu", dtype="float32").eval() for name in ("other", "model")]
     tokenizer = load_tokenizer(Path("other"))
-    learned = lesson(Path("other"), models[0], tokenizer, Path("model"), models[1])
+    learned = make_lesson(Path("other"), models[0], tokenizer, Path("model"), models[1])
     examples = learned.examples(tokenizer, models[0], TEXTS)
     batch = examples.batch(range(len(TEXTS))).with_labels
     distance = len(TEXTS) * (1 - mean_cosine("other"))

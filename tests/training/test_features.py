@@ -18,7 +18,7 @@ from prunecli.text.tokens import load_tokenizer
 from prunecli.training.loss import FeatureDistance, headless_loss
 from prunecli.training.options import LossOptions
 from prunecli.training.start import Start
-from prunecli.training.validation import Validation
+from prunecli.training.watch import Validation
 from tests.commands.calls import call, raising, refused
 from tests.families import tiny_family
 from tests.reference.training_loss import squared_distance

@@ -12,7 +12,7 @@ import torch
 from prunecli.errors import OutputError
 from prunecli.text.choice import TextChoice
 from prunecli.training import finetune as finetuning
-from prunecli.training import result, state, train
+from prunecli.training import parts, state, train
 from prunecli.training.finetune import Destination, finetune
 from tests.families import tiny_family
 from tests.training.runs import OPTIONS, lines
@@ -107,7 +107,7 @@ def weights(directory):
 @pytest.mark.parametrize(
     ("owner", "function", "call", "more"),
     [
-        (result, "save_tensors", 1, {}),
+        (parts, "save_tensors", 1, {}),
         (finetuning, "apply", 1, {}),
         (finetuning, "write_json", 1, {"force": True}),  # the result is there then
     ],
