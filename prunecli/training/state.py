@@ -98,8 +98,6 @@ def prepare_state(
         UsageError: it is of another run; with the first difference.
         OutputError: it holds something else.
     """
-    for path in state.glob("checkpoint-*/weights.safetensors"):  # as prunecli 0.1.0 called them
-        path.rename(path.with_name(WEIGHTS))
     run = state / RUN
     if not resume and run.is_file():
         shutil.rmtree(state)

@@ -43,7 +43,7 @@ from prunecli.training.state import (
 )
 from prunecli.training.teacher import choose_attention, load_teacher
 from prunecli.training.trainer import FinetuneTrainer, training_arguments
-from prunecli.training.watch import Keep, Keeper, Watch
+from prunecli.training.watch import Keep, Watch
 
 NO_END = 1 << 40
 """Updates of a run that time alone ends."""
@@ -219,7 +219,8 @@ def _train(
         watch = Watch(process_group, limit=limit, advance=advance, report=report)
         trainer = FinetuneTrainer(model, arguments, examples, objective, validation, options, watch)
         if keep is not None:
-            trainer.add_callback(Keeper(keep, source, partial(trainer.whole_model, build)))
+            keep.whole_model = partial(trainer.whole_model, build)
+            trainer.add_callback(keep)
         if asked_to_shard() and not trainer.is_sharded:
             report("accelerate shards on GPUs alone: here each process holds the whole model.")
         if last is not None:

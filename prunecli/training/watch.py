@@ -18,7 +18,6 @@ from transformers.trainer_callback import ExportableState, TrainerCallback
 from prunecli.errors import PruneError
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.evaluation.scoring import make_metrics
-from prunecli.model.checkpoint import Checkpoint
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Say, unsaid
 from prunecli.results.document import LARGEST
@@ -179,43 +178,33 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
         self.report("Stopping after this step; its state is being kept.")
 
 
-@dataclass(frozen=True)
-class Keep:
-    """What is done with the model after some updates.
-
-    Attributes:
-        every: after each so many; None: only `at`.
-        at: after these.
-        write: takes the model, the checkpoint that it began as, and the update's number.
-    """
-
-    every: int | None
-    at: tuple[int, ...]
-    write: Callable[[Any, Checkpoint, int], None]
-
-    def is_due(self, step: int) -> bool:
-        """Whether the model is kept after this update."""
-        return step in self.at or (self.every is not None and step % self.every == 0)
-
-
-class Keeper(TrainerCallback):  # type: ignore[misc]
-    """Writes the model after the updates that `keep` names.
+class Keep(TrainerCallback):  # type: ignore[misc]
+    """Writes the model after some updates.
 
     Args:
-        source: the checkpoint that training began with.
-        whole_model: returns the model that is written. Every process calls it; the first process uses its result.
+        every: after each so many; None: only `at`.
+        at: after these.
+        write: takes the model and the update's number; only the first process calls it.
+
+    Attributes:
+        whole_model: returns the model to be written. Every process calls it.
     """
 
-    def __init__(self, keep: Keep, source: Checkpoint, whole_model: Callable[[], Any]) -> None:
-        self.keep, self.source, self.whole_model = keep, source, whole_model
+    whole_model: Callable[[], Any]
+
+    def __init__(self, every: int | None, at: tuple[int, ...], write: Callable[[Any, int], None]) -> None:
+        self.every, self.at, self.write = every, at, write
+
+    def is_due(self, step: int) -> bool:
+        """Whether the model is written after this update."""
+        return step in self.at or (self.every is not None and step % self.every == 0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the model if it is due."""
-        if not self.keep.is_due(state.global_step):
-            return
-        model = self.whole_model()
-        if args.should_save:
-            self.keep.write(model, self.source, state.global_step)
+        if self.is_due(state.global_step):
+            model = self.whole_model()
+            if args.should_save:
+                self.write(model, state.global_step)
 
 
 @dataclass(frozen=True)
