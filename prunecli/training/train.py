@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerState
-
-from prunecli.errors import CheckpointError, PruneError, UsageError
-from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.errors import CheckpointError, UsageError
+from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.modules.stock_names import not_run
 from prunecli.processes import ProcessGroup
@@ -22,25 +19,13 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.examples import Examples
 from prunecli.tensors.dtypes import is_float
 from prunecli.tensors.side_files import in_one_line
-from prunecli.tensors.transaction import require_space
-from prunecli.text.tokens import Tokenizer, language_id, languages, load_tokenizer
+from prunecli.text.tokens import language_id, languages, load_tokenizer
 from prunecli.training.data import BucketSampler, TrainingData, make_examples, require_batch
 from prunecli.training.options import TrainingOptions
 from prunecli.training.parts import prepare, stage
-from prunecli.training.repeatable import repeatable
 from prunecli.training.room import asked_to_shard, disk_bytes, require_room
 from prunecli.training.start import Start
-from prunecli.training.state import (
-    FINISHED,
-    TRAINER_STATE,
-    finished,
-    last_checkpoint,
-    load_weights,
-    mark_finished,
-    prepare_state,
-    require_sound,
-    trainer_state,
-)
+from prunecli.training.state import finished, last_checkpoint, load_weights, mark_finished, prepare_state
 from prunecli.training.teacher import choose_attention, load_teacher
 from prunecli.training.trainer import FinetuneTrainer, training_arguments
 from prunecli.training.watch import Keep, Watch
@@ -118,7 +103,9 @@ def train(
             for language in {name for pair in data.pairs for name in pair} if languages(tokenizer) else ():
                 language_id(tokenizer, language)
             done = finished(state)
-            if done is not None and done["target"] != _target(options):
+            # A run that ended for one target goes on for another.
+            target = [options.steps, options.epochs, options.minutes, options.patience]
+            if done is not None and done["target"] != target:
                 done = None
             if done is None:
                 require_room(source, options, arguments.device, process_group, report)
@@ -142,34 +129,43 @@ def train(
                     f"{source.path}: the tokenizer has ids up to {highest:,}, the model {size:,} tokens",
                     "Tokenizer and model are not of one checkpoint; copy both again.",
                 )
-            if done is None:
-                done, is_sharded = _train(
-                    model,
-                    build,
-                    tokenizer,
-                    source,
-                    data,
-                    options,
-                    arguments,
-                    process_group,
-                    state,
-                    progress,
-                    report,
-                    keep,
-                    dtype,
-                )
-            else:
+            if done is not None:
                 report("The training had ended before; writing its result.")
-                is_sharded = False
+            else:
+                teacher = None
+                if options.teacher is not None:
+                    teacher = load_teacher(options, model, tokenizer, data.task, arguments.device)
+                examples, objective, validation = make_examples(
+                    tokenizer, model, source.path, data, options, teacher, report, progress
+                )
+                require_batch(examples, options.batch_tokens, options.accumulate * process_group.world_size)
+                steps = arguments.max_steps = _steps(examples, options, process_group)
+                if options.warmup > steps:
+                    half = arguments.warmup_steps = steps // 2
+                    report(f"Warm-up of {half:,} updates, half of the run, instead of {options.warmup:,}.")
+                limit = None if options.minutes is None else 60 * options.minutes
+                with progress("training", None if steps == NO_END else steps, "steps") as advance:
+                    watch = Watch(process_group, limit=limit, advance=advance, report=report)
+                    trainer = FinetuneTrainer(
+                        model, arguments, examples, objective, validation, options, watch
+                    )
+                    if keep is not None:
+                        keep.whole_model = partial(trainer.whole_model, build)
+                        trainer.add_callback(keep)
+                    if asked_to_shard() and not trainer.is_sharded:
+                        report("accelerate shards on GPUs alone: here each process holds the whole model.")
+                    done = trainer.run(lambda left: disk_bytes(model, source, options, left, dtype, keep))
+                done["target"] = target
+                if process_group.is_main:
+                    mark_finished(state, done)
+                    model = build() if trainer.is_sharded else model
             if process_group.is_main:
-                model = build() if is_sharded else model
                 load_weights(model, Path(done["weights"]))
             process_group.all_gather(None)  # the first removes what the others have read by now
-            staged = state / "result"
             if process_group.is_main:
-                stage(model, source, staged)
+                stage(model, source, state / "result")
         log = {key: done[key] for key in done if key not in ("format", "weights", "target")}
-        return Trained(staged, log)
+        return Trained(state / "result", log)
     except (KeyboardInterrupt, SystemExit):  # the latter of a polite kill
         last = last_checkpoint(state)
         if process_group.world_size > 1 and last is not None:
@@ -178,94 +174,6 @@ def train(
     finally:
         if process_group.is_main and last_checkpoint(state) is None and finished(state) is None:
             shutil.rmtree(state, ignore_errors=True)
-
-
-def _train(
-    model: Any,
-    build: Callable[[], Any],
-    tokenizer: Tokenizer,
-    source: Checkpoint,
-    data: TrainingData,
-    options: TrainingOptions,
-    arguments: Any,
-    process_group: ProcessGroup,
-    state: Path,
-    progress: Progress,
-    report: Say,
-    keep: Keep | None,
-    dtype: str | None,
-) -> tuple[dict[str, Any], bool]:
-    """Train to the end; what `finished.json` then holds, and whether the weights of `model` were sharded.
-
-    Args:
-        build: makes another model as `model` is before its training.
-    """
-    teacher = None
-    if options.teacher is not None:
-        teacher = load_teacher(options, model, tokenizer, data.task, arguments.device)
-    examples, objective, validation = make_examples(
-        tokenizer, model, source.path, data, options, teacher, report, progress
-    )
-    require_batch(examples, options.batch_tokens, options.accumulate * process_group.world_size)
-    steps = arguments.max_steps = _steps(examples, options, process_group)
-    if options.warmup > steps:
-        arguments.warmup_steps = steps // 2
-        report(f"Warm-up of {steps // 2:,} updates, half of the run, instead of {options.warmup:,}.")
-    last, step = last_checkpoint(state), 0
-    arguments.eval_on_start = validation is not None and last is None
-    limit = None if options.minutes is None else 60 * options.minutes
-    total = None if steps == NO_END else steps
-    with progress("training", total, "steps") as advance:
-        watch = Watch(process_group, limit=limit, advance=advance, report=report)
-        trainer = FinetuneTrainer(model, arguments, examples, objective, validation, options, watch)
-        if keep is not None:
-            keep.whole_model = partial(trainer.whole_model, build)
-            trainer.add_callback(keep)
-        if asked_to_shard() and not trainer.is_sharded:
-            report("accelerate shards on GPUs alone: here each process holds the whole model.")
-        if last is not None:
-            require_sound(last)
-            kept = trainer_state(last)
-            step = kept["global_step"]
-            report(f"Going on from step {step:,} in {state}.")
-            trainer.restore(kept)
-        if process_group.is_main:
-            (state / FINISHED).unlink(missing_ok=True)  # of a run to another end
-            needed = disk_bytes(model, source, options, range(step, steps), dtype, keep)
-            stored = sum(path.stat().st_size for path in state.glob("checkpoint-*/*"))
-            require_space(state, needed - stored)
-        if last is not None and step >= steps:
-            trainer.state = TrainerState.load_from_json(str(last / TRAINER_STATE))
-        else:
-            probe = None if trainer.is_sharded else trainer.probe
-            order = repeatable(arguments.device, probe, process_group, report)
-            with watch.signals(), _alone_noticed(process_group), order:
-                trainer.train(resume_from_checkpoint=None if last is None else str(last))
-    if watch.interrupted:
-        step = trainer.state.global_step
-        report(f"Stopped after step {step:,}: {state} is kept; the same command goes on from it.")
-        raise KeyboardInterrupt
-    best, step = trainer.state.best_model_checkpoint, trainer.state.global_step
-    is_kept = validation is not None and best and Path(best).is_dir()
-    weights = best if is_kept else state / f"checkpoint-{step}"
-    done = {**trainer.figures(), "weights": str(weights), "target": _target(options)}
-    if process_group.is_main:
-        mark_finished(state, done)
-    return done, trainer.is_sharded
-
-
-@contextmanager
-def _alone_noticed(process_group: ProcessGroup) -> Iterator[None]:
-    """Says plainly that another process has ended, which torch notices when gradients are summed."""
-    try:
-        yield
-    except RuntimeError as error:
-        if process_group.world_size > 1 and any(word in str(error) for word in ("onnection", "gloo", "NCCL")):
-            raise PruneError(
-                f"process {process_group.rank} of {process_group.world_size} stops: another one has ended",
-                "Mend what that one says; the same command goes on from the last validation.",
-            ) from error
-        raise
 
 
 def _steps(examples: Examples, options: TrainingOptions, process_group: ProcessGroup) -> int:
@@ -293,8 +201,3 @@ def _identity(options: TrainingOptions) -> dict[str, Any]:
         with open_model(options.teacher) as opened:
             teacher = opened.fingerprint
     return {**values, **asdict(options.loss), "teacher": teacher}
-
-
-def _target(options: TrainingOptions) -> list[Any]:
-    """What decides when a run ends; a run that ended for one target goes on for another."""
-    return [options.steps, options.epochs, options.minutes, options.patience]

@@ -15,19 +15,29 @@ from transformers import (
     EarlyStoppingCallback,
     PrinterCallback,
     Trainer,
-    TrainerCallback,
+    TrainerState,
     TrainingArguments,
 )
 
-from prunecli.errors import UsageError
+from prunecli.errors import PruneError, UsageError
 from prunecli.modules.devices import choose_device
 from prunecli.processes import PATIENCE, join, started_here, world_size
 from prunecli.running.examples import IGNORED, Examples
+from prunecli.tensors.transaction import require_space
 from prunecli.training.data import BucketSampler, loader
 from prunecli.training.loss import Objective
 from prunecli.training.options import TrainingOptions
-from prunecli.training.repeatable import FIXED, WORKSPACE, forwards_only
-from prunecli.training.state import fill, save_weights, storing
+from prunecli.training.repeatable import FIXED, WORKSPACE, forwards_only, repeatable
+from prunecli.training.state import (
+    FINISHED,
+    TRAINER_STATE,
+    fill,
+    last_checkpoint,
+    require_sound,
+    save_weights,
+    storing,
+    trainer_state,
+)
 from prunecli.training.watch import REMEDY, TrainingError, Validation, Watch, require_number
 
 LOG_EVERY = 50
@@ -137,7 +147,6 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         validation: held-out text, or None.
         options: what `args` were made of.
         watch: counts and reports.
-        callbacks: further ones.
     """
 
     loss_is_scaled_for_ga = True
@@ -151,14 +160,13 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         validation: Validation | None,
         options: TrainingOptions,
         watch: Watch,
-        callbacks: Sequence[TrainerCallback] = (),
     ) -> None:
         self.examples, self.objective, self.validation = examples, objective, validation
         self.options, self.watch = options, watch
         self.process_group = watch.process_group
         self.parameter_names = [name for name, _ in model.named_parameters()]
         self.loss_sum, self.logged_step = torch.zeros((), device=args.device), 0
-        own: list[Any] = [watch, *callbacks]
+        own: list[Any] = [watch]
         if validation is not None:
             own.append(EarlyStoppingCallback(options.patience or NEVER))
         super().__init__(
@@ -280,16 +288,62 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         self.control: Any = handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Counters of the callbacks; the Trainer's own way would put back the old --patience too."""
-        kept = state.get("stateful_callbacks", {})
-        self.watch.restore(kept.get("Watch", {}))
-        total, self.logged_step = self.watch.unlogged or (0.0, int(state["global_step"]))
-        self.loss_sum.fill_(total)
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, EarlyStoppingCallback):
-                counted = kept.get("EarlyStoppingCallback", {}).get("attributes", {})
-                callback.early_stopping_patience_counter = counted.get("early_stopping_patience_counter", 0)
+    def run(self, disk_bytes: Callable[[range], int]) -> dict[str, Any]:
+        """Train to the end, from the last checkpoint if there is one.
+
+        Args:
+            disk_bytes: bytes that the training holds on the disk at most, for the updates that are left.
+
+        Returns:
+            `figures`, and as `weights` the directory with the weights of the result.
+
+        Raises:
+            PruneError: the disk is too small, the last checkpoint is damaged, or another process has ended.
+            KeyboardInterrupt: a signal ended the training; its state is kept.
+        """
+        state, group, report = Path(self.args.output_dir), self.process_group, self.watch.report
+        last, step, steps = last_checkpoint(state), 0, self.args.max_steps
+        if last is not None:
+            require_sound(last)
+            kept = trainer_state(last)
+            step = kept["global_step"]
+            report(f"Going on from step {step:,} in {state}.")
+            # The counters of the callbacks; the Trainer's own way would put back the old --patience too.
+            counted = kept.get("stateful_callbacks", {})
+            self.watch.restore(counted.get("Watch", {}))
+            total, self.logged_step = self.watch.unlogged or (0.0, step)
+            self.loss_sum.fill_(total)
+            stopping = counted.get("EarlyStoppingCallback", {}).get("attributes", {})
+            for callback in self.callback_handler.callbacks:
+                if isinstance(callback, EarlyStoppingCallback):
+                    callback.early_stopping_patience_counter = stopping.get(
+                        "early_stopping_patience_counter", 0
+                    )
+        if group.is_main:
+            (state / FINISHED).unlink(missing_ok=True)  # of a run to another end
+            stored = sum(path.stat().st_size for path in state.glob("checkpoint-*/*"))
+            require_space(state, disk_bytes(range(step, steps)) - stored)
+        if last is not None and step >= steps:
+            self.state = TrainerState.load_from_json(str(last / TRAINER_STATE))
+        else:
+            self.args.eval_on_start = self.validation is not None and last is None
+            order = repeatable(self.args.device, None if self.is_sharded else self.probe, group, report)
+            try:
+                with self.watch.signals(), order:
+                    self.train(resume_from_checkpoint=None if last is None else str(last))
+            except RuntimeError as error:  # torch notices when gradients are summed that a process has ended
+                if group.world_size > 1 and any(word in str(error) for word in ("onnection", "gloo", "NCCL")):
+                    raise PruneError(
+                        f"process {group.rank} of {group.world_size} stops: another one has ended",
+                        "Mend what that one says; the same command goes on from the last validation.",
+                    ) from error
+                raise
+        best, step = self.state.best_model_checkpoint, self.state.global_step
+        if self.watch.interrupted:
+            report(f"Stopped after step {step:,}: {state} is kept; the same command goes on from it.")
+            raise KeyboardInterrupt
+        is_kept = self.validation is not None and best and Path(best).is_dir()
+        return {**self.figures(), "weights": best if is_kept else str(state / f"checkpoint-{step}")}
 
     def weights(self) -> dict[str, Tensor]:
         """Each parameter once, whole. All processes call this; of sharded weights only the first has the result."""

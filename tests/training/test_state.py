@@ -12,7 +12,7 @@ import torch
 from prunecli.errors import OutputError
 from prunecli.text.choice import TextChoice
 from prunecli.training import finetune as finetuning
-from prunecli.training import parts, state, train
+from prunecli.training import parts, state, trainer
 from prunecli.training.finetune import Destination, finetune
 from tests.families import tiny_family
 from tests.training.runs import OPTIONS, lines
@@ -54,7 +54,7 @@ def failing_from(first, function, error):
 
 def test_the_space_is_checked_before_the_first_step(run, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=16 << 20))
-    monkeypatch.setattr(train, "repeatable", None)  # called before the first step
+    monkeypatch.setattr(trainer, "repeatable", None)  # called before the first step
     with pytest.raises(OutputError, match=r"17\.\d\d MiB are needed, 16\.00 MiB are free"):
         run()
     assert not list(tmp_path.glob("*out*"))
@@ -69,7 +69,7 @@ def test_the_space_is_what_a_training_holds_at_most(run, tmp_path, monkeypatch, 
         held.append(sum(path.stat().st_size for path in files))
         remove(*arguments, **options)
 
-    monkeypatch.setattr(train, "require_space", lambda _, nbytes: needed.append(nbytes))
+    monkeypatch.setattr(trainer, "require_space", lambda _, nbytes: needed.append(nbytes))
     monkeypatch.setattr(shutil, "rmtree", look)
     run(**more)
     headers = 400_000  # of files with few bytes a tensor; a state of this model has 560,000
