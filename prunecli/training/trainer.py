@@ -309,16 +309,12 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
             step = kept["global_step"]
             report(f"Going on from step {step:,} in {state}.")
             # The counters of the callbacks; the Trainer's own way would put back the old --patience too.
-            counted = kept.get("stateful_callbacks", {})
-            self.watch.restore(counted.get("Watch", {}))
+            for callback in self.callback_handler.callbacks:
+                counters = kept.get("stateful_callbacks", {}).get(type(callback).__name__, {})
+                for name, value in counters.get("attributes", {}).items():
+                    setattr(callback, name, value)
             total, self.logged_step = self.watch.unlogged or (0.0, step)
             self.loss_sum.fill_(total)
-            stopping = counted.get("EarlyStoppingCallback", {}).get("attributes", {})
-            for callback in self.callback_handler.callbacks:
-                if isinstance(callback, EarlyStoppingCallback):
-                    callback.early_stopping_patience_counter = stopping.get(
-                        "early_stopping_patience_counter", 0
-                    )
         if group.is_main:
             (state / FINISHED).unlink(missing_ok=True)  # of a run to another end
             stored = sum(path.stat().st_size for path in state.glob("checkpoint-*/*"))

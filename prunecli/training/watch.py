@@ -77,21 +77,10 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._mark = self._began = time.perf_counter()
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run goes on counting from."""
-        now = time.perf_counter()
+        """The counters, from which a resumed run counts on."""
         kept: dict[str, Any] = {"seconds": self.seconds, "tokens": self.tokens, "unlogged": self.unlogged}
-        kept["elapsed"] = self.elapsed + now - self._began
+        kept["elapsed"] = self.elapsed + time.perf_counter() - self._began
         return {"args": {}, "attributes": kept}
-
-    def restore(self, kept: dict[str, Any]) -> None:
-        """Go on from what `state` kept."""
-        attributes = kept.get("attributes", {})
-        self.seconds = float(attributes.get("seconds", 0.0))
-        self.tokens = int(attributes.get("tokens", 0))
-        self.elapsed = float(attributes.get("elapsed", 0.0))
-        if attributes.get("unlogged"):
-            total, step = attributes["unlogged"]
-            self.unlogged = float(total), int(step)
 
     @property
     def tokens_per_second(self) -> float:
