@@ -113,6 +113,17 @@ def changed(source, trained):
         return set(before.tensors) - unchanged(source, trained.staged)
 
 
+def update_ranks(source, trained):
+    """Name of each tensor that the training changed -> the highest rank of its update."""
+    with open_model(source) as before, open_model(trained.staged) as after:
+        return {
+            name: np.max(
+                np.linalg.matrix_rank(after.read(name).astype(np.float64) - before.read(name), tol=1e-5)
+            )
+            for name in changed(source, trained)
+        }
+
+
 def kept_steps(state):
     """Updates after which the state was kept."""
     return sorted(int(path.parent.name.rpartition("-")[2]) for path in state.glob(f"checkpoint-*/{WEIGHTS}"))
