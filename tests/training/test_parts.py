@@ -26,6 +26,7 @@ from tests.selections import kept_experts
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import tiny_nllb_moe
 from tests.training.runs import (
+    CALM,
     changed,
     language_model,
     options,
@@ -35,8 +36,6 @@ from tests.training.runs import (
     translation,
     update_ranks,
 )
-
-CALM = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
 
 
 def test_routers_alone(tmp_path):

@@ -15,9 +15,8 @@ from tests.forked import ended, start
 from tests.selections import kept_experts, kept_heads
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import write_plain_tokenizer
-from tests.training.runs import options, parallel, train, translation
+from tests.training.runs import CALM, options, parallel, train, translation
 
-CALM = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
 SMALL = ("--batch-tokens", "100", "--steps", "4", "--eval-every", "2", "--warmup", "1", "--device", "cpu")
 
 

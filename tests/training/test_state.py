@@ -27,7 +27,7 @@ def run(tmp_path):
     model = tiny_family(tmp_path / "model", "m2m_100", dropout=0.2)
     for split, count, seed in (("train", 40, 0), ("val", 8, 1)):
         for language in ("eng_Latn", "fra_Latn"):
-            text = "\n".join(" ".join(words) for words in lines(count, seed))
+            text = "\n".join(lines(count, seed))
             (tmp_path / f"{split}.{language}").write_text(text + "\n")
 
     def call(name="out", **more):
