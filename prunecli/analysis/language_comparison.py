@@ -21,16 +21,10 @@ from prunecli.analysis.language_experts import (
     spread_by_relation,
 )
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.budget import (
-    MIN_PER_LAYER,
-    Request,
-    balance_text,
-    keep_count,
-    parse_balance,
-    select_experts,
-)
+from prunecli.methods.experts.budget import MIN_PER_LAYER, balance_text, parse_balance
 from prunecli.methods.experts.metrics import aggregate, metric_named, metric_values
 from prunecli.methods.experts.names import Strategy
+from prunecli.methods.experts.options import SCOPES
 from prunecli.results.document import Model
 from prunecli.results.gates import ANY, GateStatistics, side_of, split_pair
 from prunecli.results.header import header
@@ -42,7 +36,7 @@ from prunecli.results.languages import (
     Similarities,
     Tree,
 )
-from prunecli.selection.select import Kept
+from prunecli.selection.select import Budget, Kept, select
 from prunecli.text.groups import groups_of, read_groups
 
 MOST_PAIRS = 1000
@@ -182,17 +176,15 @@ def _select(
 ) -> list[Kept]:
     """The experts that each pair keeps."""
     axes = statistics.axes
-    keep = keep_count(options.ratio, len(axes) * statistics.num_experts)
-    request = Request(
-        keep=keep,
-        strategy=strategy,
+    budget = Budget(
+        options.ratio,
+        scope=SCOPES[strategy],
         balance=options.balance,
-        minimum=options.minimum,
+        least=options.minimum,
         released=statistics.mode == "published",
     )
     return [
-        select_experts(axes, metric_values(metric, statistics.entries[pair], statistics), request)[0]
-        for pair in pairs
+        select(axes, metric_values(metric, statistics.entries[pair], statistics), budget) for pair in pairs
     ]
 
 

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from prunecli.analysis.language_experts import LinkageMethod, cluster, feature_vector, jaccard_matrix
 from prunecli.errors import StatisticsError
-from prunecli.methods.experts.budget import Request, keep_count, select_experts
 from prunecli.methods.experts.metrics import aggregate_texts, default_metric, metric_values
 from prunecli.results.document import Model
 from prunecli.results.gates import GateStatistics
 from prunecli.results.header import header
 from prunecli.results.languages import TextLayer, Texts, Tree
+from prunecli.selection.select import Budget, select
 from prunecli.text.groups import groups_of
 
 
@@ -57,11 +58,11 @@ def compare_by_text(statistics: GateStatistics, options: TextOptions, files: Seq
     values = {text: metric_values(metric, aggregate_texts(statistics, (text,)), statistics) for text in texts}
     axes = statistics.axes
     minimum = statistics.top_k if options.minimum is None else options.minimum
-    request = Request(keep_count(options.ratio, len(axes) * statistics.num_experts), minimum=minimum)
+    budget = Budget(options.ratio, balance=Fraction(1), least=minimum)
     kept = {}
     for text in texts:
         try:
-            kept[text], _ = select_experts(axes, values[text], request)
+            kept[text] = select(axes, values[text], budget)
         except StatisticsError as error:
             raise StatisticsError(
                 f"{text}: {error.message}", "Collect more of this text, or leave it out."

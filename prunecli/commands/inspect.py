@@ -24,11 +24,11 @@ from prunecli.commands.outputs import check_table, write_table, written
 from prunecli.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from prunecli.methods.experts.budget import Request
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.inventory import Inventory, Quantisation
     from prunecli.model.names import Surmise
     from prunecli.model.sparse_layer import SparseLayer
+    from prunecli.selection.select import Budget
 
 
 def inspect(
@@ -122,26 +122,29 @@ def _opened(checkpoint: Path | None, demo: DemoName) -> Checkpoint:
     return describe_checkpoint(checkpoint, say=console.note, progress=console.progress())
 
 
-def _request(opened: Checkpoint, balance: str | None, multiple_of: int) -> Request:
+def _request(opened: Checkpoint, balance: str | None, multiple_of: int) -> Budget:
     """How prune-experts removes experts, in whatever number."""
-    from prunecli.methods.experts.budget import Request, parse_balance
+    from prunecli.methods.experts.budget import parse_balance
     from prunecli.methods.experts.options import ExpertOptions, check_kind, of_language_model, request_of
+    from prunecli.selection.select import Budget
 
     options = ExpertOptions(
         balance=None if balance is None else parse_balance(balance), multiple_of=multiple_of
     )
     if opened.family is None or not opened.mixtures:
-        return Request()
+        return Budget()
     check_kind(options, of_language_model(opened))
     return request_of(opened, options, opened.mixtures)
 
 
-def _how(opened: Checkpoint, request: Request, multiple_of: int) -> list[str]:
+def _how(opened: Checkpoint, request: Budget, multiple_of: int) -> list[str]:
     """The options of prune-experts that say so."""
     from prunecli.methods.experts.budget import balance_text
     from prunecli.methods.experts.options import of_language_model
 
-    balance = [] if of_language_model(opened) else ["--balance", balance_text(request.balance)]
+    balance = []
+    if request.balance is not None and not of_language_model(opened):
+        balance = ["--balance", balance_text(request.balance)]
     return balance + (["--multiple-of", str(multiple_of)] if multiple_of > 1 else [])
 
 

@@ -180,11 +180,10 @@ def prune_experts(
         load=fit_load(fit, fit_batch, fit_beam, fit_length),
     )
     with how.open(checkpoint, demo, stream=stream) as opened:
-        from prunecli.methods.experts.budget import explain, fit_payload
+        from prunecli.methods.experts.budget import explain
         from prunecli.methods.experts.constant import mean_outputs, rewrite_constant
         from prunecli.methods.experts.metrics import WITHOUT_STATISTICS, aimer_bytes
         from prunecli.methods.experts.plan import plan_experts
-        from prunecli.model.structure import STATISTICS_OF
 
         if options.keep is None and options.amount == Amount():
             how.note(
@@ -216,10 +215,7 @@ def prune_experts(
             options.seed,
             rewrite=rewrite,
             table=lambda: None if memory is None else console.out("\n".join(explain(memory))),
-            statistics_of=plan.step.get(STATISTICS_OF),
-            thresholds=plan.thresholds,
-            fit=None if memory is None else fit_payload(memory),
-            few_tokens=plan.few,
+            **plan.details,
         )
 
 

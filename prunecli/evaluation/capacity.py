@@ -12,7 +12,6 @@ from prunecli.errors import MemoryShortError, PruneError, Shortage, UnsupportedM
 from prunecli.evaluation.hardware import device_name
 from prunecli.methods.experts.budget import (
     MARGIN,
-    Request,
     at_ratios,
     fit_payload,
     margin_bytes,
@@ -54,6 +53,7 @@ from prunecli.running.layerwise.budget import (
 )
 from prunecli.running.layerwise.parts import make_skeleton
 from prunecli.running.lengths import window_length
+from prunecli.selection.select import Budget
 from prunecli.tensors.dtypes import config_dtype, is_float, itemsize, parse_dtype
 from prunecli.tensors.quantities import bytes_text
 from prunecli.text.tokens import load_tokenizer
@@ -79,7 +79,7 @@ LAYERS_SHARE = 0.8
 """Part of the free memory that `--memory` is advised to take."""
 
 
-def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, request: Request, load: Load) -> Fit:
+def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, request: Budget, load: Load) -> Fit:
     """The ways to hold a model in a memory: whole in each type, without some experts, layer by layer.
 
     Headers are read. If the model can run layer by layer, it is built without weights. If prunecli builds its class

@@ -2,7 +2,7 @@
 
 # No postponed annotations: those of `UnitOptions` are read in the modules of its subclasses, too.
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,13 +11,11 @@ from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import RunOptions, describe, measured_text
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.decision import Decision, Origin, Ranked
-from prunecli.model.history import given, history_step
+from prunecli.model.decision import Decision, Origin
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.matching import scores_for
 from prunecli.results.unit_scores import METHODS, Kind, Scores, files_of
-from prunecli.selection.select import Kept
-from prunecli.selection.selection import Selection
+from prunecli.selection.selection import Selection, selection_of
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.plain import MIXED, PlainText
 from prunecli.text.tasks import TaskName
@@ -168,43 +166,34 @@ def measured(
 def selection(
     checkpoint: Checkpoint,
     options: UnitOptions,
-    kept: Kept,
-    places: Sequence[Ranked],
+    axes: Sequence[Axis],
+    decision: Decision,
     arguments: Mapping[str, Any],
     reasons: Sequence[str],
     scores: Scores | None,
-    *,
-    metric: str | None,
-    how: str,
-    least: str = "",
 ) -> Selection:
-    """The units to keep, with their history entry and their decision.
+    """The units that a decision keeps, with the history entry that the options make.
 
     Args:
-        kept: name of an axis -> ids that stay.
-        places: the units that were compared.
+        axes: all axes of the selection; those that the decision is not about keep all units.
         arguments: what the history records; seed and type are added.
         reasons: lines that say how the units were chosen.
         scores: the scores that decided. If None, no scores did.
-        metric, how, least: see `Decision`; not used for the metric `random`.
     """
     is_random = options.metric == "random"
-    step = history_step(
-        options.COMMAND,
-        checkpoint,
-        given({**arguments, "seed": options.seed if is_random else None, "dtype": options.dtype}),
-        files_of(options.scores) if scores else (),
-    )
-    origin = Origin.of_text(arguments.get("text"))
-    decision = Decision(
-        options.KIND,
-        tuple(places),
-        None if is_random else metric,
-        f"drawn at random (seed {options.seed})" if is_random else how,
-        least,
-        origin=scores.origin.read_from(step) if scores and options.scores is not None else origin,
-    )
+    if is_random:
+        decision = replace(decision, metric=None, how=f"drawn at random (seed {options.seed})", least="")
+    origin = scores.origin if scores and options.scores is not None else Origin.of_text(arguments.get("text"))
     lines = [*reasons, MIXED] if scores and scores.mixed else [*reasons]
     if not (options.is_named or options.has_amount):
         lines.insert(0, f"No --ratio given: removing {options.DEFAULT_RATIO:.0%} of the {options.UNITS}.")
-    return Selection(kept, options.dtype, step, tuple(lines), decision)
+    return selection_of(
+        options.COMMAND,
+        checkpoint,
+        axes,
+        replace(decision, origin=origin),
+        {**arguments, "seed": options.seed if is_random else None},
+        files_of(options.scores) if scores else (),
+        dtype=options.dtype,
+        reasons=lines,
+    )

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import StatisticsError
 from prunecli.model.axes import Axis
-from prunecli.model.decision import Decision, Origin
-from prunecli.model.history import given, history_step
-from prunecli.selection.select import Kept, places_of
-from prunecli.selection.selection import Selection
+from prunecli.selection.select import Kept, held_in
+from prunecli.selection.selection import Selection, decision_of, selection_of
 from prunecli.tensors.json_files import read_json
 from prunecli.text.lines import near_names
 
@@ -20,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def read_kept(path: Path, axes: Sequence[Axis], content: Any = None) -> dict[str, tuple[int, ...]]:
-    """Name of each of `axes` -> ids that stay, in the order in which they are stored.
+    """Name of each of `axes` -> ids of the units that stay, in the order in which they are stored.
 
     Args:
-        path: JSON with `{"kept": {NAME: [ids]}}`; NAME of the axis, or of what it belongs to.
-        content: of the file, where it has been read.
+        path: JSON with `{"kept": {NAME: [ids]}}`; NAME of the axis, or of the module that holds the units.
+        content: content of the file, if the file has been read.
 
     Raises:
-        StatisticsError: damaged, for a model with other axes, or ids that this one does not hold.
+        StatisticsError: damaged, for a model with other axes, or with ids that this checkpoint does not hold.
     """
     content = read_json(path) if content is None else content
     saved = content.get("kept") if isinstance(content, dict) else None
@@ -44,21 +42,18 @@ def read_kept(path: Path, axes: Sequence[Axis], content: Any = None) -> dict[str
             f"{path}: a selection for another model: {stray[0]} is not in both.",
             near_names(stray[0], sorted(names if stray[0] in saved else saved), "In the other"),
         )
-    kept = {}
     for axis in axes:
         ids = saved[axis.name]
         if not isinstance(ids, list) or not all(type(number) is int for number in ids):
             raise StatisticsError(
                 f"{path}: {axis.name!r} is not a list of ids.", "Print the selection again."
             )
-        wanted = set(ids)
-        if absent := sorted(wanted.difference(axis.ids)):
+        if absent := sorted(set(ids).difference(axis.ids)):
             raise StatisticsError(
                 f"{path}: keeps {axis.kind} {absent[0]} of {axis.name}, which the checkpoint does not hold.",
                 "Select from the original model.",
             )
-        kept[axis.name] = tuple(number for number in axis.ids if number in wanted)
-    return kept
+    return {axis.name: tuple(filter(set(saved[axis.name]).__contains__, axis.ids)) for axis in axes}
 
 
 def selection_of_file(
@@ -70,16 +65,12 @@ def selection_of_file(
         StatisticsError: as `read_kept`.
     """
     kind, kept = axes[0].kind, read_kept(path, axes)
-    arguments = given({"removed": num_removed(axes, kept), "dtype": dtype})
-    step = history_step(command, checkpoint, arguments, (path,))
-    origin = Origin().read_from(step)
-    decision = Decision(
-        kind, places_of(axes, kept, cut=f"{kind}s"), how=f"named in {path.name}", origin=origin
-    )
+    decision = decision_of(axes, kept, cut=f"{kind}s", how=f"named in {path.name}")
     noun = "Hidden units" if kind == "unit" else f"{kind}s".capitalize()
-    return Selection(kept, dtype, step, (f"{noun} by {path}.",), decision)
+    arguments, reasons = {"removed": num_removed(axes, kept)}, (f"{noun} by {path}.",)
+    return selection_of(command, checkpoint, axes, decision, arguments, (path,), dtype=dtype, reasons=reasons)
 
 
 def num_removed(axes: Sequence[Axis], kept: Kept) -> int:
     """Number of units of `axes` that are not in `kept`."""
-    return sum(len(axis.ids) - len(kept[axis.name]) for axis in axes)
+    return held_in(axes) - sum(len(kept[axis.name]) for axis in axes)

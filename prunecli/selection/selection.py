@@ -1,13 +1,21 @@
-"""Which units stay: what every pruning method returns and `cut` carries out."""
+"""Which units stay, and why: what every pruning method returns and `cut` carries out."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from prunecli.model.axes import Axis
+from prunecli.model.decision import Decision, Ranked
+from prunecli.model.history import given, history_step
+from prunecli.selection.select import Kept, Values
+
 if TYPE_CHECKING:
-    from prunecli.model.decision import Decision
+    from prunecli.model.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -15,14 +23,16 @@ class Selection:
     """Which units stay, and why.
 
     Attributes:
-        kept: name of an axis -> ids of the units that stay (see `Axis.ids`); an axis that is left out keeps all.
-        dtype: type of the result's floating-point tensors (`float16`, `F16`, …); None: as stored.
+        kept: name of an axis -> ids of the units that stay (see `Axis.ids`); an axis that is left out keeps all units.
+        dtype: type of the result's floating-point tensors (`float16`, `F16`, …). If None, as stored.
         step: the entry for `Structure.history`.
-        reasons: plain lines that say how the units were chosen.
-        decision: by what; None: they are given.
-        dropped: names of tensors that go besides.
-        settings: keys of config.json that change besides, and their new values; `text_config.top_k` lies in another.
-        files: side files that differ from the source's, by name; None: it is left out.
+        reasons: lines that say how the units were chosen.
+        decision: the values that the units were chosen by. If None, nobody compared them.
+        dropped: names of further tensors that are removed.
+        settings: further keys of config.json that change (`text_config.top_k` in a nested one), and new values.
+        files: side files that differ from the source's, by name. None: the file is left out.
+        details: what `--json` prints besides.
+        warning: a line to show before anything is written.
     """
 
     kept: Mapping[str, Collection[int]]
@@ -33,3 +43,84 @@ class Selection:
     dropped: Collection[str] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, bytes | None] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+    warning: str | None = None
+
+
+def selection_of(
+    command: str,
+    checkpoint: Checkpoint,
+    axes: Sequence[Axis],
+    decision: Decision,
+    arguments: Mapping[str, Any],
+    files: Sequence[Path] = (),
+    *,
+    dtype: str | None = None,
+    reasons: Sequence[str] = (),
+    notes: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Selection:
+    """The units that a decision keeps, with the history entry.
+
+    Args:
+        command: that the history records.
+        axes: the axes of the selection; an axis that the decision is not about keeps all units.
+        arguments: options that the result depends on; those without a value are left out.
+        files: statistics, or a saved selection, that decided.
+        notes: further fields of the history entry.
+        more: other fields of `Selection`.
+    """
+    step = history_step(command, checkpoint, given({**arguments, "dtype": dtype}), files, **(notes or {}))
+    kept = {axis.name: decision.kept.get(axis.name, axis.ids) for axis in axes}
+    return Selection(kept, dtype, step, tuple(reasons), decision.read_from(step), **more)
+
+
+def decision_of(
+    axes: Sequence[Axis],
+    kept: Kept,
+    values: Values | None = None,
+    *,
+    cut: str | Mapping[str, str] = "",
+    groups: int = 1,
+    alone: Mapping[str, Kept] | None = None,
+    tokens: Mapping[str, int] | None = None,
+    metrics: Mapping[str, str] | None = None,
+    **fields: Any,
+) -> Decision:
+    """The units of `axes` with the values that they were compared by.
+
+    Args:
+        axes: the axes that units were chosen from.
+        kept: which units stay.
+        values: their values. If None, they were compared by nothing.
+        cut: name of the comparison between all axes, or of each axis; "": each axis, or each of its groups, is compared
+            alone.
+        groups: number of groups of each axis.
+        alone: language or text -> units that would stay for it alone, on the axes where it counts.
+        tokens: name of an axis -> number of tokens that its values were measured on.
+        metrics: name of an axis -> its metric, if another one than that of the decision.
+        fields: other fields of `Decision`.
+    """
+    places = []
+    for axis in axes:
+        size, own_cut = len(axis.ids) // groups, cut if isinstance(cut, str) else cut[axis.name]
+        for group in range(groups):
+            own = slice(group * size, (group + 1) * size)
+            places.append(
+                Ranked.of(
+                    (axis.name, axis.side, axis.layer),
+                    axis.ids[own],
+                    kept[axis.name],
+                    None if values is None else np.asarray(values[axis.name])[own],
+                    attention=axis.attention,
+                    tokens=(tokens or {}).get(axis.name),
+                    metric=(metrics or {}).get(axis.name, ""),
+                    cut=f"{axis.name}, group {group}" if groups > 1 else own_cut,
+                    alone={
+                        text: np.isin(sorted(axis.ids[own]), of_text[axis.name])
+                        for text, of_text in (alone or {}).items()
+                        if axis.name in of_text
+                    },
+                )
+            )
+    return Decision(axes[0].kind, tuple(places), **fields)

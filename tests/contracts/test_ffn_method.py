@@ -33,7 +33,7 @@ from tests.contracts.method_contract import (
 from tests.families import tiny_family
 from tests.families.records import CASES, own_layouts
 from tests.ffn_layouts import LAYOUTS, tiny, weights
-from tests.modules.test_ffn import without_ffn
+from tests.model.test_patchwork_ffn import without_ffn
 from tests.reference import ffn as reference
 from tests.selections import kept_experts, kept_heads
 

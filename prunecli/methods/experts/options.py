@@ -7,23 +7,18 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import lcm
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from prunecli.architectures.classes import SEQ2SEQ
 from prunecli.choices import Choices, paths
 from prunecli.errors import UsageError
-from prunecli.methods.experts.budget import (
-    MIN_PER_LAYER,
-    Request,
-    default_balance,
-    keep_count,
-    least_experts,
-)
+from prunecli.methods.experts.budget import MIN_PER_LAYER, default_balance, least_experts
 from prunecli.methods.experts.metrics import WITHOUT_STATISTICS
 from prunecli.methods.experts.names import MIN_TOKENS, Granularity, MetricName, Predicting, Strategy
 from prunecli.model.mixtures import predicting_tensors
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.results.gates import GateStatistics
+from prunecli.selection.select import Budget
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -32,6 +27,12 @@ DEFAULT_RATIO = 0.8
 """Of translation models: the published choice."""
 DEFAULT_TEXT_RATIO = 0.25
 """Of language models: the most that costs their tasks little (2510.13999, Table 2)."""
+SCOPES: Mapping[Strategy, Literal["axis", "side", "model"]] = {
+    "per-layer": "axis",
+    "side-threshold": "side",
+    "global-threshold": "model",
+}
+"""Strategy -> `Budget.scope`."""
 
 
 @dataclass(frozen=True)
@@ -143,39 +144,40 @@ def layers_of(checkpoint: Checkpoint, options: ExpertOptions) -> tuple[SparseLay
     return tuple(replace(layer, top_k=options.active) for layer in layers)
 
 
-def request_of(checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[SparseLayer]) -> Request:
-    """The request that the options make; under `fit`, the number of experts to keep is left to `memory_fit`.
+def request_of(checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[SparseLayer]) -> Budget:
+    """The budget of the options; with `fit`, its ratio is the default one.
 
     Args:
         layers: see `layers_of`.
 
     Raises:
-        UsageError: several amounts, an impossible amount, or a minimum that leaves the router too few.
+        UsageError: several amounts, or a minimum that leaves the router too few experts.
     """
-    amount = options.amount
+    amount, per_layer = options.amount, options.strategy == "per-layer"
     if sum(each is not None for each in vars(amount).values()) > 1:
         raise UsageError(
             "Give one of --ratio, --count, --fit, --experts-per-layer.", "Each says how many experts stay."
         )
-    least = max(least_experts(layer.top_k, layer.groups) for layer in layers)
+    needed = max(least_experts(layer.top_k, layer.groups) for layer in layers)
     minimum = options.least
     if minimum is None:
-        minimum = least if options.strategy == "per-layer" else max(least, MIN_PER_LAYER)
-    if minimum < least:
-        raise UsageError(f"--min {minimum}: the router picks {least} experts for each token.")
-    balance = options.balance or (
-        Fraction(1)
-        if of_language_model(checkpoint)
-        else default_balance(layer.original_experts for layer in layers)
-    )
+        minimum = needed if per_layer else max(needed, MIN_PER_LAYER)
+    if minimum < needed:
+        raise UsageError(f"--min {minimum}: the router picks {needed} experts for each token.")
+    balance = options.balance
+    if balance is None and not of_language_model(checkpoint):
+        balance = default_balance(layer.original_experts for layer in layers)
     groups = layers[0].groups.count
-    step = lcm(groups, options.multiple_of)
-    held = sum(len(layer.experts) for layer in layers)
-    if amount.count is None:
-        keep = keep_count(default_ratio(checkpoint) if amount.ratio is None else amount.ratio, held)
-    else:
-        keep = max(held - amount.count, 0)
-    return Request(keep, amount.per_layer, options.strategy, balance, minimum, step=step, groups=groups)
+    return Budget(
+        default_ratio(checkpoint) if amount.ratio is None and amount.count is None else amount.ratio,
+        amount.count,
+        amount.per_layer,
+        SCOPES[options.strategy],
+        balance or Fraction(1),
+        minimum,
+        lcm(groups, options.multiple_of),
+        groups=groups,
+    )
 
 
 def check_kind(options: ExpertOptions, is_text: bool) -> None:

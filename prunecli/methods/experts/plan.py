@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,7 @@ from prunecli.errors import PruneError, StatisticsError, UsageError
 from prunecli.methods.experts.budget import (
     MemoryFit,
     balance_text,
-    held_in,
-    select_experts,
+    fit_payload,
     smallest_ratio,
     starved,
 )
@@ -46,7 +45,6 @@ from prunecli.model.axes import Axis, axis_name
 from prunecli.model.cost import usual_load
 from prunecli.model.decision import Decision, Origin
 from prunecli.model.find_axes import axes_of
-from prunecli.model.history import given, history_step
 from prunecli.model.mixtures import predicting_tensors
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import STATISTICS_OF
@@ -54,8 +52,8 @@ from prunecli.progress import Progress, silent
 from prunecli.results.gates import ANY, GateStatistics
 from prunecli.results.matching import other_form
 from prunecli.selection.given import read_kept
-from prunecli.selection.select import Kept, Values, best, places_of
-from prunecli.selection.selection import Selection
+from prunecli.selection.select import Kept, Values, best, held_in, select_with_thresholds
+from prunecli.selection.selection import Selection, decision_of, selection_of
 from prunecli.tensors.json_files import read_json
 from prunecli.text.lines import near_names
 from prunecli.text.plain import MIXED
@@ -72,16 +70,10 @@ class ExpertPlan(Selection):
     """Which experts to keep, and why. A dropped multi-token-prediction layer keeps none.
 
     Attributes:
-        thresholds: theta of eq. 5 under `"model"`, or of each side; empty for per-layer.
         fit: memory of the result, if `Amount.fit` was given.
-        warning: warning to show before anything is written.
-        few: layer's name -> experts that received fewer tokens than `ExpertOptions.min_tokens`.
     """
 
-    thresholds: Mapping[str, float] = field(default_factory=dict)
     fit: MemoryFit | None = None
-    warning: str | None = None
-    few: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progress = silent) -> ExpertPlan:
@@ -99,21 +91,17 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
     chosen_in = {layer.name for layer in layers}
     every = axes_of(checkpoint, "expert")
     axes = [axis for axis in every if axis.module in chosen_in]
-    if options.keep is None:
-        plan = _by_metric(checkpoint, options, layers, axes, progress)
-    else:
-        plan = _from_ids(checkpoint, Path(options.keep), options, axes)
-    kept = {**plan.kept, **{axis.name: () for axis in every if axis.module not in chosen_in}}
     sizes, mixture = checkpoint.resolved.sizes, checkpoint.resolved.family.mixture
     assert mixture is not None
-    settings: dict[str, int] = {}
+    more: dict[str, Any] = {"settings": {}}
     if options.mtp == "drop":
-        settings = {key: 0 for key in mixture.predicted if sizes.states(key)}
-        plan = replace(plan, dropped=predicting_tensors(checkpoint, sizes))
+        more["settings"] = {key: 0 for key in mixture.predicted if sizes.states(key)}
+        more["dropped"] = predicting_tensors(checkpoint, sizes)
     if options.active is not None and not isinstance(mixture.top_k, int):
         keys = [key for key in mixture.top_k if sizes.states(key)] or mixture.top_k[:1]
-        settings |= dict.fromkeys(keys, options.active)
-    return replace(plan, kept=kept, settings=settings)
+        more["settings"] |= dict.fromkeys(keys, options.active)
+    plan = _by_metric(checkpoint, options, layers, axes, progress)
+    return replace(plan, kept={axis.name: plan.kept.get(axis.name, ()) for axis in every}, **more)
 
 
 def _by_metric(
@@ -124,19 +112,16 @@ def _by_metric(
     progress: Progress,
 ) -> ExpertPlan:
     """The experts with the highest values."""
-    amount, request, fit = options.amount, request_of(checkpoint, options, layers), None
-    if amount == Amount():
-        amount = Amount(default_ratio(checkpoint))
+    if options.keep is not None:
+        return _from_ids(checkpoint, Path(options.keep), options, axes)
+    amount, budget, fit = options.amount, request_of(checkpoint, options, layers), None
+    ratio = default_ratio(checkpoint) if amount == Amount() else amount.ratio
     if amount.fit is not None:
-        fit = smallest_ratio(
-            checkpoint,
-            amount.fit,
-            usual_load(checkpoint, **options.load),
-            request,
-            dtype=options.dtype,
-        )
-        amount, request = replace(amount, ratio=fit.ratio), replace(request, keep=fit.keep)
+        load = usual_load(checkpoint, **options.load)
+        fit = smallest_ratio(checkpoint, amount.fit, load, budget, dtype=options.dtype)
+        ratio, budget = fit.ratio, replace(budget, ratio=None, count=fit.held - fit.keep)
     metric, measured, unseen = str(options.metric), None, list[SparseLayer]()
+    is_text, is_threshold = of_language_model(checkpoint), budget.scope != "axis"
     if metric == RANDOM:
         values = random_values(axes, options.seed)
     elif metric == AIMER:
@@ -145,28 +130,66 @@ def _by_metric(
         gates = options.gates if isinstance(options.gates, GateStatistics) else options.files
         statistics = read_all(checkpoint, gates, layers)
         metric = options.metric or default_metric(statistics)
-        if of_language_model(checkpoint):
+        if is_text:
             measured = measure_texts(statistics, options.texts)
             unseen = [layer for layer in layers if layer.is_predicting]  # no forward pass runs them
         else:
             measured = measure_languages(statistics, options.granularity, options.sources, options.targets)
+            budget = replace(budget, released=statistics.mode == "published")
         values = metric_values(metric, measured.sums, statistics)
     if unseen:
         values |= aimer_values(checkpoint, unseen, progress=progress)
-    held = _of_held(values, axes)
-    is_threshold = options.strategy != "per-layer"
-    if is_threshold and of_language_model(checkpoint) and any(layer.is_predicting for layer in layers):
+    if is_threshold and is_text and any(layer.is_predicting for layer in layers):
         raise UsageError(
             f"--strategy {options.strategy}: layers that predict further tokens have no statistics to share a "
             "threshold with the others.",
             "Drop them with --mtp drop, or use --strategy per-layer.",
         )
-    request = replace(request, released=measured is not None and measured.statistics.mode == "published")
-    kept, thresholds = select_experts(axes, held, request)
-    has_balance = options.strategy != "global-threshold" and not amount.per_layer
-    balance = balance_text(request.balance) if has_balance and len({axis.side for axis in axes}) > 1 else None
+    held = _of_held(values, axes)
+    kept, thresholds = select_with_thresholds(axes, held, budget)
+    has_balance = budget.scope != "model" and not amount.per_layer and len({axis.side for axis in axes}) > 1
+    balance = balance_text(budget.balance) if has_balance and budget.balance else None
+    reasons = _reasons(options, metric, measured, unseen, balance, thresholds)
+    notes, details, origin, few = dict[str, Any](), dict[str, Any](), Origin(), dict[str, tuple[int, ...]]()
+    places: dict[str, Any] = {"how": f"drawn at random (seed {options.seed})"}
+    if metric != RANDOM:
+        each = "group of a layer" if budget.groups > 1 else "layer"
+        places = {
+            "values": held,
+            "groups": budget.groups,
+            "metrics": {axis_name(layer.name, "expert"): AIMER for layer in unseen},
+            "metric": metric,
+            "how": f"{options.strategy}: the highest of each {each} stay",
+            "least": f"every layer keeps {budget.least} at least" if is_threshold else "",
+            "thresholds": {} if budget.groups > 1 or budget.released else thresholds,
+        }
+    if measured is not None:
+        many = (f"{len(measured.texts):,} pairs or texts",)
+        texts = tuple(measured.texts) if len(measured.texts) <= MOST_ALONE else many
+        origin, few = Origin(texts=texts, split=statistics.split), measured.few(axes, options.min_tokens)
+        alone: dict[str, Kept] = {}
+        for name, (sums, side) in measured.alone.items():
+            own = _of_held(metric_values(metric, sums, statistics), axes)
+            alone[name] = {
+                axis.name: best(axis, own[axis.name], len(kept[axis.name]), budget.groups)
+                for axis in axes
+                # Without a token, a language or text has no experts of its own.
+                if axis.name in own and side in (None, axis.side) and 0 < own[axis.name].sum() < np.inf
+            }
+        places |= {"alone": alone, "tokens": measured.tokens}
+        if (other := other_form(statistics, checkpoint)) is not None:
+            notes[STATISTICS_OF] = details[STATISTICS_OF] = other
+            reasons.append(
+                f"The statistics are of another form of the model ({other}): {checkpoint.path} is quantised, and its "
+                "routers have the same values."
+            )
+    details |= {"thresholds": thresholds, "fit": fit and fit_payload(fit), "few_tokens": few}
+    warning = scarcity_warning(few, kept, held_in(axes), options.min_tokens)
+    # Under a global threshold the statistics say how many experts each layer keeps.
+    if warning is None and budget.scope != "model":
+        warning = starved(axes, kept)
     arguments = {
-        "ratio": amount.ratio,
+        "ratio": ratio,
         "count": amount.count,
         "experts_per_layer": None if amount.per_layer is None else dict(amount.per_layer),
         "fit_bytes": amount.fit,
@@ -174,62 +197,12 @@ def _by_metric(
         "seed": options.seed if metric == RANDOM else None,
         "strategy": options.strategy,
         "balance": balance,
-        "min_per_layer": request.minimum,
+        "min_per_layer": budget.least,
         "round_to": options.multiple_of if options.multiple_of > 1 else None,
     }
-    step = _step(checkpoint, options, axes, kept, arguments, measured)
-    reasons = _reasons(options, metric, measured, unseen, balance, thresholds)
-    origin, alone, tokens, few = Origin(), dict[str, Kept](), dict[str, int](), dict[str, tuple[int, ...]]()
-    if measured is not None:
-        many = (f"{len(measured.texts):,} pairs or texts",)
-        texts = tuple(measured.texts) if len(measured.texts) <= MOST_ALONE else many
-        origin = Origin(texts=texts, split=statistics.split)
-        tokens = {axis_name(layer, "expert"): count for layer, count in measured.tokens.items()}
-        few = measured.few(axes, options.min_tokens)
-        for name, (sums, side) in measured.alone.items():
-            own = _of_held(metric_values(metric, sums, statistics), axes)
-            alone[name] = {
-                axis.name: best(axis, own[axis.name], len(kept[axis.name]), request.groups)
-                for axis in axes
-                # Without a token, a language or text has no experts of its own.
-                if axis.name in own and side in (None, axis.side) and 0 < own[axis.name].sum() < np.inf
-            }
-        if (other := other_form(statistics, checkpoint)) is not None:
-            step[STATISTICS_OF] = other
-            reasons.append(
-                f"The statistics are of another form of the model ({other}): {checkpoint.path} is quantised, and its "
-                "routers have the same values."
-            )
-    if metric == RANDOM:
-        how = f"drawn at random (seed {options.seed})"
-        decision = Decision("expert", places_of(axes, kept), how=how)
-    else:
-        places = places_of(axes, kept, held, groups=request.groups, alone=alone, tokens=tokens)
-        predicting = {layer.name for layer in unseen}
-        decision = Decision(
-            "expert",
-            tuple(replace(place, metric=AIMER) if place.module in predicting else place for place in places),
-            metric,
-            f"{request.strategy}: the highest of each {'group of a layer' if request.groups > 1 else 'layer'} stay",
-            f"every layer keeps {request.minimum} at least" if is_threshold else "",
-            thresholds={} if request.groups > 1 or request.released else thresholds,
-            origin=origin.read_from(step),
-        )
-    warning = scarcity_warning(few, kept, held_in(axes), options.min_tokens)
-    # Under a global threshold the statistics say how many experts each layer keeps.
-    if warning is None and options.strategy != "global-threshold":
-        warning = starved(axes, kept)
-    return ExpertPlan(
-        kept,
-        options.dtype,
-        step,
-        tuple(reasons),
-        decision,
-        thresholds=thresholds,
-        fit=fit,
-        warning=warning,
-        few=few,
-    )
+    decision = decision_of(axes, kept, **places, origin=origin)
+    plan = _selection(checkpoint, options, axes, decision, arguments, reasons, measured, notes)
+    return replace(plan, fit=fit, warning=warning, details={key: own for key, own in details.items() if own})
 
 
 def _of_held(values: Values, axes: Sequence[Axis]) -> Values:
@@ -238,6 +211,7 @@ def _of_held(values: Values, axes: Sequence[Axis]) -> Values:
 
 
 def _from_ids(checkpoint: Checkpoint, path: Path, options: ExpertOptions, axes: Sequence[Axis]) -> ExpertPlan:
+    """The experts that a file names."""
     chosen = {
         "--ratio, --count, --fit, --experts-per-layer": options.amount != Amount(),
         "--metric": options.metric,
@@ -258,29 +232,28 @@ def _from_ids(checkpoint: Checkpoint, path: Path, options: ExpertOptions, axes: 
     for source, target in pairs if 1 < len(pairs) <= MOST_ALONE else ():
         with suppress(PruneError):  # the file may have no experts for a single pair
             alone[f"{source}-{target}"] = read_experts(path, axes, (source,), (target,))
-    step = _step(checkpoint, options, axes, kept, {})
-    decision = Decision(
-        "expert",
-        places_of(axes, kept, alone=alone),
-        how=f"named in {path.name}",
-        origin=Origin(texts=tuple(map("-".join, pairs))).read_from(step),
-    )
-    return ExpertPlan(kept, options.dtype, step, (f"Experts by {path}{_languages(options)}.",), decision)
+    origin = Origin(texts=tuple(map("-".join, pairs)))
+    decision = decision_of(axes, kept, alone=alone, how=f"named in {path.name}", origin=origin)
+    reasons = [f"Experts by {path}{_languages(options)}."]
+    return _selection(checkpoint, options, axes, decision, {}, reasons)
 
 
-def _step(
+def _selection(
     checkpoint: Checkpoint,
     options: ExpertOptions,
     axes: Sequence[Axis],
-    kept: Kept,
+    decision: Decision,
     arguments: Mapping[str, Any],
+    reasons: Sequence[str],
     measured: Measured | None = None,
-) -> dict[str, Any]:
-    """The entry for the history.
+    notes: Mapping[str, Any] | None = None,
+) -> ExpertPlan:
+    """The experts of a decision, with their history entry.
 
     Args:
         arguments: how many experts were chosen, and how; empty if a file names them.
         measured: the part of the statistics that they were chosen by. If None, there are no statistics.
+        notes: further fields of the history entry.
     """
     # Without statistics, files that exist hold the means of constants; `mean_outputs` refuses those that are missing.
     is_constant = options.constant
@@ -298,10 +271,20 @@ def _step(
         "target": list(options.targets),
         "for": list(options.texts),
         "min_tokens": options.min_tokens if is_text else None,
-        "dtype": options.dtype,
     }
-    counts = {"before": held_in(axes), "after": sum(map(len, kept.values()))}
-    return history_step(COMMAND, checkpoint, given(arguments), files, experts=counts)
+    counts = {"before": held_in(axes), "after": sum(map(len, decision.kept.values()))}
+    made = selection_of(
+        COMMAND,
+        checkpoint,
+        axes,
+        decision,
+        arguments,
+        files,
+        dtype=options.dtype,
+        reasons=reasons,
+        notes={"experts": counts, **(notes or {})},
+    )
+    return ExpertPlan(**vars(made))
 
 
 def _reasons(

@@ -22,8 +22,8 @@ from prunecli.model.ffn import FfnLayer
 from prunecli.model.find_axes import axes_of
 from prunecli.results.unit_scores import Array, Kind, from_files
 from prunecli.selection.given import selection_of_file
-from prunecli.selection.select import Budget, places_of, select
-from prunecli.selection.selection import Selection
+from prunecli.selection.select import Budget, select
+from prunecli.selection.selection import Selection, decision_of
 from prunecli.tensors.quantities import exact_share
 
 NORMS_WARNING = (
@@ -148,6 +148,14 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
     if not options.uniform:
         how = "of all FFNs together"
         rule = "the highest of each FFN stay, as many as there are of it among the best of all FFNs"
+    decision = decision_of(
+        axes,
+        kept,
+        None if metric == "random" else values,
+        tokens=scores.tokens if scores else None,
+        metric=metric,
+        how=rule,
+    )
     arguments = {
         "ratio": options.share,
         "count": options.count,
@@ -160,18 +168,8 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
         "text": text,
         "dense_only": options.dense_only or None,
     }
-    tokens = scores.tokens if scores else None
-    return selection(
-        checkpoint,
-        options,
-        kept,
-        places_of(axes, kept, None if metric == "random" else values, tokens=tokens),
-        arguments,
-        [f"Hidden units {how} by {metric}{from_files(options.scores)}, the lowest go."],
-        scores,
-        metric=metric,
-        how=rule,
-    )
+    reasons = [f"Hidden units {how} by {metric}{from_files(options.scores)}, the lowest go."]
+    return selection(checkpoint, options, axes, decision, arguments, reasons, scores)
 
 
 def _chosen(layers: Sequence[FfnLayer], options: NarrowOptions) -> set[str]:
@@ -218,7 +216,7 @@ def _budget(axes: Sequence[Axis], options: NarrowOptions) -> Budget:
     budget = Budget(
         options.share,
         options.count,
-        together=not options.uniform,
+        scope="axis" if options.uniform else "model",
         least=least,
         multiple=options.multiple_of,
     )

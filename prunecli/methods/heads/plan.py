@@ -20,8 +20,8 @@ from prunecli.model.stock import uniform_heads
 from prunecli.results.matching import scores_for
 from prunecli.results.unit_scores import Array, Kind, Scores, files_of, from_files
 from prunecli.selection.given import num_removed, selection_of_file
-from prunecli.selection.select import Budget, places_of, select
-from prunecli.selection.selection import Selection
+from prunecli.selection.select import Budget, held_in, select
+from prunecli.selection.selection import Selection, decision_of
 
 DEFAULT_NORMALIZE: dict[str, Normalize] = {"gradient": "per-layer", "ablation": "none"}
 """The paper normalises I_h (4.1), and says nothing of the kind of differences of scores (4.2)."""
@@ -79,7 +79,7 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
         return selection_of_file(options.COMMAND, checkpoint, axes, Path(options.keep), options.dtype)
     is_all = options.kinds == KINDS
     where = "all attentions" if is_all else f"{', '.join(options.kinds)} attention"
-    scores, normalize, values = None, options.normalize or "none", {}
+    scores, normalize, metric = None, options.normalize or "none", None
     if options.metric == "random":
         generator = np.random.default_rng(options.seed)
         # One number for each head of the original model: pruning in steps removes the same heads as pruning at once.
@@ -99,6 +99,8 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
             f"Heads of {where} by {scores.method} over {scores.examples:,} examples, {normalised}{default}"
             f"{from_files(options.scores)}."
         ]
+        by = "" if normalize == "none" else ", over the l2 norm of its attention"
+        metric = f"importance by {scores.method}{by}"
     if normalize == "per-layer":
         worth = normalized(worth)
     if scores is None:
@@ -113,17 +115,27 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
                 f"--attention {kind}: the model has no such attention.", f"It has {', '.join(present)}."
             )
     chosen = [axis for axis in axes if axis.attention in options.kinds]
-    budget = Budget(options.share, options.count, together=True, least=options.least, even=even)
-    kept = {axis.name: axis.ids for axis in axes} | select(chosen, values, budget)
-    gone = num_removed(axes, kept)
+    budget = Budget(options.share, options.count, scope="model", least=options.least, even=even)
+    kept = select(chosen, values, budget)
+    gone = num_removed(chosen, kept)
     if even is not None:
-        held, asked = sum(len(axis.ids) for axis in chosen), budget.removed(chosen)
+        held, asked = held_in(chosen), budget.removed(chosen)
         more = f"{gone} of {held} heads go ({gone / held:.0%}), {asked} were asked for: "
         layer = "layer" if is_all else f"{' and '.join(options.kinds)} attention"
         reasons.append(
             f"{'' if gone == asked else more}{len(kept[chosen[0].name])} heads stay in every {layer}; "
             f"a stock model may keep {', '.join(map(str, even))}."
         )
+    decision = decision_of(
+        chosen,
+        kept,
+        values if scores else None,
+        cut="" if even else "heads",
+        tokens=scores.tokens if scores else None,
+        metric=metric,
+        how="as many stay in every attention" if even else "the lowest of all attentions go",
+        least=f"every attention keeps {options.least} at least" if options.least else "",
+    )
     arguments = {
         "ratio": options.share,
         "count": options.count,
@@ -135,21 +147,7 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
         "method": scores and scores.method,
         "normalize": normalize if scores else None,
     }
-    tokens = scores.tokens if scores else None
-    places = places_of(chosen, kept, values if scores else None, cut="" if even else "heads", tokens=tokens)
-    by = "" if normalize == "none" else ", over the l2 norm of its attention"
-    return selection(
-        checkpoint,
-        options,
-        kept,
-        places,
-        arguments,
-        reasons,
-        scores,
-        metric=f"importance by {scores.method}{by}" if scores else None,
-        how="as many stay in every attention" if even else "the lowest of all attentions go",
-        least=f"every attention keeps {options.least} at least" if scores and options.least else "",
-    )
+    return selection(checkpoint, options, axes, decision, arguments, reasons, scores)
 
 
 def _stock_numbers(checkpoint: Checkpoint) -> tuple[int, ...]:

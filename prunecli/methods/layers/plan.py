@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,13 +17,12 @@ from prunecli.methods.names import LayerMetric
 from prunecli.methods.units import TextRun, UnitOptions, measured, selection
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.decision import Ranked
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.find_axes import axes_of
 from prunecli.results.unit_scores import Array, Kind, Scores, files_of, from_files
 from prunecli.selection.given import read_kept
-from prunecli.selection.select import Budget, places_of, select
-from prunecli.selection.selection import Selection
+from prunecli.selection.select import Budget, select
+from prunecli.selection.selection import Selection, decision_of
 from prunecli.text.tasks import TaskName, training_task_of
 
 LAST_WARNING = (
@@ -120,17 +119,15 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
         PruneError: text or a model that cannot be used.
     """
     options.check()
-    stored = axes_of(checkpoint, "layer")
-    # By the numbers that the checkpoint counts.
-    axes = {axis.side: replace(axis, ids=(*range(len(axis.ids)),)) for axis in stored}
-    kept = {axis.name: axis.ids for axis in axes.values()}
-    groups = [([axis], Budget()) for axis in axes.values()]
+    axes = {axis.side: axis for axis in axes_of(checkpoint, "layer")}
+    groups: list[tuple[list[Axis], Budget | None]] = [([axis], None) for axis in axes.values()]
     scores, text, values = None, None, {}
     metric: str | None = None
     reasons: list[str] = []
     how = f"named by {'--keep' if options.remove is None else '--remove'}"
+    kept: dict[str, tuple[int, ...]] = {}
     if options.is_named:
-        kept |= _named(options, axes, stored)
+        kept = _named(options, axes)
     else:
         groups = _groups(options, axes)
         is_default = options.needs_text and not (options.metric or options.contiguous)
@@ -148,22 +145,46 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
             how = "by its place: the last layers of a stack go"
         else:
             scores, text = _measured(checkpoint, options, run)
-            values, metric = scores.picked(stored), scores.method
+            values, metric = scores.picked([*axes.values()]), scores.method
         reasons = [_reason(metric, options)]
         for own, budget in groups:
+            assert budget is not None
             if scores and options.contiguous:
                 (axis,) = own
-                distances = _distances(stored, axis, scores)
-                values[axis.name] = best_runs(distances, max(budget.removable(own), 1))
+                values[axis.name] = best_runs(_distances(axis, scores), max(budget.removable(own), 1))
             kept |= select(own, values, budget)
+    removed = {
+        axis.side: [place for place, number in enumerate(axis.ids) if number not in kept[axis.name]]
+        for own, _ in groups
+        for axis in own
+    }
     sizes = checkpoint.layout.sizes
     key = sizes.family.numbered
-    if key is not None and sizes.value(key) and any(own != (*range(len(own)),) for own in kept.values()):
+    depths = {side: len(axis.ids) for side, axis in axes.items()}
+    are_last = all(
+        places == [*range(depths[side] - len(places), depths[side])] for side, places in removed.items()
+    )
+    if key is not None and sizes.value(key) and not are_last:
         raise UnsupportedModelError(
             f'{checkpoint.path}: config.json has "{key}": what a layer computes depends on its number.',
             "Only the last layers can go: --metric last.",
         )
-    removed = {side: sorted(set(axis.ids).difference(kept[axis.name])) for side, axis in axes.items()}
+    name = None
+    if scores:
+        name, how = f"{metric} score", "the lowest go"
+        if options.contiguous:
+            name = "angle of its best run"
+            how = "the run of layers side by side whose angle is least goes"
+    decision = decision_of(
+        [axis for own, _ in groups for axis in own],
+        kept,
+        values if scores else None,
+        cut={axis.name: " and ".join(other.side for other in own) for own, _ in groups for axis in own},
+        tokens=scores.tokens if scores else None,
+        metric=name,
+        how=how,
+        least="one layer of each stack stays" if scores else "",
+    )
     arguments = {
         "removed": {side: numbers for side, numbers in removed.items() if numbers} or None,
         "ratio": options.ratio,
@@ -175,62 +196,35 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
         "contiguous": options.contiguous or None,
         "text": text,
     }
-    places: list[Ranked] = []
-    for own, _ in groups:
-        cut = " and ".join(axis.side for axis in own)
-        tokens = scores.tokens if scores else None
-        places += places_of(own, kept, values if scores else None, cut=cut, tokens=tokens)
-    name = None
-    if scores:
-        name, how = f"{metric} score", "the lowest go"
-        if options.contiguous:
-            name, how = (
-                "angle of its best run",
-                "the run of layers side by side whose angle is least goes",
-            )
-    original = checkpoint.structure.original_layer
-    return selection(
-        checkpoint,
-        options,
-        {
-            axis.name: tuple(original(side, number) for number in kept[axis.name])
-            for side, axis in axes.items()
-        },
-        places,
-        arguments,
-        reasons,
-        scores,
-        metric=name,
-        how=how,
-        least="one layer of each stack stays" if scores else "",
-    )
+    return selection(checkpoint, options, [*axes.values()], decision, arguments, reasons, scores)
 
 
-def _named(
-    options: LayerOptions, axes: Mapping[str, Axis], stored: Sequence[Axis]
-) -> dict[str, tuple[int, ...]]:
-    """Name of each stack's axis -> numbers of its layers that stay, of the stacks that --remove or --keep names."""
-    depths = {side: len(axis.ids) for side, axis in axes.items()}
+def _named(options: LayerOptions, axes: Mapping[str, Axis]) -> dict[str, tuple[int, ...]]:
+    """Name of each stack's axis -> the layers that stay by --remove or --keep."""
     keeps = options.remove is None
     text = str(options.keep if keeps else options.remove)
     if keeps and not text[:1].isdigit() and Path(text).is_file():
-        saved = read_kept(Path(text), stored)
-        return {axis.name: tuple(map(axis.ids.index, saved[axis.name])) for axis in stored}
+        return read_kept(Path(text), [*axes.values()])
+    depths = {side: len(axis.ids) for side, axis in axes.items()}
     named = parse_layers("--keep" if keeps else "--remove", text, depths)
     return {
-        axes[side].name: tuple(number for number in axes[side].ids if (number in numbers) == keeps)
-        for side, numbers in named.items()
+        axis.name: tuple(
+            number
+            for place, number in enumerate(axis.ids)
+            if side not in named or (place in named[side]) == keeps
+        )
+        for side, axis in axes.items()
     }
 
 
-def _groups(options: LayerOptions, axes: Mapping[str, Axis]) -> list[tuple[list[Axis], Budget]]:
-    """Stacks whose layers are ranked together, and how many of these go."""
+def _groups(options: LayerOptions, axes: Mapping[str, Axis]) -> list[tuple[list[Axis], Budget | None]]:
+    """Stacks whose layers are ranked together, and the number of these to remove."""
     for side in (*options.by_side, *filter(None, [options.side])):
         if side not in axes:
             raise UsageError(f"The model has no {side}.", f"It has {', '.join(axes)} layers only.")
     if options.by_side:
         return [
-            ([axes[side]], Budget(count=count, together=True, least=1))
+            ([axes[side]], Budget(count=count, scope="model", least=1))
             for side, count in options.by_side.items()
         ]
     own = [axis for side, axis in axes.items() if options.side in (None, side)]
@@ -238,7 +232,7 @@ def _groups(options: LayerOptions, axes: Mapping[str, Axis]) -> list[tuple[list[
         raise UsageError(
             "--contiguous: how many layers of each stack?", "Give --encoder N and --decoder M, or --side."
         )
-    return [(own, Budget(options.share, options.count, together=True, least=1))]
+    return [(own, Budget(options.share, options.count, scope="model", least=1))]
 
 
 def _measured(
@@ -268,15 +262,13 @@ def _measured(
     return scores, text
 
 
-def _distances(stored: Sequence[Axis], axis: Axis, scores: Scores) -> Array:
+def _distances(axis: Axis, scores: Scores) -> Array:
     """`[layers + 1, layers + 1]`: angles between the states before the layers that the checkpoint holds."""
     if axis.name not in scores.distances:
         raise StatisticsError(
             "--contiguous: the scores hold no distances between layers.", "Measure them again, on text."
         )
-    places = [place for own in stored if own.name == axis.name for place in scores.places(own)] + [
-        len(scores.ids[axis.name])
-    ]
+    places = [*scores.places(axis), len(scores.ids[axis.name])]
     return (np.array(scores.distances[axis.name]) / scores.counts[axis.name])[np.ix_(places, places)]
 
 

@@ -11,10 +11,11 @@ from prunecli.methods.sharing.arrange import Layer, SharePlan, arrange, kind_of
 from prunecli.methods.sharing.hidden_units import unit_norms
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions, chosen_configuration
 from prunecli.model.axes import Axis, axis_name
-from prunecli.model.decision import Decision, Origin
+from prunecli.model.decision import Origin
 from prunecli.model.history import given, history_step
 from prunecli.results.unit_scores import Scores
-from prunecli.selection.select import Budget, places_of, select
+from prunecli.selection.select import Budget, select
+from prunecli.selection.selection import decision_of
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -81,11 +82,13 @@ def plan_ffn(
     widths = {axis.name: narrowed[axis.module].width for axis in axes}
     kept = select(axes, scores, Budget(keep=widths))
     units = {axis.module: kept[axis.name] for axis in axes}
-    decision = Decision(
-        "unit",
-        places_of(axes, kept, scores, tokens=tokens),
-        options.keep_units,
-        "the highest of each FFN as --init makes it stay",
+    decision = decision_of(
+        axes,
+        kept,
+        scores,
+        tokens=tokens,
+        metric=options.keep_units,
+        how="the highest of each FFN as --init makes it stay",
         origin=Origin.of_text(options.text),
     )
     return replace(plan, units=units, decision=decision)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -27,9 +27,8 @@ from prunecli.methods.vocabulary.tokenizer import Vocabulary, is_fast, read_voca
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.find_axes import axes_of, vocabulary_size
-from prunecli.model.history import given, history_step
 from prunecli.progress import Progress, silent
-from prunecli.selection.selection import Selection
+from prunecli.selection.selection import Selection, selection_of
 from prunecli.tensors.json_files import read_object
 from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer
@@ -55,26 +54,17 @@ class VocabularyOptions(Choices):
     dtype: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class VocabularyPlan(Selection):
-    """The tokens to keep and why, and the tokenizer without the others.
-
-    Attributes:
-        details: what `--json` prints: `parts`, why -> how many tokens stay for it, each counted once, under the first
-            reason; `text`, what tokens were counted in, and the share of its tokens that stay; `compared`, how the text
-            falls into tokens before and after, see `check_same`.
-    """
-
-    details: Mapping[str, Any] = field(default_factory=dict)
-
-
 def plan_vocabulary(
     checkpoint: Checkpoint,
     lines: Lines,
     options: VocabularyOptions,
     progress: Progress = silent,
-) -> VocabularyPlan:
+) -> Selection:
     """Count tokens, choose those to keep, make the smaller tokenizer, and compare both tokenizers.
+
+    `details` of the selection: `parts`, why -> number of tokens that stay for it, each counted once, under the first
+    reason; `text`, what tokens were counted in, and the share of its tokens that stay; `compared`, how the text falls
+    into tokens before and after, see `check_same`.
 
     Args:
         checkpoint: the source; its weights are not read.
@@ -140,7 +130,7 @@ def select_tokens(
     options: VocabularyOptions,
     needed_ids: Iterable[int] = (),
     template: Set[str] = frozenset(),
-) -> VocabularyPlan:
+) -> Selection:
     """Choose the tokens to keep; their tokenizer is not made yet.
 
     Args:
@@ -202,7 +192,6 @@ def select_tokens(
         "text": list(files),
         "min_count": options.min_count,
         "multiple_of": None if options.multiple_of == 1 else options.multiple_of,
-        "dtype": options.dtype,
     }
     note = {
         "before": size,
@@ -213,37 +202,39 @@ def select_tokens(
     }
     running = np.array([counts.get(labels.get(number, ""), 0) for number in range(size)])
     share = float(running[[*kept]].sum() / running.sum()) if running.any() else 1.0
-    reasons = [name for name in ids if name != IN_TEXT]
+    reasons = tuple(name for name in ids if name != IN_TEXT)
     reason = np.zeros(size, np.uint8)
     for place, name in enumerate(reasons, 1):
         reason[list(ids[name])] = place
+    texts = tuple(labels.get(number, "") for number in range(size))
     ranked = Ranked.of(
-        ("tokens", "", None),
-        range(size),
-        kept,
-        running,
-        reasons=tuple(reasons),
-        reason=reason,
-        labels=tuple(labels.get(number, "") for number in range(size)),
-    )
-    origin = Origin(
-        texts=(*lines.languages, *files),
-        split=" and ".join(lines.splits) or None,
-        sentences=len(lines.texts),
-        tokens=sum(counts.values()),
-        sha256=sha256,
+        ("tokens", "", None), range(size), kept, running, reasons=reasons, reason=reason, labels=texts
     )
     often = "" if options.min_count == 1 else f" {options.min_count} times or more"
-    how = f"those stay that occur{often}, and what is needed"
-    return VocabularyPlan(
-        {"tokens": kept},
-        options.dtype,
-        history_step("trim-vocabulary", checkpoint, given(arguments), vocabulary=note),
-        decision=Decision("token", (ranked,), "count", how, bound=options.min_count, origin=origin),
-        details={
-            "parts": parts,
-            "text": {"sentences": len(lines.texts), "sha256": sha256, "share_kept": share},
-        },
+    decision = Decision(
+        "token",
+        (ranked,),
+        "count",
+        f"those stay that occur{often}, and what is needed",
+        bound=options.min_count,
+        origin=Origin(
+            texts=(*lines.languages, *files),
+            split=" and ".join(lines.splits) or None,
+            sentences=len(lines.texts),
+            tokens=sum(counts.values()),
+            sha256=sha256,
+        ),
+    )
+    details = {"parts": parts, "text": {"sentences": len(lines.texts), "sha256": sha256, "share_kept": share}}
+    return selection_of(
+        "trim-vocabulary",
+        checkpoint,
+        axes_of(checkpoint, "token"),
+        decision,
+        arguments,
+        dtype=options.dtype,
+        notes={"vocabulary": note},
+        details=details,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,21 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.budget import (
-    Request,
-    counts_by_part,
-    default_balance,
-    keep_count,
-    least_experts,
-    parse_balance,
-    released_threshold,
-    select_experts,
-    shares,
-    starved,
-    threshold,
-)
+from prunecli.methods.experts.budget import default_balance, least_experts, parse_balance, starved
+from prunecli.methods.experts.options import SCOPES
 from prunecli.model.axes import Axis
 from prunecli.model.sparse_layer import Groups
+from prunecli.selection.select import (
+    Budget,
+    held_in,
+    released_threshold,
+    select,
+    select_with_thresholds,
+    shares,
+    threshold,
+)
 from tests.reference import expert_selection, released_statistics
 
 
@@ -49,14 +48,24 @@ def random_metric(axes: list[Axis], seed: int = 0) -> dict[str, np.ndarray]:
     return {axis.name: generator.random(len(axis.ids)) + 1e-3 for axis in axes}
 
 
+def keeping(axes: list[Axis], keep: int, strategy: str = "per-layer", **more: Any) -> Budget:
+    """The budget that keeps so many experts, at least 2 in a layer."""
+    defaults = {"balance": Fraction(1), "least": 2, "scope": SCOPES[strategy]}  # type: ignore[index]
+    return Budget(count=held_in(axes) - keep, **(defaults | more))
+
+
 def layer_counts(
     axes: list[Axis], keep: int, balance: Fraction, minimum: int, step: int = 1
 ) -> dict[str, int]:
-    return counts_by_part(axes, Request(keep, balance=balance, minimum=minimum, step=step))
+    return keeping(axes, keep, balance=balance, least=minimum, multiple=step).shared_out(axes)
 
 
 def side_counts(axes: list[Axis], keep: int, balance: Fraction, minimum: int) -> dict[str, int]:
-    return counts_by_part(axes, Request(keep, None, "side-threshold", balance, minimum))
+    return keeping(axes, keep, "side-threshold", balance=balance, least=minimum).shared_out(axes)
+
+
+def keep_count(ratio: float, held: int) -> int:
+    return held - Budget(ratio).removed([experts("a", "decoder", range(held))])
 
 
 NLLB = model(6, 6, 128)
@@ -215,7 +224,7 @@ def test_the_fewest_experts_that_a_router_with_groups_can_pick_from(
 def test_experts_per_layer_are_multiples_of_the_step() -> None:
     layers = language_model(1, 10)
     with pytest.raises(UsageError, match="asks for 6: it must be a multiple of 4"):
-        select_experts(layers, random_metric(layers), Request(per_layer={"decoder": 6}, step=4))
+        select(layers, random_metric(layers), Budget(keep={"decoder": 6}, balance=Fraction(1), multiple=4))
 
 
 def test_a_model_of_one_side_has_no_balance() -> None:
@@ -243,8 +252,7 @@ def test_threshold_solves_equation_5_with_the_exact_count(
     layers = [experts(f"l{n}", "encoder", range(5)) for n in range(len(values))]
     count = data.draw(st.integers(minimum * len(values), 5 * len(values)))
     metric = {layer.name: np.array(row, float) for layer, row in zip(layers, values, strict=True)}
-    request = Request(count, strategy="global-threshold", minimum=minimum)
-    kept, _ = select_experts(layers, metric, request)
+    kept = select(layers, metric, keeping(layers, count, "global-threshold", least=minimum))
     assert sum(map(len, kept.values())) == count
     below, above = expert_selection.global_threshold(values, count, minimum)
     for layer, row, least, most in zip(layers, values, below, above, strict=True):
@@ -261,8 +269,8 @@ def test_threshold_by_hand() -> None:
     # Shares: A 0.6 0.2 0.1 0.1, B 0.25 each. Mass before: A 0 .6 .8 .9, B 0 .25 .5 .75.
     layers = [experts("A", "encoder", (0, 1, 2, 3)), experts("B", "decoder", (0, 1, 2, 3))]
     values = {"A": np.array([1.0, 6, 2, 1]), "B": np.ones(4)}
-    request = Request(5, strategy="global-threshold", minimum=1)
-    assert select_experts(layers, values, request) == ({"A": (1, 2), "B": (0, 1, 2)}, {"model": 0.75})
+    budget = keeping(layers, 5, "global-threshold", least=1)
+    assert select_with_thresholds(layers, values, budget) == ({"A": (1, 2), "B": (0, 1, 2)}, {"model": 0.75})
     phi = phi_of(layers, values)
     assert threshold(layers, phi, 8, 1) == ({"A": 4, "B": 4}, 1.0)
     assert threshold(layers, phi, 4, 2)[0] == {"A": 2, "B": 2}
@@ -327,8 +335,8 @@ def test_the_global_threshold_keeps_as_many_of_each_group(
         for own in metric
     ]
     keep = min(len(metric) + more, len(metric) * width)  # of the ranks, one at least in each layer
-    request = Request(keep=keep * groups, strategy="global-threshold", minimum=1, step=groups, groups=groups)
-    kept, _ = select_experts(layers, values, request)
+    sizes = {"least": 1, "multiple": groups, "groups": groups}
+    kept = select(layers, values, keeping(layers, keep * groups, "global-threshold", **sizes))
     counts = [len(kept[layer.name]) // groups for layer in layers]
     below, above = expert_selection.global_threshold(together, keep, 1)
     assert sum(counts) == keep
@@ -346,8 +354,7 @@ def test_the_global_threshold_keeps_as_many_of_each_group(
 def test_the_released_threshold_is_asked_for(strategy: str) -> None:
     layers = [experts("e", "encoder", range(8)), experts("d", "decoder", range(8))]
     values = {"e": np.array([24.0, 24, 10, 2, 1, 1, 1, 1]), "d": np.ones(8)}
-    request = Request(keep=10, strategy=strategy, balance=Fraction(1), minimum=2, released=True)
-    kept, _ = select_experts(layers, values, request)
+    kept = select(layers, values, keeping(layers, 10, strategy, released=True))
     parts, count = ([layers], 10) if strategy == "global-threshold" else ([[layer] for layer in layers], 5)
     phi = phi_of(layers, values)
     wanted = {name: n for own in parts for name, n in released_threshold(own, phi, count, 2)[0].items()}
@@ -358,8 +365,9 @@ def test_the_released_threshold_is_asked_for(strategy: str) -> None:
 def test_ties_are_broken_the_same_way_for_every_count() -> None:
     layers = model(3, 3, 6)
     values = {layer.name: np.ones(6) for layer in layers}
-    request = Request(strategy="global-threshold", minimum=1)
-    selections = [select_experts(layers, values, replace(request, keep=count))[0] for count in range(6, 37)]
+    selections = [
+        select(layers, values, keeping(layers, count, "global-threshold", least=1)) for count in range(6, 37)
+    ]
     chosen = [{(name, e) for name, ids in kept.items() for e in ids} for kept in selections]
     assert [len(kept) for kept in chosen] == list(range(6, 37))
     assert all(small < large for small, large in pairwise(chosen))
@@ -374,8 +382,7 @@ def test_shares_are_normalised_over_the_held_experts() -> None:
 def test_selections_of_a_pruned_model_name_original_ids(strategy: str) -> None:
     layers = [experts("e", "encoder", (1, 4, 5, 9, 11, 12)), experts("d", "decoder", (0, 2, 3, 6, 8, 10))]
     values = random_metric(layers)
-    request = Request(keep=8, strategy=strategy, balance=Fraction(1))
-    selection, _ = select_experts(layers, values, request)
+    selection = select(layers, values, keeping(layers, 8, strategy))
     assert sum(map(len, selection.values())) <= 8
     for layer in layers:
         kept = selection[layer.name]
@@ -388,33 +395,33 @@ def test_selections_of_a_pruned_model_name_original_ids(strategy: str) -> None:
 
 def test_experts_per_layer() -> None:
     values = random_metric(NLLB)
-    request = Request(per_layer={"encoder": 36, "decoder": 12})
-    fixed = select_experts(NLLB, values, request)
-    assert [len(ids) for ids in fixed[0].values()] == [36] * 6 + [12] * 6
-    assert fixed == select_experts(NLLB, values, Request(keep=307, balance=Fraction(3)))
-    kept, thresholds = select_experts(NLLB, values, replace(request, strategy="side-threshold"))
+    budget = Budget(keep={"encoder": 36, "decoder": 12}, balance=Fraction(1))
+    fixed = select(NLLB, values, budget)
+    assert [len(ids) for ids in fixed.values()] == [36] * 6 + [12] * 6
+    assert fixed == select(NLLB, values, keeping(NLLB, 307, balance=Fraction(3)))
+    kept, thresholds = select_with_thresholds(NLLB, values, replace(budget, scope="side"))
     assert sum(len(kept[layer.name]) for layer in NLLB[:6]) == 216
     assert sum(len(kept[layer.name]) for layer in NLLB[6:]) == 72
     assert set(thresholds) == {"encoder", "decoder"}
 
 
 @pytest.mark.parametrize(
-    ("request_", "message"),
+    ("budget", "message"),
     [
-        (Request(keep=10), "would stay"),
-        (Request(keep=30, strategy="global-threshold", minimum=4), "would stay"),
-        (Request(keep=30, strategy="side-threshold", minimum=4), "would stay"),
-        (Request(per_layer={"encoder": 129, "decoder": 12}), "2 to 128"),
-        (Request(per_layer={"encoder": 36, "decoder": 1}), "2 to 128"),
-        (Request(per_layer={"encoder": 36, "decoder": 12}, strategy="global-threshold"), "one count"),
+        (keeping(NLLB, 10), "would stay"),
+        (keeping(NLLB, 30, "global-threshold", least=4), "would stay"),
+        (keeping(NLLB, 30, "side-threshold", least=4), "would stay"),
+        (Budget(keep={"encoder": 129, "decoder": 12}, least=2), "2 to 128"),
+        (Budget(keep={"encoder": 36, "decoder": 1}, least=2), "2 to 128"),
+        (Budget(keep={"encoder": 36, "decoder": 12}, scope="model"), "one count"),
     ],
 )
-def test_impossible_requests_are_refused(request_: Request, message: str) -> None:
+def test_impossible_budgets_are_refused(budget: Budget, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        select_experts(NLLB, random_metric(NLLB), request_)
+        select(NLLB, random_metric(NLLB), replace(budget, balance=Fraction(1)))
 
 
 def test_a_layer_without_tokens_is_refused() -> None:
     values = random_metric(NLLB) | {NLLB[3].name: np.zeros(128)}
     with pytest.raises(StatisticsError, match=r"encoder\.layers\.3\.ffn: the statistics route no token"):
-        select_experts(NLLB, values, Request(keep=307))
+        select(NLLB, values, keeping(NLLB, 307))
