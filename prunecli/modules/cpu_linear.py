@@ -113,12 +113,13 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     Returns:
         `[at least rows, out]`.
     """
-    rows = pad_rows(rows)
     if weight.dtype == torch.float32:
         goes_to_onednn = weight.numel() >= MIN_ONEDNN and has_onednn_linear()
     else:  # where torch's own switch of oneDNN may be off, see `dot_products`
         goes_to_onednn = weight.dtype == torch.bfloat16 and len(rows) > 1 and onednn_bfloat16()
-    return (onednn_linear if goes_to_onednn else functional.linear)(rows, weight, bias)
+    if goes_to_onednn:
+        return onednn_linear(pad_rows(rows), weight, bias)
+    return functional.linear(rows, weight, bias)
 
 
 def padded_rows(rows: int) -> int:
