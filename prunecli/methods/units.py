@@ -6,16 +6,20 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from prunecli.choices import Choices
 from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import RunOptions, describe, measured_text
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.decision import Decision, Origin
+from prunecli.model.decision import Origin
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.matching import scores_for
-from prunecli.results.unit_scores import METHODS, Kind, Scores, files_of
-from prunecli.selection.selection import Selection, selection_of
+from prunecli.results.unit_scores import METHODS, Kind, Scores, files_of, from_files
+from prunecli.selection.given import num_removed
+from prunecli.selection.select import Budget, select
+from prunecli.selection.selection import Selection, decision_of, selection_of
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.plain import MIXED, PlainText
 from prunecli.text.tasks import TaskName
@@ -163,37 +167,96 @@ def measured(
     return scores, describe(data, run.choice)
 
 
-def selection(
+@dataclass(frozen=True)
+class Ranking:
+    """What units are ranked by.
+
+    Attributes:
+        values: name of an axis -> `[units]`: the more a unit matters, the higher.
+        metric: name of the values.
+        shown: name of the values in the decision, if another one.
+        how: how the units are chosen, if their values say nothing of them (random numbers).
+        scores: the scores that the values come from, if any.
+        text: what the history says of the text that they were measured on.
+    """
+
+    values: dict[str, Any]
+    metric: str = ""
+    shown: str = ""
+    how: str = ""
+    scores: Scores | None = None
+    text: dict[str, Any] | None = None
+
+
+def drawn(axes: Sequence[Axis], seed: int) -> Ranking:
+    """Random values for the units that the axes hold."""
+    generator = np.random.default_rng(seed)
+    return Ranking({axis.name: generator.random(len(axis.ids)) for axis in axes}, how=random_words(seed))
+
+
+def random_words(seed: int) -> str:
+    """How units are chosen at random."""
+    return f"drawn at random (seed {seed})"
+
+
+def plan(
     checkpoint: Checkpoint,
     options: UnitOptions,
     axes: Sequence[Axis],
-    decision: Decision,
+    budget: Budget,
+    ranking: Ranking,
     arguments: Mapping[str, Any],
-    reasons: Sequence[str],
-    scores: Scores | None,
+    *,
+    chosen: Sequence[Axis] | None = None,
+    of: str = "",
+    by_share: bool = False,
 ) -> Selection:
-    """The units that a decision keeps, with the history entry that the options make.
+    """Select the units to keep, with the reasons, the decision and the history entry.
 
     Args:
-        axes: all axes of the selection; those that the decision is not about keep all units.
-        arguments: what the history records; seed and type are added.
-        reasons: lines that say how the units were chosen.
-        scores: the scores that decided. If None, no scores did.
+        axes: all axes of the selection.
+        budget: how many units of `chosen` stay.
+        ranking: what they are ranked by.
+        arguments: what the history records; the text, the seed and the type are added, and the number of units that
+            go as `removed` if it has this key.
+        chosen: the axes that may lose units. If None, all.
+        of: where the units are, for messages.
+        by_share: compare the values of different axes as shares of their axis' l2 norm.
+
+    Raises:
+        UsageError: a budget that these axes cannot meet.
     """
-    is_random = options.metric == "random"
-    if is_random:
-        decision = replace(decision, metric=None, how=f"drawn at random (seed {options.seed})", least="")
-    origin = scores.origin if scores and options.scores is not None else Origin.of_text(arguments.get("text"))
-    lines = [*reasons, MIXED] if scores and scores.mixed else [*reasons]
-    if not (options.is_named or options.has_amount):
-        lines.insert(0, f"No --ratio given: removing {options.DEFAULT_RATIO:.0%} of the {options.UNITS}.")
+    chosen, scores, values = chosen or axes, ranking.scores, ranking.values
+    shares = {name: own / (np.linalg.norm(own) or 1) for name, own in values.items()} if by_share else values
+    kept = select(chosen, shares, budget)
+    said, words = ranking.how or f"by {ranking.metric}", budget.words(options.KIND)[0]
+    decision = decision_of(
+        chosen,
+        kept,
+        None if ranking.how else values,
+        replace(budget, scope="axis") if by_share else budget,
+        tokens=scores.tokens if scores else None,
+        metric=None if ranking.how else ranking.shown or ranking.metric,
+        how=ranking.how,
+        origin=scores.origin if scores and options.scores is not None else Origin.of_text(ranking.text),
+    )
+    is_default = options.metric is None and options.scores is None
+    where = from_files(options.scores) if scores else ""
+    reasons = [
+        f"{options.UNITS.capitalize()}{of} {said}{' (default)' if is_default else ''}{where}: {words}."
+    ]
+    if not options.has_amount:
+        reasons.insert(0, f"No --ratio given: removing {options.DEFAULT_RATIO:.0%} of the {options.UNITS}.")
+    if scores and scores.mixed:
+        reasons.append(MIXED)
+    arguments = {
+        **arguments,
+        "text": ranking.text,
+        "seed": options.seed if options.metric == "random" else None,
+    }
+    if "removed" in arguments:
+        arguments["removed"] = num_removed(chosen, kept)
+    files = files_of(options.scores) if scores else ()
     return selection_of(
-        options.COMMAND,
-        checkpoint,
-        axes,
-        replace(decision, origin=origin),
-        {**arguments, "seed": options.seed if is_random else None},
-        files_of(options.scores) if scores else (),
-        dtype=options.dtype,
-        reasons=lines,
+        options.COMMAND, checkpoint, axes, decision, arguments, files, dtype=options.dtype, reasons=reasons
     )

@@ -65,7 +65,7 @@ def selection_of_file(
         StatisticsError: as `read_kept`.
     """
     kind, kept = axes[0].kind, read_kept(path, axes)
-    decision = decision_of(axes, kept, cut=f"{kind}s", how=f"named in {path.name}")
+    decision = decision_of(axes, kept, how=f"named in {path.name}")
     noun = "Hidden units" if kind == "unit" else f"{kind}s".capitalize()
     arguments, reasons = {"removed": num_removed(axes, kept)}, (f"{noun} by {path}.",)
     return selection_of(command, checkpoint, axes, decision, arguments, (path,), dtype=dtype, reasons=reasons)

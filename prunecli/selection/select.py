@@ -24,6 +24,8 @@ Values = Mapping[str, NDArray[Any]]
 """Name of an axis -> `[units]`, in the order of `Axis.ids`: the more a unit matters, the higher."""
 Kept = Mapping[str, Sequence[int]]
 """Name of an axis -> ids of the units that stay."""
+HOLDERS = {"expert": "layer", "head": "attention", "unit": "FFN", "layer": "stack", "token": "vocabulary"}
+"""Kind of units -> what holds them, in words."""
 UNBOUNDED = 1 << 40
 """A number of decoder units for which every axis is full, whatever the balance."""
 STEPS = 1000
@@ -87,6 +89,25 @@ class Budget:
                 f"Remove fewer {kind}s.",
             )
         return removed
+
+    @property
+    def ranks_all(self) -> bool:
+        """Whether the units of all axes are compared with each other by their values."""
+        return self.scope == "model" and self.balance is None and self.even is None and self.keep is None
+
+    def words(self, kind: str) -> tuple[str, str]:
+        """How many units stay, and which; and why some may stay below the cut-off ("": none can)."""
+        holder = HOLDERS.get(kind, "axis")
+        each = f"group of each {holder}" if self.groups > 1 else holder
+        least = f"each {holder} keeps at least {self.least}" if self.least and self.scope != "axis" else ""
+        if self.ranks_all:
+            return f"the lowest of all {kind}s go", least
+        if self.even is not None:
+            return f"the highest of each {each} stay, the same number everywhere", least
+        if self.keep is not None or self.balance is not None:
+            theta = f", those before theta of the {self.scope}" if self.scope != "axis" else ""
+            return f"the highest of each {each} stay{theta}", least
+        return f"the highest of each {each} stay, the same part everywhere", ""
 
     def parts(self, axes: Sequence[Axis]) -> dict[str, list[Axis]]:
         """Name of an axis, a side or "model" -> the axes that share one number of units."""

@@ -12,7 +12,7 @@ import numpy as np
 from prunecli.model.axes import Axis
 from prunecli.model.decision import Decision, Ranked
 from prunecli.model.history import given, history_step
-from prunecli.selection.select import Kept, Values
+from prunecli.selection.select import Budget, Kept, Values
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -79,9 +79,8 @@ def decision_of(
     axes: Sequence[Axis],
     kept: Kept,
     values: Values | None = None,
+    budget: Budget | None = None,
     *,
-    cut: str | Mapping[str, str] = "",
-    groups: int = 1,
     alone: Mapping[str, Kept] | None = None,
     tokens: Mapping[str, int] | None = None,
     metrics: Mapping[str, str] | None = None,
@@ -93,17 +92,18 @@ def decision_of(
         axes: the axes that units were chosen from.
         kept: which units stay.
         values: their values. If None, they were compared by nothing.
-        cut: name of the comparison between all axes, or of each axis; "": each axis, or each of its groups, is compared
-            alone.
-        groups: number of groups of each axis.
+        budget: how many stay: its words are `how` and `least` of the decision.
         alone: language or text -> units that would stay for it alone, on the axes where it counts.
         tokens: name of an axis -> number of tokens that its values were measured on.
         metrics: name of an axis -> its metric, if another one than that of the decision.
         fields: other fields of `Decision`.
     """
-    places = []
+    kind, places, groups = axes[0].kind, [], 1 if budget is None else budget.groups
+    if budget is not None and values is not None:
+        fields["how"], fields["least"] = budget.words(kind)
+    cut = f"{kind}s" if budget is not None and budget.ranks_all else ""
     for axis in axes:
-        size, own_cut = len(axis.ids) // groups, cut if isinstance(cut, str) else cut[axis.name]
+        size = len(axis.ids) // groups
         for group in range(groups):
             own = slice(group * size, (group + 1) * size)
             places.append(
@@ -115,7 +115,7 @@ def decision_of(
                     attention=axis.attention,
                     tokens=(tokens or {}).get(axis.name),
                     metric=(metrics or {}).get(axis.name, ""),
-                    cut=f"{axis.name}, group {group}" if groups > 1 else own_cut,
+                    cut=f"{axis.name}, group {group}" if groups > 1 else cut,
                     alone={
                         text: np.isin(sorted(axis.ids[own]), of_text[axis.name])
                         for text, of_text in (alone or {}).items()
@@ -123,4 +123,4 @@ def decision_of(
                     },
                 )
             )
-    return Decision(axes[0].kind, tuple(places), **fields)
+    return Decision(kind, tuple(places), **fields)

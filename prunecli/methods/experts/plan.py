@@ -153,14 +153,10 @@ def _by_metric(
     notes, details, origin, few = dict[str, Any](), dict[str, Any](), Origin(), dict[str, tuple[int, ...]]()
     places: dict[str, Any] = {"how": f"drawn at random (seed {options.seed})"}
     if metric != RANDOM:
-        each = "group of a layer" if budget.groups > 1 else "layer"
         places = {
             "values": held,
-            "groups": budget.groups,
             "metrics": {axis_name(layer.name, "expert"): AIMER for layer in unseen},
             "metric": metric,
-            "how": f"{options.strategy}: the highest of each {each} stay",
-            "least": f"every layer keeps {budget.least} at least" if is_threshold else "",
             "thresholds": {} if budget.groups > 1 or budget.released else thresholds,
         }
     if measured is not None:
@@ -200,7 +196,7 @@ def _by_metric(
         "min_per_layer": budget.least,
         "round_to": options.multiple_of if options.multiple_of > 1 else None,
     }
-    decision = decision_of(axes, kept, **places, origin=origin)
+    decision = decision_of(axes, kept, budget=budget, **places, origin=origin)
     plan = _selection(checkpoint, options, axes, decision, arguments, reasons, measured, notes)
     return replace(plan, fit=fit, warning=warning, details={key: own for key, own in details.items() if own})
 

@@ -8,22 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
-
 from prunecli.architectures.records import Side
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.names import UnitMetric
 from prunecli.methods.sharing.arrange import Group
 from prunecli.methods.sharing.hidden_units import unit_norms
-from prunecli.methods.units import TextRun, UnitOptions, measured, selection
+from prunecli.methods.units import Ranking, TextRun, UnitOptions, drawn, measured, plan
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.find_axes import axes_of
-from prunecli.results.unit_scores import Array, Kind, from_files
+from prunecli.results.unit_scores import Array, Kind
 from prunecli.selection.given import selection_of_file
-from prunecli.selection.select import Budget, select
-from prunecli.selection.selection import Selection, decision_of
+from prunecli.selection.select import Budget
+from prunecli.selection.selection import Selection
 from prunecli.tensors.quantities import exact_share
 
 NORMS_WARNING = (
@@ -127,13 +125,11 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
         by_name = {layer.name: layer for layer in layers}
         return unit_norms(checkpoint, by_name, group, output_only=output_only)
 
-    scores = text = None
     metric: str = options.metric or "activation-norm"
     if metric == "random":
-        generator = np.random.default_rng(options.seed)
-        values = {axis.name: generator.random(len(axis.ids)) for axis in axes}
+        ranking = drawn(axes, options.seed)
     elif metric == "norms":
-        values = {axis.name: norms(axis, output_only=False) for axis in axes}
+        ranking = Ranking({axis.name: norms(axis, output_only=False) for axis in axes}, metric)
     else:
         from prunecli.methods.ffn.activations import measure_activations
 
@@ -142,20 +138,7 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
         values, metric = scores.picked(axes), options.metric or scores.method
         if metric == "activation-norm":
             values = {axis.name: values[axis.name] * norms(axis, output_only=True) for axis in axes}
-    relative = {name: own / (np.linalg.norm(own) or 1) for name, own in values.items()}
-    kept = select(axes, values if options.uniform else relative, budget)
-    how, rule = "of each FFN", "the same part of each FFN stays, the highest of it"
-    if not options.uniform:
-        how = "of all FFNs together"
-        rule = "the highest of each FFN stay, as many as there are of it among the best of all FFNs"
-    decision = decision_of(
-        axes,
-        kept,
-        None if metric == "random" else values,
-        tokens=scores.tokens if scores else None,
-        metric=metric,
-        how=rule,
-    )
+        ranking = Ranking(values, metric, scores=scores, text=text)
     arguments = {
         "ratio": options.share,
         "count": options.count,
@@ -165,11 +148,11 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
         "per_layer": not options.uniform or None,
         "score": metric,
         "round_to": None if options.multiple_of == 1 else options.multiple_of,
-        "text": text,
         "dense_only": options.dense_only or None,
     }
-    reasons = [f"Hidden units {how} by {metric}{from_files(options.scores)}, the lowest go."]
-    return selection(checkpoint, options, axes, decision, arguments, reasons, scores)
+    of = " of each FFN" if options.uniform else " of all FFNs together"
+    by_share = not options.uniform
+    return plan(checkpoint, options, axes, budget, ranking, arguments, of=of, by_share=by_share)
 
 
 def _chosen(layers: Sequence[FfnLayer], options: NarrowOptions) -> set[str]:

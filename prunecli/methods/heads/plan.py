@@ -12,16 +12,16 @@ import numpy as np
 
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.names import HeadMetric, Normalize
-from prunecli.methods.units import UnitOptions, selection
+from prunecli.methods.units import Ranking, UnitOptions, plan, random_words
 from prunecli.model.attention import KINDS, AttentionKind
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
 from prunecli.model.stock import uniform_heads
 from prunecli.results.matching import scores_for
-from prunecli.results.unit_scores import Array, Kind, Scores, files_of, from_files
-from prunecli.selection.given import num_removed, selection_of_file
-from prunecli.selection.select import Budget, held_in, select
-from prunecli.selection.selection import Selection, decision_of
+from prunecli.results.unit_scores import Array, Kind, Scores, files_of
+from prunecli.selection.given import selection_of_file
+from prunecli.selection.select import Budget
+from prunecli.selection.selection import Selection
 
 DEFAULT_NORMALIZE: dict[str, Normalize] = {"gradient": "per-layer", "ablation": "none"}
 """The paper normalises I_h (4.1), and says nothing of the kind of differences of scores (4.2)."""
@@ -78,13 +78,23 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
             )
         return selection_of_file(options.COMMAND, checkpoint, axes, Path(options.keep), options.dtype)
     is_all = options.kinds == KINDS
-    where = "all attentions" if is_all else f"{', '.join(options.kinds)} attention"
-    scores, normalize, metric = None, options.normalize or "none", None
+    present = [*dict.fromkeys(axis.attention for axis in axes)]
+    for kind in () if is_all else options.kinds:
+        if kind not in present:
+            raise UsageError(
+                f"--attention {kind}: the model has no such attention.", f"It has {', '.join(present)}."
+            )
+    chosen = [axis for axis in axes if axis.attention in options.kinds]
+    even = _stock_numbers(checkpoint) if options.uniform else None
+    budget = Budget(options.share, options.count, scope="model", least=options.least, even=even)
+    normalize = options.normalize or "none"
     if options.metric == "random":
         generator = np.random.default_rng(options.seed)
         # One number for each head of the original model: pruning in steps removes the same heads as pruning at once.
         worth = {axis.name: 1.0 - generator.random(axis.original) for axis in axes}
-        reasons = [f"Heads of {where}, drawn at random (seed {options.seed}); no scores are read."]
+        own = normalized(worth) if normalize == "per-layer" else worth
+        values = {axis.name: own[axis.name][[*axis.ids]] for axis in axes}
+        ranking = Ranking(values, how=random_words(options.seed))
     else:
         scores = scores_for(checkpoint, options.scores, "head")
         try:
@@ -93,61 +103,23 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
             files = "".join(f"{path}: " for path in files_of(options.scores)[:1])
             raise StatisticsError(f"{files}{error.message}", error.remedy) from error
         normalize = options.normalize or DEFAULT_NORMALIZE[scores.method]
-        normalised = "not normalised" if normalize == "none" else f"normalised {normalize}"
-        default = "" if options.normalize else " (default)"
-        reasons = [
-            f"Heads of {where} by {scores.method} over {scores.examples:,} examples, {normalised}{default}"
-            f"{from_files(options.scores)}."
-        ]
+        own = normalized(worth) if normalize == "per-layer" else worth
         by = "" if normalize == "none" else ", over the l2 norm of its attention"
-        metric = f"importance by {scores.method}{by}"
-    if normalize == "per-layer":
-        worth = normalized(worth)
-    if scores is None:
-        values = {axis.name: worth[axis.name][[*axis.ids]] for axis in axes}
-    else:
-        values = scores.picked(axes, worth)
-    even = _stock_numbers(checkpoint) if options.uniform else None
-    present = [*dict.fromkeys(axis.attention for axis in axes)]
-    for kind in () if is_all else options.kinds:
-        if kind not in present:
-            raise UsageError(
-                f"--attention {kind}: the model has no such attention.", f"It has {', '.join(present)}."
-            )
-    chosen = [axis for axis in axes if axis.attention in options.kinds]
-    budget = Budget(options.share, options.count, scope="model", least=options.least, even=even)
-    kept = select(chosen, values, budget)
-    gone = num_removed(chosen, kept)
-    if even is not None:
-        held, asked = held_in(chosen), budget.removed(chosen)
-        more = f"{gone} of {held} heads go ({gone / held:.0%}), {asked} were asked for: "
-        layer = "layer" if is_all else f"{' and '.join(options.kinds)} attention"
-        reasons.append(
-            f"{'' if gone == asked else more}{len(kept[chosen[0].name])} heads stay in every {layer}; "
-            f"a stock model may keep {', '.join(map(str, even))}."
-        )
-    decision = decision_of(
-        chosen,
-        kept,
-        values if scores else None,
-        cut="" if even else "heads",
-        tokens=scores.tokens if scores else None,
-        metric=metric,
-        how="as many stay in every attention" if even else "the lowest of all attentions go",
-        least=f"every attention keeps {options.least} at least" if options.least else "",
-    )
+        shown = f"importance by {scores.method}{by}"
+        ranking = Ranking(scores.picked(axes, own), f"{scores.method}{by}", shown, scores=scores)
     arguments = {
         "ratio": options.share,
         "count": options.count,
-        "removed": gone,
+        "removed": None,
         "attention": None if is_all else list(options.kinds),
         "min_per_layer": options.least or None,
         "uniform": options.uniform or None,
         "metric": options.metric,
-        "method": scores and scores.method,
-        "normalize": normalize if scores else None,
+        "method": ranking.scores and ranking.scores.method,
+        "normalize": normalize if ranking.scores else None,
     }
-    return selection(checkpoint, options, axes, decision, arguments, reasons, scores)
+    of = " of all attentions" if is_all else f" of {', '.join(options.kinds)} attention"
+    return plan(checkpoint, options, axes, budget, ranking, arguments, chosen=chosen, of=of)
 
 
 def _stock_numbers(checkpoint: Checkpoint) -> tuple[int, ...]:

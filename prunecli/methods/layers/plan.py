@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, UnsupportedModelError, UsageError
 from prunecli.methods.names import LayerMetric
-from prunecli.methods.units import TextRun, UnitOptions, measured, selection
+from prunecli.methods.units import Ranking, TextRun, UnitOptions, drawn, measured, plan
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.find_axes import axes_of
-from prunecli.results.unit_scores import Array, Kind, Scores, files_of, from_files
+from prunecli.results.unit_scores import Array, Kind, Scores, files_of
 from prunecli.selection.given import read_kept
-from prunecli.selection.select import Budget, select
-from prunecli.selection.selection import Selection, decision_of
+from prunecli.selection.select import Budget
+from prunecli.selection.selection import Selection, decision_of, selection_of
 from prunecli.text.tasks import TaskName, training_task_of
 
 LAST_WARNING = (
@@ -119,135 +119,107 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
         PruneError: text or a model that cannot be used.
     """
     options.check()
-    axes = {axis.side: axis for axis in axes_of(checkpoint, "layer")}
-    groups: list[tuple[list[Axis], Budget | None]] = [([axis], None) for axis in axes.values()]
-    scores, text, values = None, None, {}
-    metric: str | None = None
-    reasons: list[str] = []
-    how = f"named by {'--keep' if options.remove is None else '--remove'}"
-    kept: dict[str, tuple[int, ...]] = {}
-    if options.is_named:
-        kept = _named(options, axes)
-    else:
-        groups = _groups(options, axes)
-        is_default = options.needs_text and not (options.metric or options.contiguous)
-        if is_default and training_task_of(checkpoint) == "feature-extraction":
-            # Without half of its layers by cosine, MiniLM's Spearman on STS-B falls to 0.844; at random to 0.894.
-            options = replace(options, metric="embedding")
-        metric = options.metric or "cosine"
-        if metric == "random":
-            generator = np.random.default_rng(options.seed)
-            values = {axis.name: generator.random(len(axis.ids)) for axis in axes.values()}
-        elif metric == "last":
-            # The last go first, the same share of each stack.
-            depths = {axis.name: len(axis.ids) for axis in axes.values()}
-            values = {name: np.arange(depth, 0, -1) / depth for name, depth in depths.items()}
-            how = "by its place: the last layers of a stack go"
-        else:
-            scores, text = _measured(checkpoint, options, run)
-            values, metric = scores.picked([*axes.values()]), scores.method
-        reasons = [_reason(metric, options)]
-        for own, budget in groups:
-            assert budget is not None
-            if scores and options.contiguous:
-                (axis,) = own
-                values[axis.name] = best_runs(_distances(axis, scores), max(budget.removable(own), 1))
-            kept |= select(own, values, budget)
+    axes = axes_of(checkpoint, "layer")
+    made = _named(checkpoint, options, axes) if options.is_named else _ranked(checkpoint, options, axes, run)
     removed = {
-        axis.side: [place for place, number in enumerate(axis.ids) if number not in kept[axis.name]]
-        for own, _ in groups
-        for axis in own
+        axis.side: [place for place, number in enumerate(axis.ids) if number not in made.kept[axis.name]]
+        for axis in axes
     }
-    sizes = checkpoint.layout.sizes
-    key = sizes.family.numbered
-    depths = {side: len(axis.ids) for side, axis in axes.items()}
-    are_last = all(
-        places == [*range(depths[side] - len(places), depths[side])] for side, places in removed.items()
-    )
-    if key is not None and sizes.value(key) and not are_last:
-        raise UnsupportedModelError(
-            f'{checkpoint.path}: config.json has "{key}": what a layer computes depends on its number.',
-            "Only the last layers can go: --metric last.",
+    key, sizes = checkpoint.layout.sizes.family.numbered, checkpoint.layout.sizes
+    for axis in axes if key is not None and sizes.value(key) else ():
+        depth, gone = len(axis.ids), removed[axis.side]
+        if gone != [*range(depth - len(gone), depth)]:
+            raise UnsupportedModelError(
+                f'{checkpoint.path}: config.json has "{key}": what a layer computes depends on its number.',
+                "Only the last layers can go: --metric last.",
+            )
+    numbers = {side: gone for side, gone in removed.items() if gone}
+    arguments = {**({"removed": numbers} if numbers else {}), **cast("Any", made.step["arguments"])}
+    return replace(made, step={**made.step, "arguments": arguments})
+
+
+def _ranked(
+    checkpoint: Checkpoint, options: LayerOptions, axes: Sequence[Axis], run: TextRun | None
+) -> Selection:
+    """The layers with the highest values stay."""
+    sides, counts = {axis.side: axis for axis in axes}, options.by_side
+    for side in (*counts, *filter(None, [options.side])):
+        if side not in sides:
+            raise UsageError(f"The model has no {side}.", f"It has {', '.join(sides)} layers only.")
+    chosen = [axis for axis in axes if axis.side in (counts or (options.side or axis.side,))]
+    if options.contiguous and len(chosen) > 1 and not counts:
+        raise UsageError(
+            "--contiguous: how many layers of each stack?", "Give --encoder N and --decoder M, or --side."
         )
-    name = None
-    if scores:
-        name, how = f"{metric} score", "the lowest go"
-        if options.contiguous:
-            name = "angle of its best run"
-            how = "the run of layers side by side whose angle is least goes"
-    decision = decision_of(
-        [axis for own, _ in groups for axis in own],
-        kept,
-        values if scores else None,
-        cut={axis.name: " and ".join(other.side for other in own) for own, _ in groups for axis in own},
-        tokens=scores.tokens if scores else None,
-        metric=name,
-        how=how,
-        least="one layer of each stack stays" if scores else "",
-    )
+    budget = Budget(options.share, options.count, scope="model", least=1)
+    if counts:
+        for axis in chosen:
+            replace(budget, ratio=None, count=counts[axis.side]).removable([axis])
+        budget = Budget(keep={axis.name: len(axis.ids) - counts[axis.side] for axis in chosen})
+    metric: LayerMetric = options.metric or "cosine"
+    is_default = options.needs_text and not (options.metric or options.contiguous)
+    if is_default and training_task_of(checkpoint) == "feature-extraction":
+        # Without half of its layers by cosine, MiniLM's Spearman on STS-B falls to 0.844; at random to 0.894.
+        metric = "embedding"
+    if metric == "random":
+        ranking = drawn(axes, options.seed)
+    elif metric == "last":
+        # The last go first, the same share of each stack.
+        depths = {axis.name: len(axis.ids) for axis in axes}
+        values = {name: np.arange(depth, 0, -1) / depth for name, depth in depths.items()}
+        ranking = Ranking(values, metric, how="by their place, the last first")
+    else:
+        ranking = _measured(checkpoint, options, metric, axes, run)
+        for axis in chosen if options.contiguous else ():
+            count = counts.get(axis.side) or budget.removable(chosen)
+            ranking.values[axis.name] = best_runs(_distances(axis, ranking.scores), max(count, 1))
     arguments = {
-        "removed": {side: numbers for side, numbers in removed.items() if numbers} or None,
         "ratio": options.ratio,
         "count": options.count,
         "encoder": options.encoder,
         "decoder": options.decoder,
         "side": options.side,
-        "metric": metric,
+        "metric": ranking.metric or metric,
         "contiguous": options.contiguous or None,
-        "text": text,
     }
-    return selection(checkpoint, options, [*axes.values()], decision, arguments, reasons, scores)
+    return plan(checkpoint, options, axes, budget, ranking, arguments, chosen=chosen)
 
 
-def _named(options: LayerOptions, axes: Mapping[str, Axis]) -> dict[str, tuple[int, ...]]:
-    """Name of each stack's axis -> the layers that stay by --remove or --keep."""
+def _named(checkpoint: Checkpoint, options: LayerOptions, axes: Sequence[Axis]) -> Selection:
+    """The layers that --remove or --keep names."""
     keeps = options.remove is None
-    text = str(options.keep if keeps else options.remove)
+    flag, text = ("--keep", str(options.keep)) if keeps else ("--remove", str(options.remove))
     if keeps and not text[:1].isdigit() and Path(text).is_file():
-        return read_kept(Path(text), [*axes.values()])
-    depths = {side: len(axis.ids) for side, axis in axes.items()}
-    named = parse_layers("--keep" if keeps else "--remove", text, depths)
-    return {
-        axis.name: tuple(
-            number
-            for place, number in enumerate(axis.ids)
-            if side not in named or (place in named[side]) == keeps
-        )
-        for side, axis in axes.items()
-    }
-
-
-def _groups(options: LayerOptions, axes: Mapping[str, Axis]) -> list[tuple[list[Axis], Budget | None]]:
-    """Stacks whose layers are ranked together, and the number of these to remove."""
-    for side in (*options.by_side, *filter(None, [options.side])):
-        if side not in axes:
-            raise UsageError(f"The model has no {side}.", f"It has {', '.join(axes)} layers only.")
-    if options.by_side:
-        return [
-            ([axes[side]], Budget(count=count, scope="model", least=1))
-            for side, count in options.by_side.items()
-        ]
-    own = [axis for side, axis in axes.items() if options.side in (None, side)]
-    if options.contiguous and len(own) > 1:
-        raise UsageError(
-            "--contiguous: how many layers of each stack?", "Give --encoder N and --decoder M, or --side."
-        )
-    return [(own, Budget(options.share, options.count, scope="model", least=1))]
+        kept = read_kept(Path(text), axes)
+    else:
+        named = parse_layers(flag, text, {axis.side: len(axis.ids) for axis in axes})
+        kept = {
+            axis.name: tuple(
+                number
+                for place, number in enumerate(axis.ids)
+                if axis.side not in named or (place in named[axis.side]) == keeps
+            )
+            for axis in axes
+        }
+    decision = decision_of(axes, kept, how=f"named by {flag}")
+    return selection_of(options.COMMAND, checkpoint, axes, decision, {}, dtype=options.dtype)
 
 
 def _measured(
-    checkpoint: Checkpoint, options: LayerOptions, run: TextRun | None
-) -> tuple[Scores, dict[str, Any] | None]:
-    """The given or measured scores, and what the history says of the text.
+    checkpoint: Checkpoint,
+    options: LayerOptions,
+    metric: LayerMetric,
+    axes: Sequence[Axis],
+    run: TextRun | None,
+) -> Ranking:
+    """The given or measured scores.
 
     Raises:
         StatisticsError: a file of another model or metric.
         UsageError: no text.
     """
-
     from prunecli.methods.layers.score import measure_layers
 
-    metric = options.metric or "cosine"
     measure = partial(measure_layers, checkpoint, metric=metric)
     task: TaskName | None = "embedding" if metric == "embedding" else None
     scores, text = measured(checkpoint, options, metric, run, measure, task=task, without="last")
@@ -259,26 +231,18 @@ def _measured(
             f"{files[0] if files else 'The scores'}: of the metric {method}, not {asked}.",
             f"Give a file of prunecli prune-layers --metric {asked} --save-scores.",
         )
-    return scores, text
+    shown = "angle of its best run" if options.contiguous else f"{method} score"
+    return Ranking(scores.picked(axes), method, shown, scores=scores, text=text)
 
 
-def _distances(axis: Axis, scores: Scores) -> Array:
+def _distances(axis: Axis, scores: Scores | None) -> Array:
     """`[layers + 1, layers + 1]`: angles between the states before the layers that the checkpoint holds."""
-    if axis.name not in scores.distances:
+    if scores is None or axis.name not in scores.distances:
         raise StatisticsError(
             "--contiguous: the scores hold no distances between layers.", "Measure them again, on text."
         )
     places = [*scores.places(axis), len(scores.ids[axis.name])]
     return (np.array(scores.distances[axis.name]) / scores.counts[axis.name])[np.ix_(places, places)]
-
-
-def _reason(metric: str, options: LayerOptions) -> str:
-    """Line that says how the layers are chosen."""
-    if metric == "random":
-        return f"Layers drawn at random (seed {options.seed})."
-    how = "one after another, " if options.contiguous else ""
-    default = " (default)" if options.metric is None and options.scores is None else ""
-    return f"Layers by {metric}{default}{from_files(options.scores)}, {how}the lowest go."
 
 
 def best_runs(distances: Array, count: int) -> Array:
