@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from prunecli.choices import paths
 from prunecli.errors import StatisticsError
@@ -14,9 +14,10 @@ from prunecli.model.depth import renaming_since
 from prunecli.model.find_axes import axes_of
 from prunecli.model.quantisation import method_of
 from prunecli.results.gates import GateStatistics
-from prunecli.results.unit_scores import COMMANDS, Kind, Scores, merge, read_scores
+from prunecli.results.unit_scores import Kind, Scores, command_of, merge, read_scores
 
 if TYPE_CHECKING:
+    from prunecli.model.axes import Kind as AxisKind
     from prunecli.model.checkpoint import Checkpoint
 
 COLLECT = "Collect the gates of this checkpoint."
@@ -147,7 +148,7 @@ def match_scores(scores: Scores, checkpoint: Checkpoint, axes: Sequence[Axis] | 
         StatisticsError: another fingerprint, or units of the checkpoint that were not scored.
     """
     structure = checkpoint.structure
-    again = f"Score the {scores.kind}s of this checkpoint: prunecli {COMMANDS[scores.kind]}."
+    again = f"Score the {scores.kind}s of this checkpoint: prunecli {command_of(scores.kind)}."
     made_of = [step.get("source", {}).get("fingerprint") for step in structure.history]
     known = [*made_of, checkpoint.fingerprint]
     since = structure.history[known.index(scores.fingerprint) :] if scores.fingerprint in known else ()
@@ -169,7 +170,7 @@ def match_scores(scores: Scores, checkpoint: Checkpoint, axes: Sequence[Axis] | 
             for field in ("ids", "values", "counts", "distances", "p_values")
         }
         scores = scores.model_copy(update={**fields, "also": [], "best": {}, "reported": None})
-    for axis in axes_of(checkpoint, scores.kind) if axes is None else axes:
+    for axis in axes_of(checkpoint, cast("AxisKind", scores.kind)) if axes is None else axes:
         held = {*scores.ids.get(axis.name, ())}
         if lacking := [number for number in axis.ids if number not in held]:
             raise StatisticsError(
@@ -198,6 +199,6 @@ def scores_for(
     if isinstance(given, Scores):
         return match(given)
     files = paths(given)
-    remedy = f"Score the {kind}s first: prunecli {COMMANDS[kind]}."
+    remedy = f"Score the {kind}s first: prunecli {command_of(kind)}."
     parts = read_matching(files, partial(read_scores, kind=kind), match, remedy)
     return merge(parts, [str(path) for path in files])

@@ -174,7 +174,9 @@ def test_places_are_compared_together_alone_or_by_group() -> None:
         Axis("m.1.heads", "head", (0, 1), 3, "decoder", 1, "cross"),
     ]
     values = {"m.0.heads": np.array([5.0, 7.0]), "m.1.heads": np.array([1.0, 2.0])}
-    first, second = decision_of(axes, {"m.0.heads": (2,), "m.1.heads": ()}, values, cut="heads").places
+    first, second = decision_of(
+        axes, {"m.0.heads": (2,), "m.1.heads": ()}, values, Budget(scope="model")
+    ).places
     assert (first.name, first.side, first.layer, first.attention, first.cut) == (
         "m.0.heads",
         "encoder",
@@ -187,7 +189,7 @@ def test_places_are_compared_together_alone_or_by_group() -> None:
     assert first.values is not None
     assert first.values.tolist() == [7.0, 5.0]
     assert (second.attention, second.num_kept) == ("cross", 0)
-    parted = decision_of(axes[:1], {"m.0.heads": (2,)}, groups=2).places
+    parted = decision_of(axes[:1], {"m.0.heads": (2,)}, None, Budget(groups=2)).places
     assert [(place.cut, place.ids.tolist()) for place in parted] == [
         ("m.0.heads, group 0", [2]),
         ("m.0.heads, group 1", [0]),

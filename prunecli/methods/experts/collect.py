@@ -21,8 +21,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from prunecli.architectures.records import Side
@@ -53,15 +53,7 @@ from prunecli.modules.loading import load_model
 from prunecli.modules.machine import free_memory
 from prunecli.processes import ALONE, ProcessGroup, neighbours, undisturbed
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.gates import (
-    COUNTS,
-    Array,
-    GateModel,
-    GateStatistics,
-    GateSums,
-    OutputSums,
-    outputs_path,
-)
+from prunecli.results.gates import GateModel, GateStatistics, GateSums, OutputSums, outputs_path
 from prunecli.results.header import header
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.layerwise.states import Snapshots, own_header
@@ -276,8 +268,11 @@ class State:
     """
 
     batches: int = 0
-    sums: Mapping[str, GateSums] = field(default_factory=dict)
+    sums: dict[str, GateSums] = field(default_factory=dict)
     dtype: str | None = None
+
+
+STATE = TypeAdapter(State)
 
 
 def score(
@@ -330,7 +325,8 @@ def score(
             ):
                 if run.restored is not None:
                     encoded = run.restored["encoded"]
-                    sums.update(_unpacked(run.restored["sums"], lambda _name, tensor: tensor.numpy()))
+                    for entry, tensors in run.restored["sums"].items():
+                        sums[entry] = GateSums(**{name: own.numpy() for name, own in tensors.items()})
                 for side in group.batches[0].passes:
                     _run(run, side, mine, work.observer, runner.process_group, sums, encoded, advance)
             # One assignment: an interrupt finds the state before these batches or after them, never between.
@@ -402,27 +398,17 @@ def _run(
     def fetch(number: int) -> Tensor:
         return run.fetch(encoded[number])
 
+    def packed(own: GateSums) -> dict[str, Tensor]:
+        return {name: torch.from_numpy(array) for name, array in vars(own).items()}
+
     run.forward(
         [partial(forward, partial(fetch, number)) for number, _, forward in passes],
         side=side,
         observer=observer,
         reduce=add,
         finish=finish,
-        keeping=lambda: {"encoded": encoded, "sums": _packed(sums, torch.from_numpy)},
+        keeping=lambda: {"encoded": encoded, "sums": {entry: packed(own) for entry, own in sums.items()}},
     )
-
-
-def _packed(sums: Mapping[str, GateSums], pack: Callable[[Array], Any]) -> dict[str, Any]:
-    """Sums by entry as dictionaries."""
-    return {entry: {name: pack(array) for name, array in vars(own).items()} for entry, own in sums.items()}
-
-
-def _unpacked(content: Mapping[str, Any], unpack: Callable[[str, Any], Array]) -> dict[str, GateSums]:
-    """Sums by entry from what `_packed` returned; `unpack` is called with the name of an array and its values."""
-    return {
-        entry: GateSums(**{name: unpack(name, values) for name, values in arrays.items()})
-        for entry, arrays in content.items()
-    }
 
 
 @dataclass
@@ -515,26 +501,16 @@ def read_state(path: Path, key: Mapping[str, Any]) -> State:
 @lenient
 def _read(path: Path, key: Mapping[str, Any]) -> State | None:
     content = read_json(path)
-    if content["key"] != key or content["sha256"] != _sha256(content):
-        return None
-    return State(
-        int(content["batches"]),
-        _unpacked(
-            content["sums"],
-            lambda name, values: np.array(values, np.int64 if name in COUNTS else np.float64),
-        ),
-        content["dtype"],
-    )
+    is_sound = content["key"] == key and content["sha256"] == _sha256(content["state"])
+    return STATE.validate_python(content["state"]) if is_sound else None
 
 
 def write_state(path: Path, key: Mapping[str, Any], state: State) -> None:
     """Replace the file at once; floats are written so that they read back to the last bit."""
-    sums = _packed(state.sums, np.ndarray.tolist)
-    content = {"batches": state.batches, "sums": sums, "dtype": state.dtype}
-    write_json(path, {"key": dict(key), **content, "sha256": _sha256(content)}, force=True)
+    content = STATE.dump_python(state, mode="json")
+    write_json(path, {"key": dict(key), "state": content, "sha256": _sha256(content)}, force=True)
 
 
-def _sha256(content: Mapping[str, Any]) -> str:
+def _sha256(content: Any) -> str:
     """Hash of the sums: without it, a run would silently resume from a damaged number."""
-    counted = json.dumps([content["batches"], content["sums"], content["dtype"]])
-    return hashlib.sha256(counted.encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
