@@ -146,6 +146,19 @@ class Ranked:
         """`[n]`: value less cut-off; None if either is missing."""
         return None if self.values is None or self.cutoff is None else self.values - self.cutoff
 
+    def unit(self, at: int) -> dict[str, Any]:
+        """The unit at a position: id, text, whether it stays; value, rank, cut-off and margin, None if unknown."""
+        values, margins = self.values, self.margins
+        return {
+            "id": int(self.ids[at]),
+            "text": self.labels and self.labels[at],
+            "kept": bool(self.kept[at]),
+            "value": None if values is None or not np.isfinite(values[at]) else float(values[at]),
+            "rank": None if self.ranks is None else int(self.ranks[at]),
+            "cutoff": self.cutoff,
+            "margin": None if margins is None or not np.isfinite(margins[at]) else float(margins[at]),
+        }
+
     def place_of(self, number: int) -> int | None:
         """Position of an id in the arrays; None if the axis does not have the id."""
         return next(iter(np.flatnonzero(self.ids == number).tolist()), None)

@@ -265,16 +265,9 @@ def decision_rows(decision: Decision) -> list[Row]:
     for place in decision.places:
         where: Row = {} if decision.step is None else {"step": decision.step}
         where |= {"place": place.name, "side": place.side, "layer": place.layer, "cutoff": place.cutoff}
-        columns = {
-            decision.part: place.ids.tolist(),
-            "text": place.labels,
-            "value": _listed(place.values),
-            "rank": _listed(place.ranks),
-            "margin": _listed(place.margins),
-            "kept": place.kept.tolist(),
-        }
-        there = {name: values for name, values in columns.items() if values is not None}
-        rows += [where | dict(zip(there, row, strict=True)) for row in zip(*there.values(), strict=True)]
+        for at in range(place.count):
+            unit = {name: value for name, value in place.unit(at).items() if value is not None}
+            rows.append({**where, decision.part: unit.pop("id"), **unit})
     return rows
 
 
