@@ -4,7 +4,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -16,9 +16,9 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Origin
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.matching import scores_for
-from prunecli.results.unit_scores import METHODS, Kind, Scores, files_of, from_files
+from prunecli.results.unit_scores import METHODS, Kind, Scores, files_of
 from prunecli.selection.given import num_removed
-from prunecli.selection.select import Budget, select
+from prunecli.selection.select import HOLDERS, Budget, Values, best, held_in, select_with_thresholds
 from prunecli.selection.selection import Selection, decision_of, selection_of
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.plain import MIXED, PlainText
@@ -169,23 +169,57 @@ def measured(
 
 @dataclass(frozen=True)
 class Ranking:
-    """What units are ranked by.
+    """Values of units, and where they come from.
 
     Attributes:
         values: name of an axis -> `[units]`: the more a unit matters, the higher.
         metric: name of the values.
         shown: name of the values in the decision, if another one.
         how: how the units are chosen, if their values say nothing of them (random numbers).
-        scores: the scores that the values come from, if any.
-        text: what the history says of the text that they were measured on.
+        is_default: whether the metric is the default one.
+        note: how the values were made, for the reasons.
+        files: files that the values come from.
+        origin: the text that they were measured on.
+        tokens: name of an axis -> number of tokens that they were measured on.
+        mixed: see `GateStatistics`.
+        alone: language or text -> name of an axis -> the values for it alone, where it counts.
+        metrics: name of an axis -> its metric, if another one.
     """
 
     values: dict[str, Any]
     metric: str = ""
     shown: str = ""
     how: str = ""
-    scores: Scores | None = None
-    text: dict[str, Any] | None = None
+    is_default: bool = False
+    note: str = ""
+    files: Sequence[Path] = ()
+    origin: Origin = field(default_factory=Origin)
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    mixed: bool = False
+    alone: Mapping[str, Values] = field(default_factory=dict)
+    metrics: Mapping[str, str] = field(default_factory=dict)
+
+
+def by_scores(
+    scores: Scores,
+    values: dict[str, Any],
+    options: UnitOptions,
+    metric: str,
+    shown: str = "",
+    text: Any = None,
+) -> Ranking:
+    """The values that scores give; `text`: what the history says of the text, if they were measured just now."""
+    is_new = options.scores is None
+    return Ranking(
+        values,
+        metric,
+        shown,
+        is_default=is_new and options.metric is None,
+        files=files_of(options.scores),
+        origin=Origin.of_text(text) if is_new else scores.origin,
+        tokens=scores.tokens,
+        mixed=scores.mixed,
+    )
 
 
 def drawn(axes: Sequence[Axis], seed: int) -> Ranking:
@@ -199,9 +233,29 @@ def random_words(seed: int) -> str:
     return f"drawn at random (seed {seed})"
 
 
+class Request(Protocol):
+    """What `plan` reads of the options of any method."""
+
+    COMMAND: ClassVar[str]
+    UNITS: ClassVar[str]
+    DEFAULT_RATIO: ClassVar[float]
+
+    @property
+    def has_amount(self) -> bool: ...
+
+    @property
+    def metric(self) -> str | None: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def dtype(self) -> str | None: ...
+
+
 def plan(
     checkpoint: Checkpoint,
-    options: UnitOptions,
+    options: Request,
     axes: Sequence[Axis],
     budget: Budget,
     ranking: Ranking,
@@ -210,6 +264,8 @@ def plan(
     chosen: Sequence[Axis] | None = None,
     of: str = "",
     by_share: bool = False,
+    reasons: Sequence[str] = (),
+    notes: Mapping[str, Any] | None = None,
 ) -> Selection:
     """Select the units to keep, with the reasons, the decision and the history entry.
 
@@ -217,46 +273,73 @@ def plan(
         axes: all axes of the selection.
         budget: how many units of `chosen` stay.
         ranking: what they are ranked by.
-        arguments: what the history records; the text, the seed and the type are added, and the number of units that
-            go as `removed` if it has this key.
+        arguments: what the history records; the seed and the type are added, and the number of units that go as
+            `removed` if it has this key.
         chosen: the axes that may lose units. If None, all.
-        of: where the units are, for messages.
+        of: where the units are, for the reasons.
         by_share: compare the values of different axes as shares of their axis' l2 norm.
+        reasons: further lines.
+        notes: further fields of the history entry.
 
     Raises:
         UsageError: a budget that these axes cannot meet.
+        StatisticsError: with a balance, an axis whose values do not add up to a positive number.
     """
-    chosen, scores, values = chosen or axes, ranking.scores, ranking.values
+    chosen, values = chosen or axes, ranking.values
     shares = {name: own / (np.linalg.norm(own) or 1) for name, own in values.items()} if by_share else values
-    kept = select(chosen, shares, budget)
-    said, words = ranking.how or f"by {ranking.metric}", budget.words(options.KIND)[0]
+    kept, thetas = select_with_thresholds(chosen, shares, budget)
+    alone = {
+        text: {
+            axis.name: best(axis, own[axis.name], len(kept[axis.name]), budget.groups)
+            for axis in chosen
+            # Without a token, a language or text has no units of its own.
+            if axis.name in own and 0 < own[axis.name].sum() < np.inf
+        }
+        for text, own in ranking.alone.items()
+    }
     decision = decision_of(
         chosen,
         kept,
         None if ranking.how else values,
         replace(budget, scope="axis") if by_share else budget,
-        tokens=scores.tokens if scores else None,
+        alone=alone,
+        tokens=ranking.tokens,
+        metrics=ranking.metrics,
         metric=None if ranking.how else ranking.shown or ranking.metric,
         how=ranking.how,
-        origin=scores.origin if scores and options.scores is not None else Origin.of_text(ranking.text),
+        origin=ranking.origin,
+        thresholds={} if budget.groups > 1 or budget.released else thetas,
     )
-    is_default = options.metric is None and options.scores is None
-    where = from_files(options.scores) if scores else ""
-    reasons = [
-        f"{options.UNITS.capitalize()}{of} {said}{' (default)' if is_default else ''}{where}: {words}."
-    ]
+    default = " (default)" if ranking.is_default else ""
+    said, words = ranking.how or f"by {ranking.metric}{default}{ranking.note}", budget.words(axes[0].kind)[0]
+    where = f", from {', '.join(map(str, ranking.files))}" if ranking.files else ""
+    lines = [f"{options.UNITS.capitalize()}{of} {said}{where}: {words}."]
     if not options.has_amount:
-        reasons.insert(0, f"No --ratio given: removing {options.DEFAULT_RATIO:.0%} of the {options.UNITS}.")
-    if scores and scores.mixed:
-        reasons.append(MIXED)
-    arguments = {
-        **arguments,
-        "text": ranking.text,
-        "seed": options.seed if options.metric == "random" else None,
-    }
+        lines.insert(0, f"No --ratio given: removing {options.DEFAULT_RATIO:.0%} of the {options.UNITS}.")
+    gone, held = num_removed(chosen, kept), held_in(chosen)
+    if budget.even is not None:
+        asked, each = budget.removed(chosen), len(kept[chosen[0].name])
+        many = f"{gone} of {held} {options.UNITS} go ({gone / held:.0%}), {asked} were asked for: "
+        lines.append(
+            f"{'' if gone == asked else many}{each} {options.UNITS} stay in every {HOLDERS[chosen[0].kind]}; "
+            f"a stock model may keep {', '.join(map(str, budget.even))}."
+        )
+    if thetas:
+        named = ", ".join(f"{theta:.4f} ({part})" for part, theta in thetas.items())
+        counted = ", counted as in the authors' released code" if budget.released else ""
+        lines.append(f"Threshold theta: {named}{counted}.")
+    arguments = {**arguments, "seed": options.seed if options.metric == "random" else None}
     if "removed" in arguments:
-        arguments["removed"] = num_removed(chosen, kept)
-    files = files_of(options.scores) if scores else ()
+        arguments["removed"] = gone
     return selection_of(
-        options.COMMAND, checkpoint, axes, decision, arguments, files, dtype=options.dtype, reasons=reasons
+        options.COMMAND,
+        checkpoint,
+        axes,
+        decision,
+        arguments,
+        ranking.files,
+        dtype=options.dtype,
+        reasons=[*lines, *([MIXED] if ranking.mixed else []), *reasons],
+        notes=notes,
+        details={"thresholds": thetas} if thetas else {},
     )

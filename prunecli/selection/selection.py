@@ -35,7 +35,7 @@ class Selection:
         warning: a line to show before anything is written.
     """
 
-    kept: Mapping[str, Collection[int]]
+    kept: Mapping[str, Sequence[int]]
     dtype: str | None = None
     step: Mapping[str, object] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()

@@ -129,7 +129,7 @@ def test_without_languages_and_ratio_the_defaults_are_said(model: Path, folder: 
     result = run(model)
     assert result.status == 0, result.err
     assert (
-        "Metric importance, balance 1:1 (default), granularity global (default), from gates.json"
+        "Experts by importance (default), balance 1:1 (default), granularity global (default), from gates.json"
         in result.err
     )
     assert "No --ratio given: removing at least 80%" in result.err

@@ -119,7 +119,7 @@ def test_a_layer_that_no_text_enters_goes_by_its_weights(tmp_path: Path) -> None
     write_statistics(tmp_path / "gates.json", model)
     result = run(model, "--ratio", 0.5, "-o", "out")
     assert result.status == 0, result.err
-    assert "aimer for layers that predict further tokens" in result.err
+    assert "By aimer for layers that predict further tokens" in result.err
     name = "model.layers.3.mlp"
     found = kept(tmp_path / "out")
     assert found[name] == best(model, by_weights(model), 4)[name]
@@ -128,7 +128,7 @@ def test_a_layer_that_no_text_enters_goes_by_its_weights(tmp_path: Path) -> None
 def test_by_text_and_by_default_a_quarter_goes(model: Path, folder: Path) -> None:
     result = run(model, "--for", "code", "-o", "out")
     assert result.status == 0, result.err
-    for text in ("removing at least 25%", "Metric reap (default) for code, from gates.json."):
+    for text in ("removing at least 25%", "Experts by reap (default) for code, from gates.json"):
         assert text in result.err
     payload = json.loads((folder / "gates.json").read_text())
     sums = payload["entries"]["code"]

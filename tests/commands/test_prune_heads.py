@@ -274,7 +274,7 @@ def test_uniform_results_are_stock_models(tmp_path: Path, ratio: float, kept_hea
     source = tiny_family(tmp_path / "llama", "llama")
     result = run(source, "--metric", "random", "--ratio", ratio, "--uniform")
     assert result.status == 0, result.err
-    said = f"{more}{kept_heads} heads stay in every layer; a stock model may keep 1, 2, 4."
+    said = f"{more}{kept_heads} heads stay in every attention; a stock model may keep 1, 2, 4."
     assert said in result.err.splitlines()
     assert "A stock model: plain transformers opens it." in result.out
     assert {len(ids) for ids in kept(tmp_path / "pruned-heads").values()} == {kept_heads}
@@ -315,7 +315,7 @@ def test_uniform_reports_the_attentions_that_were_asked_for(
     source = tiny_family(tmp_path / "source", "m2m_100", encoder_attention_heads=2, decoder_attention_heads=4)
     arguments = ("--metric", "random", "--uniform", "--count", 1, "--attention", "decoder")
     result = run(source, *arguments)
-    assert "3 heads stay in every decoder attention; a stock model may keep 1, 2, 3, 4." in result.err
+    assert "3 heads stay in every attention; a stock model may keep 1, 2, 3, 4." in result.err
 
 
 def test_dry_runs_say_what_would_be_a_stock_model(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_scores_that_were_saved_take_the_place_of_text(metric: str, models: dict
     from_text = json.loads(done(models["gpt2"], *options, "--count", 1, *DRY).out)
     result = done(models["gpt2"], "--scores", "layers.json", "--count", 1, *DRY)
     found = json.loads(result.out)
-    assert f"Layers by {metric}, from layers.json, the lowest go." in result.err
+    assert f"Layers by {metric}, from layers.json: the lowest of all layers go." in result.err
     assert found["kept"] == from_text["kept"]
     values = (one["decision"]["places"][0]["values"] for one in (found, from_text))
     np.testing.assert_allclose(*values, rtol=1e-12)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import lcm
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from prunecli.architectures.classes import SEQ2SEQ
 from prunecli.choices import Choices, paths
@@ -78,6 +78,11 @@ class ExpertOptions(Choices):
         seed: of the metric `random`.
         load: `batch`, `beam` and `length` that `fit` reckons with.
     """
+
+    COMMAND: ClassVar[str] = "prune-experts"
+    UNITS: ClassVar[str] = "experts"
+    DEFAULT_RATIO: ClassVar[float] = DEFAULT_TEXT_RATIO
+    has_amount = True  # the default depends on the model, see `default_ratio`
 
     gates: GateStatistics | Path | str | Sequence[Path | str] = "gates.json"
     keep: Path | str | None = None

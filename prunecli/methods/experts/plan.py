@@ -9,8 +9,6 @@ from itertools import accumulate, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from prunecli.errors import PruneError, StatisticsError, UsageError
 from prunecli.methods.experts.budget import (
     MemoryFit,
@@ -41,27 +39,26 @@ from prunecli.methods.experts.options import (
     of_language_model,
     request_of,
 )
+from prunecli.methods.units import Ranking, plan, random_words
 from prunecli.model.axes import Axis, axis_name
 from prunecli.model.cost import usual_load
-from prunecli.model.decision import Decision, Origin
+from prunecli.model.decision import Origin
 from prunecli.model.find_axes import axes_of
 from prunecli.model.mixtures import predicting_tensors
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import STATISTICS_OF
 from prunecli.progress import Progress, silent
-from prunecli.results.gates import ANY, GateStatistics
+from prunecli.results.gates import ANY, GateStatistics, GateSums
 from prunecli.results.matching import other_form
 from prunecli.selection.given import read_kept
-from prunecli.selection.select import Kept, Values, best, held_in, select_with_thresholds
+from prunecli.selection.select import Kept, Values, held_in
 from prunecli.selection.selection import Selection, decision_of, selection_of
 from prunecli.tensors.json_files import read_json
 from prunecli.text.lines import near_names
-from prunecli.text.plain import MIXED
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
-COMMAND = "prune-experts"
 LAYERS_SHOWN = 6
 
 
@@ -100,8 +97,11 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
     if options.active is not None and not isinstance(mixture.top_k, int):
         keys = [key for key in mixture.top_k if sizes.states(key)] or mixture.top_k[:1]
         more["settings"] |= dict.fromkeys(keys, options.active)
-    plan = _by_metric(checkpoint, options, layers, axes, progress)
-    return replace(plan, kept={axis.name: plan.kept.get(axis.name, ()) for axis in every}, **more)
+    if options.keep is None:
+        made = _by_metric(checkpoint, options, layers, axes, progress)
+    else:
+        made = _from_ids(checkpoint, Path(options.keep), options, axes)
+    return replace(made, kept={axis.name: made.kept.get(axis.name, ()) for axis in every}, **more)
 
 
 def _by_metric(
@@ -112,96 +112,106 @@ def _by_metric(
     progress: Progress,
 ) -> ExpertPlan:
     """The experts with the highest values."""
-    if options.keep is not None:
-        return _from_ids(checkpoint, Path(options.keep), options, axes)
     amount, budget, fit = options.amount, request_of(checkpoint, options, layers), None
     ratio = default_ratio(checkpoint) if amount == Amount() else amount.ratio
     if amount.fit is not None:
         load = usual_load(checkpoint, **options.load)
         fit = smallest_ratio(checkpoint, amount.fit, load, budget, dtype=options.dtype)
         ratio, budget = fit.ratio, replace(budget, ratio=None, count=fit.held - fit.keep)
-    metric, measured, unseen = str(options.metric), None, list[SparseLayer]()
-    is_text, is_threshold = of_language_model(checkpoint), budget.scope != "axis"
-    if metric == RANDOM:
-        values = random_values(axes, options.seed)
-    elif metric == AIMER:
-        values = aimer_values(checkpoint, layers, progress=progress)
-    else:
-        gates = options.gates if isinstance(options.gates, GateStatistics) else options.files
-        statistics = read_all(checkpoint, gates, layers)
-        metric = options.metric or default_metric(statistics)
-        if is_text:
-            measured = measure_texts(statistics, options.texts)
-            unseen = [layer for layer in layers if layer.is_predicting]  # no forward pass runs them
-        else:
-            measured = measure_languages(statistics, options.granularity, options.sources, options.targets)
-            budget = replace(budget, released=statistics.mode == "published")
-        values = metric_values(metric, measured.sums, statistics)
-    if unseen:
-        values |= aimer_values(checkpoint, unseen, progress=progress)
-    if is_threshold and is_text and any(layer.is_predicting for layer in layers):
+    is_text = of_language_model(checkpoint)
+    if budget.scope != "axis" and is_text and any(layer.is_predicting for layer in layers):
         raise UsageError(
             f"--strategy {options.strategy}: layers that predict further tokens have no statistics to share a "
             "threshold with the others.",
             "Drop them with --mtp drop, or use --strategy per-layer.",
         )
-    held = _of_held(values, axes)
-    kept, thresholds = select_with_thresholds(axes, held, budget)
     has_balance = budget.scope != "model" and not amount.per_layer and len({axis.side for axis in axes}) > 1
     balance = balance_text(budget.balance) if has_balance and budget.balance else None
-    reasons = _reasons(options, metric, measured, unseen, balance, thresholds)
-    notes, details, origin, few = dict[str, Any](), dict[str, Any](), Origin(), dict[str, tuple[int, ...]]()
-    places: dict[str, Any] = {"how": f"drawn at random (seed {options.seed})"}
-    if metric != RANDOM:
-        places = {
-            "values": held,
-            "metrics": {axis_name(layer.name, "expert"): AIMER for layer in unseen},
-            "metric": metric,
-            "thresholds": {} if budget.groups > 1 or budget.released else thresholds,
-        }
-    if measured is not None:
-        many = (f"{len(measured.texts):,} pairs or texts",)
-        texts = tuple(measured.texts) if len(measured.texts) <= MOST_ALONE else many
-        origin, few = Origin(texts=texts, split=statistics.split), measured.few(axes, options.min_tokens)
-        alone: dict[str, Kept] = {}
-        for name, (sums, side) in measured.alone.items():
-            own = _of_held(metric_values(metric, sums, statistics), axes)
-            alone[name] = {
-                axis.name: best(axis, own[axis.name], len(kept[axis.name]), budget.groups)
-                for axis in axes
-                # Without a token, a language or text has no experts of its own.
-                if axis.name in own and side in (None, axis.side) and 0 < own[axis.name].sum() < np.inf
-            }
-        places |= {"alone": alone, "tokens": measured.tokens}
+    note = "" if balance is None else f", balance {balance}{'' if options.balance else ' (default)'}"
+    measured, reasons, notes = None, list[str](), dict[str, Any]()
+    if options.metric == RANDOM:
+        values = _of_held(random_values(axes, options.seed), axes)
+        ranking = Ranking(values, how=random_words(options.seed) + note)
+    elif options.metric == AIMER:
+        values = _of_held(aimer_values(checkpoint, layers, progress=progress), axes)
+        ranking = Ranking(values, AIMER, note=f", of the weights alone{note}")
+    else:
+        gates = options.gates if isinstance(options.gates, GateStatistics) else options.files
+        statistics = read_all(checkpoint, gates, layers)
+        metric = options.metric or default_metric(statistics)
+        unseen: Sequence[SparseLayer] = ()
+        if is_text:
+            measured = measure_texts(statistics, options.texts)
+            unseen = [layer for layer in layers if layer.is_predicting]  # no forward pass runs them
+            note += f" for {', '.join(options.texts)}" if options.texts else ""
+        else:
+            measured = measure_languages(statistics, options.granularity, options.sources, options.targets)
+            default = "" if options.granularity else " (default)"
+            note += f", granularity {measured.granularity}{default}{_languages(options)}"
+            budget = replace(budget, released=statistics.mode == "published")
+
+        def values_of(sums: GateSums) -> dict[str, Any]:
+            return _of_held(metric_values(metric, sums, statistics), axes)
+
+        values = values_of(measured.sums)
+        if unseen:
+            values |= _of_held(aimer_values(checkpoint, unseen, progress=progress), axes)
+            reasons.append("By aimer for layers that predict further tokens, which no text enters.")
         if (other := other_form(statistics, checkpoint)) is not None:
-            notes[STATISTICS_OF] = details[STATISTICS_OF] = other
+            notes[STATISTICS_OF] = other
             reasons.append(
                 f"The statistics are of another form of the model ({other}): {checkpoint.path} is quantised, and its "
                 "routers have the same values."
             )
-    details |= {"thresholds": thresholds, "fit": fit and fit_payload(fit), "few_tokens": few}
-    warning = scarcity_warning(few, kept, held_in(axes), options.min_tokens)
-    # Under a global threshold the statistics say how many experts each layer keeps.
-    if warning is None and budget.scope != "model":
-        warning = starved(axes, kept)
+        many = (f"{len(measured.texts):,} pairs or texts",)
+        texts = tuple(measured.texts) if len(measured.texts) <= MOST_ALONE else many
+        sides = {axis.name: axis.side for axis in axes}
+        ranking = Ranking(
+            values,
+            metric,
+            is_default=options.metric is None,
+            note=note,
+            files=options.files,
+            origin=Origin(texts=texts, split=statistics.split),
+            tokens=measured.tokens,
+            mixed=statistics.mixed,
+            alone={
+                name: {axis: own for axis, own in values_of(sums).items() if side in (None, sides[axis])}
+                for name, (sums, side) in measured.alone.items()
+            },
+            metrics={axis_name(layer.name, "expert"): AIMER for layer in unseen},
+        )
     arguments = {
         "ratio": ratio,
         "count": amount.count,
         "experts_per_layer": None if amount.per_layer is None else dict(amount.per_layer),
         "fit_bytes": amount.fit,
-        "metric": metric,
-        "seed": options.seed if metric == RANDOM else None,
+        "metric": ranking.metric or options.metric,
         "strategy": options.strategy,
         "balance": balance,
         "min_per_layer": budget.least,
         "round_to": options.multiple_of if options.multiple_of > 1 else None,
+        **_arguments(options, measured),
     }
-    decision = decision_of(axes, kept, budget=budget, **places, origin=origin)
-    plan = _selection(checkpoint, options, axes, decision, arguments, reasons, measured, notes)
-    return replace(plan, fit=fit, warning=warning, details={key: own for key, own in details.items() if own})
+    ranking = replace(ranking, files=ranking.files or _files_of_constants(options))
+    made = plan(checkpoint, options, axes, budget, ranking, arguments, reasons=reasons, notes=notes)
+    few = {} if measured is None else measured.few(axes, options.min_tokens)
+    more = {"fit": fit and fit_payload(fit), "few_tokens": few}
+    warning = scarcity_warning(few, made.kept, held_in(axes), options.min_tokens)
+    # Under a global threshold the statistics say how many experts each layer keeps.
+    if warning is None and budget.scope != "model":
+        warning = starved(axes, made.kept)
+    details = {**notes, **made.details, **{name: own for name, own in more.items() if own}}
+    return _counted(made, axes, details=details, fit=fit, warning=warning)
 
 
-def _of_held(values: Values, axes: Sequence[Axis]) -> Values:
+def _counted(made: Selection, axes: Sequence[Axis], **more: Any) -> ExpertPlan:
+    """The selection, with the number of experts in its history entry."""
+    counts = {"before": held_in(axes), "after": sum(map(len, made.kept.values()))}
+    return ExpertPlan(**{**vars(made), "step": {**made.step, "experts": counts}, **more})
+
+
+def _of_held(values: Values, axes: Sequence[Axis]) -> dict[str, Any]:
     """The values of the experts that the checkpoint holds, in the order of `Axis.ids`."""
     return {axis.name: values[axis.name][list(axis.ids)] for axis in axes if axis.name in values}
 
@@ -230,35 +240,28 @@ def _from_ids(checkpoint: Checkpoint, path: Path, options: ExpertOptions, axes: 
             alone[f"{source}-{target}"] = read_experts(path, axes, (source,), (target,))
     origin = Origin(texts=tuple(map("-".join, pairs)))
     decision = decision_of(axes, kept, alone=alone, how=f"named in {path.name}", origin=origin)
-    reasons = [f"Experts by {path}{_languages(options)}."]
-    return _selection(checkpoint, options, axes, decision, {}, reasons)
+    made = selection_of(
+        options.COMMAND,
+        checkpoint,
+        axes,
+        decision,
+        _arguments(options),
+        [path, *_files_of_constants(options)],
+        dtype=options.dtype,
+        reasons=[f"Experts by {path}{_languages(options)}."],
+    )
+    return _counted(made, axes)
 
 
-def _selection(
-    checkpoint: Checkpoint,
-    options: ExpertOptions,
-    axes: Sequence[Axis],
-    decision: Decision,
-    arguments: Mapping[str, Any],
-    reasons: Sequence[str],
-    measured: Measured | None = None,
-    notes: Mapping[str, Any] | None = None,
-) -> ExpertPlan:
-    """The experts of a decision, with their history entry.
+def _files_of_constants(options: ExpertOptions) -> list[Path]:
+    """Files of statistics that hold the means of constants; `mean_outputs` refuses missing ones."""
+    return [file for file in options.files if options.constant and file.is_file()]
 
-    Args:
-        arguments: how many experts were chosen, and how; empty if a file names them.
-        measured: the part of the statistics that they were chosen by. If None, there are no statistics.
-        notes: further fields of the history entry.
-    """
-    # Without statistics, files that exist hold the means of constants; `mean_outputs` refuses those that are missing.
-    is_constant = options.constant
-    files = [file for file in options.files if measured is not None or (is_constant and file.is_file())]
-    if options.keep is not None:
-        files = [Path(options.keep), *files]
+
+def _arguments(options: ExpertOptions, measured: Measured | None = None) -> dict[str, Any]:
+    """What the history records besides the number of experts; `measured`: the statistics that decided, if any did."""
     is_text = measured is not None and measured.statistics.mode == "text"
-    arguments = {
-        **arguments,
+    return {
         "mtp": options.mtp if options.mtp == "drop" else None,
         "active": options.active,
         "constant_experts": options.constant or None,
@@ -268,53 +271,6 @@ def _selection(
         "for": list(options.texts),
         "min_tokens": options.min_tokens if is_text else None,
     }
-    counts = {"before": held_in(axes), "after": sum(map(len, decision.kept.values()))}
-    made = selection_of(
-        COMMAND,
-        checkpoint,
-        axes,
-        decision,
-        arguments,
-        files,
-        dtype=options.dtype,
-        reasons=reasons,
-        notes={"experts": counts, **(notes or {})},
-    )
-    return ExpertPlan(**vars(made))
-
-
-def _reasons(
-    options: ExpertOptions,
-    metric: str,
-    measured: Measured | None,
-    unseen: Sequence[SparseLayer],
-    balance: str | None,
-    thresholds: Mapping[str, float],
-) -> list[str]:
-    """Lines about how the experts were chosen."""
-    said = "" if balance is None else f", balance {balance}{'' if options.balance else ' (default)'}"
-    where = f", from {', '.join(map(str, options.files))}" if options.files else ""
-    thetas = ", ".join(f"{theta:.4f} ({side})" for side, theta in thresholds.items())
-    if measured is None:
-        how = f"Experts drawn at random (seed {options.seed})"
-        if metric == AIMER:
-            how = "Metric aimer, of the weights alone"
-        reasons, counted = [f"{how}{said}; no statistics are read."], ""
-    elif measured.granularity is None:
-        implied = "" if options.metric else " (default)"
-        texts = f" for {', '.join(options.texts)}" if options.texts else ""
-        aimer = "; aimer for layers that predict further tokens, which no text enters" if unseen else ""
-        reasons, counted = [f"Metric {metric}{implied}{texts}{where}{aimer}."], ""
-    else:
-        implied = "" if options.granularity else " (default)"
-        reasons = [
-            f"Metric {metric}{said}, granularity {measured.granularity}{implied}{_languages(options)}{where}."
-        ]
-        is_released = measured.statistics.mode == "published"
-        counted = ", counted as in the authors' released code" if is_released else ""
-    if thresholds:
-        reasons.append(f"Threshold theta: {thetas}{counted}.")
-    return [*reasons, MIXED] if measured is not None and measured.statistics.mixed else reasons
 
 
 def _languages(options: ExpertOptions) -> str:

@@ -13,7 +13,7 @@ from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.names import UnitMetric
 from prunecli.methods.sharing.arrange import Group
 from prunecli.methods.sharing.hidden_units import unit_norms
-from prunecli.methods.units import Ranking, TextRun, UnitOptions, drawn, measured, plan
+from prunecli.methods.units import Ranking, TextRun, UnitOptions, by_scores, drawn, measured, plan
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer
@@ -126,6 +126,7 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
         return unit_norms(checkpoint, by_name, group, output_only=output_only)
 
     metric: str = options.metric or "activation-norm"
+    text = None
     if metric == "random":
         ranking = drawn(axes, options.seed)
     elif metric == "norms":
@@ -138,7 +139,7 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
         values, metric = scores.picked(axes), options.metric or scores.method
         if metric == "activation-norm":
             values = {axis.name: values[axis.name] * norms(axis, output_only=True) for axis in axes}
-        ranking = Ranking(values, metric, scores=scores, text=text)
+        ranking = by_scores(scores, values, options, metric, text=text)
     arguments = {
         "ratio": options.share,
         "count": options.count,
@@ -148,6 +149,7 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
         "per_layer": not options.uniform or None,
         "score": metric,
         "round_to": None if options.multiple_of == 1 else options.multiple_of,
+        "text": text,
         "dense_only": options.dense_only or None,
     }
     of = " of each FFN" if options.uniform else " of all FFNs together"

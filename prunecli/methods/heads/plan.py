@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum, sqrt
 from pathlib import Path
 from typing import ClassVar
@@ -12,7 +12,7 @@ import numpy as np
 
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.names import HeadMetric, Normalize
-from prunecli.methods.units import Ranking, UnitOptions, plan, random_words
+from prunecli.methods.units import Ranking, UnitOptions, by_scores, plan, random_words
 from prunecli.model.attention import KINDS, AttentionKind
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
@@ -87,7 +87,7 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
     chosen = [axis for axis in axes if axis.attention in options.kinds]
     even = _stock_numbers(checkpoint) if options.uniform else None
     budget = Budget(options.share, options.count, scope="model", least=options.least, even=even)
-    normalize = options.normalize or "none"
+    normalize, method = options.normalize or "none", None
     if options.metric == "random":
         generator = np.random.default_rng(options.seed)
         # One number for each head of the original model: pruning in steps removes the same heads as pruning at once.
@@ -106,7 +106,13 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
         own = normalized(worth) if normalize == "per-layer" else worth
         by = "" if normalize == "none" else ", over the l2 norm of its attention"
         shown = f"importance by {scores.method}{by}"
-        ranking = Ranking(scores.picked(axes, own), f"{scores.method}{by}", shown, scores=scores)
+        method = scores.method
+        normalised = "not normalised" if normalize == "none" else f"normalised {normalize}"
+        default = "" if options.normalize else " (default)"
+        ranking = replace(
+            by_scores(scores, scores.picked(axes, own), options, scores.method, shown),
+            note=f" over {scores.examples:,} examples, {normalised}{default}",
+        )
     arguments = {
         "ratio": options.share,
         "count": options.count,
@@ -115,8 +121,8 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
         "min_per_layer": options.least or None,
         "uniform": options.uniform or None,
         "metric": options.metric,
-        "method": ranking.scores and ranking.scores.method,
-        "normalize": normalize if ranking.scores else None,
+        "method": method,
+        "normalize": normalize if method else None,
     }
     of = " of all attentions" if is_all else f" of {', '.join(options.kinds)} attention"
     return plan(checkpoint, options, axes, budget, ranking, arguments, chosen=chosen, of=of)

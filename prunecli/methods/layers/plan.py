@@ -14,7 +14,7 @@ import numpy as np
 from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, UnsupportedModelError, UsageError
 from prunecli.methods.names import LayerMetric
-from prunecli.methods.units import Ranking, TextRun, UnitOptions, drawn, measured, plan
+from prunecli.methods.units import Ranking, TextRun, UnitOptions, by_scores, drawn, measured, plan
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.depth import PRUNE_LAYERS
@@ -161,6 +161,7 @@ def _ranked(
     if is_default and training_task_of(checkpoint) == "feature-extraction":
         # Without half of its layers by cosine, MiniLM's Spearman on STS-B falls to 0.844; at random to 0.894.
         metric = "embedding"
+    text = None
     if metric == "random":
         ranking = drawn(axes, options.seed)
     elif metric == "last":
@@ -169,10 +170,10 @@ def _ranked(
         values = {name: np.arange(depth, 0, -1) / depth for name, depth in depths.items()}
         ranking = Ranking(values, metric, how="by their place, the last first")
     else:
-        ranking = _measured(checkpoint, options, metric, axes, run)
+        ranking, scores, text = _measured(checkpoint, options, metric, axes, run)
         for axis in chosen if options.contiguous else ():
             count = counts.get(axis.side) or budget.removable(chosen)
-            ranking.values[axis.name] = best_runs(_distances(axis, ranking.scores), max(count, 1))
+            ranking.values[axis.name] = best_runs(_distances(axis, scores), max(count, 1))
     arguments = {
         "ratio": options.ratio,
         "count": options.count,
@@ -181,6 +182,7 @@ def _ranked(
         "side": options.side,
         "metric": ranking.metric or metric,
         "contiguous": options.contiguous or None,
+        "text": text,
     }
     return plan(checkpoint, options, axes, budget, ranking, arguments, chosen=chosen)
 
@@ -211,8 +213,8 @@ def _measured(
     metric: LayerMetric,
     axes: Sequence[Axis],
     run: TextRun | None,
-) -> Ranking:
-    """The given or measured scores.
+) -> tuple[Ranking, Scores, dict[str, Any] | None]:
+    """The given or measured scores, and what the history says of the text.
 
     Raises:
         StatisticsError: a file of another model or metric.
@@ -232,12 +234,12 @@ def _measured(
             f"Give a file of prunecli prune-layers --metric {asked} --save-scores.",
         )
     shown = "angle of its best run" if options.contiguous else f"{method} score"
-    return Ranking(scores.picked(axes), method, shown, scores=scores, text=text)
+    return by_scores(scores, scores.picked(axes), options, method, shown, text), scores, text
 
 
-def _distances(axis: Axis, scores: Scores | None) -> Array:
+def _distances(axis: Axis, scores: Scores) -> Array:
     """`[layers + 1, layers + 1]`: angles between the states before the layers that the checkpoint holds."""
-    if scores is None or axis.name not in scores.distances:
+    if axis.name not in scores.distances:
         raise StatisticsError(
             "--contiguous: the scores hold no distances between layers.", "Measure them again, on text."
         )
