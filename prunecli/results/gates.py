@@ -10,7 +10,7 @@ sums over one token; several are averaged (`combine`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from pathlib import Path
@@ -109,21 +109,16 @@ class GateSums:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that are collected: SUMS or TEXT_SUMS."""
+        """Names of the sums that are collected: SUMS or TEXT_SUMS."""
         return SUMS if self.routed.shape != self.top1.shape else TEXT_SUMS
 
     def __add__(self, other: GateSums) -> GateSums:
-        """What both hold, together."""
-        return GateSums(
-            **{
-                name: _added(name, getattr(self, name), getattr(other, name))
-                for name in self.names
-                if name in other.names
-            }
-        )
+        """The sums of both, of those that both hold."""
+        names = [name for name in self.names if name in other.names]
+        return GateSums(**{name: _added(name, getattr(self, name), getattr(other, name)) for name in names})
 
     def plus(self, layers: Mapping[int, GateSums]) -> GateSums:
-        """With sums of some layers, `[1]` and `[1, experts]` of each, added under the layer's number."""
+        """These sums, with the sums of some layers added: number of the layer -> its sums, of one row."""
         sums = self.of_layers(range(len(self.tokens)))
         for index, row in layers.items():
             for name in self.names:
@@ -132,7 +127,7 @@ class GateSums:
         return sums
 
     def of_layers(self, rows: Sequence[int]) -> GateSums:
-        """A copy of those of some layers, in this order."""
+        """A copy of the sums of some layers, in this order."""
         return GateSums(**{name: getattr(self, name)[list(rows)] for name in self.names})
 
     @classmethod
@@ -170,13 +165,13 @@ def combine(parts: Sequence[GateSums], mode: Mode) -> GateSums:
     if mode != "published" or len(parts) == 1:
         return reduce(GateSums.__add__, parts)
 
-    def mean(values: Iterable[Array]) -> Array:
-        return np.asarray(np.mean([*values], axis=0))
+    def mean(of: Callable[[GateSums], Array]) -> Array:
+        return np.asarray(np.mean([of(part) for part in parts], axis=0))
 
-    top1, top2 = mean(part.top1 for part in parts), mean(part.top2 for part in parts)
-    conf1 = mean(ratio(part.conf1_sum, part.top1) for part in parts)
-    conf2 = mean(ratio(part.conf2_sum, part.top2) for part in parts)
-    gate_sum = mean(part.gate_sum for part in parts)
+    top1, top2 = mean(lambda part: part.top1), mean(lambda part: part.top2)
+    conf1 = mean(lambda part: ratio(part.conf1_sum, part.top1))
+    conf2 = mean(lambda part: ratio(part.conf2_sum, part.top2))
+    gate_sum = mean(lambda part: part.gate_sum)
     return GateSums(np.ones(len(top1)), top1, top2, gate_sum, conf1 * top1, conf2 * top2)
 
 
@@ -368,22 +363,22 @@ def read_gates(path: Path, layers: Sequence[str] = NLLB_200_LAYERS, num_experts:
     if not payload:
         raise StatisticsError(f"{path}: no language pairs.", remedy)
     held = [name for name, field in FIELDS.items() if all(field in entry for entry in payload.values())]
-    count, entries = len(layers) * num_experts, {}
+    shape, entries = (len(layers), num_experts), {}
     for pair, entry in payload.items():
-        sums = vars(GateSums.zeros(len(layers), num_experts)) | {"tokens": np.ones(len(layers))}
+        sums = vars(GateSums.zeros(*shape)) | {"tokens": np.ones(len(layers))}
         for name in held:
             where = f"{path}: {pair}: {FIELDS[name]}"
             try:
                 values = array_of(entry[FIELDS[name]])
             except ValueError as error:
                 raise StatisticsError(f"{where} {error}.", AGAIN) from error
-            if values.shape != (count,):
+            if values.shape != (len(layers) * num_experts,):
                 raise StatisticsError(
                     f"{where} holds {values.size} values; the model has {len(layers)} sparse layers x "
-                    f"{num_experts} experts = {count}.",
+                    f"{num_experts} experts = {len(layers) * num_experts}.",
                     "The authors' files are for NLLB-200 54.5B (12 x 128); collect the gates of this model.",
                 )
-            sums[name] = values.reshape(len(layers), num_experts)
+            sums[name] = values.reshape(shape)
         for rank in ("1", "2"):  # a mean over the tokens of this rank, back to the sum over them
             sums[f"conf{rank}_sum"] = sums[f"conf{rank}_sum"] * sums[f"top{rank}"]
         entries[pair] = GateSums(**sums)
@@ -400,23 +395,25 @@ def read_gates(path: Path, layers: Sequence[str] = NLLB_200_LAYERS, num_experts:
     )
 
 
+OutputArrays = Mapping[tuple[str, str], NDArray[np.float64]]
+"""(text's name, layer's name) -> `[experts, width]`, sum of f over the tokens routed to an expert."""
+
+
 @dataclass(frozen=True)
 class OutputSums:
-    """The file's content.
+    """Content of the file beside a gates.json that holds sums of outputs.
 
     Attributes:
-        fingerprint: of the checkpoint that was run.
-        sums: text's name, layer's name -> `[experts, width]` float64, sum of f over the tokens routed to an expert.
+        fingerprint: fingerprint of the checkpoint that was run.
+        sums: the sums.
     """
 
     fingerprint: str
-    sums: Mapping[tuple[str, str], NDArray[np.float64]]
+    sums: OutputArrays
 
     @classmethod
-    def of(
-        cls, fingerprint: str, parts: Sequence[Mapping[tuple[str, str], NDArray[np.float64]]]
-    ) -> OutputSums:
-        """Those of several processes, added up."""
+    def of(cls, fingerprint: str, parts: Sequence[OutputArrays]) -> OutputSums:
+        """The sums of several processes, added up."""
         keys = sorted({key for part in parts for key in part})
         return cls(
             fingerprint, {key: np.sum([part[key] for part in parts if key in part], axis=0) for key in keys}
@@ -426,18 +423,16 @@ class OutputSums:
         """Replace the file at once."""
         from safetensors.numpy import save
 
-        tensors = {
-            f"{text}/{layer}": np.ascontiguousarray(values) for (text, layer), values in self.sums.items()
-        }
+        tensors = {"/".join(key): np.ascontiguousarray(values) for key, values in self.sums.items()}
         with new_file(path) as temporary:
             temporary.write_bytes(save(tensors, {"format": OUTPUTS_FORMAT, "fingerprint": self.fingerprint}))
 
     @classmethod
     def read(cls, path: Path) -> OutputSums:
-        """The file's content.
+        """The content of a file.
 
         Raises:
-            StatisticsError: there is none, it is damaged or of another format.
+            StatisticsError: the file is missing, damaged or of another format.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -446,21 +441,21 @@ class OutputSums:
         try:
             with safe_open(path, framework="np") as file:
                 metadata: Mapping[str, Any] = file.metadata() or {}
-                names = [*file.keys()]
                 # By the header: numpy has no bfloat16, nor other types of fewer bits.
+                names = [*file.keys()]
                 is_sound = all(file.get_slice(name).get_dtype() == "F64" for name in names)
-                tensors = {name.rpartition("/"): file.get_tensor(name) for name in names if is_sound}
+                tensors = {name: file.get_tensor(name) for name in names if is_sound}
         except (SafetensorError, OSError, ValueError) as error:
             raise StatisticsError(f"{path}: is damaged ({reason_of(error)})", COLLECT_OUTPUTS) from error
         is_sound &= all(values.ndim == 2 and np.isfinite(values).all() for values in tensors.values())
         if metadata.get("format") != OUTPUTS_FORMAT or not is_sound:
             raise StatisticsError(f"{path}: holds no sums of outputs", COLLECT_OUTPUTS)
-        sums = {(text, layer): values for (text, _, layer), values in tensors.items()}
+        sums = {name.rpartition("/")[::2]: values for name, values in tensors.items()}
         return cls(str(metadata.get("fingerprint")), sums)
 
 
 def outputs_path(statistics: Path) -> Path:
-    """Where the sums lie that belong to a gates.json."""
+    """The file of sums of outputs beside a gates.json."""
     return statistics.with_name(f"{statistics.stem}.outputs.safetensors")
 
 
@@ -468,7 +463,7 @@ def added(parts: Sequence[OutputSums], texts: Sequence[str], layer: str) -> NDAr
     """`[experts, width]`: the sums of a layer over some texts of several files.
 
     Raises:
-        StatisticsError: none of them holds a text, or they are of different widths.
+        StatisticsError: a file lacks a text, or the files have different widths.
     """
     found = []
     for text in texts:
@@ -478,5 +473,4 @@ def added(parts: Sequence[OutputSums], texts: Sequence[str], layer: str) -> NDAr
         found += own
     if len({values.shape for values in found}) > 1:
         raise StatisticsError(f"Sums of outputs of {layer} are of different shapes.", COLLECT_OUTPUTS)
-    total: NDArray[np.float64] = np.sum(found, axis=0)
-    return total
+    return np.asarray(np.sum(found, axis=0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from prunecli.choices import paths
@@ -72,33 +73,19 @@ def match_gates(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStati
         layers_now = tuple(name for name in names if name is not None)
         statistics = statistics.model_copy(update={"layers": layers_now, "entries": entries})
     layers = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
-    family = checkpoint.resolved.family
-    if statistics.model_type not in (None, family.model_type):
-        raise StatisticsError(
-            f"The statistics are of a model of the family {statistics.model_type}; "
-            f"{checkpoint.path} is of {family.model_type}.",
-            COLLECT,
-        )
-    original = {layer.original_experts for layer in layers}
-    if original and original != {statistics.num_experts}:
-        raise StatisticsError(
-            f"The statistics are of a model with {statistics.num_experts} experts per layer; "
-            f"{checkpoint.path} has {', '.join(map(str, sorted(original)))}.",
-            COLLECT,
-        )
-    if statistics.layers != tuple(layer.name for layer in layers):
-        raise StatisticsError(
-            f"The statistics are of {len(statistics.layers)} sparse layers ({_ends(statistics.layers)}); "
-            f"{checkpoint.path} has {len(layers)} ({_ends([layer.name for layer in layers])}).",
-            COLLECT,
-        )
-    top_k = max(layer.top_k for layer in layers)
-    if statistics.top_k != top_k:
-        raise StatisticsError(
-            f"The statistics are of a router that picks {statistics.top_k} experts for each token; "
-            f"that of {checkpoint.path} picks {top_k}.",
-            COLLECT,
-        )
+    family = checkpoint.resolved.family.model_type
+    for what, stated, held in (
+        ("the family is", statistics.model_type or family, family),
+        ("experts per layer:", {statistics.num_experts}, {layer.original_experts for layer in layers}),
+        ("the sparse layers are", [*statistics.layers], [layer.name for layer in layers]),
+        ("experts that the router picks for each token:", statistics.top_k, max(x.top_k for x in layers)),
+    ):
+        if stated != held:
+            said = shorten(f"{what} {stated}", 120), shorten(str(held), 120)
+            raise StatisticsError(
+                f"The statistics are of another model than {checkpoint.path}: {said[0]}; that model has {said[1]}.",
+                COLLECT,
+            )
     if other_form(statistics, checkpoint) is None:
         return statistics
     reason = "its weights are others"
@@ -108,8 +95,7 @@ def match_gates(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStati
         reason = (
             "its routers have other values, so that it was not quantised from that, or its routers were changed with it"
             if statistics.model.routers
-            else "its weights are others. It is quantised, and the file does not say which routers the model had that "
-            "was run, as those of this version do"
+            else "it is quantised, and the file does not say which routers the model had that was run"
         )
     raise StatisticsError(
         f"The statistics are of another model than {checkpoint.path}: {reason}.",
@@ -118,18 +104,10 @@ def match_gates(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStati
 
 
 def other_form(statistics: GateStatistics, checkpoint: Checkpoint) -> str | None:
-    """The fingerprint of the model that was run, where that is neither `checkpoint` nor what it was made from."""
-    known = _fingerprints(checkpoint) | set(checkpoint.structure.statistics_of())
+    """The fingerprint of the model that was run, if that is neither `checkpoint` nor one that it was made from."""
+    structure = checkpoint.structure
+    known = {checkpoint.fingerprint, *structure.fingerprints(), *structure.statistics_of()}
     return None if statistics.fingerprint in known else statistics.fingerprint
-
-
-def _fingerprints(checkpoint: Checkpoint) -> set[str | None]:
-    """Fingerprints of `checkpoint` and of the checkpoints that it was made from."""
-    return {checkpoint.fingerprint, *checkpoint.structure.fingerprints()}
-
-
-def _ends(names: Sequence[str]) -> str:
-    return "none" if not names else names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
 
 
 def match_scores(scores: Scores, checkpoint: Checkpoint, axes: Sequence[Axis] | None = None) -> Scores:
