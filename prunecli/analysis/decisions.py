@@ -99,6 +99,8 @@ def place_name(decision: Decision, place: Ranked) -> str:
         return "vocabulary"
     if decision.part == "layer":
         return f"{place.side} layers"
+    if place.layer is None:
+        return place.name
     where = f"{place.side} layer {place.layer}"
     if place.attention == "cross":
         where += f", {KIND_NAMES['cross']}"
@@ -114,7 +116,9 @@ def component_name(decision: Decision, place: Ranked, at: int) -> str:
         return f'Token "{label}" (id {number})' if label else f"Id {number}"
     if decision.part == "layer":
         return f"{place.side.capitalize()} layer {number}"
-    of = {"expert": "", "unit": "the FFN of "}.get(decision.part, "")
+    if place.layer is None:
+        return f"{decision.part.capitalize()} {number}"
+    of = {"unit": "the FFN of "}.get(decision.part, "")
     if decision.part == "head":
         of = f"the {'cross-attention' if place.attention == 'cross' else 'self-attention'} of "
     return f"{decision.part.capitalize()} {number} of {of}{place.side} layer {place.layer}"

@@ -11,8 +11,8 @@ sums over one token; several are averaged (`combine`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial, reduce
+from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -57,91 +57,73 @@ OUTPUTS_FORMAT = "prunecli.outputs/1"
 COLLECT_OUTPUTS = "Collect again with --mean-outputs."
 
 
-def _array(value: Any, *, counts: bool) -> Array:
-    return value if isinstance(value, np.ndarray) else array_of(value, counts=counts)
-
-
-_AS_LISTS = PlainSerializer(np.ndarray.tolist)
-Counts = Annotated[Array, PlainValidator(partial(_array, counts=True)), _AS_LISTS]
-Sums = Annotated[Array, PlainValidator(partial(_array, counts=False)), _AS_LISTS]
-
-
-def _absent() -> Array:
-    return np.zeros((0, 0))
-
-
-@dataclass(frozen=True)
-class GateSums:
-    """Sums over the real tokens of one entry: no padding, no finished beams.
+class GateSums(dict[str, Array]):
+    """Name of a sum -> array, over the real tokens of one entry: no padding, no finished beams. Also as attributes.
 
     The gate g is the softmax over all experts, before the renormalisation over the chosen ones; of language models
     it is the weight by which the router multiplies an expert's output, 0 for a token that is not routed to it, and
     ranks go by it. f is an expert's output before that.
 
-    Attributes:
-        tokens: `[layers]`, tokens routed.
-        top1: `[layers, experts]`, tokens that rank the expert first.
-        top2: `[layers, experts]`, tokens that rank it second.
-        gate_sum: `[layers, experts]`, sum of g over all tokens.
-        conf1_sum: `[layers, experts]`, sum of g over the tokens that rank it first.
-        conf2_sum: `[layers, experts]`, the same over the tokens that rank it second.
-        routed: `[layers, experts]`, tokens routed to the expert. This and all that follow are `[0, 0]` where they
-            are not collected.
-        gate_sq_sum: `[layers, experts]`, sum of g² over those.
-        norm_sum, norm_sq_sum: `[layers, experts]`, sums of ‖f‖ and of ‖f‖² over those.
-        gate_norm_sum, gate_norm_sq_sum: `[layers, experts]`, sums of g‖f‖ and of g²‖f‖² over those.
-        norm_max: `[layers, experts]`, the largest ‖f‖ among those, 0 without any.
+    - tokens: `[layers]`, tokens routed.
+    - top1, top2: `[layers, experts]`, tokens that rank the expert first, and second.
+    - gate_sum: `[layers, experts]`, sum of g over all tokens.
+    - conf1_sum, conf2_sum: `[layers, experts]`, sum of g over the tokens that rank the expert first, and second.
+    - routed: `[layers, experts]`, tokens routed to the expert. This and all that follow: language models alone.
+    - gate_sq_sum: `[layers, experts]`, sum of g² over those.
+    - norm_sum, norm_sq_sum: `[layers, experts]`, sums of ‖f‖ and of ‖f‖² over those.
+    - gate_norm_sum, gate_norm_sq_sum: `[layers, experts]`, sums of g‖f‖ and of g²‖f‖² over those.
+    - norm_max: `[layers, experts]`, the largest ‖f‖ among those, 0 without any.
     """
 
-    tokens: Counts
-    top1: Counts
-    top2: Counts
-    gate_sum: Sums
-    conf1_sum: Sums
-    conf2_sum: Sums
-    routed: Counts = field(default_factory=_absent)
-    gate_sq_sum: Sums = field(default_factory=_absent)
-    norm_sum: Sums = field(default_factory=_absent)
-    norm_sq_sum: Sums = field(default_factory=_absent)
-    gate_norm_sum: Sums = field(default_factory=_absent)
-    gate_norm_sq_sum: Sums = field(default_factory=_absent)
-    norm_max: Sums = field(default_factory=_absent)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the sums that are collected: SUMS or TEXT_SUMS."""
-        return SUMS if self.routed.shape != self.top1.shape else TEXT_SUMS
+    def __getattr__(self, name: str) -> Array:
+        try:
+            return self[name]
+        except KeyError as error:
+            raise AttributeError(name) from error
 
     def __add__(self, other: GateSums) -> GateSums:
         """The sums of both, of those that both hold."""
-        names = [name for name in self.names if name in other.names]
-        return GateSums(**{name: _added(name, getattr(self, name), getattr(other, name)) for name in names})
+        return GateSums({name: _added(name, own, other[name]) for name, own in self.items() if name in other})
 
     def plus(self, layers: Mapping[int, GateSums]) -> GateSums:
         """These sums, with the sums of some layers added: number of the layer -> its sums, of one row."""
         sums = self.of_layers(range(len(self.tokens)))
         for index, row in layers.items():
-            for name in self.names:
-                array = getattr(sums, name)
-                array[index] = _added(name, array[index], getattr(row, name)[0])
+            for name, array in sums.items():
+                array[index] = _added(name, array[index], row[name][0])
         return sums
 
     def of_layers(self, rows: Sequence[int]) -> GateSums:
         """A copy of the sums of some layers, in this order."""
-        return GateSums(**{name: getattr(self, name)[list(rows)] for name in self.names})
+        return GateSums({name: own[list(rows)] for name, own in self.items()})
 
     @classmethod
     def zeros(cls, layers: int, experts: int, names: Sequence[str] = SUMS) -> GateSums:
         """No tokens yet: integer counts, float64 sums."""
-        return cls(
-            **{
-                name: np.zeros(
-                    (layers, experts)[: 1 if name == "tokens" else 2],
-                    np.int64 if name in COUNTS else np.float64,
-                )
-                for name in names
-            }
-        )
+        shape = {name: (layers,) if name == "tokens" else (layers, experts) for name in names}
+        return cls({name: np.zeros(shape[name], int if name in COUNTS else float) for name in names})
+
+
+def _read_sums(value: Any) -> GateSums:
+    """Sums from lists of numbers."""
+    if isinstance(value, GateSums):
+        return value
+    found = GateSums()
+    for name in TEXT_SUMS if isinstance(value, dict) else ():
+        if name in value:
+            try:
+                found[name] = array_of(value[name], counts=name in COUNTS)
+            except ValueError as error:
+                raise ValueError(f"{name} {error}") from error
+    return found
+
+
+def _as_lists(sums: GateSums) -> dict[str, Any]:
+    return {name: own.tolist() for name, own in sums.items()}
+
+
+Entry = Annotated[GateSums, PlainValidator(_read_sums), PlainSerializer(_as_lists)]
+"""Sums that pydantic reads from JSON and writes as JSON."""
 
 
 def _added(name: str, one: Array, other: Array) -> Array:
@@ -172,7 +154,8 @@ def combine(parts: Sequence[GateSums], mode: Mode) -> GateSums:
     conf1 = mean(lambda part: ratio(part.conf1_sum, part.top1))
     conf2 = mean(lambda part: ratio(part.conf2_sum, part.top2))
     gate_sum = mean(lambda part: part.gate_sum)
-    return GateSums(np.ones(len(top1)), top1, top2, gate_sum, conf1 * top1, conf2 * top2)
+    means = (np.ones(len(top1)), top1, top2, gate_sum, conf1 * top1, conf2 * top2)
+    return GateSums(zip(SUMS, means, strict=True))
 
 
 class GateModel(Record):
@@ -218,7 +201,7 @@ class GateStatistics(Document):
     layers: tuple[str, ...]
     num_experts: Count
     top_k: Count
-    entries: dict[str, GateSums] = Field(min_length=1)
+    entries: dict[str, Entry] = Field(min_length=1)
     dtype: str | None = None
     whole_files: bool | None = None
     split: str | None = None
@@ -266,17 +249,15 @@ class GateStatistics(Document):
                     f"{entry!r} is not a {'name of a text' if is_text else 'pair SOURCE-TARGET'}"
                 )
             for name in self.names:
-                needed, held = shape[: 1 if name == "tokens" else 2], getattr(sums, name).shape
-                if held != needed:
-                    raise ValueError(f"{entry}: {name} is of the shape {held}; {needed} is needed")
+                needed, held = shape[: 1 if name == "tokens" else 2], sums.get(name)
+                if held is None or held.shape != needed:
+                    stated = "missing" if held is None else f"of the shape {held.shape}"
+                    raise ValueError(f"{entry}: {name} is {stated}; {needed} is needed")
         return self
 
     def to_json(self) -> dict[str, Any]:
         """The fields that are known; counts stay integers."""
         fields = super().to_json()
-        for sums in fields["entries"].values():
-            for name in set(sums).difference(self.names):
-                del sums[name]
         return {name: value for name, value in fields.items() if name == "seed" or value is not None}
 
     def _tables(self) -> Tables:
@@ -365,7 +346,8 @@ def read_gates(path: Path, layers: Sequence[str] = NLLB_200_LAYERS, num_experts:
     held = [name for name, field in FIELDS.items() if all(field in entry for entry in payload.values())]
     shape, entries = (len(layers), num_experts), {}
     for pair, entry in payload.items():
-        sums = vars(GateSums.zeros(*shape)) | {"tokens": np.ones(len(layers))}
+        sums = GateSums.zeros(*shape)
+        sums["tokens"] = np.ones(len(layers))
         for name in held:
             where = f"{path}: {pair}: {FIELDS[name]}"
             try:
@@ -381,7 +363,7 @@ def read_gates(path: Path, layers: Sequence[str] = NLLB_200_LAYERS, num_experts:
             sums[name] = values.reshape(shape)
         for rank in ("1", "2"):  # a mean over the tokens of this rank, back to the sum over them
             sums[f"conf{rank}_sum"] = sums[f"conf{rank}_sum"] * sums[f"top{rank}"]
-        entries[pair] = GateSums(**sums)
+        entries[pair] = sums
     lacks = frozenset(FIELDS).difference(held)
     return GateStatistics(
         format=GateStatistics.FORMAT,

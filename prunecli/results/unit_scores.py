@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
@@ -64,10 +65,10 @@ MEASURES: Mapping[str, Measure] = {
     "embedding": Measure("layer", importance=_distance, signed=True),
 }
 """Method -> what its values are. A method of another kind of units needs no entry if its values are sums to rank by."""
-METHODS: Mapping[Kind, tuple[str, ...]] = {
-    kind: tuple(name for name, measure in MEASURES.items() if measure.kind == kind)
-    for kind in ("head", "unit", "layer")
-}
+METHODS: dict[Kind, tuple[str, ...]] = defaultdict(tuple)
+"""Kind of units -> its methods; none are known of another kind."""
+for _name, _measure in MEASURES.items():
+    METHODS[_measure.kind] += (_name,)
 ADDITIVE = {name for name, measure in MEASURES.items() if measure.additive}
 """Methods whose values are sums."""
 LOWER_IS_BETTER = ("loss", "perplexity")
@@ -222,7 +223,7 @@ class Scores(Document):
     @model_validator(mode="after")
     def _go_together(self) -> Scores:
         """The arrays have a value for each unit, and the fields of the method are there."""
-        sizes, known = _sizes(self.ids), METHODS.get(self.kind, (self.method,))
+        sizes, known = _sizes(self.ids), METHODS[self.kind] or (self.method,)
         values = [number for own in self.values.values() for number in own]
         faults = {
             f"method is {self.method!r}, not one of {', '.join(known)}": self.method not in known,

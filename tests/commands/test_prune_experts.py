@@ -44,12 +44,12 @@ def gates(checkpoint: Checkpoint, seed: int = 0, pairs: tuple[str, ...] = PAIRS)
     for number, pair in enumerate(pairs):
         draw = np.random.default_rng((seed, number))
         entries[pair] = GateSums(
-            *(
-                draw.integers(1, 99, shape[:1] if name == "tokens" else shape)
+            {
+                name: draw.integers(1, 99, shape[:1] if name == "tokens" else shape)
                 if name in COUNTS
                 else draw.random(shape)
                 for name in SUMS
-            )
+            }
         )
     names = tuple(layer.name for layer in layers)
     made = gate_statistics(checkpoint.fingerprint, "nllb-moe", "forced", names, shape[1], 2, entries)

@@ -55,7 +55,7 @@ def write_statistics(path: Path, model: Path, power: int = 1) -> None:
                 array[0] **= power
             if text == "code":
                 arrays["routed"][:, 3] = 2
-            entries[text] = GateSums(np.full(shape[0], 999), **arrays)
+            entries[text] = GateSums(tokens=np.full(shape[0], 999), **arrays)
         made = gate_statistics(
             checkpoint.fingerprint,
             checkpoint.resolved.family.model_type,

@@ -23,7 +23,7 @@ from prunecli.methods.sharing.rewrite import rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
-from prunecli.results.gates import GateSums
+from prunecli.results.gates import SUMS, GateSums
 from prunecli.results.matching import match_gates, match_scores
 from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
@@ -253,7 +253,7 @@ def test_gates_of_the_original_follow_their_layers(tmp_path: Path) -> None:
     with open_model(source) as opened:
         names = tuple(layer.name for layer in opened.mixtures)
         rows = np.arange(4.0)[:, None] * np.ones((1, 8))
-        sums = GateSums(np.arange(4), *(rows for _ in range(5)))
+        sums = GateSums(tokens=np.arange(4), **dict.fromkeys(SUMS[1:], rows))
         gates = gate_statistics(
             opened.fingerprint, "nllb-moe", "forced", names, 8, 2, {"eng_Latn-fra_Latn": sums}
         )

@@ -53,7 +53,7 @@ from prunecli.modules.loading import load_model
 from prunecli.modules.machine import free_memory
 from prunecli.processes import ALONE, ProcessGroup, neighbours, undisturbed
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.gates import GateModel, GateStatistics, GateSums, OutputSums, outputs_path
+from prunecli.results.gates import Entry, GateModel, GateStatistics, GateSums, OutputSums, outputs_path
 from prunecli.results.header import header
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.layerwise.states import Snapshots, own_header
@@ -268,7 +268,7 @@ class State:
     """
 
     batches: int = 0
-    sums: dict[str, GateSums] = field(default_factory=dict)
+    sums: dict[str, Entry] = field(default_factory=dict)
     dtype: str | None = None
 
 
@@ -326,7 +326,7 @@ def score(
                 if run.restored is not None:
                     encoded = run.restored["encoded"]
                     for entry, tensors in run.restored["sums"].items():
-                        sums[entry] = GateSums(**{name: own.numpy() for name, own in tensors.items()})
+                        sums[entry] = GateSums({name: own.numpy() for name, own in tensors.items()})
                 for side in group.batches[0].passes:
                     _run(run, side, mine, work.observer, runner.process_group, sums, encoded, advance)
             # One assignment: an interrupt finds the state before these batches or after them, never between.
@@ -399,7 +399,7 @@ def _run(
         return run.fetch(encoded[number])
 
     def packed(own: GateSums) -> dict[str, Tensor]:
-        return {name: torch.from_numpy(array) for name, array in vars(own).items()}
+        return {name: torch.from_numpy(array) for name, array in own.items()}
 
     run.forward(
         [partial(forward, partial(fetch, number)) for number, _, forward in passes],

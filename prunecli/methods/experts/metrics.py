@@ -82,19 +82,19 @@ def _by_gates(name: str, values: Callable[[Values, Values], Values]) -> Metric:
 
     def computed(sums: GateSums) -> Values:
         counts = sums.top1 if name == "conf1_sum" else sums.tokens[:, None]
-        return values(ratio(sums.top1, sums.tokens[:, None]), ratio(getattr(sums, name), counts))
+        return values(ratio(sums.top1, sums.tokens[:, None]), ratio(sums[name], counts))
 
     return Metric(("top1", name), computed)
 
 
 def _total(name: str, *besides: str) -> Metric:
     """S(0, a, c): a sum over the tokens that are routed to an expert; `besides` names sums that must exist too."""
-    return Metric((name, *besides), lambda sums: np.asarray(getattr(sums, name), np.float64))
+    return Metric((name, *besides), lambda sums: np.asarray(sums[name], np.float64))
 
 
 def _mean(name: str) -> Metric:
     """S(1, a, c): the mean of the terms of a sum over the tokens that are routed to an expert."""
-    return Metric(("routed", name), lambda sums: ratio(getattr(sums, name), sums.routed))
+    return Metric(("routed", name), lambda sums: ratio(sums[name], sums.routed))
 
 
 METRICS: Mapping[str, Metric] = {
@@ -215,7 +215,7 @@ def aggregate(
     encoder, sums = of(0), of(1).of_layers(range(len(statistics.layers)))
     rows = [row for row, layer in enumerate(statistics.layers) if side_of(layer) == "encoder"]
     for name in SUMS:
-        getattr(sums, name)[rows] = getattr(encoder, name)[rows]
+        sums[name][rows] = encoder[name][rows]
     return sums
 
 
@@ -287,7 +287,7 @@ class Measured:
 
     def few(self, axes: Sequence[Axis], min_tokens: int) -> dict[str, tuple[int, ...]]:
         """Layer's name -> experts that it holds and that received fewer than `min_tokens` tokens of the texts."""
-        routed = dict(zip(self.statistics.layers, self.sums.routed, strict=False))
+        routed = dict(zip(self.statistics.layers, self.sums.get("routed", ()), strict=False))
         rare = {
             axis.module: tuple(expert for expert in axis.ids if routed[axis.module][expert] < min_tokens)
             for axis in axes

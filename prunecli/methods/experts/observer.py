@@ -67,7 +67,7 @@ class Summing:
             taken[index] = row = GateSums.zeros(1, layer.original_experts, self.names)
             row.tokens[0] = tokens
             for name, values in zip(self.rows, found, strict=True):
-                getattr(row, name)[0, list(layer.experts)] = np.rint(values) if name in COUNTS else values
+                row[name][0, list(layer.experts)] = np.rint(values) if name in COUNTS else values
         self._sums = {}
         return taken
 
