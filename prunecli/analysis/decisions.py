@@ -1,4 +1,4 @@
-"""Decisions in words and rows: why a component stayed or went, and where each place was cut."""
+"""Decisions in words and rows: why a unit stayed or went, and the cut on each axis."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ NEEDED: Mapping[str, str] = {
 }
 """Reason for which a token stays -> in words."""
 DIGITS = 12
-"""Of a SHA-256 that are shown."""
+"""Number of digits of a SHA-256 that are shown."""
 
 
 @dataclass(frozen=True)
 class PlaceRow:
-    """Where one place was cut.
+    """The cut between units that stay and units that go, on one axis.
 
     Attributes:
-        place: in words.
-        count, kept: components before and after.
+        place: name of the axis in words.
+        count, kept: numbers of units before and after.
         cutoff: see `Ranked`.
-        lowest_kept, highest_dropped: id and value of the components of this place on either side of the cut-off.
-        sure: difference of these values over the standard deviation of the place's values: if this is near 0, another
-            text may choose otherwise.
+        lowest_kept, highest_dropped: id and value of the units of this axis on either side of the cut-off.
+        sure: difference of these values divided by the standard deviation of the axis' values: if this is near 0,
+            another text may choose otherwise.
     """
 
     place: str
@@ -54,11 +54,11 @@ CUT_COLUMNS: Mapping[str, Callable[[PlaceRow], str | None]] = {
     "highest dropped": lambda row: _numbered(row.highest_dropped),
     "gap / spread": lambda row: None if row.sure is None else f"{row.sure:.3f}",
 }
-"""Column of the table of cuts -> text of a cell; None: there is nothing to show."""
+"""Column of the table of cuts -> text of a cell, None if there is nothing to show."""
 
 
 def place_rows(decision: Decision) -> list[PlaceRow]:
-    """A row for each place."""
+    """A row for each axis."""
     rows = []
     for place in decision.places:
         row = PlaceRow(place_name(decision, place), place.count, place.num_kept, place.cutoff)
@@ -75,9 +75,9 @@ def place_rows(decision: Decision) -> list[PlaceRow]:
 
 
 def nearest(place: Ranked, most: int) -> tuple[list[int], list[int]]:
-    """Positions of the components that stay with the lowest values, and that go with the highest: nearest first.
+    """Positions of the units that stay with the lowest values, and that go with the highest: nearest first.
 
-    Components that stay for another reason than their value are left out.
+    Units that stay for another reason than their value are left out.
     """
     if place.values is None:
         return [], []
@@ -94,7 +94,7 @@ def nearest(place: Ranked, most: int) -> tuple[list[int], list[int]]:
 
 
 def place_name(decision: Decision, place: Ranked) -> str:
-    """`encoder layer 3`; `decoder layer 1, cross-attention`; `decoder layers`; `vocabulary`."""
+    """Name of an axis in words: "encoder layer 3", "decoder layer 1, cross-attention", "decoder layers"."""
     if decision.part == "token":
         return "vocabulary"
     if decision.part == "layer":
@@ -109,7 +109,7 @@ def place_name(decision: Decision, place: Ranked) -> str:
 
 
 def component_name(decision: Decision, place: Ranked, at: int) -> str:
-    """`Expert 7 of encoder layer 3`: the component at a position of a place."""
+    """The unit at a position in words: "Expert 7 of encoder layer 3"."""
     number = int(place.ids[at])
     if decision.part == "token":
         label = place.labels[at] if place.labels else ""
@@ -125,13 +125,12 @@ def component_name(decision: Decision, place: Ranked, at: int) -> str:
 
 
 def sentence(decision: Decision, place: Ranked, at: int, subject: str) -> str:
-    """Why one component stayed or went, in one or two sentences.
+    """Say in one or two sentences why a unit stayed or went.
 
     Args:
-        decision: the choice.
-        place: one of the decision's places.
-        at: position of the component in the place.
-        subject: the component in words.
+        place: one of the decision's axes.
+        at: position of the unit on the axis.
+        subject: the unit in words.
     """
     is_kept, cutoff = bool(place.kept[at]), place.cutoff
     verb = "was kept" if is_kept else "was dropped"
@@ -188,7 +187,7 @@ def _token_words(decision: Decision, place: Ranked, at: int) -> str:
 
 
 def _mass(decision: Decision, place: Ranked, at: int) -> str:
-    """By what a threshold says how many of a layer stay (2212.09811, eq. 5)."""
+    """The mass before a unit, if a threshold says how many units of a layer stay (2212.09811, eq. 5)."""
     theta = decision.thresholds.get("model", decision.thresholds.get(place.side))
     if theta is None or place.values is None:
         return ""
@@ -203,7 +202,7 @@ def _mass(decision: Decision, place: Ranked, at: int) -> str:
 
 
 def _alone(place: Ranked, at: int) -> str:
-    """For which of several languages or texts it would stay."""
+    """The languages or texts that would keep the unit alone."""
     own = {name: bool(marked[at]) for name, marked in place.alone.items()}
     stays, goes = ([name for name, is_kept in own.items() if is_kept is wanted] for wanted in (True, False))
     if not own:
@@ -214,7 +213,7 @@ def _alone(place: Ranked, at: int) -> str:
 
 
 def _measured_on(decision: Decision, place: Ranked) -> str:
-    """`; measured on 4,096 tokens of eng_Latn-fra_Latn, split dev, in gates.json (sha256 1a2b3c4d5e6f…)`."""
+    """The text of the values: "; measured on 4,096 tokens of eng_Latn-fra_Latn, in gates.json (sha256 …)"."""
     if place.metric:  # another one than elsewhere: of the weights
         return "; of the weights alone"
     return origin_text(decision.origin, place.tokens, "; measured on ") or "; of the weights alone"
@@ -237,7 +236,7 @@ def origin_text(origin: Origin, tokens: int | None = None, before: str = "") -> 
 
 
 def number_text(value: float) -> str:
-    """A value with so many digits as tell it apart."""
+    """A value with four digits; a whole number with all of them."""
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e9 else f"{value:.4g}"
 
 
@@ -247,7 +246,7 @@ def _numbered(unit: tuple[int, float] | None) -> str | None:
 
 
 def summary(decision: Decision) -> Sequence[str]:
-    """Plain lines: what was chosen by what, how, measured on what."""
+    """Lines: how many units stay, by which metric and budget, measured on which text."""
     chosen = f"{sum(place.num_kept for place in decision.places):,} of "
     chosen += f"{sum(len(place.ids) for place in decision.places):,} {decision.part}s kept"
     if decision.metric is None:

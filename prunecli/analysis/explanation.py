@@ -1,4 +1,4 @@
-"""Why a component of a result stayed or went: questions in words, answered from the result's directory alone."""
+"""Why a unit of a result stayed or went: questions in words, answered from the result's directory alone."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _FILLERS = {"of", "the", "ffn", "attention", "in", "its"}
 
 @dataclass(frozen=True)
 class Question:
-    """Which component.
+    """A question about one unit.
 
     Attributes:
-        part: expert, head, unit, layer or token.
-        number: its id in the original model; of a layer its number; None: of a token, which `text` names.
-        text: of a token.
-        side: of its stack; None: all that there are.
-        kind: `cross`, `self`, or None: all.
-        layer: number that its layer had in the original model; None: all.
+        part: kind of the unit: expert, head, unit, layer or token.
+        number: id of the unit in the original model. None for a token, which `text` names.
+        text: text of a token.
+        side: side of the stack. If None, all.
+        kind: attention of a head: `cross`, `self`. If None, all.
+        layer: number of the layer in the original model. If None, all.
     """
 
     part: Kind
@@ -92,28 +92,28 @@ def parse_question(words: Sequence[str]) -> Question:
 
 
 def explain(directory: Path | str, question: str) -> tuple[Answer, ...]:
-    """Why a component of a result was kept or dropped, in the order of its history; then where it is now.
+    """Explain why a unit of a result was kept or dropped, in the order of the history; then where it is now.
 
     Args:
-        directory: of the result.
+        directory: directory of the result.
         question: `expert 7 of encoder layer 3`, `token ▁house`; see `parse_question`.
 
     Raises:
         UsageError: the question is of no such form.
         CheckpointError: no checkpoint, or a damaged one.
-        DataError: prunecli did not write it, or nothing is told of the component.
+        DataError: prunecli did not write it, or no decision is about the unit.
     """
     return tuple(Explained.open(Path(directory)).answers(parse_question([question])))
 
 
 @dataclass(frozen=True)
 class Explained:
-    """A result directory, as far as its decisions go.
+    """The decisions of a result directory.
 
     Attributes:
-        directory: of the result.
-        structure: how it differs from the original.
-        decisions: number of a step of the history -> by what it chose.
+        directory: directory of the result.
+        structure: how the result differs from the original model.
+        decisions: number of a step of the history -> its decision.
     """
 
     directory: Path
@@ -193,7 +193,7 @@ class Explained:
         return Answer(text=text, step=step, command=decision.command, fields=told)
 
     def _now(self, decision: Decision, place: Ranked, at: int) -> Iterator[str]:
-        """Where the unit is in the result, if its number or that of its layer is another one."""
+        """Say which number the unit has in the result, if its number or that of its layer changed."""
         part, number, side = decision.part, int(place.ids[at]), place.side
         if number in self.structure.constants.get(place.module, ()):
             yield "Its mean output stands in its place."
@@ -223,7 +223,7 @@ class Explained:
             yield f"In the result it is {part} {now} of {side} layer {layer}."
 
     def _merging(self, first: int, end: int) -> list[int]:
-        """Those of some steps that made new FFNs."""
+        """Numbers of the steps, from `first` to before `end`, that made new FFNs."""
         return [step for step in range(first, end) if self._command(step) == SHARE_FFN]
 
     def _command(self, step: int) -> str:

@@ -1,4 +1,4 @@
-"""What `share-ffn` and `share-attention` do, as a table and as JSON: what is stored, what goes, what stays."""
+"""Results of `share-ffn` and `share-attention` as a table and as JSON: what is stored, what goes, what stays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INITS = {"mean": "mean of {}", "first": "the first", "last": "the last", "concat
 
 
 def share_document(shown: Shown, plan: SharePlan) -> Sharing:
-    """What `--json` prints."""
+    """The JSON that `--json` prints."""
     parameters, is_ffn = _parameters(shown, plan), plan.part == "FFN"
     layers: Mapping[str, Any] = plan.layers
     groups = []

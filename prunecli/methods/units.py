@@ -234,7 +234,7 @@ def random_words(seed: int) -> str:
 
 
 class Request(Protocol):
-    """What `plan` reads of the options of any method."""
+    """The options of a method, as far as `plan` reads them."""
 
     COMMAND: ClassVar[str]
     UNITS: ClassVar[str]

@@ -365,7 +365,7 @@ def with_decision(source: Checkpoint, rewrite: Rewrite, say: Say = unsaid) -> Re
 
 
 class Answer(Record):
-    """What one step says of one unit, or where the unit is now.
+    """The decision of one step on one unit, or where the unit is now.
 
     Attributes:
         text: one or two sentences.
@@ -382,7 +382,7 @@ class Answer(Record):
 
 
 class Explanation(Document):
-    """What `prunecli explain DIR WHAT --json` prints: answers to one question, in the order of the history."""
+    """The JSON that `prunecli explain DIR WHAT --json` prints: answers to one question, in the order of the history."""
 
     FORMAT: ClassVar[str] = "prunecli.explanation/1"
 

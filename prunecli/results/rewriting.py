@@ -1,4 +1,4 @@
-"""What the rewriting commands print with `--json`."""
+"""The JSON that the rewriting commands print with `--json`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = ("parameters_before", "parameters_after", "bytes_before", "bytes_after")
 
 
 class QualityChange(Record):
-    """What a reduction costs on a little text.
+    """Cost of a reduction on a little text.
 
     Attributes:
         text: files, or the split, that were read.
@@ -89,7 +89,7 @@ class Rewriting(Document):
 
 
 class Selected(Rewriting):
-    """What the pruning commands print with `--json`.
+    """The JSON that the pruning commands print with `--json`.
 
     Attributes:
         held: name of an axis ("decoder.layers", "model.layers.0.self_attn.heads") -> how many units it had.
@@ -141,7 +141,7 @@ class UnitFit(Quality):
 
 
 class Factorization(Rewriting):
-    """What `factorize-embeddings --json` prints.
+    """The JSON that `factorize-embeddings --json` prints.
 
     Attributes:
         embedding: as under "embedding" in the result's config.json.
@@ -191,7 +191,7 @@ class SharedGroup(Record):
 
 
 class Sharing(Rewriting):
-    """What both commands print.
+    """The JSON that both sharing commands print.
 
     Attributes:
         removed: layers without an FFN; attentions that are gone.
@@ -214,7 +214,7 @@ class Sharing(Rewriting):
 
 
 class FfnSharing(Sharing):
-    """What `share-ffn --json` prints.
+    """The JSON that `share-ffn --json` prints.
 
     Attributes:
         sparse: layers with experts, which stay as they are.
@@ -226,7 +226,7 @@ class FfnSharing(Sharing):
 
 
 class AttentionSharing(Sharing):
-    """What `share-attention --json` prints."""
+    """The JSON that `share-attention --json` prints."""
 
     FORMAT: ClassVar[str] = "prunecli.attention-plan/1"
 

@@ -164,7 +164,7 @@ def _of_heads(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Scores(Document):
-    """What one method measured of each unit of a model.
+    """Measurements of each unit of a model by one method.
 
     Attributes:
         kind: of the units.
@@ -263,12 +263,12 @@ class Scores(Document):
 
     @property
     def fingerprint(self) -> str | None:
-        """Of the checkpoint that was run."""
+        """Fingerprint of the checkpoint that was run."""
         return self.models[0].fingerprint
 
     @property
     def model_type(self) -> str:
-        """Of this checkpoint, as in config.json."""
+        """Model type of the checkpoint that was run, as in config.json."""
         return str(self.models[0].model_type)
 
     @property

@@ -219,7 +219,7 @@ def select(axes: Sequence[Axis], values: Values, budget: Budget) -> dict[str, tu
 def select_with_thresholds(
     axes: Sequence[Axis], values: Values, budget: Budget
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, float]]:
-    """What `select` returns; and theta of eq. 5 under "model" or of each side, if the budget has thresholds.
+    """The selection of `select`; and theta of eq. 5 under "model" or of each side, if the budget has thresholds.
 
     Raises:
         UsageError, StatisticsError: as `select`.

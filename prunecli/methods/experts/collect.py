@@ -68,7 +68,7 @@ from prunecli.text.corpus import Corpus
 from prunecli.text.tokens import load_tokenizer
 
 AUTOMATIC_SHARE = 0.8
-"""Part of the free memory that a run layer by layer takes where it is not told how much."""
+"""Part of the free memory that a run layer by layer takes if `memory` is not given."""
 
 
 SAVE_EVERY_S = 20.0
@@ -76,11 +76,11 @@ SAVE_EVERY_S = 20.0
 
 @dataclass(frozen=True)
 class Collected:
-    """What a run found.
+    """Result of a run.
 
     Attributes:
-        statistics: of all pairs, and the type that gates were computed in.
-        report: of a run layer by layer, bytes of all processes; None: the model was held whole.
+        statistics: statistics of all pairs.
+        report: costs of a run layer by layer, with the bytes of all processes. None if the model was held whole.
     """
 
     statistics: GateStatistics
@@ -106,15 +106,16 @@ def collect_gates(
 
     Args:
         model: an open model, a directory or a name of the hub.
-        choice: of parallel text for a model that translates; for a language model, texts (see `read_corpora`).
-        output: file that the statistics are written to; None: none. What is done is kept beside it while the run goes
-            on, and the same call goes on from there.
+        choice: parallel text for a model that translates; texts for a language model (see `read_corpora`).
+        output: file that the statistics are written to, if any. An unfinished run keeps its sums beside the file, and
+            the same call resumes it.
         force: replace `output`.
-        device, dtype: to compute on, and in.
-        memory: bytes within which the model is run layer by layer; None: it is held whole where it fits.
-        spill_directory: for the states of batches that find no room in it; None: the one for temporary files.
-        process_group: all of its processes call this, and have the same result; the first writes.
-        say: hears what is chosen, gone on from and kept.
+        device, dtype: device and type to compute with.
+        memory: bytes within which the model is run layer by layer. If None, it is held whole if it fits.
+        spill_directory: directory for the states of batches that do not fit in `memory`. If None, the one for
+            temporary files.
+        process_group: all of its processes call this function, and return the same result; the first one writes.
+        say: called with lines about choices, resumed and kept files.
 
     Raises:
         UnsupportedModelError: the model has no experts.
@@ -464,7 +465,7 @@ class PartialRun:
             self.written = time.monotonic()
 
     def snapshots(self, state: State) -> Snapshots | None:
-        """Where a run layer by layer keeps the states of its batches; says what becomes of earlier files."""
+        """The file for the states of the batches in a run layer by layer; says what becomes of earlier files."""
         if self.output is None:
             return None
         path, key = self._layers(self.output), {**self.key, "compute": state.dtype}

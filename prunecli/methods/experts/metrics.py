@@ -1,4 +1,4 @@
-"""Value of each expert by a metric: of gate statistics, or of the weights alone.
+"""Metrics of experts: the value of each expert, from gate statistics or from the weights alone.
 
 Metrics of gates (2212.09811, 4.1), with n the tokens of a layer, per expert e: top1(e) = top1 / n;
 top2(e) = (top1 + top2) / n; mean(e) = gate_sum / n; conf(e) = conf1_sum / top1, 0 where no token ranks e first.
@@ -439,7 +439,7 @@ def aimer_values(
 def parts_of_expert(
     reader: TensorReader, own: Sequence[str], stacked: Sequence[str] = (), place: int = 0, held: int = 1
 ) -> list[Part]:
-    """Where the weights of an expert lie, without biases.
+    """The parts of tensors that hold the weights of an expert, without biases.
 
     Args:
         reader: reads the weights.

@@ -1,4 +1,4 @@
-"""What `prune-experts` is asked, and what goes by the kind of model: translation, or language models."""
+"""Options of `prune-experts`, and what depends on the kind of model: translation, or language models."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Amount:
 
 @dataclass(frozen=True)
 class ExpertOptions(Choices):
-    """What `prune-experts` is asked.
+    """Options of `prune-experts`.
 
     Attributes:
         gates: statistics, or one file of them or several, merged; not looked at for the metrics `random` and `aimer`.

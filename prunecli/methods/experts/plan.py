@@ -259,7 +259,7 @@ def _files_of_constants(options: ExpertOptions) -> list[Path]:
 
 
 def _arguments(options: ExpertOptions, measured: Measured | None = None) -> dict[str, Any]:
-    """What the history records besides the number of experts; `measured`: the statistics that decided, if any did."""
+    """Arguments for the history besides the number of experts; `measured`: the statistics that decided, if any."""
     is_text = measured is not None and measured.statistics.mode == "text"
     return {
         "mtp": options.mtp if options.mtp == "drop" else None,
@@ -281,7 +281,7 @@ def _languages(options: ExpertOptions) -> str:
 
 
 def scarcity_warning(few: Mapping[str, Sequence[int]], kept: Kept, held: int, min_tokens: int) -> str | None:
-    """What to say before experts go that the text hardly reached: nothing is known of them, not that they are useless.
+    """The warning about experts that received few tokens: rankings of such experts are unreliable.
 
     Args:
         few: layer's name -> experts that fewer than `min_tokens` were routed to.

@@ -44,7 +44,7 @@ class Group:
 
     @property
     def owner(self) -> str:
-        """The one that holds the tensors."""
+        """Name of the FFN or attention that holds the tensors."""
         return self.members[0]
 
     @property

@@ -27,7 +27,7 @@ KeepUnits = Literal["norms", "activations"]
 
 @dataclass(frozen=True)
 class Configuration:
-    """What happens to each kind of FFN or attention: one row of the table.
+    """Treatment of each kind of FFN or attention: one row of the table.
 
     Attributes:
         name: as in the paper; "" for treatments that the user gave one by one.
@@ -62,7 +62,7 @@ CONFIGURATIONS = (
 
 @dataclass(frozen=True)
 class FfnOptions(Choices):
-    """What `share-ffn` is asked. Its history holds the fields in this order.
+    """Options of `share-ffn`. The history holds the fields in this order.
 
     Attributes:
         config: name of a configuration; excludes `encoder` and `decoder`; with none of the three: `default`, or
@@ -107,7 +107,7 @@ class FfnOptions(Choices):
 
 @dataclass(frozen=True)
 class AttentionOptions(Choices):
-    """What `share-attention` is asked. Its history holds the fields in this order.
+    """Options of `share-attention`. The history holds the fields in this order.
 
     Attributes:
         config: name of a configuration of self-attention; excludes `encoder` and `decoder`; with none of the four:
@@ -141,7 +141,7 @@ class AttentionOptions(Choices):
 
 
 def chosen_configuration(options: FfnOptions | AttentionOptions, sides: Collection[Side]) -> Configuration:
-    """What happens to each kind of FFN or attention of a model with these stacks.
+    """The configuration that the options ask for, for a model with these stacks.
 
     Raises:
         UsageError: options that contradict each other, or a configuration that the model cannot hold.
