@@ -215,7 +215,6 @@ def prune_experts(
             options.seed,
             rewrite=rewrite,
             table=lambda: None if memory is None else console.out("\n".join(explain(memory))),
-            **plan.details,
         )
 
 

@@ -111,7 +111,6 @@ class How:
         scored: TextChoice | None = None,
         device: str = "auto",
         table: Callable[[], None] = lambda: None,
-        **details: Any,
     ) -> None:
         """Remove the units that `selection` does not keep, and show the result.
 
@@ -119,7 +118,6 @@ class How:
             rewrite: how the units are removed; None: by `cut`.
             scored, device: as in `apply`.
             table: prints what comes before the table of units.
-            details: what `--json` prints besides.
         """
         from prunecli.selection.cut import cut
 
@@ -129,7 +127,7 @@ class How:
             table()
             shown.show_selected(selection)
 
-        self.show(lambda: shown.selected(selection, seed, **details), tables)
+        self.show(lambda: shown.selected(selection, seed), tables)
 
     def apply(
         self,
@@ -237,16 +235,15 @@ class Shown:
             **more,
         )
 
-    def selected(self, selection: Selection, seed: int | None, **details: Any) -> Selected:
+    def selected(self, selection: Selection, seed: int | None) -> Selected:
         """What `--json` prints of a selection."""
         from prunecli.results.rewriting import Selected
 
         held = {name: len(axis.ids) for name, axis in selected_axes(self.result.source, selection).items()}
-        said = {name: value for name, value in details.items() if value}
         return self.document(
             Selected,
             seed,
-            details=said,
+            details=dict(selection.details),
             held=held,
             kept={name: sorted(selection.kept[name]) for name in held},
         )

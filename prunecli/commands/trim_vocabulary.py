@@ -87,7 +87,7 @@ def trim_vocabulary(
         plan = plan_vocabulary(opened, choice.lines(how.note), options, how.progress)
         for name in (name for name, content in plan.files.items() if content is None):
             how.note(f"{name} is left out: it holds the old vocabulary in a form that cannot be shortened.")
-        how.prune(opened, plan, None, table=lambda: _show(plan.details), **plan.details)
+        how.prune(opened, plan, None, table=lambda: _show(plan.details))
 
 
 def _show(details: Mapping[str, Any]) -> None:

@@ -318,10 +318,11 @@ def plan(
         lines.insert(0, f"No --ratio given: removing {options.DEFAULT_RATIO:.0%} of the {options.UNITS}.")
     gone, held = num_removed(chosen, kept), held_in(chosen)
     if budget.even is not None:
+        holder = HOLDERS.get(chosen[0].kind, "axis")
         asked, each = budget.removed(chosen), len(kept[chosen[0].name])
         many = f"{gone} of {held} {options.UNITS} go ({gone / held:.0%}), {asked} were asked for: "
         lines.append(
-            f"{'' if gone == asked else many}{each} {options.UNITS} stay in every {HOLDERS[chosen[0].kind]}; "
+            f"{'' if gone == asked else many}{each} {options.UNITS} stay in every {holder}; "
             f"a stock model may keep {', '.join(map(str, budget.even))}."
         )
     if thetas:

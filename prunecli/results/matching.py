@@ -75,15 +75,15 @@ def match_gates(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStati
     layers = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
     family = checkpoint.resolved.family.model_type
     for what, stated, held in (
-        ("the family is", statistics.model_type or family, family),
-        ("experts per layer:", {statistics.num_experts}, {layer.original_experts for layer in layers}),
-        ("the sparse layers are", [*statistics.layers], [layer.name for layer in layers]),
-        ("experts that the router picks for each token:", statistics.top_k, max(x.top_k for x in layers)),
+        ("family", [statistics.model_type or family], [family]),
+        ("experts per layer", [statistics.num_experts], sorted({layer.original_experts for layer in layers})),
+        ("sparse layers", [*statistics.layers], [layer.name for layer in layers]),
+        ("experts that the router picks", [statistics.top_k], [max(layer.top_k for layer in layers)]),
     ):
         if stated != held:
-            said = shorten(f"{what} {stated}", 120), shorten(str(held), 120)
+            said, has = (shorten(", ".join(map(str, own)), 120) for own in (stated, held))
             raise StatisticsError(
-                f"The statistics are of another model than {checkpoint.path}: {said[0]}; that model has {said[1]}.",
+                f"The statistics are of another model than {checkpoint.path} ({what}: {said}; that model: {has}).",
                 COLLECT,
             )
     if other_form(statistics, checkpoint) is None:

@@ -43,7 +43,7 @@ class Selection:
     dropped: Collection[str] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, bytes | None] = field(default_factory=dict)
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, object] = field(default_factory=dict)
     warning: str | None = None
 
 

@@ -366,7 +366,7 @@ def nan(payload: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
-    [(other_model, "another model"), (other_count, "15 experts per layer"), (nan, "NaN")],
+    [(other_model, "another model"), (other_count, "experts per layer: 15"), (nan, "NaN")],
 )
 def test_wrong_statistics_end_in_two_lines(
     spoil: Callable[[dict[str, Any]], None], message: str, model: Path, folder: Path

@@ -283,7 +283,7 @@ def test_what_is_no_statistics_file_is_refused(text: str, tmp_path: Path) -> Non
 def test_statistics_of_a_language_model_are_no_translation_models(tmp_path: Path) -> None:
     with (
         open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint,
-        pytest.raises(StatisticsError, match=r"the family is qwen3_moe; .* has nllb-moe"),
+        pytest.raises(StatisticsError, match="family: qwen3_moe; that model: nllb-moe"),
     ):
         match_gates(text_statistics(["code"]), checkpoint)
 
@@ -295,9 +295,9 @@ def test_statistics_match_the_model_that_was_run(tmp_path: Path) -> None:
         match_gates(changed(given, fingerprint=None), checkpoint)  # published files name no model
         for other, message in (
             (changed(given, fingerprint="sha256:1"), "another model"),
-            (changed(given, top_k=8), "picks for each token: 8; .* has 2"),
-            (changed(given, num_experts=16), r"experts per layer: .16.; .* has .8."),
-            (changed(given, layers=LAYERS[:3]), "the sparse layers are"),
+            (changed(given, top_k=8), "picks: 8; that model: 2"),
+            (changed(given, num_experts=16), "experts per layer: 16; that model: 8"),
+            (changed(given, layers=LAYERS[:3]), "sparse layers: "),
         ):
             with pytest.raises(StatisticsError, match=message):
                 match_gates(other, checkpoint)
