@@ -17,9 +17,8 @@ from prunecli.model.decision import Origin
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.matching import scores_for
 from prunecli.results.unit_scores import METHODS, Kind, Scores, files_of
-from prunecli.selection.given import num_removed
 from prunecli.selection.select import HOLDERS, Budget, Values, best, held_in, select_with_thresholds
-from prunecli.selection.selection import Selection, decision_of, selection_of
+from prunecli.selection.selection import Selection, decision_of, num_removed, selection_of
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.plain import MIXED, PlainText
 from prunecli.text.tasks import TaskName

@@ -16,7 +16,7 @@ from prunecli.pipeline import apply
 from prunecli.results.gates import read_gates
 from prunecli.results.unit_scores import read_scores
 from prunecli.selection.cut import cut
-from prunecli.selection.given import read_kept
+from prunecli.selection.selection import read_kept
 from prunecli.tensors.git_lfs import refuse_pointer
 from prunecli.text.labelled import read_labelled
 from prunecli.text.parallel import read_parallel

@@ -50,9 +50,8 @@ from prunecli.model.structure import STATISTICS_OF
 from prunecli.progress import Progress, silent
 from prunecli.results.gates import ANY, GateStatistics, GateSums
 from prunecli.results.matching import other_form
-from prunecli.selection.given import read_kept
 from prunecli.selection.select import Kept, Values, held_in
-from prunecli.selection.selection import Selection, decision_of, selection_of
+from prunecli.selection.selection import Selection, decision_of, read_kept, selection_of
 from prunecli.tensors.json_files import read_json
 from prunecli.text.lines import near_names
 

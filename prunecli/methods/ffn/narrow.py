@@ -19,9 +19,8 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.find_axes import axes_of
 from prunecli.results.unit_scores import Array, Kind
-from prunecli.selection.given import selection_of_file
 from prunecli.selection.select import Budget
-from prunecli.selection.selection import Selection
+from prunecli.selection.selection import Selection, selection_of_file
 from prunecli.tensors.quantities import exact_share
 
 NORMS_WARNING = (

@@ -19,9 +19,8 @@ from prunecli.model.find_axes import axes_of
 from prunecli.model.stock import uniform_heads
 from prunecli.results.matching import scores_for
 from prunecli.results.unit_scores import Array, Kind, Scores, files_of
-from prunecli.selection.given import selection_of_file
 from prunecli.selection.select import Budget
-from prunecli.selection.selection import Selection
+from prunecli.selection.selection import Selection, selection_of_file
 
 DEFAULT_NORMALIZE: dict[str, Normalize] = {"gradient": "per-layer", "ablation": "none"}
 """The paper normalises I_h (4.1), and says nothing of the kind of differences of scores (4.2)."""

@@ -20,9 +20,8 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.find_axes import axes_of
 from prunecli.results.unit_scores import Array, Kind, Scores, files_of
-from prunecli.selection.given import read_kept
 from prunecli.selection.select import Budget
-from prunecli.selection.selection import Selection, decision_of, selection_of
+from prunecli.selection.selection import Selection, decision_of, read_kept, selection_of
 from prunecli.text.tasks import TaskName, training_task_of
 
 LAST_WARNING = (
