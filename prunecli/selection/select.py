@@ -96,18 +96,14 @@ class Budget:
         return self.scope == "model" and self.balance is None and self.even is None and self.keep is None
 
     def words(self, kind: str) -> tuple[str, str]:
-        """How many units stay, and which; and why some may stay below the cut-off ("": none can)."""
+        """Which units stay; and why some may stay below the cut-off ("": none can)."""
         holder = HOLDERS.get(kind, "axis")
-        each = f"group of each {holder}" if self.groups > 1 else holder
         least = f"each {holder} keeps at least {self.least}" if self.least and self.scope != "axis" else ""
-        if self.ranks_all:
-            return f"the lowest of all {kind}s go", least
-        if self.even is not None:
-            return f"the highest of each {each} stay, the same number everywhere", least
-        if self.keep is not None or self.balance is not None:
-            theta = f", those before theta of the {self.scope}" if self.scope != "axis" else ""
-            return f"the highest of each {each} stay{theta}", least
-        return f"the highest of each {each} stay, the same part everywhere", ""
+        each = f"group of each {holder}" if self.groups > 1 else holder
+        return (
+            f"the lowest of all {kind}s go" if self.ranks_all else f"the highest of each {each} stay",
+            least,
+        )
 
     def parts(self, axes: Sequence[Axis]) -> dict[str, list[Axis]]:
         """Name of an axis, a side or "model" -> the axes that share one number of units."""
@@ -188,16 +184,12 @@ class Budget:
                 "Give --ratio or --fit, or --strategy side-threshold.",
             )
         for side, count in by_side.items():
-            if count % self.multiple:
+            most = max((len(axis.ids) for axis in axes if axis.side == side), default=count)
+            if count % self.multiple or not self.least <= count <= most:
                 raise UsageError(
-                    f"--experts-per-layer asks for {count}: it must be a multiple of {self.multiple}.",
-                    "The groups of the router and --multiple-of ask for that.",
-                )
-            most = max((len(axis.ids) for axis in axes if axis.side == side), default=0)
-            if most and not self.least <= count <= most:
-                raise UsageError(
-                    f"--experts-per-layer asks for {count} in each {side} layer: it must be {self.least} to {most}.",
-                    "Fewer than the router picks cannot run; more than the layer holds do not exist.",
+                    f"--experts-per-layer asks for {count} in each {side} layer: it must be a multiple of "
+                    f"{self.multiple}, from {self.least} to {most}.",
+                    "The router needs so many, in groups of equal size; see --multiple-of.",
                 )
 
 

@@ -163,7 +163,7 @@ def test_a_layer_too_small_for_the_step_is_named() -> None:
 
 def test_experts_per_layer_are_multiples_of_the_step() -> None:
     layers = language_model(1, 10)
-    with pytest.raises(UsageError, match="asks for 6: it must be a multiple of 4"):
+    with pytest.raises(UsageError, match="asks for 6 in each decoder layer: it must be a multiple of 4"):
         select(layers, random_metric(layers), Budget(keep={"decoder": 6}, balance=Fraction(1), multiple=4))
 
 
