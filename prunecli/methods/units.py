@@ -136,7 +136,7 @@ def measured(
     """Scores of the units: those of `options`, else measured on text; and what the history says of this text.
 
     Args:
-        metric: what is measured, for messages.
+        metric: name of the metric, for messages.
         run: the text. If None, `options` must have scores.
         measure: runs the model on text.
         axes: axes that must have scores. If None, all of the kind.
@@ -174,9 +174,9 @@ class Ranking:
         values: name of an axis -> `[units]`: the more a unit matters, the higher.
         metric: name of the values.
         shown: name of the values in the decision, if another one.
-        how: how the units are chosen, if their values say nothing of them (random numbers).
+        how: words for the choice, if the values are no property of the units (random numbers).
         is_default: whether the metric is the default one.
-        note: how the values were made, for the reasons.
+        note: words about the values, for the reasons.
         files: files that the values come from.
         origin: the text that they were measured on.
         tokens: name of an axis -> number of tokens that they were measured on.
@@ -270,12 +270,12 @@ def plan(
 
     Args:
         axes: all axes of the selection.
-        budget: how many units of `chosen` stay.
-        ranking: what they are ranked by.
-        arguments: what the history records; the seed and the type are added, and the number of units that go as
+        budget: budget for the axes `chosen`.
+        ranking: values of the units.
+        arguments: arguments for the history; the seed and the type are added, and the number of units that go as
             `removed` if it has this key.
         chosen: the axes that may lose units. If None, all.
-        of: where the units are, for the reasons.
+        of: place of the units in words, for the reasons.
         by_share: compare the values of different axes as shares of their axis' l2 norm.
         reasons: further lines.
         notes: further fields of the history entry.

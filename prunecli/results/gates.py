@@ -163,7 +163,7 @@ class GateModel(Record):
 
     Attributes:
         fingerprint: None for the authors' published files.
-        model_type: as in config.json; None for published files.
+        model_type: model type in config.json; None for published files.
         routers: `router_fingerprint` of the checkpoint; None where the file does not say it.
     """
 
@@ -178,13 +178,13 @@ class GateStatistics(Document):
     Attributes:
         mode: teacher-forced, beam search, or published; "text" of language models.
         layers: names of the sparse layers, encoder first.
-        num_experts: of an original layer.
+        num_experts: number of experts of an original layer.
         top_k: experts per token.
         entries: `"SOURCE-TARGET"` -> sums, or the text's name -> sums. In published files either language may be
             `X`, and the ratios stand for the sums over one token.
         lacks: names of the sums that the file does not give; zeros stand for them.
-        dtype: that the model was computed in; None where the file does not say it.
-        split: of a directory of parallel text.
+        dtype: type that the model was computed in; None if the file does not say it.
+        split: split of a directory of parallel text.
         whole_files: each file of plain text was one document, or each line was; None: unknown, or of both kinds.
         mixed: statistics of whole documents and of single lines were merged.
     """
@@ -299,7 +299,7 @@ def merge(parts: Sequence[GateStatistics], names: Sequence[str] | None = None) -
 
     Args:
         parts: at least one.
-        names: how messages call them; default: statistics 1, 2, ...
+        names: names of the parts in messages. Default: statistics 1, 2, ...
 
     Raises:
         StatisticsError: of different models, layers, or modes.

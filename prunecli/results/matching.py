@@ -38,7 +38,7 @@ def read_matching(
         paths: the files.
         read: returns the statistics in one file.
         match: `match_scores` or `match_gates`, with the checkpoint bound.
-        remedy: what to do if a file does not exist.
+        remedy: remedy for a missing file.
 
     Raises:
         StatisticsError: a file is missing, damaged or of another model; the message names the file.
@@ -120,7 +120,7 @@ def match_scores(scores: Scores, checkpoint: Checkpoint, axes: Sequence[Axis] | 
     Args:
         scores: read from a file or just collected.
         checkpoint: the checkpoint to prune.
-        axes: of the checkpoint, that must have scores; None: all of the kind.
+        axes: axes of the checkpoint that must have scores. If None, all axes of the kind.
 
     Raises:
         StatisticsError: another fingerprint, or units of the checkpoint that were not scored.

@@ -111,7 +111,7 @@ class Reported(Record):
     """all-but-one: what the best head of each layer, chosen on other text, reaches (1905.10650, appendix A).
 
     Attributes:
-        metric, examples: of the score.
+        metric, examples: metric of the score, and number of examples.
         base: the score with all heads.
         only, p_value: name of an axis -> score with this head alone, p-value of the difference.
     """
@@ -167,28 +167,28 @@ class Scores(Document):
     """Measurements of each unit of a model by one method.
 
     Attributes:
-        kind: of the units.
-        method: one of `METHODS`.
-        task: what the text is for: translation, classification, mlm, lm, embedding.
+        kind: kind of the units.
+        method: method that scored them.
+        task: task of the text: translation, classification, mlm, lm, embedding.
         examples: number of examples that were run.
         texts: pairs, languages or files, where they were named.
-        split: of a directory of text.
+        split: split of a directory of text.
         whole_files, mixed: see `GateStatistics`.
-        dtype: that the model was computed in, where it is known.
-        per: what `counts` counts: examples, tokens, or tokens that the model predicts.
+        dtype: type that the model was computed in, if known.
+        per: unit of `counts`: examples, tokens, or tokens that the model predicts.
         ids: name of an axis -> ids of its units, as in `Axis.ids`.
         values: name of an axis -> `[units]`. Of heads by gradient: sum of |Att_h(x)^T dL(x)/dAtt_h(x)|. Of hidden
             units: sum of the squared activations. Of layers: sum of the cosines of the states before and after it
             (cosine), or of a text's vectors with and without it (embedding); sum of the losses without it less those
             of the whole model (perplexity); 1 - CKA (cka). Of heads by ablation: the score without the head; by
             all-but-one: the score with this head alone in its layer.
-        counts: name of an axis -> what its sums are divided by.
-        distances: of layers by cosine: name of an axis -> `[layers + 1, layers + 1]`, sums over the tokens of the
+        counts: name of an axis -> divisor of its sums.
+        distances: layers by cosine: name of an axis -> `[layers + 1, layers + 1]`, sums over the tokens of the
             angle between the states before two layers, divided by pi.
-        metric, base, p_values, also: of ablation and all-but-one: see `Effects`; `also` has other metrics of the
+        metric, base, p_values, also: ablation and all-but-one: see `Effects`; `also` has other metrics of the
             same runs.
-        best: of all-but-one: name of an axis -> id of the best single head.
-        reported: of all-but-one, where heads were chosen on other text.
+        best: all-but-one: name of an axis -> id of the best single head.
+        reported: all-but-one, if heads were chosen on other text.
     """
 
     FORMAT: ClassVar[str] = "prunecli.scores/1"
@@ -385,8 +385,8 @@ def scores_of(checkpoint: Checkpoint, seed: int | None = None, **fields: Any) ->
     """The scores that a run of a checkpoint measured.
 
     Args:
-        seed: of the header.
-        fields: of `Scores`, but those of the header.
+        seed: seed of the run, for the header.
+        fields: fields of `Scores` other than those of the header.
 
     Raises:
         PruneError: values that are not finite, or larger than a result may hold.
@@ -422,7 +422,7 @@ def merge(parts: Sequence[Scores], names: Sequence[str] | None = None) -> Scores
 
     Args:
         parts: at least one; several only of methods in `ADDITIVE`.
-        names: how messages call them; default: scores 1, 2, ...
+        names: names of the parts in messages. Default: scores 1, 2, ...
 
     Raises:
         StatisticsError: of different models, units, methods or tasks, or not sums.

@@ -337,7 +337,7 @@ def threshold(
         phi: `shares` of each axis.
         count: units to keep in these axes.
         minimum: units to keep in each axis, too.
-        groups: of equal size, in each axis; the count is rounded down to a multiple of it.
+        groups: number of groups of equal size in each axis; the count is rounded down to a multiple of it.
 
     Returns:
         Name of each axis -> number of units that stay; and theta: the least mass before a removed unit, or 1.

@@ -34,7 +34,7 @@ class Selection:
         dropped: names of further tensors that are removed.
         settings: further keys of config.json that change (`text_config.top_k` in a nested one), and new values.
         files: side files that differ from the source's, by name. None: the file is left out.
-        details: what `--json` prints besides.
+        details: further fields that `--json` prints.
         warning: a line to show before anything is written.
     """
 
@@ -66,7 +66,7 @@ def selection_of(
     """The units that a decision keeps, with the history entry.
 
     Args:
-        command: that the history records.
+        command: command that the history records.
         axes: the axes of the selection; an axis that the decision is not about keeps all units.
         arguments: options that the result depends on; those without a value are left out.
         files: statistics, or a saved selection, that decided.
@@ -95,7 +95,7 @@ def decision_of(
         axes: the axes that units were chosen from.
         kept: which units stay.
         values: their values. If None, they were compared by nothing.
-        budget: how many stay: its words are `how` and `least` of the decision.
+        budget: the budget, whose words are `how` and `least` of the decision.
         alone: language or text -> units that would stay for it alone, on the axes where it counts.
         tokens: name of an axis -> number of tokens that its values were measured on.
         metrics: name of an axis -> its metric, if another one than that of the decision.

@@ -107,7 +107,7 @@ class MemoryFit:
         cache: attention cache.
         activations: encoder and scores.
         budget: the memory.
-        load: what decodes in it.
+        load: the sentences that decode in the memory.
         dtype: type of the weights, as in safetensors. If None, as stored.
     """
 
@@ -165,7 +165,7 @@ def nearest_ratio(
     Args:
         checkpoint: only its headers are read.
         budget_bytes: the memory.
-        load: what decodes.
+        load: the sentences that decode.
         budget: scope, balance and minimum; its amount is ignored. A threshold may keep any experts of its layers, so
             each expert counts as the largest of these.
         dtype: type of the weights. If None, as stored.

@@ -139,7 +139,7 @@ def metric_values(name: str, sums: GateSums, statistics: GateStatistics) -> dict
 
     Args:
         name: one of METRICS.
-        sums: what to compute it from, of the layers of `statistics`.
+        sums: the sums to compute the metric from, for the layers of `statistics`.
         statistics: gives the names of the axes and which sums they hold.
 
     Raises:
@@ -268,7 +268,7 @@ class Measured:
         sums: sums of this part.
         texts: names of the languages or texts.
         alone: language or text, if there are several -> its own sums, and the side where they count (None: both).
-        granularity: how languages are summed. None for texts.
+        granularity: granularity of the sums of languages. None for texts.
     """
 
     statistics: GateStatistics

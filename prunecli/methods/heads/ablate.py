@@ -130,10 +130,10 @@ def batch_measurements(
     """Measurements of batches by a metric that needs no search.
 
     Args:
-        batches: what a message calls their text -> batches.
+        batches: name of a text, for messages -> its batches.
         metric: `loss`: each example's mean token loss; `accuracy`: 1 if the model chooses its class, else 0;
             `cosine`: cosine of a text's vector with the vector of the first run, which is of the whole model.
-        pooling: how the vector of a text is made.
+        pooling: pooling of the vector of a text.
     """
     whole: dict[int, torch.Tensor] = {}
 
@@ -226,7 +226,7 @@ class Ablation:
 
     Attributes:
         checkpoint, model, tokenizer: the checkpoint, and what was loaded from it.
-        metric: what is measured with and without heads.
+        metric: the metric of the model with and without heads.
         options: method, batch size, search and significance test.
     """
 

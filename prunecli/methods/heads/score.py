@@ -145,12 +145,12 @@ def score_heads(
 
     Args:
         model: an open model, a directory or a name of the hub.
-        choice: of the text.
-        output: file that the scores are written to; None: none.
-        task: None: what the model is for.
+        choice: the text.
+        output: file that the scores are written to, if any.
+        task: task of the text. If None, the task of the model.
         force: replace `output`.
-        say: hears what is chosen by itself, and why.
-        report: called with what a run layer by layer took.
+        say: called with lines about choices made by default.
+        report: called with the costs of a run layer by layer.
 
     Raises:
         PruneError: a model, text, option or output that cannot be used.
@@ -280,10 +280,10 @@ def gradient_importance(
     released, and the sum is over the positions of all examples. Padding adds nothing: no loss depends on it.
 
     Args:
-        runner: of a model in float32 or bfloat16 (float16 loses small gradients).
+        runner: runs a model in float32 or bfloat16 (float16 loses small gradients).
         layers: the attentions of its checkpoint.
-        batches: what a message calls their text -> batches.
-        per: what the absolute value is taken of.
+        batches: name of a text, for messages -> its batches.
+        per: whether the absolute value is taken for each example or each token.
         losses_of: L(x) of each example of a batch.
 
     Raises:

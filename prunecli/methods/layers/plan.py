@@ -265,12 +265,12 @@ def parse_layers(option: str, text: str, depths: Mapping[str, int]) -> dict[str,
     """`3,7-9`, or `encoder:3,7,decoder:1`: numbers of layers by side, ascending.
 
     Args:
-        option: what the text was given to, for messages.
-        text: the numbers; a side holds until the next one is named, and a model with one stack needs none.
+        option: name of the option, for messages.
+        text: the numbers; a side applies until the next one is named, and a model with one stack needs none.
         depths: layers of each side of the model.
 
     Raises:
-        UsageError: it is not of this form, or names what the model has not.
+        UsageError: it is not of this form, or names layers that the model lacks.
     """
     found: dict[str, set[int]] = {}
     side: str | None = next(iter(depths)) if len(depths) == 1 else None

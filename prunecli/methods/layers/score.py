@@ -80,7 +80,7 @@ def layer_scores(
 
     Args:
         runner: a runner of a model that is held whole.
-        pooling: how the vector of a text is made, for `embedding`.
+        pooling: pooling of the vector of a text, for `embedding`.
 
     Raises:
         DataError: no text or token, or a loss or vector of the whole model that is not finite.

@@ -27,11 +27,12 @@ class Group:
     """Layers that run one FFN, or one attention, in the result.
 
     Attributes:
-        members: names of their FFNs or attentions, in the order of the model; the first holds the tensors.
-        sources: names of the FFNs or attentions whose tensors it is made of.
-        init: how; None: it stays as it is.
-        init_width: hidden units, or heads, that this makes.
-        width: hidden units of the result: the best of them, or these and new ones; of an attention its heads.
+        members: names of the FFNs or attentions of these layers, in the order of the model; the first one holds the
+            tensors.
+        sources: names of the FFNs or attentions that are merged.
+        init: how they are merged. If None, the tensors stay as they are.
+        init_width: number of hidden units, or heads, after merging.
+        width: number of hidden units, or heads, of the result: the best ones, or all and new ones.
         scale: factor of an FFN's output.
     """
 
@@ -59,18 +60,16 @@ class SharePlan:
 
     Attributes:
         part: "FFN" or "attention".
-        layers: every FFN, or every attention, of the source by name.
-        groups: every dense FFN, or every attention, that the result stores, those that stay as they are among them, in
-            the order of the model.
-        removed: names of those that the result has not.
-        sparse: names of the mixtures of experts, which stay as they are.
-        units: owner of a group that gets narrower than its initialisation -> which of the hidden units that this
-            makes stay, in order.
-        dtype: type of the result's floating-point tensors (`float16`, `F16`, …); None: as stored.
-        seed: of new hidden units; None: of attentions.
+        layers: name -> FFN or attention of the source.
+        groups: every dense FFN, or every attention, that the result stores, changed or not, in the order of the model.
+        removed: names of the FFNs or attentions that the result lacks.
+        sparse: names of the mixtures of experts, which do not change.
+        units: owner of a group that gets narrower -> the hidden units to keep after merging, in order.
+        dtype: type of the result's floating-point tensors (`float16`, `F16`, …). If None, as stored.
+        seed: seed of new hidden units. None for attentions.
         step: the entry for `Structure.history`.
-        reasons: plain lines that say what was chosen for the user.
-        decision: by what hidden units were chosen; None: none were.
+        reasons: lines about choices made by default.
+        decision: the values that hidden units were chosen by, if any were chosen.
     """
 
     part: str
@@ -112,8 +111,8 @@ def arrange(
 
     Args:
         layers: every FFN, or every attention, of the model.
-        options: of these.
-        chosen: what happens to each kind.
+        options: the options of the command.
+        chosen: the treatment of each kind.
 
     Raises:
         UnsupportedModelError: mixtures of experts on a side that is to be shared or dropped.

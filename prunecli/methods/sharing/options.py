@@ -30,10 +30,10 @@ class Configuration:
     """Treatment of each kind of FFN or attention: one row of the table.
 
     Attributes:
-        name: as in the paper; "" for treatments that the user gave one by one.
-        encoder: what happens to the encoder's FFNs or self-attention.
-        decoder: what happens to the decoder's.
-        cross: what happens to cross-attention.
+        name: name in the paper; "" for treatments that the user gave one by one.
+        encoder: treatment of the encoder's FFNs or self-attention.
+        decoder: treatment of the decoder's.
+        cross: treatment of cross-attention.
         across: whether encoder and decoder share one FFN, instead of one each.
         match: whether the shared FFN is as wide as all that it stands for together.
     """
@@ -176,7 +176,7 @@ def find_configuration(
     A model with one stack also knows `Shared` and `No`, and `OneWide`: its FFNs as one, as wide as all of them (4.5).
 
     Args:
-        configurations: those that there are.
+        configurations: the known configurations.
 
     Raises:
         UsageError: an unknown name, or a configuration that the model cannot hold.

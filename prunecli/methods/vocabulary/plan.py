@@ -135,10 +135,10 @@ def select_tokens(
 
     Args:
         checkpoint: the source.
-        vocabulary: of its tokenizer.
-        lines: what was counted, for the history.
-        counts: how often each token occurs in it.
-        options: what is asked.
+        vocabulary: vocabulary of the tokenizer.
+        lines: the text, for the history.
+        counts: number of occurrences of each token in the text.
+        options: the options of the command.
         needed_ids: ids that its configs name.
         template: tokens that the chat template writes.
 
