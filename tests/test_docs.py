@@ -17,8 +17,8 @@ import pytest
 import typer
 import typer.main
 
-from prunecli.choices import RENAMED
 from prunecli.commands import app
+from prunecli.options import RENAMED
 from tests.markdown_pages import GITHUB, Page, parse
 
 ROOT = Path(__file__).parent.parent

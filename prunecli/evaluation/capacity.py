@@ -18,7 +18,8 @@ from prunecli.methods.experts.budget import (
     margin_bytes,
     nearest_ratio,
 )
-from prunecli.methods.experts.options import ExpertOptions, request_of
+from prunecli.methods.experts.options import request_of
+from prunecli.methods.options import ExpertOptions
 from prunecli.model.cache import find_cache
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import (

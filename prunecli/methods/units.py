@@ -1,105 +1,26 @@
-"""Heads, hidden units and layers: the options, the scores and the selection that their three methods share."""
+"""Heads, hidden units and layers: the scores and the selection that their three methods share."""
 
-# No postponed annotations: those of `UnitOptions` are read in the modules of its subclasses, too.
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any
 
-from prunecli.choices import Choices
 from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import RunOptions, describe, measured_text
+from prunecli.methods.options import UnitOptions
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.history import given, history_step
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.matching import scores_for
-from prunecli.results.unit_scores import METHODS, Kind, Scores, files_of
+from prunecli.results.unit_scores import Scores, files_of
 from prunecli.selection.select import Kept
 from prunecli.selection.selection import Selection
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.plain import MIXED, PlainText
 from prunecli.text.tasks import TaskName
-
-
-@dataclass(frozen=True)
-class UnitOptions(Choices):
-    """Options of `prune-heads`, `prune-ffn` and `prune-layers` alike.
-
-    Attributes:
-        ratio: fraction of the units to remove, rounded up. Default: `DEFAULT_RATIO`, if no amount is given.
-        count: number of units to remove.
-        keep: a saved selection, instead of a metric and an amount.
-        metric: what the units are ranked by.
-        scores: scores that were measured before, or their files, which are merged. If None, the model runs on text.
-        dtype: type of the result's weights. If None, as stored.
-        seed: seed of the metric `random`.
-    """
-
-    COMMAND: ClassVar[str]
-    KIND: ClassVar[Kind]
-    UNITS: ClassVar[str]
-    """What messages call the units."""
-    DEFAULT_RATIO: ClassVar[float] = 0.25
-    AMOUNTS: ClassVar[tuple[str, ...]] = ("ratio", "count")
-    """Options that say how many units are removed."""
-
-    ratio: float | None = None
-    count: int | None = None
-    keep: Path | str | None = None
-    metric: str | None = None
-    scores: Scores | Path | str | Sequence[Path | str] | None = None
-    dtype: str | None = None
-    seed: int = 0
-
-    @property
-    def changed(self) -> set[str]:
-        """Names of the options that differ from their defaults."""
-        return {field.name for field in fields(self) if getattr(self, field.name) != field.default}
-
-    @property
-    def has_amount(self) -> bool:
-        """Whether any option says how many units are removed."""
-        return any(getattr(self, name) is not None for name in self.AMOUNTS)
-
-    @property
-    def share(self) -> float | None:
-        """Fraction of the units to remove: `ratio`, or the default if no amount is given."""
-        return self.ratio if self.has_amount else self.DEFAULT_RATIO
-
-    @property
-    def is_named(self) -> bool:
-        """Whether the units to keep are named, so that nothing is ranked."""
-        return self.keep is not None
-
-    @property
-    def needs_text(self) -> bool:
-        """Whether the model has to run on text."""
-        return not self.is_named and self.scores is None and self.metric in (None, *METHODS[self.KIND])
-
-    def check_amount(self) -> None:
-        """Refuse more than one amount.
-
-        Raises:
-            UsageError: two amounts are given.
-        """
-        amounts = [f"--{name}" for name in self.AMOUNTS if getattr(self, name) is not None]
-        if len(amounts) > 1:
-            raise UsageError(f"Give one of {' and '.join(amounts)}.", f"Each says how many {self.UNITS} go.")
-
-    def check_metric(self) -> None:
-        """Refuse scores together with a metric that reads none.
-
-        Raises:
-            UsageError: both are given.
-        """
-        known = METHODS[self.KIND]
-        if self.scores is not None and self.metric not in (None, *known):
-            raise UsageError(
-                f"--scores: --metric {self.metric} looks at no text.",
-                f"Leave --scores out, or choose {', '.join(known)}.",
-            )
 
 
 @dataclass(frozen=True)
@@ -150,9 +71,9 @@ def measured(
     if options.scores is not None:
         return scores_for(checkpoint, options.scores, options.KIND, axes), None
     if run is None:
-        raise UsageError(f"--metric {metric} needs text.", f"Give --data or --text, or --metric {without}.")
-    other = f"--metric {without} (it can ruin a model)"
-    data = measured_text(checkpoint, run.choice, f"--metric {metric}", run.say, task=task, without=other)
+        raise UsageError(f"`metric={metric}` needs text.", f"Give `data` or `files`, or `metric={without}`.")
+    other = f"`metric={without}` (it can ruin a model)"
+    data = measured_text(checkpoint, run.choice, f"`metric={metric}`", run.say, task=task, without=other)
     origin = {
         "task": data.task,
         "texts": list(run.choice.texts),
@@ -192,7 +113,7 @@ def selection(
     step = history_step(
         options.COMMAND,
         checkpoint,
-        given({**arguments, "seed": options.seed if is_random else None, "dtype": options.dtype}),
+        given({**options.recorded(), **arguments, "seed": options.seed if is_random else None}),
         files_of(options.scores) if scores else (),
     )
     origin = Origin.of_text(arguments.get("text"))
@@ -206,5 +127,5 @@ def selection(
     )
     lines = [*reasons, MIXED] if scores and scores.mixed else [*reasons]
     if not (options.is_named or options.has_amount):
-        lines.insert(0, f"No --ratio given: removing {options.DEFAULT_RATIO:.0%} of the {options.UNITS}.")
+        lines.insert(0, f"No `ratio` given: removing {options.DEFAULT_RATIO:.0%} of the {options.UNITS}.")
     return Selection(kept, options.dtype, step, tuple(lines), decision)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from prunecli import demo
-from prunecli.commands.factorize_embeddings import UnitKind, factorize_embeddings
+from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.inspect import inspect
-from prunecli.model.define import UNIT_KINDS
+from prunecli.model.define import UNIT_KINDS, UnitKind
 from tests.commands.calls import call
 from tests.contracts.method_contract import digests, logits
 from tests.families import tiny_family

@@ -16,8 +16,7 @@ import torch
 
 import prunecli
 from prunecli.commands.factorize_embeddings import factorize_embeddings
-from prunecli.commands.finetune import finetune
-from prunecli.commands.finetune_options import chosen_dtype
+from prunecli.commands.finetune import Finetune, finetune
 from prunecli.commands.prune_ffn import prune_ffn
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.commands.share_attention import share_attention
@@ -484,5 +483,5 @@ def test_a_gpu_that_only_emulates_bfloat16_trains_in_float32(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device=None: capability)
-    assert chosen_dtype("auto", device) == dtype
-    assert chosen_dtype("bfloat16", device) == "bfloat16"
+    assert Finetune(device=device).with_defaults().dtype == dtype
+    assert Finetune(device=device, dtype="bfloat16").with_defaults().dtype == "bfloat16"

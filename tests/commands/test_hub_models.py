@@ -13,6 +13,7 @@ import pytest
 
 from prunecli.commands import console
 from prunecli.commands.collect_gates import collect_gates
+from prunecli.commands.command import parameters
 from prunecli.commands.compare_models import compare_models
 from prunecli.commands.evaluate import evaluate
 from prunecli.commands.factorize_embeddings import factorize_embeddings
@@ -27,7 +28,6 @@ from prunecli.commands.run import run
 from prunecli.commands.score_heads import score_heads
 from prunecli.commands.share_attention import share_attention
 from prunecli.commands.share_ffn import share_ffn
-from prunecli.commands.signatures import signatures
 from prunecli.commands.trim_vocabulary import trim_vocabulary
 from prunecli.tensors.hub.fetch import commit_of
 from tests.commands.calls import call, refused
@@ -238,7 +238,7 @@ def test_a_recipe_of_a_model_that_is_not_there_stops_with_a_line(folder, hub):
 def test_every_checkpoint_of_a_command_may_be_of_the_hub():
     roles = {
         (command, name)
-        for command, parameters in signatures().items()
+        for command, parameters in parameters().items()
         for name, parameter in parameters.items()
         if parameter.role == "checkpoint"
     }

@@ -15,7 +15,7 @@ from prunecli.commands.compare_models import compare_models
 from prunecli.commands.prune_layers import prune_layers
 from prunecli.commands.score_heads import score_heads
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.embeddings.dimensions import EmbeddingOptions
+from prunecli.methods.embeddings.options import EmbeddingOptions
 from prunecli.methods.embeddings.plan import plan_embeddings
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
 from prunecli.methods.heads.plan import HeadOptions, plan_heads

@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 
 from prunecli.errors import DataError, MemoryShortError, UsageError
 from prunecli.evaluation import divergence
-from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.tasks import evaluate_task
 from prunecli.modules import fitting
@@ -27,7 +26,7 @@ from tests.reference.losses import causal_nll
 
 LINES = ("the hat on a hen", "no", "then ten of the hats are on", "a hen in the inn")
 TEXT = PlainText((Path("a.txt"), Path("b.txt")), LINES, ("a", "a", "b", "b"))
-OPTIONS = EvaluationOptions(DecodingOptions(batch_tokens=64, max_new_tokens=5), device="cpu")
+OPTIONS = EvaluationOptions(batch_tokens=64, max_new_tokens=5, device="cpu")
 
 
 @pytest.fixture(scope="module")

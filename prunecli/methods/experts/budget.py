@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.names import Strategy
+from prunecli.methods.options import Strategy
 from prunecli.model.axes import Axis
 from prunecli.model.cost import Load, decoding_bytes, expert_bytes, tensor_bytes
 from prunecli.model.find_axes import axes_of
@@ -97,7 +97,7 @@ def parse_balance(text: str) -> Fraction:
             raise ValueError(text)
     except (ValueError, ZeroDivisionError) as error:
         raise UsageError(
-            f"--balance {text!r} is not ENCODER:DECODER.",
+            "not ENCODER:DECODER",
             "Give two positive numbers: 3:1 keeps three times as many.",
         ) from error
     return parts[0] / parts[1]

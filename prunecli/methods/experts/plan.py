@@ -34,14 +34,13 @@ from prunecli.methods.experts.metrics import (
     read_all,
 )
 from prunecli.methods.experts.options import (
-    Amount,
-    ExpertOptions,
     check_kind,
     default_ratio,
     layers_of,
     of_language_model,
     request_of,
 )
+from prunecli.methods.options import ExpertOptions
 from prunecli.model.axes import Axis, axis_name
 from prunecli.model.cost import usual_load
 from prunecli.model.decision import Decision, Origin
@@ -73,7 +72,7 @@ class ExpertPlan(Selection):
 
     Attributes:
         thresholds: theta of eq. 5 under `"model"`, or of each side; empty for per-layer.
-        fit: memory of the result, if `Amount.fit` was given.
+        fit: memory of the result, if `ExpertOptions.fit` was given.
         warning: warning to show before anything is written.
         few: layer's name -> experts that received fewer tokens than `ExpertOptions.min_tokens`.
     """
@@ -124,18 +123,18 @@ def _by_metric(
     progress: Progress,
 ) -> ExpertPlan:
     """The experts with the highest values."""
-    amount, request, fit = options.amount, request_of(checkpoint, options, layers), None
-    if amount == Amount():
-        amount = Amount(default_ratio(checkpoint))
-    if amount.fit is not None:
+    request, fit, ratio = request_of(checkpoint, options, layers), None, options.ratio
+    if not options.has_amount:
+        ratio = default_ratio(checkpoint)
+    if options.fit is not None:
         fit = smallest_ratio(
             checkpoint,
-            amount.fit,
+            options.fit,
             usual_load(checkpoint, **options.load),
             request,
             dtype=options.dtype,
         )
-        amount, request = replace(amount, ratio=fit.ratio), replace(request, keep=fit.keep)
+        ratio, request = fit.ratio, replace(request, keep=fit.keep)
     metric, measured, unseen = str(options.metric), None, list[SparseLayer]()
     if metric == RANDOM:
         values = random_values(axes, options.seed)
@@ -157,25 +156,23 @@ def _by_metric(
     is_threshold = options.strategy != "per-layer"
     if is_threshold and of_language_model(checkpoint) and any(layer.is_predicting for layer in layers):
         raise UsageError(
-            f"--strategy {options.strategy}: layers that predict further tokens have no statistics to share a "
+            f"`strategy={options.strategy}`: layers that predict further tokens have no statistics to share a "
             "threshold with the others.",
-            "Drop them with --mtp drop, or use --strategy per-layer.",
+            "Drop them with `mtp=drop`, or use `strategy=per-layer`.",
         )
     request = replace(request, released=measured is not None and measured.statistics.mode == "published")
     kept, thresholds = select_experts(axes, held, request)
-    has_balance = options.strategy != "global-threshold" and not amount.per_layer
+    has_balance = options.strategy != "global-threshold" and not options.experts_per_layer
     balance = balance_text(request.balance) if has_balance and len({axis.side for axis in axes}) > 1 else None
     arguments = {
-        "ratio": amount.ratio,
-        "count": amount.count,
-        "experts_per_layer": None if amount.per_layer is None else dict(amount.per_layer),
-        "fit_bytes": amount.fit,
+        "ratio": ratio,
+        "experts_per_layer": options.experts_per_layer,
+        "fit_bytes": options.fit,
         "metric": metric,
         "seed": options.seed if metric == RANDOM else None,
         "strategy": options.strategy,
         "balance": balance,
-        "min_per_layer": request.minimum,
-        "round_to": options.multiple_of if options.multiple_of > 1 else None,
+        "min": request.minimum,
     }
     step = _step(checkpoint, options, axes, kept, arguments, measured)
     reasons = _reasons(options, metric, measured, unseen, balance, thresholds)
@@ -238,20 +235,8 @@ def _of_held(values: Values, axes: Sequence[Axis]) -> Values:
 
 
 def _from_ids(checkpoint: Checkpoint, path: Path, options: ExpertOptions, axes: Sequence[Axis]) -> ExpertPlan:
-    chosen = {
-        "--ratio, --count, --fit, --experts-per-layer": options.amount != Amount(),
-        "--metric": options.metric,
-        "--strategy": options.strategy != "per-layer",
-        "--balance": options.balance,
-        "--min": options.least,
-        "--multiple-of": options.multiple_of > 1,
-        "--granularity": options.granularity,
-    }
-    if odd := [name for name, is_given in chosen.items() if is_given]:
-        raise UsageError(
-            f"--keep names the experts to keep; it does not go with {' or '.join(odd)}.",
-            "Leave one of them out, or select from statistics with --gates.",
-        )
+    selecting = ("metric", "strategy", "balance", "least", "multiple_of", "granularity")
+    options.refuse_beside("keep", (*options.AMOUNTS, *selecting))
     kept = read_experts(path, axes, options.sources, options.targets)
     pairs = [pair for pair in product(options.sources, options.targets) if pair[0] != pair[1]]
     alone: dict[str, Kept] = {}
@@ -290,15 +275,9 @@ def _step(
     is_text = measured is not None and measured.statistics.mode == "text"
     arguments = {
         **arguments,
-        "mtp": options.mtp if options.mtp == "drop" else None,
-        "active": options.active,
-        "constant_experts": options.constant or None,
+        **options.recorded(),
         "granularity": None if measured is None else measured.granularity,
-        "source": list(options.sources),
-        "target": list(options.targets),
-        "for": list(options.texts),
         "min_tokens": options.min_tokens if is_text else None,
-        "dtype": options.dtype,
     }
     counts = {"before": held_in(axes), "after": sum(map(len, kept.values()))}
     return history_step(COMMAND, checkpoint, given(arguments), files, experts=counts)
@@ -363,7 +342,7 @@ def scarcity_warning(few: Mapping[str, Sequence[int]], kept: Kept, held: int, mi
     return (
         f"{sum(map(len, few.values()))} of {held} experts saw fewer than {min_tokens} tokens of this text, too few to "
         f"judge them by; {lost} of these go ({', '.join(named[:LAYERS_SHOWN])}{more}). Collect more text, or lower "
-        "--min-tokens."
+        "`min_tokens`."
     )
 
 
@@ -396,7 +375,7 @@ def read_experts(
         content = _picked(path, content, axes, sources, targets)
     elif sources or targets:
         form = "a saved selection" if is_saved else "a plain list"
-        raise UsageError(f"{path} is {form}: it takes no --source and no --target.", "Leave them out.")
+        raise UsageError(f"{path} is {form}: it takes no `sources` and no `targets`.", "Leave them out.")
     if isinstance(content, dict):
         return read_kept(path, axes, content)
     starts = [0, *accumulate(axis.original for axis in axes)]
@@ -436,7 +415,7 @@ def _picked(
 
     if not sources or not targets:
         raise UsageError(
-            f"{path} holds experts by language: name --source and --target.",
+            f"{path} holds experts by language: name `sources` and `targets`.",
             near_names("", list(content), "Known"),
         )
     encoder = sum(axis.original for axis in axes if axis.side == "encoder")

@@ -20,7 +20,7 @@ from prunecli.evaluation.decoding import DecodingOptions, batched_search
 from prunecli.evaluation.paired import paired_t_test
 from prunecli.evaluation.scoring import make_metrics
 from prunecli.evaluation.significance import SAMPLES, SEED, paired_bootstrap
-from prunecli.methods.names import EffectMetric
+from prunecli.methods.options import EffectMetric
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint
@@ -37,7 +37,7 @@ from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText, pair_name
 
 if TYPE_CHECKING:
-    from prunecli.methods.heads.score import ScoreOptions
+    from prunecli.methods.scoring import ScoreOptions
 
 TEXT_METRICS: tuple[EffectMetric, ...] = ("chrf++", "bleu")
 
@@ -256,7 +256,7 @@ class Ablation:
             selected: text that the best heads are chosen on, if `data` only reports them.
         """
         layers = self.checkpoint.layout.own_attentions
-        masks = masks_of(layers, self.options.method)
+        masks = masks_of(layers, self.options.metric)
         examples, effects = self._effects(selected or data, masks)
         by_metric = [
             {
@@ -268,7 +268,7 @@ class Ablation:
             for metric, found in sorted(effects.items(), key=lambda item: item[0] != self.metric)
         ]
         fields: dict[str, Any] = {"examples": examples, **by_metric[0], "also": by_metric[1:]}
-        if self.options.method == "all-but-one":
+        if self.options.metric == "all-but-one":
             fields["best"] = best_heads(layers, fields["values"], lower=self.metric == "loss")
             if selected is not None:
                 fields["reported"] = self._report(data, fields["best"])

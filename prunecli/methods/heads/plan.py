@@ -2,61 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from math import fsum, sqrt
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.names import HeadMetric, Normalize
-from prunecli.methods.units import UnitOptions, selection
-from prunecli.model.attention import KINDS, AttentionKind
+from prunecli.methods.options import HeadOptions, Normalize
+from prunecli.methods.units import selection
+from prunecli.model.attention import KINDS
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
 from prunecli.model.stock import uniform_heads
 from prunecli.results.matching import scores_for
-from prunecli.results.unit_scores import Array, Kind, Scores, files_of, from_files
+from prunecli.results.unit_scores import Array, files_of, from_files
 from prunecli.selection.given import num_removed, selection_of_file
 from prunecli.selection.select import Budget, places_of, select
 from prunecli.selection.selection import Selection
 
 DEFAULT_NORMALIZE: dict[str, Normalize] = {"gradient": "per-layer", "ablation": "none"}
 """The paper normalises I_h (4.1), and says nothing of the kind of differences of scores (4.2)."""
-
-
-@dataclass(frozen=True)
-class HeadOptions(UnitOptions):
-    """Options of `prune-heads`.
-
-    Attributes:
-        ratio: fraction of the heads to remove, rounded up. If None and no count is given, `DEFAULT_RATIO`.
-        count: number of heads to remove.
-        keep: a saved selection, instead of scores, metric and amount.
-        scores: scores, or one file of them or several, merged; not read for the metric `random`.
-        kinds: the kinds of attention that may lose heads; the amount counts their heads alone.
-        least: number of heads that each of their layers keeps at least.
-        uniform: whether every layer keeps the same number of heads, one that a stock model can have.
-        normalize: how scores of different layers are compared. If None, `DEFAULT_NORMALIZE`.
-        metric: `importance`, or `random`.
-        dtype: type of the result's weights. If None, as stored.
-        seed: seed of the metric `random`.
-    """
-
-    COMMAND = "prune-heads"
-    KIND: ClassVar[Kind] = "head"
-    UNITS = "heads"
-    DEFAULT_RATIO = 0.2
-    """The paper removes 20 % without a noticeable loss in both of its models (4.2)."""
-
-    scores: Scores | Path | str | Sequence[Path | str] = "heads.json"
-    kinds: tuple[AttentionKind, ...] = KINDS
-    least: int = 0
-    uniform: bool = False
-    normalize: Normalize | None = None
-    metric: HeadMetric = "importance"
 
 
 def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
@@ -70,15 +36,10 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
     options.check_amount()
     axes = axes_of(checkpoint, "head")
     if options.keep is not None:
-        if options.changed - {"keep", "scores", "metric", "dtype", "seed"}:
-            raise UsageError(
-                "--keep names what stays; it goes with none of --ratio, --count, --attention, --min, --uniform, "
-                "--normalize.",
-                "Leave them out, or select by --scores.",
-            )
+        options.refuse_beside("keep", ("ratio", "count", "attention", "least", "uniform", "normalize"))
         return selection_of_file(options.COMMAND, checkpoint, axes, Path(options.keep), options.dtype)
-    is_all = options.kinds == KINDS
-    where = "all attentions" if is_all else f"{', '.join(options.kinds)} attention"
+    is_all = options.attention == KINDS
+    where = "all attentions" if is_all else f"{', '.join(options.attention)} attention"
     scores, normalize, values = None, options.normalize or "none", {}
     if options.metric == "random":
         generator = np.random.default_rng(options.seed)
@@ -107,30 +68,26 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
         values = scores.picked(axes, worth)
     even = _stock_numbers(checkpoint) if options.uniform else None
     present = [*dict.fromkeys(axis.attention for axis in axes)]
-    for kind in () if is_all else options.kinds:
+    for kind in () if is_all else options.attention:
         if kind not in present:
             raise UsageError(
-                f"--attention {kind}: the model has no such attention.", f"It has {', '.join(present)}."
+                f"`attention={kind}`: the model has no such attention.", f"It has {', '.join(present)}."
             )
-    chosen = [axis for axis in axes if axis.attention in options.kinds]
+    chosen = [axis for axis in axes if axis.attention in options.attention]
     budget = Budget(options.share, options.count, together=True, least=options.least, even=even)
     kept = {axis.name: axis.ids for axis in axes} | select(chosen, values, budget)
     gone = num_removed(axes, kept)
     if even is not None:
         held, asked = sum(len(axis.ids) for axis in chosen), budget.removed(chosen)
         more = f"{gone} of {held} heads go ({gone / held:.0%}), {asked} were asked for: "
-        layer = "layer" if is_all else f"{' and '.join(options.kinds)} attention"
+        layer = "layer" if is_all else f"{' and '.join(options.attention)} attention"
         reasons.append(
             f"{'' if gone == asked else more}{len(kept[chosen[0].name])} heads stay in every {layer}; "
             f"a stock model may keep {', '.join(map(str, even))}."
         )
     arguments = {
         "ratio": options.share,
-        "count": options.count,
         "removed": gone,
-        "attention": None if is_all else list(options.kinds),
-        "min_per_layer": options.least or None,
-        "uniform": options.uniform or None,
         "metric": options.metric,
         "method": scores and scores.method,
         "normalize": normalize if scores else None,
@@ -163,10 +120,10 @@ def _stock_numbers(checkpoint: Checkpoint) -> tuple[int, ...]:
     family = checkpoint.require_architecture()
     why = family.stock_fault or f"a config of type {family.model_type} cannot say how many heads are left"
     raise UsageError(
-        f"--uniform: {checkpoint.path} cannot lose heads and be a stock model: {why}.",
+        f"`uniform`: {checkpoint.path} cannot lose heads and be a stock model: {why}.",
         "Remove experts, layers or tokens instead."
         if family.must_be_stock
-        else "Leave --uniform out: the result then opens only where prunecli is installed.",
+        else "Leave `uniform` out: the result then opens only where prunecli is installed.",
     )
 
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, UnsupportedModelError, UsageError
-from prunecli.methods.names import LayerMetric
-from prunecli.methods.units import TextRun, UnitOptions, measured, selection
+from prunecli.methods.options import LayerOptions
+from prunecli.methods.units import TextRun, measured, selection
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Ranked
-from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.find_axes import axes_of
-from prunecli.results.unit_scores import Array, Kind, Scores, files_of, from_files
+from prunecli.results.unit_scores import Array, Scores, files_of, from_files
 from prunecli.selection.given import read_kept
 from prunecli.selection.select import Budget, places_of, select
 from prunecli.selection.selection import Selection
@@ -30,80 +28,6 @@ LAST_WARNING = (
     "Warning: last looks at no text. On SmolLM2-135M it raised the perplexity of WikiText-2 from 18.5 to 4,530 at "
     "--ratio 0.1; cosine with --text raised it to 28.9."
 )
-
-
-@dataclass(frozen=True)
-class LayerOptions(UnitOptions):
-    """Options of `prune-layers`. ShortGPT removes about the default ratio (2403.03853).
-
-    Attributes:
-        ratio: fraction of the layers of `side` to remove, rounded up. If None and no other amount is given,
-            `DEFAULT_RATIO`.
-        count: number of layers of `side` to remove.
-        scores: scores that were measured before, or their files, which are merged. If None, the model runs on text.
-        dtype: type of the result's weights. If None, as stored.
-        seed: seed of the metric `random`.
-        encoder, decoder: numbers of layers that each side loses, instead of ratio and count.
-        remove: the layers to remove, by number: `3,7` or `encoder:3,decoder:7`.
-        keep: the layers to keep, written the same way; a side that it does not name keeps all. Or a saved selection.
-        side: the only side that may lose layers. If None, the layers of both are ranked together.
-        metric: what a layer is worth. If None, the metric of `scores`, else `cosine`; of an encoder without a head
-            `embedding`.
-        contiguous: whether the layers that a stack loses lie side by side.
-    """
-
-    COMMAND = PRUNE_LAYERS
-    KIND: ClassVar[Kind] = "layer"
-    UNITS = "layers"
-    AMOUNTS = ("ratio", "count", "encoder", "decoder")
-
-    encoder: int | None = None
-    decoder: int | None = None
-    remove: str | None = None
-    side: Side | None = None
-    metric: LayerMetric | None = None
-    contiguous: bool = False
-
-    @property
-    def is_named(self) -> bool:
-        """Whether the layers are named, so that nothing is ranked."""
-        return self.remove is not None or self.keep is not None
-
-    @property
-    def by_side(self) -> dict[str, int]:
-        """Side -> number of layers that it loses, for the sides of which it is given."""
-        counts = {"encoder": self.encoder, "decoder": self.decoder}
-        return {side: count for side, count in counts.items() if count is not None}
-
-    def check(self) -> None:
-        """Refuse options that exclude each other.
-
-        Raises:
-            UsageError: they do.
-        """
-        names = ("remove", "keep", "ratio", "count")
-        chosen = [f"--{name}" for name in names if getattr(self, name) is not None]
-        if self.by_side:
-            chosen.append("--encoder and --decoder")
-        if len(chosen) > 1:
-            raise UsageError(
-                f"{chosen[0]} does not go with {chosen[1]}.", "Each says which layers or how many go."
-            )
-        if self.is_named and self.changed & {"metric", "scores", "contiguous", "side"}:
-            raise UsageError(
-                f"{chosen[0]} names layers: nothing is ranked.",
-                "Leave out --metric, --scores, --contiguous, --side.",
-            )
-        self.check_metric()
-        if self.side is not None and self.by_side:
-            raise UsageError(
-                "--side does not go with --encoder and --decoder.", "Give one of them, or --count."
-            )
-        if self.contiguous and self.metric not in (None, "cosine"):
-            raise UsageError(
-                f"--contiguous: a run of layers has no {self.metric} of its own.",
-                "Use it with --metric cosine.",
-            )
 
 
 def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | None = None) -> Selection:
@@ -119,7 +43,7 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
         StatisticsError: files of scores that are damaged, of another model or metric.
         PruneError: text or a model that cannot be used.
     """
-    options.check()
+    options.check_options()
     stored = axes_of(checkpoint, "layer")
     # By the numbers that the checkpoint counts.
     axes = {axis.side: replace(axis, ids=(*range(len(axis.ids)),)) for axis in stored}
@@ -128,7 +52,7 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
     scores, text, values = None, None, {}
     metric: str | None = None
     reasons: list[str] = []
-    how = f"named by {'--keep' if options.remove is None else '--remove'}"
+    how = f"named by `{'keep' if options.remove is None else 'remove'}`"
     if options.is_named:
         kept |= _named(options, axes, stored)
     else:
@@ -136,7 +60,7 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
         is_default = options.needs_text and not (options.metric or options.contiguous)
         if is_default and training_task_of(checkpoint) == "feature-extraction":
             # Without half of its layers by cosine, MiniLM's Spearman on STS-B falls to 0.844; at random to 0.894.
-            options = replace(options, metric="embedding")
+            options = options.model_copy(update={"metric": "embedding"})
         metric = options.metric or "cosine"
         if metric == "random":
             generator = np.random.default_rng(options.seed)
@@ -161,18 +85,12 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
     if key is not None and sizes.value(key) and any(own != (*range(len(own)),) for own in kept.values()):
         raise UnsupportedModelError(
             f'{checkpoint.path}: config.json has "{key}": what a layer computes depends on its number.',
-            "Only the last layers can go: --metric last.",
+            "Only the last layers can be removed: `metric=last`.",
         )
     removed = {side: sorted(set(axis.ids).difference(kept[axis.name])) for side, axis in axes.items()}
     arguments = {
         "removed": {side: numbers for side, numbers in removed.items() if numbers} or None,
-        "ratio": options.ratio,
-        "count": options.count,
-        "encoder": options.encoder,
-        "decoder": options.decoder,
-        "side": options.side,
         "metric": metric,
-        "contiguous": options.contiguous or None,
         "text": text,
     }
     places: list[Ranked] = []
@@ -216,7 +134,7 @@ def _named(
     if keeps and not text[:1].isdigit() and Path(text).is_file():
         saved = read_kept(Path(text), stored)
         return {axis.name: tuple(map(axis.ids.index, saved[axis.name])) for axis in stored}
-    named = parse_layers("--keep" if keeps else "--remove", text, depths)
+    named = parse_layers("keep" if keeps else "remove", text, depths)
     return {
         axes[side].name: tuple(number for number in axes[side].ids if (number in numbers) == keeps)
         for side, numbers in named.items()
@@ -236,7 +154,8 @@ def _groups(options: LayerOptions, axes: Mapping[str, Axis]) -> list[tuple[list[
     own = [axis for side, axis in axes.items() if options.side in (None, side)]
     if options.contiguous and len(own) > 1:
         raise UsageError(
-            "--contiguous: how many layers of each stack?", "Give --encoder N and --decoder M, or --side."
+            "`contiguous`: the number of layers of each stack is not given.",
+            "Give `encoder` and `decoder`, or `side`.",
         )
     return [(own, Budget(options.share, options.count, together=True, least=1))]
 
@@ -272,7 +191,7 @@ def _distances(stored: Sequence[Axis], axis: Axis, scores: Scores) -> Array:
     """`[layers + 1, layers + 1]`: angles between the states before the layers that the checkpoint holds."""
     if axis.name not in scores.distances:
         raise StatisticsError(
-            "--contiguous: the scores hold no distances between layers.", "Measure them again, on text."
+            "`contiguous`: the scores hold no distances between layers.", "Measure them again, on text."
         )
     places = [place for own in stored if own.name == axis.name for place in scores.places(own)] + [
         len(scores.ids[axis.name])
@@ -321,22 +240,22 @@ def parse_layers(option: str, text: str, depths: Mapping[str, int]) -> dict[str,
         match = re.fullmatch(r"\s*(?:(encoder|decoder)\s*:\s*)?(\d+)(?:\s*-\s*(\d+))?\s*", part)
         if match is None:
             raise UsageError(
-                f"{option} {part.strip()!r}: no number of a layer.", "Write 3,7-9 or encoder:3,decoder:1."
+                f"`{option}={part.strip()}`: no number of a layer.", "Write 3,7-9 or encoder:3,decoder:1."
             )
         side = match[1] or side
         if side is None:
             raise UsageError(
-                f"{option} {text}: of which stack?",
+                f"`{option}={text}`: of which stack?",
                 f"Write encoder:{part.strip()} or decoder:{part.strip()}.",
             )
         if side not in depths:
             raise UsageError(
-                f"{option}: the model has no {side}.", f"It has {', '.join(depths)} layers only."
+                f"`{option}`: the model has no {side}.", f"It has {', '.join(depths)} layers only."
             )
         first, last = int(match[2]), int(match[3] or match[2])
         if not first <= last < depths[side]:
             raise UsageError(
-                f"{option} {part.strip()}: the {side} has the layers 0 to {depths[side] - 1}.",
+                f"`{option}={part.strip()}`: the {side} has the layers 0 to {depths[side] - 1}.",
                 "Count from 0.",
             )
         found.setdefault(side, set()).update(range(first, last + 1))
