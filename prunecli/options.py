@@ -405,6 +405,8 @@ def _reason(fault: ErrorDetails) -> tuple[str, str | None]:
     own = context.get("error")
     if isinstance(own, ValueError) and own.args and isinstance(own.args[0], PruneError):
         return own.args[0].message, own.args[0].remedy
+    if fault["type"] == "path_type":
+        return "no path", "Give a Path, or its text."
     if fault["type"] == "literal_error":
         return (
             "no such choice",

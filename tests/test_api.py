@@ -94,7 +94,11 @@ def functions_of(public: Any) -> Iterator[Any]:
     for name, member in [*vars(public).items()]:
         member = getattr(member, "fget", None) or getattr(member, "func", None) or member
         member = getattr(member, "__func__", member)
-        if inspect.isfunction(member) and (not name.startswith("_") or name == "__init__"):
+        if (
+            inspect.isfunction(member)
+            and member.__module__.startswith("prunecli")
+            and (not name.startswith("_") or name == "__init__")
+        ):
             yield member
 
 

@@ -77,6 +77,7 @@ class Finetune(TextChoice, TrainingOptions):
         metavar="DIR",
         panel=TRAINING,
         role="input",
+        hidden=True,
     )
     steps: int | None = option(None, "Number of updates. Default: 1000, or until --minutes are over.", ge=1)
     distill: Annotated[float, Field(ge=0, le=1)] | None = option(
@@ -86,13 +87,13 @@ class Finetune(TextChoice, TrainingOptions):
         panel=TRAINING,
     )
     temperature: Annotated[float, Field(gt=0)] | None = option(
-        None, "Temperature of both distributions. Default: 1.", metavar="T", panel=TRAINING
+        None, "Temperature of both distributions. Default: 1.", metavar="T", panel=TRAINING, hidden=True
     )
     hidden_weight: float = option(
-        0.0, "Weight of the distance to the teacher's last hidden states.", panel=TRAINING, ge=0
+        0.0, "Weight of the distance to the teacher's last hidden states.", panel=TRAINING, ge=0, hidden=True
     )
     label_smoothing: Annotated[float, Field(ge=0, le=1)] | None = option(
-        None, "Label smoothing of the cross-entropy. Default: 0.1.", metavar="S", panel=TRAINING
+        None, "Label smoothing of the cross-entropy. Default: 0.1.", metavar="S", panel=TRAINING, hidden=True
     )
     split: str = option("train", "Split of --data to train on.", panel=TEXT)
     valid_split: str | None = option(
@@ -104,7 +105,9 @@ class Finetune(TextChoice, TrainingOptions):
     valid_labelled: Path | None = option(
         None, "Labelled text to validate with.", panel=VALIDATION, role="text"
     )
-    max_valid: int | None = option(None, "Validate with the first N lines.", panel=VALIDATION, ge=1)
+    max_valid: int | None = option(
+        None, "Validate with the first N lines.", panel=VALIDATION, ge=1, hidden=True
+    )
     dtype: ComputeDtype = option(
         "auto",
         "Type to compute in; weights are kept in float32; float16, on a GPU, scales the loss. auto: bfloat16 on a GPU "
@@ -121,20 +124,26 @@ class Finetune(TextChoice, TrainingOptions):
         panel=COMPUTE,
     )
     resume: Literal["auto", "never"] = option(
-        "auto", "auto: resume the same command if it was interrupted; never.", panel=ADVANCED
+        "auto", "auto: resume the same command if it was interrupted; never.", panel=ADVANCED, hidden=True
     )
     keep_state: bool = option(
-        False, "Keep OUTPUT.training, from which --steps can go further.", panel=ADVANCED
+        False, "Keep OUTPUT.training, from which --steps can go further.", panel=ADVANCED, hidden=True
     )
     save_every: int | None = option(
         None,
         "Also write the model after each N updates, as OUTPUT.steps/step-N.",
         panel=ADVANCED,
+        hidden=True,
         beside=".steps",
         ge=1,
     )
     keep_at: tuple[Annotated[int, Field(ge=1)], ...] = option(
-        (), "Also write the model after these updates.", metavar="N,M", panel=ADVANCED, beside=".steps"
+        (),
+        "Also write the model after these updates.",
+        metavar="N,M",
+        panel=ADVANCED,
+        beside=".steps",
+        hidden=True,
     )
 
     def check_options(self) -> None:

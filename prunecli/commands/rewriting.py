@@ -69,8 +69,8 @@ class RewritingOptions(Options):
     )
     check_text: Path | None = option(
         None,
-        "Text to measure the loss on before and after (about 2,000 tokens): a file of plain text, or for a model that "
-        "translates a directory like that of --data. Default: where scores come from text, text like it.",
+        "Text to measure the loss on before and after: a file, or a directory like --data. Default: text like that of "
+        "the scores, if they come from text.",
         flag="--check",
         metavar="TEXT",
         panel=TEXT,

@@ -120,6 +120,7 @@ class EvaluationOptions(MemoryOptions, RunOptions):
         "lm: tokens from one window to the next; fewer make windows overlap. Default: context - 1.",
         panel=TEXT,
         ge=1,
+        hidden=True,
     )
     continuations: int = option(
         0,
@@ -133,12 +134,14 @@ class EvaluationOptions(MemoryOptions, RunOptions):
         "in .json.",
         panel=TEXT,
         role="text",
+        hidden=True,
     )
     spm: Path | None = option(
         None,
         "FLORES-200's SentencePiece model, for spBLEU. Default: where sacrebleu stores it.",
         panel=ADVANCED,
         role="text",
+        hidden=True,
     )
     comet: str | None = option(
         None,
@@ -158,6 +161,7 @@ class EvaluationOptions(MemoryOptions, RunOptions):
         "Number of inputs to show with all outputs, those where the outputs differ most (lm: with --continuations).",
         panel=ADVANCED,
         ge=0,
+        hidden=True,
     )
     samples: int = option(
         1000, "Resamples of the significance test; 0: no test.", flag="--bootstrap", panel=ADVANCED, ge=0
@@ -170,14 +174,18 @@ class EvaluationOptions(MemoryOptions, RunOptions):
         panel=ADVANCED,
         gt=0,
         lt=1,
+        hidden=True,
     )
-    seed: int = option(12345, "Seed of the resamples, and of the tokens that mlm hides.", panel=ADVANCED)
+    seed: int = option(
+        12345, "Seed of the resamples, and of the tokens that mlm hides.", panel=ADVANCED, hidden=True
+    )
     min_ratio: float | None = option(
         None,
         "Exit with status 1 if another checkpoint has less than this share of the first checkpoint's score.",
         metavar="RATIO",
         panel=ADVANCED,
         ge=0,
+        hidden=True,
     )
     least: tuple[str, ...] = option(
         (),

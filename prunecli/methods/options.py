@@ -529,6 +529,7 @@ class ExpertOptions(LoadOptions, PruningOptions):
         metavar="ENC:DEC",
         panel=SELECTION,
         recorded=False,
+        hidden=True,
     )
     least: int | None = option(
         None,
@@ -550,6 +551,7 @@ class ExpertOptions(LoadOptions, PruningOptions):
         "pairs; global: all. Default: language with --source or --target, else global.",
         panel=ADVANCED,
         recorded=False,
+        hidden=True,
     )
     min_tokens: int = option(
         MIN_TOKENS,
@@ -557,12 +559,14 @@ class ExpertOptions(LoadOptions, PruningOptions):
         panel=ADVANCED,
         recorded=False,
         ge=0,
+        hidden=True,
     )
     mtp: Literal["prune", "drop"] = option(
         "prune",
         "Multi-token-prediction layers: prune their experts by weight statistics (aimer), or drop these layers.",
         metavar="prune|drop",
         panel=ADVANCED,
+        hidden=True,
     )
     active: int | None = option(
         None,

@@ -121,8 +121,7 @@ class TextChoice(Options):
 
     data: Path | None = option(
         None,
-        "Directory of aligned text: SPLIT.LANG (val.eng_Latn) or FLORES-200's SPLIT/LANG.SPLIT, also with .gz. "
-        "Default: the demo's text.",
+        "Directory of aligned text: SPLIT.LANG (val.eng_Latn) or SPLIT/LANG.SPLIT, also .gz. Default: the demo's text.",
         metavar="DIR",
         role="text",
         recorded=False,
@@ -155,29 +154,29 @@ class TextChoice(Options):
     )
     labelled: Path | None = option(
         None,
-        "Labelled text: label, tab, text, perhaps a tab and a second text; or JSON lines (label, text, text_b).",
+        "Labelled text: label, tab, text, perhaps a tab and a second text; or JSON lines.",
         panel=TEXT,
         role="text",
         recorded=False,
     )
     whole_files: bool | None = option(
         None,
-        "--whole-files: each --text file is one document, cut into windows of --context; --lines: each line is a text. "
-        "Default: whole files for causal language models, lines for all others.",
+        "Each --text file is one document, or each of its lines is a text. Default: documents for causal language "
+        "models, lines for others.",
         flag="--whole-files/--lines",
         panel=TEXT,
         recorded=False,
     )
     context: int | None = option(
         None,
-        "Plain text: number of tokens of a window. Default: what the model takes, 2,048 at most.",
+        "Tokens of a window of plain text. Default: what the model takes, at most 2,048.",
         panel=TEXT,
         recorded=False,
         ge=2,
     )
     max_sentences: int | None = option(
         None,
-        "Read only the first N sentences; of --text the first N lines, with --whole-files too.",
+        "Read only the first N sentences, or lines of --text.",
         panel=TEXT,
         recorded=False,
         ge=1,

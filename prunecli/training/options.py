@@ -94,9 +94,10 @@ class TrainingOptions(RunOptions):
         panel=TRAINING,
         ge=0,
         le=0.99,
+        hidden=True,
     )
     clip_norm: float = option(
-        1.0, "Largest norm of the gradient of an update; 0: no limit.", panel=TRAINING, ge=0
+        1.0, "Largest norm of the gradient of an update; 0: no limit.", panel=TRAINING, ge=0, hidden=True
     )
     eval_every: int = option(
         500,
@@ -107,9 +108,9 @@ class TrainingOptions(RunOptions):
     metric: ValidationMetric = option(
         "loss", "Score by which the best model is chosen.", flag="--measure", panel=VALIDATION
     )
-    beam: int = option(1, "Beams of the translations for chrf++.", panel=VALIDATION, ge=1)
+    beam: int = option(1, "Beams of the translations for chrf++.", panel=VALIDATION, ge=1, hidden=True)
     patience: int | None = option(
-        None, "Stop after N validations without a better one.", panel=VALIDATION, ge=1
+        None, "Stop after N validations without a better one.", panel=VALIDATION, ge=1, hidden=True
     )
     batch_tokens: int = option(
         4096,
@@ -117,7 +118,7 @@ class TrainingOptions(RunOptions):
         panel=COMPUTE,
         ge=1,
     )
-    accumulate: int = option(1, "Number of batches of an update.", panel=COMPUTE, ge=1)
+    accumulate: int = option(1, "Number of batches of an update.", panel=COMPUTE, hidden=True, ge=1)
     dtype: ComputeDtype = option(
         "float32",
         "Type to compute in; weights are kept in float32; float16, on a GPU, scales the loss. Default: auto: bfloat16 "

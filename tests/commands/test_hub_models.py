@@ -47,8 +47,8 @@ COMMANDS = {
     "score-heads": (score_heads, (*TEXT, *CPU)),
     "prune-experts": (prune_experts, ("--metric", "random", "--ratio", "0.5", "-o", "out")),
     "prune-heads": (prune_heads, ("--metric", "random", "--ratio", "0.5", "-o", "out")),
-    "share-ffn": (share_ffn, ("--config", "SharedEnc", "--dense-only", "-o", "out")),
-    "share-attention": (share_attention, ("--config", "SharedEnc", "-o", "out")),
+    "share-ffn": (share_ffn, ("--preset", "SharedEnc", "--dense-only", "-o", "out")),
+    "share-attention": (share_attention, ("--preset", "SharedEnc", "-o", "out")),
     "prune-layers": (prune_layers, ("--metric", "last", "--count", "1", "-o", "out")),
     "prune-ffn": (prune_ffn, ("--metric", "norms", "--ratio", "0.5", "--dense-only", "-o", "out")),
     "trim-vocabulary": (trim_vocabulary, (*TEXT, "-o", "out")),
@@ -309,16 +309,16 @@ def test_streaming_gives_what_fetching_gives_and_says_what_came(folder, hub, nam
 
 def test_a_model_that_is_to_run_is_not_streamed(folder, hub):
     refused(
-        call(prune_layers, "org/tiny", *TEXT, "--stream"), "--metric cosine runs the model, all of which", 2
+        call(prune_layers, "org/tiny", *TEXT, "--stream"),
+        "which needs all of its weights",
+        2,
     )
     assert hub.requests == []
 
 
 def test_streaming_says_what_aimer_fetches(folder, hub):
     said = call(prune_experts, "org/tiny", "--metric", "aimer", "--stream", "--dry-run").err
-    assert re.search(
-        r"aimer fetches [\d.]+ KiB of experts to choose among them; those that stay are fetched", said
-    )
+    assert re.search(r"aimer fetches [\d.]+ KiB of experts to rank them; kept experts are fetched", said)
 
 
 @pytest.mark.parametrize(

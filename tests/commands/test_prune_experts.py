@@ -409,7 +409,7 @@ REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
     ),
     "choice of ids": (
         ("--keep", "gates.json", "--ratio", 0.5, "--metric", "top1", "--multiple-of", 4),
-        "does not go with --ratio, --count, --fit, --experts-per-layer or --metric or --multiple-of",
+        "does not go with --ratio or --metric or --multiple-of",
         2,
     ),
     "languages of no statistics": (

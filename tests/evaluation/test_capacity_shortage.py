@@ -55,9 +55,9 @@ def weights(path: Path, width: int) -> int:
 COMMANDS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "evaluate": (evaluate, ("moe", *DATA, "--batch-tokens", "64", "--beam", "1", "--max-new-tokens", "4")),
     "evaluate lm": (evaluate, ("llama", "--task", "lm", "--text", "lines")),
-    "bench-latency": (bench_latency, ("moe", *DATA, "--beam", "1", "--new-tokens", "2")),
+    "bench-latency": (bench_latency, ("moe", *DATA, "--beam", "1", "--max-new-tokens", "2")),
     "score-heads": (score_heads, ("moe", *DATA)),
-    "score-heads ablation": (score_heads, ("llama", "--text", "lines", "--method", "ablation")),
+    "score-heads ablation": (score_heads, ("llama", "--text", "lines", "--metric", "ablation")),
     "compare-models": (compare_models, ("moe", *DATA, "--measure", "cka")),
     "finetune": (finetune, ("moe", *DATA, "--steps", "1", "--batch-tokens", "64")),
     "finetune a teacher's": (

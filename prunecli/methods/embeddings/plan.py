@@ -212,7 +212,7 @@ def _arguments(
     options: EmbeddingOptions, shape: UnitShape, sides: frozenset[str], text: Lines | None
 ) -> dict[str, Any]:
     has_layers = bool(shape.layers)
-    return options.recorded() | {
+    resolved = {
         "side": "both" if len(sides) == 2 else next(iter(sides)),
         "kind": shape.kind if "input" in sides else None,
         "map_dim": shape.map_dim,
@@ -222,6 +222,7 @@ def _arguments(
         **({} if text is None else described(text)),
         "seed": options.seed,
     }
+    return resolved | {name: value for name, value in options.recorded().items() if name not in resolved}
 
 
 def _reasons(
