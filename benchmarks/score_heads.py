@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from prunecli.methods.heads.ablate import Ablation, masks_of, measure_masked
-from prunecli.methods.scoring import ScoreOptions, chosen_metric, gradient_importance
+from prunecli.methods.heads.score import chosen_metric, gradient_importance
+from prunecli.methods.scoring import ScoreOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.running.batches import task_batches

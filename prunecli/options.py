@@ -227,6 +227,22 @@ class Option:
         return not given if self.is_switch and self.flag == self.negative else given
 
 
+def _dtype_option(default: str | None, help: str, flag: str = "") -> Any:  # noqa: A002
+    return option(default, help, flag=flag, metavar="TYPE", panel=COMPUTE)
+
+
+STORED_DTYPE = _dtype_option(
+    None, "Type of the stored weights: float16, bfloat16, float32. Default: as in the checkpoint."
+)
+COMPUTE_DTYPE = _dtype_option(
+    "auto", "Type to compute in: auto, float32, bfloat16, float16.", "--compute-dtype"
+)
+RUNNING_DTYPE = _dtype_option(
+    "auto", "Type to compute in: auto, float32, bfloat16, float16; int8 (on a CPU).", "--compute-dtype"
+)
+"""Fields `dtype` of commands that rewrite, that compute, and that only run models forward."""
+
+
 class Options(BaseModel):
     """Options of a command, or of a function of the Python API. They do not change; `model_copy` makes others."""
 

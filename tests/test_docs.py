@@ -75,8 +75,8 @@ def options(name: str) -> frozenset[str]:
     if name.endswith(".py"):
         return frozenset(re.findall(r'"(--[\w-]+)"', (ROOT / name).read_text(encoding="utf-8")))
     if not name:
-        return of_app(app.app) | {"--help"}
-    return frozenset().union(*alternatives(name)) | {"--help"}
+        return of_app(app.app) | {"--help", "--help-all"}
+    return frozenset().union(*alternatives(name)) | {"--help", "--help-all"}
 
 
 def named(text: str, own: str | None) -> Iterator[tuple[str | None, str]]:

@@ -19,7 +19,7 @@ from prunecli.commands.checkpoints import (
     texts_or_demo,
 )
 from prunecli.commands.command import command
-from prunecli.commands.outputs import OutputOptions, result_option
+from prunecli.commands.outputs import OutputOptions, plot_option, result_option
 from prunecli.evaluation.options import LatencyOptions
 from prunecli.options import TEXT, CheckpointPath, option
 from prunecli.tensors.quantities import counted
@@ -44,9 +44,7 @@ class BenchLatency(OutputOptions, TextChoice, LatencyOptions):
     demo_model: DemoName = DEMO
     everything: bool = ALL
     output: Path = result_option("latency.json")
-    plot: Path | None = option(
-        None, "Draw the speed against batch size.", metavar="FILE.png", role="output", recorded=False
-    )
+    plot: Path | None = plot_option("Draw the speed against batch size.")
 
 
 @command(BenchLatency)

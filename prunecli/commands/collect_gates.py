@@ -24,7 +24,7 @@ from prunecli.commands.outputs import OutputOptions, result_option
 from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import MemoryOptions, RunOptions
 from prunecli.methods.scoring import CollectOptions
-from prunecli.options import COMPUTE, CheckpointPath, ComputeDtype, option
+from prunecli.options import COMPUTE_DTYPE, CheckpointPath, ComputeDtype
 from prunecli.text.choice import NAMED_TEXT, NamedText, TextChoice
 
 if TYPE_CHECKING:
@@ -40,13 +40,7 @@ class CollectGates(OutputOptions, TextChoice, MemoryOptions, RunOptions, Collect
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     text: tuple[NamedText, ...] = NAMED_TEXT
-    dtype: ComputeDtype = option(
-        "auto",
-        "Type to compute in: auto, float32, bfloat16, float16.",
-        flag="--compute-dtype",
-        metavar="TYPE",
-        panel=COMPUTE,
-    )
+    dtype: ComputeDtype = COMPUTE_DTYPE
     demo_model: DemoName = DEMO
     output: Path = result_option("gates.json", "File of the statistics.")
 

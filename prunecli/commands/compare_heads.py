@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from prunecli.commands import console
 from prunecli.commands.command import command
-from prunecli.commands.outputs import OutputOptions, result_option
+from prunecli.commands.outputs import OutputOptions, plot_option, result_option
 from prunecli.errors import UsageError
-from prunecli.options import argument, option
+from prunecli.options import argument
 
 if TYPE_CHECKING:
     from prunecli.results.similarity import HeadComparison
@@ -25,9 +25,7 @@ class CompareHeads(OutputOptions):
     first: Path = argument(..., "Scores of heads, from score-heads.", "A.json", role="input")
     second: Path = argument(..., "Scores of the same heads on another text or task.", "B.json", role="input")
     output: Path = result_option("head-comparison.json")
-    plot: Path | None = option(
-        None, "Also draw a point for each head.", metavar="FILE.png", role="output", recorded=False
-    )
+    plot: Path | None = plot_option("Also draw a point for each head.")
 
 
 @command(CompareHeads)

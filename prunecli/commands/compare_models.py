@@ -14,10 +14,19 @@ from prunecli.commands.checkpoints import (
     with_demo_text,
 )
 from prunecli.commands.command import command
-from prunecli.commands.outputs import OutputOptions, result_option
+from prunecli.commands.outputs import OutputOptions, plot_option, result_option
 from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import RunOptions
-from prunecli.options import ADVANCED, COMPUTE, TEXT, CheckpointPath, ComputeDtype, argument, option, paths
+from prunecli.options import (
+    ADVANCED,
+    COMPUTE_DTYPE,
+    TEXT,
+    CheckpointPath,
+    ComputeDtype,
+    argument,
+    option,
+    paths,
+)
 from prunecli.text.choice import TextChoice
 
 
@@ -54,17 +63,9 @@ class CompareModels(OutputOptions, TextChoice, RunOptions):
         panel=ADVANCED,
         ge=1,
     )
-    dtype: ComputeDtype = option(
-        "auto",
-        "Type to compute in: auto, float32, bfloat16, float16.",
-        flag="--compute-dtype",
-        metavar="TYPE",
-        panel=COMPUTE,
-    )
+    dtype: ComputeDtype = COMPUTE_DTYPE
     output: Path = result_option("similarity.json", "File of the similarities.")
-    plot: Path | None = option(
-        None, "Draw the heat maps of all components.", metavar="FILE.png", role="output"
-    )
+    plot: Path | None = plot_option("Draw the heat maps of all components.")
 
 
 @command(CompareModels)

@@ -20,7 +20,7 @@ from prunecli.commands.checkpoints import (
     texts_or_demo,
 )
 from prunecli.commands.command import command
-from prunecli.commands.outputs import OutputOptions, result_option, write_table
+from prunecli.commands.outputs import OutputOptions, plot_option, result_option, write_table
 from prunecli.errors import PruneError
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.options import TEXT, CheckpointPath, option
@@ -53,13 +53,7 @@ class Evaluate(OutputOptions, TextChoice, EvaluationOptions):
     demo_model: DemoName = DEMO
     everything: bool = ALL
     output: Path = result_option("evaluation.json")
-    plot: Path | None = option(
-        None,
-        "Also draw the scores against the fraction removed.",
-        metavar="FILE.png",
-        role="output",
-        recorded=False,
-    )
+    plot: Path | None = plot_option("Also draw the scores against the fraction removed.")
 
 
 @command(Evaluate)

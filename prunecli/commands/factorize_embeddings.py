@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from prunecli.commands import console
 from prunecli.commands.command import command
-from prunecli.commands.outputs import check_plot
+from prunecli.commands.outputs import check_plot, plot_option
 from prunecli.commands.rewriting import RewritingOptions, Shown, WordsOptions, change, output_option
 from prunecli.methods.embeddings.options import EmbeddingOptions
-from prunecli.options import option
 
 if TYPE_CHECKING:
     from prunecli.methods.embeddings.factorize import Factors
@@ -26,12 +25,8 @@ class FactorizeEmbeddings(RewritingOptions, WordsOptions, EmbeddingOptions):
     LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"stream", "check_text", "explain"})
 
     output: Path = output_option("factorised-embeddings")
-    plot: Path | None = option(
-        None,
-        "Draw the correlations of the embedding's dimensions, by layers and groups too (Figures 7 to 11).",
-        metavar="FILE.png",
-        role="output",
-        recorded=False,
+    plot: Path | None = plot_option(
+        "Draw the correlations of the embedding's dimensions, by layers and groups too (Figures 7 to 11)."
     )
 
 

@@ -20,6 +20,11 @@ def result_option(default: str, help: str = "File of the result.") -> Any:  # no
     return option(Path(default), help, flag="--output -o", role="output", recorded=False)
 
 
+def plot_option(help: str = "Also draw a picture.") -> Any:  # noqa: A002
+    """Return the field `plot`."""
+    return option(None, help, metavar="FILE.png", role="output", recorded=False)
+
+
 class OutputOptions(Options):
     """Options of every command that measures: where its result goes."""
 
@@ -30,9 +35,7 @@ class OutputOptions(Options):
         role="output",
         recorded=False,
     )
-    plot: Path | None = option(
-        None, "Also draw a picture.", metavar="FILE.png", role="output", recorded=False
-    )
+    plot: Path | None = plot_option()
     force: bool = option(False, "Replace an output that exists.", recorded=False)
     quiet: bool = option(False, "No notes, no progress, no table.", flag="--quiet -q", recorded=False)
     as_json: bool = option(False, "Print the result as JSON.", flag="--json", recorded=False)

@@ -15,9 +15,9 @@ from prunecli.commands.checkpoints import (
     with_demo_text,
 )
 from prunecli.commands.command import command
-from prunecli.commands.outputs import OutputOptions, result_option, write_table
+from prunecli.commands.outputs import OutputOptions, plot_option, result_option, write_table
 from prunecli.methods.scoring import ScoreOptions
-from prunecli.options import CheckpointPath, option
+from prunecli.options import CheckpointPath
 from prunecli.text.choice import TextChoice
 from prunecli.text.tasks import TaskName
 
@@ -28,13 +28,7 @@ class ScoreHeads(OutputOptions, TextChoice, ScoreOptions):
     checkpoint: CheckpointPath | None = CHECKPOINT
     task: TaskName | None = TASK
     output: Path = result_option("heads.json", "File of the scores.")
-    plot: Path | None = option(
-        None,
-        "Draw a heat map, layers by heads; for ablation also a histogram.",
-        metavar="FILE.png",
-        role="output",
-        recorded=False,
-    )
+    plot: Path | None = plot_option("Draw a heat map, layers by heads; for ablation also a histogram.")
 
 
 @command(ScoreHeads)

@@ -12,7 +12,7 @@ from pydantic import Field
 from prunecli import demo
 from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import MemoryOptions, RunOptions, device_option
-from prunecli.options import ADVANCED, COMPUTE, TEXT, Options, RunningDtype, option
+from prunecli.options import ADVANCED, COMPUTE, RUNNING_DTYPE, TEXT, Options, RunningDtype, option
 from prunecli.tensors.hub.names import origin
 
 if TYPE_CHECKING:
@@ -102,13 +102,7 @@ class EvaluationOptions(MemoryOptions, RunOptions):
 
     beam: int = option(4, "Beam size; 1 is greedy search.", panel=COMPUTE, ge=1)
     batch_tokens: int = option(2048, "Padded tokens in a batch; fewer take less memory.", panel=COMPUTE, ge=1)
-    dtype: RunningDtype = option(
-        "auto",
-        "Type to compute in: auto, float32, bfloat16, float16; int8 (on a CPU).",
-        flag="--compute-dtype",
-        metavar="TYPE",
-        panel=COMPUTE,
-    )
+    dtype: RunningDtype = RUNNING_DTYPE
     max_new_tokens: int | None = option(
         None,
         "Longest output. Default: 3 x source tokens + 50 (--continuations: 64), within the model's positions.",
@@ -274,13 +268,7 @@ class LatencyOptions(Options):
         ge=1,
     )
     device: str = device_option()
-    dtype: RunningDtype = option(
-        "auto",
-        "Type to compute in: auto, float32, bfloat16, float16; int8 (on a CPU).",
-        flag="--compute-dtype",
-        metavar="TYPE",
-        panel=COMPUTE,
-    )
+    dtype: RunningDtype = RUNNING_DTYPE
     memory: bool = option(
         True,
         "Leave out load time and peak memory, for which each checkpoint is loaded once more.",

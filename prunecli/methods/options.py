@@ -12,8 +12,8 @@ from pydantic import BeforeValidator
 from prunecli.errors import UsageError
 from prunecli.options import (
     ADVANCED,
-    COMPUTE,
     SELECTION,
+    STORED_DTYPE,
     Files,
     Options,
     Share,
@@ -113,12 +113,7 @@ class PruningOptions(Options):
     uniform: bool = option(
         False, "Remove the same part of every layer.", flag="--uniform/--uneven", panel=SELECTION
     )
-    dtype: StoredDtype | None = option(
-        None,
-        "Type of the stored weights: float16, bfloat16, float32. Default: as in the checkpoint.",
-        metavar="TYPE",
-        panel=COMPUTE,
-    )
+    dtype: StoredDtype | None = STORED_DTYPE
     seed: int = option(0, "Seed of the metric random.", panel=ADVANCED, recorded=False)
 
     @property
@@ -585,8 +580,8 @@ class ExpertOptions(LoadOptions, PruningOptions):
     @property
     def files(self) -> tuple[Path, ...]:
         """The files of statistics; none if the statistics are given."""
-        is_given = isinstance(self.gates, Path | str | Sequence)
-        return paths(self.gates) if is_given else ()
+        gates: Any = self.gates
+        return paths(gates) if isinstance(gates, Path | str | Sequence) else ()
 
 
 class VocabularyOptions(PruningOptions):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import MemoryOptions, RunOptions
 from prunecli.methods.options import EffectMetric
-from prunecli.options import ADVANCED, COMPUTE, SELECTION, TEXT, ComputeDtype, Options, option
+from prunecli.options import ADVANCED, COMPUTE, COMPUTE_DTYPE, SELECTION, TEXT, ComputeDtype, Options, option
 
 if TYPE_CHECKING:
     from prunecli.evaluation.decoding import DecodingOptions
@@ -77,13 +77,7 @@ class ScoreOptions(MemoryOptions, RunOptions):
         ge=1,
     )
     seed: int = option(12345, "Seed of the resamples.", panel=ADVANCED)
-    dtype: ComputeDtype = option(
-        "auto",
-        "Type to compute in: auto, float32, bfloat16, float16.",
-        flag="--compute-dtype",
-        metavar="TYPE",
-        panel=COMPUTE,
-    )
+    dtype: ComputeDtype = COMPUTE_DTYPE
 
     def check_options(self) -> None:
         """Refuse options that the metric does not use.

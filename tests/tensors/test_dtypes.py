@@ -113,7 +113,7 @@ def test_shares(text: str, share: float) -> None:
 def test_what_is_no_share(text: str, said: str) -> None:
     with pytest.raises(UsageError) as refused:
         parse_share(text)
-    assert re.search(f"--ratio {text}.*{said}", str(refused.value), re.DOTALL)
+    assert re.search(said, str(refused.value))
 
 
 @pytest.mark.parametrize("text", ["fp8", "float64", "auto"])

@@ -96,12 +96,12 @@ def test_options_of_other_tasks_are_refused() -> None:
     choice = TextChoice(files=(Path("a"),), langs="a,b")
     with pytest.raises(UsageError, match="`langs` goes with `task=translation`, not lm"):
         choice.check_task("lm")
-    with pytest.raises(UsageError, match="--text goes with --task mlm or lm, not translation"):
-        TextChoice(files=(Path("a"),)).check("translation")
-    with pytest.raises(UsageError, match="--stride goes with --task lm, not mlm"):
-        TextChoice(files=(Path("a"),)).check("mlm", {"--stride": True, "--spm": False})
+    with pytest.raises(UsageError, match="`files` goes with `task=mlm or lm`, not translation"):
+        TextChoice(files=(Path("a"),)).check_task("translation")
+    with pytest.raises(UsageError, match="`stride` goes with `task=lm`, not mlm"):
+        TextChoice(files=(Path("a"),)).check_task("mlm", {"stride": True, "spm": False})
     with pytest.raises(UsageError, match="feature-extraction needs text"):
-        TextChoice().check("feature-extraction", also_plain=("feature-extraction",))
+        TextChoice().check_task("feature-extraction", also_plain=("feature-extraction",))
 
 
 def test_lines_of_whole_splits_and_files(tmp_path: Path) -> None:

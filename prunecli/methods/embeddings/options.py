@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from prunecli.model.define import UnitKind
-from prunecli.options import ADVANCED, COMPUTE, Options, StoredDtype, option
+from prunecli.options import ADVANCED, COMPUTE, STORED_DTYPE, Options, StoredDtype, option
 
 Sides = Literal["input", "output", "both"]
 
@@ -39,12 +39,7 @@ class EmbeddingOptions(Options):
         panel=COMPUTE,
         ge=0,
     )
-    dtype: StoredDtype | None = option(
-        None,
-        "Type of the stored weights: float16, bfloat16, float32. Default: as in the checkpoint.",
-        metavar="TYPE",
-        panel=COMPUTE,
-    )
+    dtype: StoredDtype | None = STORED_DTYPE
     seed: int = option(0, "Seed of everything random.", panel=ADVANCED)
     kind: UnitKind | None = option(
         None,

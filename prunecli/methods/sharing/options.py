@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 
 from prunecli.architectures.records import Side
 from prunecli.errors import UsageError
-from prunecli.options import ADVANCED, COMPUTE, SELECTION, Options, StoredDtype, option
+from prunecli.options import ADVANCED, SELECTION, STORED_DTYPE, Options, StoredDtype, option
 
 Treatment = Literal["share", "keep", "drop"]
 Order = Literal["sequence", "cycle", "cycle-reverse"]
@@ -93,12 +93,7 @@ class SharingOptions(Options):
     keep_units: KeepUnits | None = None
     text: Mapping[str, object] | None = None
     dense_only: bool = False
-    dtype: StoredDtype | None = option(
-        None,
-        "Type of the stored weights: float16, bfloat16, float32. Default: as in the checkpoint.",
-        metavar="TYPE",
-        panel=COMPUTE,
-    )
+    dtype: StoredDtype | None = STORED_DTYPE
     seed: int = 0
 
     def check_groups(self, most: int) -> None:

@@ -284,7 +284,7 @@ def test_the_plan_is_written_into_the_history(tmp_path: Path) -> None:
     with open_model(source) as opened:
         plan = plan_ffn(opened, FfnOptions(preset="onewide", seed=3))
         assert json.loads(json.dumps(plan.step))["arguments"] == {
-            "config": "OneWide",
+            "preset": "OneWide",
             "width": "match",
             "seed": 3,
         }
