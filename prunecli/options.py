@@ -88,7 +88,7 @@ def present_name(command: str, option: str, value: str, say: Callable[[str], Non
 def present_names(command: str, words: Sequence[str], say: Callable[[str], None]) -> list[str]:
     """Return the words of a command line with options by their present names; see `present_name`."""
     found = []
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words, ""][1:], strict=True):
         option, equals, value = word.partition("=")
         name = present_name(command, option, value if equals else following, say)
         found.append(name + equals + value)

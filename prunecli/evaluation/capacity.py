@@ -297,7 +297,7 @@ def _ways(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
     if shortage.dtype == "float32" and not shortage.trains:
         smaller = weight_bytes(checkpoint, "BF16")
         if smaller <= shortage.room:
-            yield f"--dtype bfloat16 ({bytes_text(smaller)})"
+            yield f"--compute-dtype bfloat16 ({bytes_text(smaller)})"
     if checkpoint.family is None or shortage.dtype == "int8":
         return
     if shortage.by_layer and not checkpoint.runs_stock:

@@ -367,7 +367,7 @@ def scores_of(checkpoint: Checkpoint, seed: int | None = None, **fields: Any) ->
         return Scores(**head, **fields)
     except ValidationError as error:
         raise PruneError(
-            f"The scores cannot be stored: {first_fault(error)}", "Compute with --dtype float32."
+            f"The scores cannot be stored: {first_fault(error)}", "Compute with `dtype=float32`."
         ) from error
 
 

@@ -346,7 +346,7 @@ def test_no_word_of_a_help_is_cut(
 def test_help_names_every_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     shown = run("share-ffn", "--help").stdout
-    for choice in ("share, keep, drop", "sequence, cycle, cycle-reverse", "norms, activations"):
+    for choice in ("share, keep or drop", "sequence, cycle, cycle-reverse", "norms, activations"):
         assert choice in shown
 
 

@@ -65,7 +65,7 @@ def test_without_options_the_choices_are_said(model: Path) -> None:
     }
     with open_model("shared-attention") as made:
         assert shim_classes(made.config)
-        assert made.structure.history[-1]["arguments"] == {"config": "SharedEncSharedDec"}
+        assert made.structure.history[-1]["arguments"] == {"preset": "SharedEncSharedDec"}
 
 
 @pytest.mark.parametrize("name", [known.name for known in AttentionOptions.configurations])
@@ -131,7 +131,7 @@ def refused(*arguments: object) -> str:
 
 
 def test_refusals(model: Path, models: dict[str, Path]) -> None:
-    assert "--preset goes with neither" in refused(model, "--preset", "NoDec", "--encoder", "share")
+    assert "--preset does not go with" in refused(model, "--preset", "NoDec", "--encoder", "share")
     assert "--cross share: the model has no cross-attention" in refused(models["gpt2"], "--cross", "share")
     assert "--encoder drop: the model has no encoder self-attention" in refused(
         models["gpt2"], "--encoder", "drop"
@@ -140,7 +140,7 @@ def test_refusals(model: Path, models: dict[str, Path]) -> None:
         model, "--encoder", "share", "--groups", 2
     )
     assert "--groups x: not a number of groups" in refused(model, "--encoder", "share", "--groups", "x")
-    assert "--init speaks of shared attentions" in refused(model, "--encoder", "drop", "--init", "last")
+    assert "--init is for shared attentions" in refused(model, "--encoder", "drop", "--init", "last")
     assert "no such configuration" in refused(model, "--preset", "OneWide")
     done(model, "--encoder", "drop", "-o", "none")
     assert "no encoder self-attention left to share" in refused("none", "--encoder", "share")

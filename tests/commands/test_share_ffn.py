@@ -62,7 +62,7 @@ def test_without_options_the_choices_are_said(model: Path, folder: Path) -> None
     }
     with open_model("shared-ffn") as made, open_model(model) as source:
         assert shim_classes(made.config)
-        assert made.structure.history[-1]["arguments"] == {"config": "SharedEncNoDec", "seed": 0}
+        assert made.structure.history[-1]["arguments"] == {"preset": "SharedEncNoDec", "seed": 0}
         assert made.structure.fingerprints() == (source.fingerprint,)
 
 
@@ -228,20 +228,20 @@ REFUSALS: list[tuple[str, tuple[Any, ...], str]] = [
     ("bert", ("--preset", "SharedEncNoDec"), "has only an encoder"),
     ("bert", ("--decoder", "drop"), "--decoder drop: the model has no decoder"),
     ("m2m_100", ("--preset", "SharedEncNoDek"), "Did you mean SharedEncNoDec"),
-    ("m2m_100", ("--preset", "NoDec", "--encoder", "share"), "--preset goes with neither"),
+    ("m2m_100", ("--preset", "NoDec", "--encoder", "share"), "--preset does not go with"),
     ("m2m_100", ("--encoder", "share", "--groups", "2"), "different sizes.\nChoose one of 1, 3."),
     ("m2m_100", ("--encoder", "share", "--groups", "4"), "more groups than layers"),
-    ("m2m_100", ("--encoder", "share", "--groups", "two"), "--groups two: not a number"),
+    ("m2m_100", ("--encoder", "share", "--groups", "two"), "--groups two: must be a valid integer"),
     ("m2m_100", ("--encoder", "share", "--groups", "1,1,1"), "not a number of groups"),
     ("m2m_100", ("--preset", "SharedEncDec", "--groups", "1,1"), "share the same FFNs"),
     ("m2m_100", ("--encoder", "share", "--width", "0"), "--width 0"),
-    ("m2m_100", ("--encoder", "share", "--width", "wide"), "--width wide: not a width"),
-    ("m2m_100", ("--preset", "NoDec", "--width", "8"), "--width speaks of shared FFNs"),
-    ("m2m_100", ("--preset", "NoDec", "--init", "mean"), "--init speaks of shared FFNs"),
-    ("m2m_100", ("--preset", "NoEnc", "--groups", "1"), "--groups speaks of shared FFNs"),
+    ("m2m_100", ("--encoder", "share", "--width", "wide"), "--width wide: must be a valid integer"),
+    ("m2m_100", ("--preset", "NoDec", "--width", "8"), "--width is for shared FFNs"),
+    ("m2m_100", ("--preset", "NoDec", "--init", "mean"), "--init is for shared FFNs"),
+    ("m2m_100", ("--preset", "NoEnc", "--groups", "1"), "--groups is for shared FFNs"),
     ("m2m_100", ("--preset", "SharedEnc", "--scale", "nan"), "--scale nan"),
     ("m2m_100", ("--preset", "SharedEnc", "--keep-units", "norms"), "--keep-units: no FFN gets narrower"),
-    ("m2m_100", ("--preset", "SharedEnc", "--data", "."), "--data: nothing here looks at text"),
+    ("m2m_100", ("--preset", "SharedEnc", "--data", "."), "--data: no text is read here"),
     ("gpt2", ("--width", "8"), "needs text.\nGive --text FILE"),
     (
         "gpt2",

@@ -147,7 +147,7 @@ def test_a_smaller_type_is_named_where_float32_was_asked_for(
 ) -> None:
     free = weights(folder / "llama", 4)
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
-    refused(run("evaluate lm", "--dtype", "fp32"), "What fits: --dtype bfloat16 (", 1)
+    refused(run("evaluate lm", "--compute-dtype", "fp32"), "What fits: --compute-dtype bfloat16 (", 1)
     made = run("evaluate lm")
     assert made.status == 0
     assert "llama: stored as float32, computed in bfloat16 on the CPU (it would take " in made.err

@@ -161,7 +161,7 @@ def test_layer_by_layer_it_is_in_the_budget(models: dict[str, Path], monkeypatch
 
 
 def test_refused(models: dict[str, Path]) -> None:
-    with pytest.raises(UsageError, match="--continuations does not go with --memory"):
+    with pytest.raises(UsageError, match="`continuations` does not go with `memory`"):
         results(models, continuations=2, memory=1 << 30)
 
 

@@ -86,8 +86,8 @@ class SharingOptions(Options):
     groups: tuple[int, ...] | None = None
     order: Order | None = option(
         None,
-        "Layers that share one, for six layers in three groups: sequence 1 1 2 2 3 3, cycle 1 2 3 1 2 3, cycle-reverse "
-        "1 2 3 3 2 1. Default: sequence.",
+        "Layers that share one: sequence, cycle, cycle-reverse; for six layers in three groups 1 1 2 2 3 3, "
+        "1 2 3 1 2 3, 1 2 3 3 2 1. Default: sequence.",
         panel=ADVANCED,
     )
     keep_units: KeepUnits | None = None
@@ -148,8 +148,8 @@ class FfnOptions(SharingOptions):
     )
     keep_units: KeepUnits | None = option(
         None,
-        "Hidden units to keep if an FFN gets narrower: norms: those with the largest weights; activations: the most "
-        "active ones on --data or --text. Default: activations.",
+        "Hidden units to keep if an FFN gets narrower, by norms, activations: those with the largest weights, or the "
+        "most active ones on --data or --text. Default: activations.",
         panel=SELECTION,
     )
     scale: float | None = option(
