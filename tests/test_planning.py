@@ -41,8 +41,8 @@ def test_text_is_read_only_where_options_ask_for_it(model: Checkpoint) -> None:
     }
     widths = plan_widths(model, NarrowOptions(width=5, metric="norms"), nowhere)
     assert all(len(ids) == 5 for ids in widths.kept.values())
-    assert plan_ffn_on_text(model, FfnOptions(config="NoDec"), nowhere).removed
-    with pytest.raises(UsageError, match="--metric cosine needs text"):
+    assert plan_ffn_on_text(model, FfnOptions(preset="NoDec"), nowhere).removed
+    with pytest.raises(UsageError, match="`metric=cosine` needs text"):
         plan_layers(model, LayerOptions(count=1), TextRun(TextChoice()))
 
 

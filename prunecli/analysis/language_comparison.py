@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,11 @@ from prunecli.analysis.language_experts import (
     jaccard_matrix,
     spread_by_relation,
 )
-from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.budget import MIN_PER_LAYER, balance_text, parse_balance
+from prunecli.errors import StatisticsError
+from prunecli.methods.experts.budget import MIN_PER_LAYER, balance_text
 from prunecli.methods.experts.metrics import aggregate, metric_named, metric_values
-from prunecli.methods.experts.names import Strategy
 from prunecli.methods.experts.options import SCOPES
+from prunecli.methods.options import Strategy
 from prunecli.results.document import Model
 from prunecli.results.gates import ANY, GateStatistics, side_of, split_pair
 from prunecli.results.header import header
@@ -75,11 +75,11 @@ class LanguageOptions:
 def language_options(
     ratio: float,
     metric: str | None,
-    strategy: str | None,
-    balance: str | None,
+    strategy: Strategy | None,
+    balance: Fraction | None,
     minimum: int | None,
     linkage: LinkageMethod,
-    languages: str | None,
+    languages: tuple[str, ...],
     layer_metric: str | None = None,
     groups: Path | None = None,
     families: Path | None = None,
@@ -92,9 +92,6 @@ def language_options(
     """
     default = LanguageOptions()
     strategy = default.strategy if strategy is None else strategy
-    strategies = get_args(Strategy)
-    if strategy not in strategies:
-        raise UsageError(f"No strategy {strategy!r}.", f"Choose one of {', '.join(strategies)}.")
     for name in filter(None, (metric, layer_metric)):
         metric_named(name)
     return LanguageOptions(
@@ -103,11 +100,11 @@ def language_options(
         families={} if families is None else read_groups(families),
         ratio=ratio,
         metric=default.metric if metric is None else metric,
-        strategy=cast("Strategy", strategy),
-        balance=default.balance if balance is None else parse_balance(balance),
+        strategy=strategy,
+        balance=default.balance if balance is None else balance,
         minimum=default.minimum if minimum is None else minimum,
         linkage=linkage,
-        languages=tuple(name.strip() for name in languages.split(",") if name.strip()) if languages else (),
+        languages=languages,
     )
 
 
@@ -131,8 +128,8 @@ def compare_by_language(
     languages = {language for pair in statistics.entries for language in split_pair(pair)} - {ANY}
     languages &= set(options.languages or languages)
     if options.groups:
-        options = replace(options, groups=groups_of(languages, options.groups, "--groups"))
-    families = groups_of(languages, options.families, "--families") if options.families else {}
+        options = replace(options, groups=groups_of(languages, options.groups, "`groups`"))
+    families = groups_of(languages, options.families, "`families`") if options.families else {}
     given: dict[str, Any] = {
         name: value for name, value in (("groups", options.groups), ("families", families)) if value
     }

@@ -171,7 +171,7 @@ def _rows(means: Tensor | None, component: Component, batch: Batch) -> Features:
         sentence = batch.indices[int(np.argmin(finite))] + 1
         raise DataError(
             f"{component.name}: its output for sentence {sentence:,} holds NaN or infinity",
-            "The weights are damaged, or overflow the type: try --dtype float32.",
+            "The weights are damaged, or overflow the type: try `dtype=float32`.",
         )
     return rows
 

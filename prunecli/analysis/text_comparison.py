@@ -54,7 +54,7 @@ def compare_by_text(statistics: GateStatistics, options: TextOptions, files: Seq
     """
     texts = tuple(dict.fromkeys(options.texts)) or tuple(statistics.entries)
     metric = options.metric or default_metric(statistics)
-    families = groups_of(set(texts), options.families, "--families") if options.families else {}
+    families = groups_of(set(texts), options.families, "`families`") if options.families else {}
     values = {text: metric_values(metric, aggregate_texts(statistics, (text,)), statistics) for text in texts}
     axes = statistics.axes
     minimum = statistics.top_k if options.minimum is None else options.minimum

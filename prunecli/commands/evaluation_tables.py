@@ -139,7 +139,7 @@ def _cell(scores: Mapping[str, Any], metric: str, evaluation: Evaluation) -> str
 
 def report(label: str, work: RunReport) -> None:
     """Say what a checkpoint that was run layer by layer took."""
-    from prunecli.commands.memory_options import report_run
+    from prunecli.commands.checkpoints import report_run
 
     report_run(work, label)
 

@@ -7,11 +7,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from prunecli.commands import console
-from prunecli.errors import UsageError
 from prunecli.methods.sharing.arrange import Group, SharePlan, kind_of, own_tensors
 from prunecli.model.parts import ranges
 from prunecli.results.rewriting import AttentionSharing, FfnSharing, SharedGroup, Sharing
-from prunecli.tensors.quantities import whole_numbers
 
 if TYPE_CHECKING:
     from prunecli.commands.rewriting import Shown
@@ -70,16 +68,6 @@ def show_shared(shown: Shown, plan: SharePlan) -> None:
     columns = ("layers", plan.part, size, "parameters")
     console.show(console.table(title, columns, rows, text_columns=2))
     shown.show_sizes_and_place()
-
-
-def parse_groups(text: str | None, most: int, remedy: str) -> tuple[int, ...] | None:
-    """--groups: up to `most` whole numbers."""
-    if text is None:
-        return None
-    numbers = whole_numbers(text)
-    if not 1 <= len(numbers) <= most:
-        raise UsageError(f"--groups {text}: not a number of groups.", remedy)
-    return numbers
 
 
 def _parameters(shown: Shown, plan: SharePlan) -> dict[str, int]:

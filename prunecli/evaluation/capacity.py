@@ -17,7 +17,8 @@ from prunecli.methods.experts.budget import (
     margin_bytes,
     nearest_ratio,
 )
-from prunecli.methods.experts.options import ExpertOptions, request_of
+from prunecli.methods.experts.options import request_of
+from prunecli.methods.options import ExpertOptions
 from prunecli.model.cache import find_cache
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import (
@@ -296,7 +297,7 @@ def _ways(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
     if shortage.dtype == "float32" and not shortage.trains:
         smaller = weight_bytes(checkpoint, "BF16")
         if smaller <= shortage.room:
-            yield f"--dtype bfloat16 ({bytes_text(smaller)})"
+            yield f"--compute-dtype bfloat16 ({bytes_text(smaller)})"
     if checkpoint.family is None or shortage.dtype == "int8":
         return
     if shortage.by_layer and not checkpoint.runs_stock:

@@ -58,7 +58,7 @@ class CausalModels:
         self._first, *others = checkpoints
         if options.continuations and not others:
             raise UsageError(
-                "--continuations compares checkpoints, one was given", "Name the one to compare with first."
+                "`continuations` compares checkpoints, one was given", "Name the one to compare with first."
             )
         self._compared = bool(others)
         self._others_own = _other_vocabularies(checkpoints) if others else {}
@@ -90,7 +90,7 @@ class CausalModels:
         if is_first:
             self._windows = windows
         elif is_compared and windows != self._windows:
-            self._refuse(label, "it reads the texts in other windows (the same --context makes them alike)")
+            self._refuse(label, "it reads the texts in other windows (the same `context` makes them alike)")
             is_compared = False
         continued = self._continue(label, runner, tokenizer, windows, progress) if is_compared else {}
         batches = window_examples(windows, *filling(runner.model, tokenizer)).batches(
@@ -223,7 +223,7 @@ class CausalModels:
         """Say that this model is not compared with the first; refuse it where that was asked for by an option."""
         line = f"{label}: no comparison of next tokens with {self._first}: {reason}"
         if self._options.continuations:
-            raise UsageError(line, "Leave --continuations out, or compare models of one tokenizer.")
+            raise UsageError(line, "Leave `continuations` out, or compare models of one tokenizer.")
         self._say(f"{line}.")
 
 

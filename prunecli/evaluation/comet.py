@@ -29,7 +29,7 @@ def require_comet() -> str:
     program = shutil.which(PROGRAM)
     if program is None:
         raise PruneError(
-            f"--comet: {PROGRAM} is not installed",
+            f"`comet`: {PROGRAM} is not installed",
             "Install it beside prunecli, in an environment of its own: pipx install unbabel-comet.",
         )
     return program
@@ -74,7 +74,7 @@ def comet_scores(
         if done.returncode != 0 or not (directory / "scores.json").is_file():
             lines = [line for line in done.stderr.splitlines() if line.strip()]
             why = lines[-1].strip() if lines else f"it ended with status {done.returncode}"
-            raise PruneError(f"{PROGRAM} --model {model}: {why}", "Leave --comet out, or correct its model.")
+            raise PruneError(f"{PROGRAM} --model {model}: {why}", "Leave `comet` out, or correct its model.")
         payload = read_json(directory / "scores.json", error=PruneError)
     scores = {
         label: np.array([100 * float(row["COMET"]) for row in payload[path.name]])

@@ -66,7 +66,7 @@ def text_vectors(
     )
     vectors = np.stack([found[number] for number in range(len(texts))])
     if not np.isfinite(vectors).all():
-        raise DataError("a vector is not finite", "Choose --dtype float32.")
+        raise DataError("a vector is not finite", "Choose `dtype=float32`.")
     return vectors
 
 

@@ -68,14 +68,15 @@ def evaluate(
     output = None if output is None else Path(output)
     directories = {label: directory_of(model, say) for label, model in checkpoints.items()}
     task = task or task_of_all(list(directories.values()), task_of)
-    choice.check(task, options.given)
+    options.check_options()
+    choice.check_task(task, options.of_tasks)
     options.gate.check(task, len(directories))
     if task == "translation":
         return _translation(directories, choice, options, output, force, progress, say, warn)
     from prunecli.evaluation.tasks import evaluate_task
 
     if processes.world_size() > 1:
-        raise UsageError(f"--task {task}: one process does it", "Start it without torchrun.")
+        raise UsageError(f"`task={task}`: one process does it", "Start it without torchrun.")
     return evaluate_task(
         directories,
         choice.read(task, say),
@@ -105,7 +106,7 @@ def _translation(
         data = _at_most(options.most_translations, len(checkpoints), data, say)
     for path in checkpoints.values():  # before a word on what is left out
         read_config(path)
-    options = replace(options, spm=spm_file(options.spm))
+    options = options.model_copy(update={"spm": spm_file(options.spm)})
     if options.spm is None:
         say(spm_missing())
     partial = None if output is None else partial_path(output)
@@ -135,7 +136,7 @@ def _pruned_for(checkpoints: Sequence[Path], data: Dataset, say: Say) -> Dataset
     if not kept or kept == data.pairs:
         return data
     say(
-        f"{len(kept)} of {len(data.pairs)} pairs: what the checkpoints were pruned for (--pairs chooses others)."
+        f"{len(kept)} of {len(data.pairs)} pairs: what the checkpoints were pruned for (`pairs` chooses others)."
     )
     return replace(data, pairs=kept)
 
@@ -150,6 +151,6 @@ def _at_most(count: int, checkpoints: int, data: Dataset, say: Say) -> Dataset:
         return data
     say(
         f"About a minute: {counted(checkpoints, 'checkpoint')} x {len(pairs)} of {counted(len(data.pairs), 'pair')} x "
-        f"{sentences} of {counted(len(text), 'sentence')}. --all takes everything."
+        f"{sentences} of {counted(len(text), 'sentence')} (`everything`: all)."
     )
     return replace(data, text=text.first(sentences), pairs=pairs)

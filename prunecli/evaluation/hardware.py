@@ -122,7 +122,7 @@ def idle_threads(checkpoints: Iterable[Checkpoint], say: Say = unsaid) -> int:
     if idle < wanted:
         say(
             f"Other work keeps the CPU busy: {counted(idle, 'thread')} instead of {wanted} "
-            "(--threads takes another number)."
+            "(`threads` takes another number)."
         )
     return idle
 
@@ -192,9 +192,9 @@ def measure_cost(task: MemoryTask) -> Cost:
             check=False,
         )
         if done.returncode != 0 or not result.is_file():
-            remedy = "Leave this measurement out with --no-memory."
+            remedy = "Leave this measurement out with `memory=False`."
             if done.returncode == -signal.SIGKILL:
-                remedy = "The machine most likely ran out of memory: try --dtype, a smaller model, or a smaller batch."
+                remedy = "The machine most likely ran out of memory: try `dtype`, a smaller model, or a smaller batch."
             raise PruneError(f"{task.checkpoint}: could not be measured: {_reason(done)}", remedy)
         return Cost(**read_json(result))
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli.evaluation.hardware import MemoryTask, idle_threads, measure_cost, threads
-from prunecli.evaluation.timing import LatencyOptions, Setting, Turns, measure_seconds
+from prunecli.evaluation.options import LatencyOptions
+from prunecli.evaluation.timing import Setting, Turns, measure_seconds
 from prunecli.evaluation.workload import Phase, Workload
 from prunecli.evaluation.workloads import workload
 from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
@@ -63,7 +64,7 @@ def bench_latency(
     if task is None:
         named = choice.files or choice.labelled is not None
         task = task_of_all(list(directories.values()), task_of) if named else "translation"
-    choice.check(task, {"--beam": options.beams is not None})
+    choice.check_task(task, {"beam": options.beams is not None})
     data = choice.read(task, say)
     if task == "translation":
         data = replace(data, pairs=pruned_pairs(list(directories.values()), data.pairs) or data.pairs)
@@ -93,7 +94,8 @@ def _latency(
     from prunecli.results.latency import Latency, Timed
 
     if options.beams is None:
-        options = replace(options, beams=(BEAM,) if data.task == "translation" else (1,))
+        beams = (BEAM,) if data.task == "translation" else (1,)
+        options = options.model_copy(update={"beams": beams})
     beam, largest = max(options.beams or (1,)), max(options.batch_sizes)
     longest = max(work.longest for work in workloads.values())
     load = Load(largest, beam, max(longest, options.new_tokens))
@@ -101,7 +103,7 @@ def _latency(
     dtype = fitting_dtype(
         opened, choose_devices(options.device), options.dtype, beside=decoding(load), only_runs=True, say=say
     )
-    options = replace(options, dtype=dtype_name(dtype))
+    options = options.model_copy(update={"dtype": dtype_name(dtype)})
     rooms = {
         label: decoding_room(checkpoint, load, COMPUTE[options.dtype]) for label, checkpoint in opened.items()
     }

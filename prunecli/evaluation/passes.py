@@ -92,7 +92,7 @@ def classified(checkpoint: Checkpoint, model: Any, tokenizer: Any, text: Labelle
     if examples.max_rows == 1 and len(text) > 1:
         raise UsageError(
             f"{checkpoint.path}: config.json names no padding token, so the model takes one example at a time",
-            "Give --batch-size 1 and --sentences 1, or set pad_token_id in config.json.",
+            "Give `batch_sizes=1` and `sentences=1`, or set pad_token_id in config.json.",
         )
     types = None if examples.types is None else examples.types.rows()
     return Passes(examples.ids.rows(), examples.pad_id, types)

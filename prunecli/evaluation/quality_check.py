@@ -174,7 +174,7 @@ def _read(source: Checkpoint, named: Path | None, scored: TextChoice | None) -> 
         choice = TextChoice(files=(named,))
 
     def read(choice: TextChoice) -> tuple[Dataset, PlainText]:
-        data = choice.read("lm") if source.family is None else measured_text(source, choice, "--check")
+        data = choice.read("lm") if source.family is None else measured_text(source, choice, "`check_text`")
         assert isinstance(data.text, PlainText)
         return data, data.text
 

@@ -42,7 +42,7 @@ def spm_file(given: Path | None) -> Path | None:
     """
     if given is not None:
         if not given.is_file():
-            raise DataError(f"{given}: no such file", "Name FLORES-200's SentencePiece model with --spm.")
+            raise DataError(f"{given}: no such file", "Name FLORES-200's SentencePiece model with `spm`.")
         refuse_pointer(given, DataError)
         return given
     folder = os.environ.get("SACREBLEU") or str(Path.home() / ".sacrebleu")
@@ -53,7 +53,7 @@ def spm_file(given: Path | None) -> Path | None:
 def spm_missing() -> str:
     """The line that says how to get spBLEU."""
     return (
-        f"No spBLEU: FLORES-200's SentencePiece model is not on this machine. Give it with --spm FILE, or "
+        f"No spBLEU: FLORES-200's SentencePiece model is not on this machine. Give it with `spm=FILE`, or "
         f"put it at ~/.sacrebleu/models/{SPM_NAME} (`sacrebleu --tokenize flores200` downloads it there)."
     )
 

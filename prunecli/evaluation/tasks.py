@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -95,7 +94,7 @@ def evaluate_task(
                 label_ids(text, {int(number): str(name) for number, name in names.items()})
     if options.memory is not None:
         _check_by_layer(opened.values())
-    options = replace(options, dtype=_dtype(opened, task, options, say))
+    options = options.model_copy(update={"dtype": _dtype(opened, task, options, say)})
     with ExitStack() as kept:
         kept.enter_context(threads(threads_for(opened.values())))
         causal = embedding = None
@@ -164,7 +163,7 @@ def _check_by_layer(checkpoints: Iterable[Checkpoint]) -> None:
         if checkpoint.family is None:
             checkpoint.require_architecture()
         if checkpoint.runs_stock and (refused := refused_by_layer(checkpoint)) is not None:
-            raise UsageError(f"--memory: {refused}", REMEDY)
+            raise UsageError(f"`memory`: {refused}", REMEDY)
 
 
 def _dtype(opened: Mapping[str, Checkpoint], task: OtherTask, options: EvaluationOptions, say: Say) -> str:

@@ -4,50 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from prunecli.choices import Choices
 from prunecli.evaluation.hardware import device_names, fit_together, model_sizes
+from prunecli.evaluation.options import LatencyOptions
 from prunecli.evaluation.workload import Phase, Workload
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.progress import Progress
-
-
-@dataclass(frozen=True)
-class LatencyOptions(Choices):
-    """How speed is measured.
-
-    Attributes:
-        sentences: of a run, or examples, or prompts; more where they do not fill the largest batch.
-        beams: of translation; None: `BEAM`.
-        batch_sizes: every combination with a beam is measured.
-        runs: timed repetitions.
-        warm_up: repetitions before them that are not counted.
-        new_tokens: tokens generated per sentence, or prompt.
-        threads: of the CPU, or None for torch's choice.
-        device, dtype: as in `load_model`.
-        memory: measure load time and peak memory, in a process of its own per checkpoint.
-    """
-
-    sentences: int = 8
-    beams: tuple[int, ...] | None = None
-    batch_sizes: tuple[int, ...] = (1,)
-    runs: int = 5
-    warm_up: int = 1
-    new_tokens: int = 32
-    threads: int | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    memory: bool = True
-
-    @property
-    def count(self) -> int:
-        """Sentences of a run: a batch is full at every size, so that its speed is that of the size."""
-        largest = max(self.batch_sizes)
-        return -(-self.sentences // largest) * largest
-
 
 Setting = tuple[int, int]
 """(batch size, beam)."""

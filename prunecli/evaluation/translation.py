@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,7 +93,8 @@ def evaluate_translation(
     partial = PartialTranslations(None if output is None else partial_path(output))
     models = sorted([checkpoint.fingerprint, checkpoint.total_bytes] for checkpoint in opened.values())
     run = key_of({"models": models, "device": options.device})  # what the type is chosen by
-    options = replace(options, dtype=_dtype(opened, options, partial.dtypes.get(run), process_group, say))
+    kind = _dtype(opened, options, partial.dtypes.get(run), process_group, say)
+    options = options.model_copy(update={"dtype": kind})
     keys = {
         label: {pair: _key(checkpoint, text.sentences[pair[0]], pair, options) for pair in pairs}
         for label, checkpoint in opened.items()
@@ -103,7 +104,7 @@ def evaluate_translation(
     )
     counts = ((len(opened), "checkpoint"), (len(pairs), "pair"), (len(text), "sentence"))
     what = " x ".join(counted(count, unit) for count, unit in counts)
-    less = "--max-sentences and --pairs take fewer"
+    less = "`max_sentences` and `pairs` take fewer"
     foretold = foretelling(progress, left * len(text), say, what, less)
     with threads(threads_for(opened.values())):
         translations = {

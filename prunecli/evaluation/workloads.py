@@ -164,8 +164,8 @@ def decoding(
         if not stock.can_generate():
             raise UnsupportedModelError(
                 f"{checkpoint.path}: the model is a {stock.__name__}, which generates no text",
-                "Name a checkpoint of a translation or language model, or give the text of its task: --text, "
-                "--labelled.",
+                "Name a checkpoint of a translation or language model, or give the text of its task: `files` or "
+                "`labelled`.",
             )
     tokenizer = load_tokenizer(checkpoint.path)
     vocabulary = vocabulary_size(config)
@@ -210,7 +210,7 @@ def _continued(
         raise UsageError(
             f"{checkpoint.path}: prompts of {context:,} tokens and {new_tokens + 1:,} new ones were asked for, the "
             f"model has {limit:,} positions",
-            f"Ask for at most --context {room}.",
+            f"Ask for at most `context={room}`.",
         )
     length = context or min(PROMPT, room or PROMPT)
     texts = bounded(text.texts, length * count)
@@ -224,7 +224,7 @@ def _continued(
     if len(rows) < count:
         raise DataError(
             f"{', '.join(map(str, text.files))}: {len(rows):,} prompts of {length:,} tokens, {count:,} are needed",
-            "Give more text, a smaller --context, or fewer --sentences.",
+            "Give more text, a smaller `context`, or fewer `sentences`.",
         )
     return Continuation(tuple(map(tuple, rows)), padding_id(model, tokenizer), new_tokens)
 
@@ -233,5 +233,5 @@ def _require_positions(checkpoint: Checkpoint, new_tokens: int, limit: int) -> N
     if new_tokens >= limit:
         raise UsageError(
             f"{checkpoint.path}: {new_tokens} new tokens were asked for, the model has {limit} positions",
-            f"Ask for at most --new-tokens {limit - 1}.",
+            f"Ask for at most `new_tokens={limit - 1}`.",
         )

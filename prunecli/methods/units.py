@@ -1,106 +1,28 @@
-"""Heads, hidden units and layers: the options, the scores and the selection that their three methods share."""
+"""The scores of units, and the one plan of all methods: from values and a budget to a selection."""
 
-# No postponed annotations: those of `UnitOptions` are read in the modules of its subclasses, too.
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy as np
 
-from prunecli.choices import Choices
 from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import RunOptions, describe, measured_text
+from prunecli.methods.options import ExpertOptions, UnitOptions
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Origin
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.matching import scores_for
-from prunecli.results.unit_scores import METHODS, Kind, Scores, files_of
+from prunecli.results.unit_scores import Scores, files_of
 from prunecli.selection.select import HOLDERS, Budget, Values, best, held_in, select_with_thresholds
 from prunecli.selection.selection import Selection, decision_of, num_removed, selection_of
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.plain import MIXED, PlainText
 from prunecli.text.tasks import TaskName
-
-
-@dataclass(frozen=True)
-class UnitOptions(Choices):
-    """Options of `prune-heads`, `prune-ffn` and `prune-layers` alike.
-
-    Attributes:
-        ratio: fraction of the units to remove, rounded up. Default: `DEFAULT_RATIO`, if no amount is given.
-        count: number of units to remove.
-        keep: a saved selection, instead of a metric and an amount.
-        metric: what the units are ranked by.
-        scores: scores that were measured before, or their files, which are merged. If None, the model runs on text.
-        dtype: type of the result's weights. If None, as stored.
-        seed: seed of the metric `random`.
-    """
-
-    COMMAND: ClassVar[str]
-    KIND: ClassVar[Kind]
-    UNITS: ClassVar[str]
-    """What messages call the units."""
-    DEFAULT_RATIO: ClassVar[float] = 0.25
-    AMOUNTS: ClassVar[tuple[str, ...]] = ("ratio", "count")
-    """Options that say how many units are removed."""
-
-    ratio: float | None = None
-    count: int | None = None
-    keep: Path | str | None = None
-    metric: str | None = None
-    scores: Scores | Path | str | Sequence[Path | str] | None = None
-    dtype: str | None = None
-    seed: int = 0
-
-    @property
-    def changed(self) -> set[str]:
-        """Names of the options that differ from their defaults."""
-        return {field.name for field in fields(self) if getattr(self, field.name) != field.default}
-
-    @property
-    def has_amount(self) -> bool:
-        """Whether any option says how many units are removed."""
-        return any(getattr(self, name) is not None for name in self.AMOUNTS)
-
-    @property
-    def share(self) -> float | None:
-        """Fraction of the units to remove: `ratio`, or the default if no amount is given."""
-        return self.ratio if self.has_amount else self.DEFAULT_RATIO
-
-    @property
-    def is_named(self) -> bool:
-        """Whether the units to keep are named, so that nothing is ranked."""
-        return self.keep is not None
-
-    @property
-    def needs_text(self) -> bool:
-        """Whether the model has to run on text."""
-        return not self.is_named and self.scores is None and self.metric in (None, *METHODS[self.KIND])
-
-    def check_amount(self) -> None:
-        """Refuse more than one amount.
-
-        Raises:
-            UsageError: two amounts are given.
-        """
-        amounts = [f"--{name}" for name in self.AMOUNTS if getattr(self, name) is not None]
-        if len(amounts) > 1:
-            raise UsageError(f"Give one of {' and '.join(amounts)}.", f"Each says how many {self.UNITS} go.")
-
-    def check_metric(self) -> None:
-        """Refuse scores together with a metric that reads none.
-
-        Raises:
-            UsageError: both are given.
-        """
-        known = METHODS[self.KIND]
-        if self.scores is not None and self.metric not in (None, *known):
-            raise UsageError(
-                f"--scores: --metric {self.metric} looks at no text.",
-                f"Leave --scores out, or choose {', '.join(known)}.",
-            )
 
 
 @dataclass(frozen=True)
@@ -151,9 +73,9 @@ def measured(
     if options.scores is not None:
         return scores_for(checkpoint, options.scores, options.KIND, axes), None
     if run is None:
-        raise UsageError(f"--metric {metric} needs text.", f"Give --data or --text, or --metric {without}.")
-    other = f"--metric {without} (it can ruin a model)"
-    data = measured_text(checkpoint, run.choice, f"--metric {metric}", run.say, task=task, without=other)
+        raise UsageError(f"`metric={metric}` needs text.", f"Give `data` or `files`, or `metric={without}`.")
+    other = f"`metric={without}` (it can ruin a model)"
+    data = measured_text(checkpoint, run.choice, f"`metric={metric}`", run.say, task=task, without=other)
     origin = {
         "task": data.task,
         "texts": list(run.choice.texts),
@@ -232,29 +154,9 @@ def random_words(seed: int) -> str:
     return f"drawn at random (seed {seed})"
 
 
-class Request(Protocol):
-    """The options of a method, as far as `plan` reads them."""
-
-    COMMAND: ClassVar[str]
-    UNITS: ClassVar[str]
-    DEFAULT_RATIO: ClassVar[float]
-
-    @property
-    def has_amount(self) -> bool: ...
-
-    @property
-    def metric(self) -> str | None: ...
-
-    @property
-    def seed(self) -> int: ...
-
-    @property
-    def dtype(self) -> str | None: ...
-
-
 def plan(
     checkpoint: Checkpoint,
-    options: Request,
+    options: UnitOptions | ExpertOptions,
     axes: Sequence[Axis],
     budget: Budget,
     ranking: Ranking,
@@ -272,8 +174,8 @@ def plan(
         axes: all axes of the selection.
         budget: budget for the axes `chosen`.
         ranking: values of the units.
-        arguments: arguments for the history; the seed and the type are added, and the number of units that go as
-            `removed` if it has this key.
+        arguments: arguments for the history; the recorded options and the seed are added, and the number of units that
+            go as `removed` if it has this key.
         chosen: the axes that may lose units. If None, all.
         of: place of the units in words, for the reasons.
         by_share: compare the values of different axes as shares of their axis' l2 norm.
@@ -313,8 +215,8 @@ def plan(
     said, words = ranking.how or f"by {ranking.metric}{default}{ranking.note}", budget.words(axes[0].kind)[0]
     where = f", from {', '.join(map(str, ranking.files))}" if ranking.files else ""
     lines = [f"{options.UNITS.capitalize()}{of} {said}{where}: {words}."]
-    if not options.has_amount:
-        lines.insert(0, f"No --ratio given: removing {options.DEFAULT_RATIO:.0%} of the {options.UNITS}.")
+    if isinstance(options, UnitOptions) and not options.has_amount:
+        lines.insert(0, f"No `ratio` given: removing {options.DEFAULT_RATIO:.0%} of the {options.UNITS}.")
     gone, held = num_removed(chosen, kept), held_in(chosen)
     if budget.even is not None:
         holder = HOLDERS.get(chosen[0].kind, "axis")
@@ -328,7 +230,11 @@ def plan(
         named = ", ".join(f"{theta:.4f} ({part})" for part, theta in thetas.items())
         counted = ", counted as in the authors' released code" if budget.released else ""
         lines.append(f"Threshold theta: {named}{counted}.")
-    arguments = {**arguments, "seed": options.seed if options.metric == "random" else None}
+    arguments = {
+        **options.recorded(),
+        **arguments,
+        "seed": options.seed if options.metric == "random" else None,
+    }
     if "removed" in arguments:
         arguments["removed"] = gone
     return selection_of(

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from prunecli.choices import present_name
+from prunecli.options import present_name
 from prunecli.progress import Say, unsaid
 from prunecli.recipes.text import (
     RecipeText,
@@ -151,7 +151,9 @@ def resolve(
         if not applies(step_text, variables, number, faults):
             continue
         given = step_text.arguments.items()
-        arguments = {present_name(step_text.command, f"--{name}", say)[2:]: value for name, value in given}
+        arguments = {
+            present_name(step_text.command, f"--{name}", str(value), say)[2:]: value for name, value in given
+        }
         step_text = step_text.model_copy(update={"arguments": arguments})
         for name, values in expand(step_text, variables, number, faults):
             earlier = [output for step in steps for output in step.makes]

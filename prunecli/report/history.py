@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prunecli.analysis.settings import AMOUNTS
-from prunecli.choices import present_name
 from prunecli.model.structure import statistics_files
+from prunecli.options import present_name
 from prunecli.progress import unsaid
 from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.report.markup import Html, element, join
@@ -29,6 +29,9 @@ _FACTS = {
     ("finetune", "best"): "best at step {}",
 }
 """Arguments that are not options -> how they are shown."""
+
+_OPTIONS = {("finetune", "hidden"): "--hidden-weight", ("finetune", "dtype"): "--compute-dtype"}
+"""Arguments -> options of another name."""
 
 _COUNTED = {
     "experts": "{after:,} of {before:,} experts kept",
@@ -222,8 +225,7 @@ def _typed(
 
 def _option(command: str, name: str, value: Any) -> list[str]:
     """An argument as words of a command line."""
-    option = "--hidden-weight" if (command, name) == ("finetune", "hidden") else f"--{name.replace('_', '-')}"
-    option = present_name(command, option, unsaid)
+    option = _OPTIONS.get((command, name)) or present_name(command, f"--{name.replace('_', '-')}", "", unsaid)
     if name == "text":
         text = value if isinstance(value, Mapping) else {"files": value}
         words = [word for file in _many(text.get("files")) for word in (option, str(file))]

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
-from prunecli.choices import paths
 from prunecli.errors import PruneError, StatisticsError
 from prunecli.model.axes import Axis, axis_name, module_of
 from prunecli.model.decision import Origin
+from prunecli.options import paths
 from prunecli.results.document import MOST, Count, Document, Model, Number, Record, first_fault
 from prunecli.results.header import asked, header, merged_text, split_of
 from prunecli.results.tabled import Row, Tables
@@ -398,7 +398,7 @@ def scores_of(checkpoint: Checkpoint, seed: int | None = None, **fields: Any) ->
         return Scores(**head, **fields)
     except ValidationError as error:
         raise PruneError(
-            f"The scores cannot be stored: {first_fault(error)}", "Compute with --dtype float32."
+            f"The scores cannot be stored: {first_fault(error)}", "Compute with `dtype=float32`."
         ) from error
 
 

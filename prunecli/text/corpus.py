@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from prunecli.choices import Choices
 from prunecli.errors import DataError, UsageError, reason_of
 from prunecli.progress import Say, unsaid
 from prunecli.text.hub_data import is_hub_data, read_hub_data
@@ -22,7 +21,7 @@ AT_ONCE = 1 << 8
 
 
 @dataclass(frozen=True)
-class Corpus(Choices):
+class Corpus:
     """What one name stands for.
 
     Attributes:

@@ -20,7 +20,7 @@ from prunecli.progress import Say, unsaid
 from prunecli.results.document import LARGEST
 from prunecli.running.runner import ignored
 
-REMEDY = "Lower --learning-rate, raise --warmup, or try --dtype float32, with --resume never."
+REMEDY = "Lower --learning-rate, raise --warmup, or try `dtype=float32`, with --resume never."
 """Against numbers that grow without end."""
 
 

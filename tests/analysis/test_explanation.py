@@ -40,7 +40,7 @@ def thrice(tmp_path: Path) -> Path:
             tmp_path / "three",
         )
     with open_model(tmp_path / "three") as model:
-        plan = plan_ffn(model, FfnOptions(config="Shared", width=2, keep_units="norms"))
+        plan = plan_ffn(model, FfnOptions(preset="Shared", width=2, keep_units="norms"))
         apply(model, rewrite_shared(model, plan), tmp_path / "four")
     return tmp_path
 

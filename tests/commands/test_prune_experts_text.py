@@ -198,7 +198,7 @@ def test_by_ids_under_the_names_on_disk(model: Path, folder: Path) -> None:
     [
         (("--for", "cod"), "Did you mean code?", 1),
         (("--source", "eng_Latn"), "Name the texts whose statistics count with --for", 2),
-        (("--strategy", "side-threshold"), "is of encoders and decoders", 2),
+        (("--strategy", "side-threshold"), "is for encoders and decoders", 2),
         (("--experts-per-layer", "6,4"), "Give one number", 2),
         (("--multiple-of", 16), "no multiple of 16", 2),
         (("--ratio", 0.9), "would stay", 2),

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
+from prunecli.methods.options import ExpertOptions
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.methods.sharing.plan import plan_ffn
 from prunecli.methods.sharing.rewrite import rewrite_shared
@@ -264,4 +264,4 @@ def test_gates_of_the_original_follow_their_layers(tmp_path: Path) -> None:
         assert found.layers == ("model.encoder.layers.2.ffn", *names[2:])
         assert found.entries["eng_Latn-fra_Latn"].tokens.tolist() == [1, 2, 3]
         assert found.entries["eng_Latn-fra_Latn"].top1[:, 0].tolist() == [1, 2, 3]
-        plan_experts(opened, ExpertOptions(gates=gates, amount=Amount(ratio=0.5)))
+        plan_experts(opened, ExpertOptions(gates=gates, ratio=0.5))

@@ -15,7 +15,7 @@ from prunecli.commands.compare_models import compare_models
 from prunecli.commands.prune_layers import prune_layers
 from prunecli.commands.score_heads import score_heads
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.embeddings.dimensions import EmbeddingOptions
+from prunecli.methods.embeddings.options import EmbeddingOptions
 from prunecli.methods.embeddings.plan import plan_embeddings
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
@@ -199,7 +199,7 @@ def test_what_runs_the_model_finds_its_parts(source: Path, tmp_path: Path) -> No
         (prune_layers, source, "--metric", "cosine", "--count", 1, "-o", output),
         (prune_layers, source, "--metric", "perplexity", "--count", 1, "--dry-run"),
         (score_heads, source, "-o", tmp_path / "gradient.json"),
-        (score_heads, source, "--method", "ablation", "-o", tmp_path / "ablation.json"),
+        (score_heads, source, "--metric", "ablation", "-o", tmp_path / "ablation.json"),
         (compare_models, source, output, "-o", tmp_path / "similarity.json"),
     ):
         result = call(command, *arguments, "--text", text)

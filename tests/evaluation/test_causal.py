@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 
 from prunecli.errors import DataError, MemoryShortError, UsageError
 from prunecli.evaluation import divergence
-from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.tasks import evaluate_task
 from prunecli.modules import fitting
@@ -27,7 +26,7 @@ from tests.reference.losses import causal_nll
 
 LINES = ("the hat on a hen", "no", "then ten of the hats are on", "a hen in the inn")
 TEXT = PlainText((Path("a.txt"), Path("b.txt")), LINES, ("a", "a", "b", "b"))
-OPTIONS = EvaluationOptions(DecodingOptions(batch_tokens=64, max_new_tokens=5), device="cpu")
+OPTIONS = EvaluationOptions(batch_tokens=64, max_new_tokens=5, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +161,7 @@ def test_layer_by_layer_it_is_in_the_budget(models: dict[str, Path], monkeypatch
 
 
 def test_refused(models: dict[str, Path]) -> None:
-    with pytest.raises(UsageError, match="--continuations does not go with --memory"):
+    with pytest.raises(UsageError, match="`continuations` does not go with `memory`"):
         results(models, continuations=2, memory=1 << 30)
 
 

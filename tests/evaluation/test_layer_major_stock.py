@@ -112,7 +112,7 @@ def test_divergence_from_the_first_model(tmp_path: Path) -> None:
 def test_a_family_that_runs_whole_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path / "model", "kimi_linear")
     with pytest.raises(
-        UsageError, match="--memory: a model of type kimi_linear is measured with the whole model"
+        UsageError, match="`memory`: a model of type kimi_linear is measured with the whole model"
     ):
         evaluated(tmp_path, {"model": path}, memory=PLENTY)
 

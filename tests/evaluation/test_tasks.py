@@ -6,7 +6,6 @@ import pytest
 
 from prunecli.errors import CheckpointError, DataError, OutputError
 from prunecli.evaluation.classification import classify, f1_scores
-from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.language_model import bits_per, mlm_losses, perplexity, utf8_bytes
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.paired import mcnemar_test, paired_t_test
@@ -23,7 +22,7 @@ from tests.evaluation.losses import lm_losses
 from tests.families import tiny_family
 from tests.reference.classification import matthews
 
-OPTIONS = EvaluationOptions(DecodingOptions(batch_tokens=64), device="cpu", seed=4)
+OPTIONS = EvaluationOptions(batch_tokens=64, device="cpu", seed=4)
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
 
 

@@ -11,7 +11,7 @@ import torch
 from prunecli import progress
 from prunecli.errors import OutputError
 from prunecli.evaluation import translation as module
-from prunecli.evaluation.decoding import DecodingOptions, Translation
+from prunecli.evaluation.decoding import Translation
 from prunecli.evaluation.evaluate import evaluate
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.translation import evaluate_translation, hypothesis_path
@@ -26,7 +26,7 @@ TEXT = ParallelText(
 )
 PAIRS = (("eng_Latn", "fra_Latn"), ("fra_Latn", "eng_Latn"))
 DATA = Dataset("translation", TEXT, PAIRS)
-OPTIONS = EvaluationOptions(decoding=DecodingOptions(2, 64, 6), device="cpu", samples=20)
+OPTIONS = EvaluationOptions(beam=2, batch_tokens=64, max_new_tokens=6, device="cpu", samples=20)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,9 @@ def test_one_checkpoint_is_not_compared(checkpoints, good_and_bad, tmp_path):
 
 
 def test_hypotheses_are_kept_one_line_each(checkpoints, good_and_bad, tmp_path):
-    options = EvaluationOptions(decoding=OPTIONS.decoding, samples=0, hypotheses=tmp_path / "hyps")
+    options = EvaluationOptions(
+        beam=2, batch_tokens=64, max_new_tokens=6, samples=0, hypotheses=tmp_path / "hyps"
+    )
     evaluate_translation(checkpoints, DATA, options, tmp_path / "e.json")
     path = tmp_path / "hyps" / "full" / "test.eng_Latn-fra_Latn.hyp"
     assert path == hypothesis_path(tmp_path / "hyps", "full", "test", "eng_Latn-fra_Latn")
@@ -210,7 +212,7 @@ def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, tm
         with pytest.raises(KeyboardInterrupt):
             evaluate_translation(checkpoints, DATA, OPTIONS, output)
     assert len(good_and_bad) == 4
-    wider = EvaluationOptions(decoding=DecodingOptions(3, 64, 6), device="cpu", samples=20)
+    wider = EvaluationOptions(beam=3, batch_tokens=64, max_new_tokens=6, device="cpu", samples=20)
     evaluate_translation(checkpoints, DATA, wider, output)
     assert len(good_and_bad) == 8
 

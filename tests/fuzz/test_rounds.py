@@ -166,7 +166,7 @@ OTHER_KINDS = (
 )
 RUNS = "score-heads model --text text -o out.json"
 REWRITES = (
-    "share-ffn model --config OneWide -o out",
+    "share-ffn model --preset OneWide -o out",
     "prune-heads model --metric random --ratio 0.5 -o out",
     "factorize-embeddings model --map-dim 4 --expand-dim 12 --max-groups 2 --epochs 0 -o out",
     "trim-vocabulary model --text text -o out",

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from prunecli.errors import HubError, UsageError
-from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
+from prunecli.methods.options import ExpertOptions
 from prunecli.model import streamed
 from prunecli.model.checkpoint import open_model
 from prunecli.model.streamed import stream_model
@@ -48,7 +48,7 @@ def source(tmp_path, monkeypatch, hub):
 
 def prune(opened, output, ratio=0.5, shard_bytes=SHARD, **options):
     """Half of the experts, at random."""
-    chosen = ExpertOptions(metric="random", amount=Amount(ratio))
+    chosen = ExpertOptions(metric="random", ratio=ratio)
     rewrite = cut(opened, plan_experts(opened, chosen))
     return apply(opened, rewrite, output, shard_bytes=shard_bytes, **options)
 
@@ -85,7 +85,7 @@ def test_the_result_is_that_of_a_local_run_and_only_what_stays_crosses_the_wire(
     monkeypatch.setattr(streamed, "HEADER_BYTES", 8)
     monkeypatch.setattr(streamed, "SAMPLES_GAP", 0)
     monkeypatch.setattr(copying, "GAP_BYTES", 0)
-    chosen = ExpertOptions(metric="random", amount=Amount(0.75), dtype=dtype)
+    chosen = ExpertOptions(metric="random", ratio=0.75, dtype=dtype)
     said, sent = [], 0
     for name in ("streamed", "local"):
         opening = stream_model("org/tiny", say=said.append) if name == "streamed" else open_model("org/tiny")
@@ -181,7 +181,7 @@ def test_tied_aliases_are_compared(source, hub):
 
 
 def test_aimer_reads_all_experts(source):
-    chosen = ExpertOptions(metric="aimer", amount=Amount(0.5))
+    chosen = ExpertOptions(metric="aimer", ratio=0.5)
     with stream_model("org/tiny") as far, open_model(source) as near:
         assert plan_experts(far, chosen).kept == plan_experts(near, chosen).kept
 
@@ -205,7 +205,7 @@ def test_quantised_experts_are_streamed_and_weighed(source, hub, tmp_path):
     stored = tmp_path / "fp8"
     quantise(tmp_path / "plain", stored, tmp_path / "values", "fp8", lambda name: ".experts." in name)
     hub.add("org/fp8", stored)
-    chosen = ExpertOptions(metric="aimer", amount=Amount(0.5))
+    chosen = ExpertOptions(metric="aimer", ratio=0.5)
     for opening, name in ((stream_model("org/fp8"), "streamed"), (open_model("org/fp8"), "local")):
         with opening as opened:
             apply(opened, cut(opened, plan_experts(opened, chosen)), name)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
 from prunecli.analysis.decisions import component_name, place_rows, sentence, summary
-from prunecli.methods.units import UnitOptions, by_scores, plan
+from prunecli.methods.options import UnitOptions
+from prunecli.methods.units import by_scores, plan
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import open_model
 from prunecli.results.decisions import Written
@@ -25,11 +25,13 @@ from tests.families import tiny_family
 CHANNELS = Axis("channels", "channel", (0, 1, 2, 3), 4)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
 class ChannelOptions(UnitOptions):
-    COMMAND: ClassVar[str] = "prune-channels"
-    KIND: ClassVar[str] = "channel"
-    UNITS: ClassVar[str] = "channels"
+    """Options of a command that is not there."""
+
+    COMMAND = "prune-channels"
+    KIND: ClassVar[Any] = "channel"
+    UNITS = "channels"
+    METHODS = ("norm-mean",)
 
 
 def test_channels_are_scored_selected_and_explained(tmp_path: Path) -> None:

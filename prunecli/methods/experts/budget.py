@@ -48,7 +48,7 @@ def parse_balance(text: str) -> Fraction:
             raise ValueError(text)
     except (ValueError, ZeroDivisionError) as error:
         raise UsageError(
-            f"--balance {text!r} is not ENCODER:DECODER.",
+            "not ENCODER:DECODER",
             "Give two positive numbers: 3:1 keeps three times as many.",
         ) from error
     return parts[0] / parts[1]

@@ -29,9 +29,10 @@ from prunecli.architectures.records import Side
 from prunecli.errors import PruneError, StatisticsError, UsageError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import labels_for
-from prunecli.methods.experts.batches import DEFAULT, Batch, CollectOptions, Material, Texts, Translation
+from prunecli.methods.experts.batches import DEFAULT, Batch, Material, Texts, Translation
 from prunecli.methods.experts.observer import LayerSums
 from prunecli.methods.experts.options import of_language_model
+from prunecli.methods.scoring import CollectOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import weight_bytes
 from prunecli.modules.devices import Devices, choose_devices
@@ -228,13 +229,13 @@ def material_of(
         if is_text:
             raise UsageError(
                 f"{checkpoint.path}: a language model is measured on named texts",
-                "Give --text NAME=FILE, once for each text.",
+                "Give `text=NAME=FILE`, once for each text.",
             )
         if options.mean_outputs:
-            raise UsageError("--mean-outputs goes with language models.", "Leave it out.")
+            raise UsageError("`mean_outputs` goes with language models.", "Leave it out.")
         return Translation(*choice.parallel(say), options)
     if not is_text:
-        raise UsageError("--text goes with language models.", "Give parallel text: --data DIR.")
+        raise UsageError("`text` goes with language models.", "Give parallel text: `data=DIR`.")
     return Texts(choice, options, outputs={} if options.mean_outputs else None)
 
 
@@ -253,7 +254,7 @@ def memory_for(
     memory = int(AUTOMATIC_SHARE * free)
     say(
         f"The model takes {bytes_text(whole)}, {bytes_text(free)} are free: "
-        f"it is run layer by layer, in {bytes_text(memory)} (see --memory)."
+        f"it is run layer by layer, in {bytes_text(memory)} (see `memory`)."
     )
     return memory
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.errors import CheckpointError, StatisticsError, UsageError
-from prunecli.methods.experts.names import Granularity
+from prunecli.methods.options import Granularity
 from prunecli.model.axes import Axis, axis_name
 from prunecli.model.sparse_layer import SparseLayer, parts_of
 from prunecli.progress import Progress, silent
@@ -47,7 +47,7 @@ from prunecli.tensors.reader import TensorReader
 from prunecli.text.lines import near_names
 
 if TYPE_CHECKING:
-    from prunecli.methods.experts.options import ExpertOptions
+    from prunecli.methods.options import ExpertOptions
     from prunecli.model.checkpoint import Checkpoint
 
 Values = NDArray[np.float64]
@@ -183,14 +183,14 @@ def aggregate(
     if granularity == "global":
         if sources or targets:
             raise UsageError(
-                "--granularity global sums over all languages; it takes no --source and no --target.",
-                "Leave them out, or choose --granularity language or pair.",
+                "`granularity=global` sums over all languages; it takes no `sources` and no `targets`.",
+                "Leave them out, or choose `granularity=language` or `granularity=pair`.",
             )
     elif not sources and not targets:
         names = sorted({*known[0], *known[1]})
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
         raise UsageError(
-            f"--granularity {granularity} needs --source or --target.",
+            f"`granularity={granularity}` needs `sources` or `targets`.",
             f"Known: {', '.join(names[:8])}{more}.",
         )
     for role, collected, languages in zip(("source", "target"), known, asked, strict=True):
@@ -239,7 +239,7 @@ def _pairs(
             f"The statistics lack the pair {missing[0]}."
             if missing
             else "The statistics hold no pairs of these.",
-            "Collect its gates and give both files, or choose --granularity language.",
+            "Collect its gates and give both files, or choose `granularity=language`.",
         )
     return asked
 

@@ -31,14 +31,13 @@ from prunecli.methods.experts.metrics import (
     read_all,
 )
 from prunecli.methods.experts.options import (
-    Amount,
-    ExpertOptions,
     check_kind,
     default_ratio,
     layers_of,
     of_language_model,
     request_of,
 )
+from prunecli.methods.options import ExpertOptions
 from prunecli.methods.units import Ranking, plan, random_words
 from prunecli.model.axes import Axis, axis_name
 from prunecli.model.cost import usual_load
@@ -66,7 +65,7 @@ class ExpertPlan(Selection):
     """Which experts to keep, and why. A dropped multi-token-prediction layer keeps none.
 
     Attributes:
-        fit: memory of the result, if `Amount.fit` was given.
+        fit: memory of the result, if `ExpertOptions.fit` was given.
     """
 
     fit: MemoryFit | None = None
@@ -111,20 +110,23 @@ def _by_metric(
     progress: Progress,
 ) -> ExpertPlan:
     """The experts with the highest values."""
-    amount, budget, fit = options.amount, request_of(checkpoint, options, layers), None
-    ratio = default_ratio(checkpoint) if amount == Amount() else amount.ratio
-    if amount.fit is not None:
+    budget, fit, ratio = request_of(checkpoint, options, layers), None, options.ratio
+    if not options.has_amount:
+        ratio = default_ratio(checkpoint)
+    if options.fit is not None:
         load = usual_load(checkpoint, **options.load)
-        fit = smallest_ratio(checkpoint, amount.fit, load, budget, dtype=options.dtype)
+        fit = smallest_ratio(checkpoint, options.fit, load, budget, dtype=options.dtype)
         ratio, budget = fit.ratio, replace(budget, ratio=None, count=fit.held - fit.keep)
     is_text = of_language_model(checkpoint)
     if budget.scope != "axis" and is_text and any(layer.is_predicting for layer in layers):
         raise UsageError(
-            f"--strategy {options.strategy}: layers that predict further tokens have no statistics to share a "
+            f"`strategy={options.strategy}`: layers that predict further tokens have no statistics to share a "
             "threshold with the others.",
-            "Drop them with --mtp drop, or use --strategy per-layer.",
+            "Drop them with `mtp=drop`, or use `strategy=per-layer`.",
         )
-    has_balance = budget.scope != "model" and not amount.per_layer and len({axis.side for axis in axes}) > 1
+    has_balance = (
+        budget.scope != "model" and not options.experts_per_layer and len({axis.side for axis in axes}) > 1
+    )
     balance = balance_text(budget.balance) if has_balance and budget.balance else None
     note = "" if balance is None else f", balance {balance}{'' if options.balance else ' (default)'}"
     measured, reasons, notes = None, list[str](), dict[str, Any]()
@@ -182,14 +184,12 @@ def _by_metric(
         )
     arguments = {
         "ratio": ratio,
-        "count": amount.count,
-        "experts_per_layer": None if amount.per_layer is None else dict(amount.per_layer),
-        "fit_bytes": amount.fit,
+        "experts_per_layer": options.experts_per_layer,
+        "fit_bytes": options.fit,
         "metric": ranking.metric or options.metric,
         "strategy": options.strategy,
         "balance": balance,
-        "min_per_layer": budget.least,
-        "round_to": options.multiple_of if options.multiple_of > 1 else None,
+        "min": budget.least,
         **_arguments(options, measured),
     }
     ranking = replace(ranking, files=ranking.files or _files_of_constants(options))
@@ -217,20 +217,8 @@ def _of_held(values: Values, axes: Sequence[Axis]) -> dict[str, Any]:
 
 def _from_ids(checkpoint: Checkpoint, path: Path, options: ExpertOptions, axes: Sequence[Axis]) -> ExpertPlan:
     """The experts that a file names."""
-    chosen = {
-        "--ratio, --count, --fit, --experts-per-layer": options.amount != Amount(),
-        "--metric": options.metric,
-        "--strategy": options.strategy != "per-layer",
-        "--balance": options.balance,
-        "--min": options.least,
-        "--multiple-of": options.multiple_of > 1,
-        "--granularity": options.granularity,
-    }
-    if odd := [name for name, is_given in chosen.items() if is_given]:
-        raise UsageError(
-            f"--keep names the experts to keep; it does not go with {' or '.join(odd)}.",
-            "Leave one of them out, or select from statistics with --gates.",
-        )
+    selecting = ("metric", "strategy", "balance", "least", "multiple_of", "granularity")
+    options.refuse_beside("keep", (*options.AMOUNTS, *selecting))
     kept = read_experts(path, axes, options.sources, options.targets)
     pairs = [pair for pair in product(options.sources, options.targets) if pair[0] != pair[1]]
     alone: dict[str, Kept] = {}
@@ -261,13 +249,8 @@ def _arguments(options: ExpertOptions, measured: Measured | None = None) -> dict
     """Arguments for the history besides the number of experts; `measured`: the statistics that decided, if any."""
     is_text = measured is not None and measured.statistics.mode == "text"
     return {
-        "mtp": options.mtp if options.mtp == "drop" else None,
-        "active": options.active,
-        "constant_experts": options.constant or None,
+        **options.recorded(),
         "granularity": None if measured is None else measured.granularity,
-        "source": list(options.sources),
-        "target": list(options.targets),
-        "for": list(options.texts),
         "min_tokens": options.min_tokens if is_text else None,
     }
 
@@ -297,7 +280,7 @@ def scarcity_warning(few: Mapping[str, Sequence[int]], kept: Kept, held: int, mi
     return (
         f"{sum(map(len, few.values()))} of {held} experts saw fewer than {min_tokens} tokens of this text, too few to "
         f"judge them by; {lost} of these go ({', '.join(named[:LAYERS_SHOWN])}{more}). Collect more text, or lower "
-        "--min-tokens."
+        "`min_tokens`."
     )
 
 
@@ -330,7 +313,7 @@ def read_experts(
         content = _picked(path, content, axes, sources, targets)
     elif sources or targets:
         form = "a saved selection" if is_saved else "a plain list"
-        raise UsageError(f"{path} is {form}: it takes no --source and no --target.", "Leave them out.")
+        raise UsageError(f"{path} is {form}: it takes no `sources` and no `targets`.", "Leave them out.")
     if isinstance(content, dict):
         return read_kept(path, axes, content)
     starts = [0, *accumulate(axis.original for axis in axes)]
@@ -370,7 +353,7 @@ def _picked(
 
     if not sources or not targets:
         raise UsageError(
-            f"{path} holds experts by language: name --source and --target.",
+            f"{path} holds experts by language: name `sources` and `targets`.",
             near_names("", list(content), "Known"),
         )
     encoder = sum(axis.original for axis in axes if axis.side == "encoder")

@@ -20,7 +20,7 @@ from prunecli.evaluation.decoding import DecodingOptions, batched_search
 from prunecli.evaluation.paired import paired_t_test
 from prunecli.evaluation.scoring import make_metrics
 from prunecli.evaluation.significance import SAMPLES, SEED, paired_bootstrap
-from prunecli.methods.names import EffectMetric
+from prunecli.methods.options import EffectMetric
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint
@@ -37,7 +37,7 @@ from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText, pair_name
 
 if TYPE_CHECKING:
-    from prunecli.methods.heads.score import ScoreOptions
+    from prunecli.methods.scoring import ScoreOptions
 
 TEXT_METRICS: tuple[EffectMetric, ...] = ("chrf++", "bleu")
 
@@ -246,11 +246,11 @@ class Ablation:
             selected: text that the best heads are chosen on, if `data` only reports them.
         """
         layers = self.checkpoint.layout.own_attentions
-        examples, effects = self._effects(selected or data, masks_of(layers, self.options.method))
+        examples, effects = self._effects(selected or data, masks_of(layers, self.options.metric))
         for found in effects:
             found |= {name: _by_axis(layers, found[name]) for name in ("values", "p_values")}
         fields: dict[str, Any] = {"examples": examples, **effects[0], "also": effects[1:]}
-        if self.options.method == "all-but-one":
+        if self.options.metric == "all-but-one":
             fields["best"] = best_heads(layers, fields["values"], lower=self.metric == "loss")
             if selected is not None:
                 fields["reported"] = self._report(data, fields["best"])

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 
-from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, UnsupportedModelError, UsageError
-from prunecli.methods.names import LayerMetric
-from prunecli.methods.units import Ranking, TextRun, UnitOptions, by_scores, drawn, measured, plan
+from prunecli.methods.options import LayerMetric, LayerOptions
+from prunecli.methods.units import Ranking, TextRun, by_scores, drawn, measured, plan
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.find_axes import axes_of
-from prunecli.results.unit_scores import Array, Kind, Scores, files_of
+from prunecli.results.unit_scores import Array, Scores, files_of
 from prunecli.selection.select import Budget
 from prunecli.selection.selection import Selection, decision_of, read_kept, selection_of
 from prunecli.text.tasks import TaskName, training_task_of
@@ -28,80 +26,6 @@ LAST_WARNING = (
     "Warning: last looks at no text. On SmolLM2-135M it raised the perplexity of WikiText-2 from 18.5 to 4,530 at "
     "--ratio 0.1; cosine with --text raised it to 28.9."
 )
-
-
-@dataclass(frozen=True)
-class LayerOptions(UnitOptions):
-    """Options of `prune-layers`. ShortGPT removes about the default ratio (2403.03853).
-
-    Attributes:
-        ratio: fraction of the layers of `side` to remove, rounded up. If None and no other amount is given,
-            `DEFAULT_RATIO`.
-        count: number of layers of `side` to remove.
-        scores: scores that were measured before, or their files, which are merged. If None, the model runs on text.
-        dtype: type of the result's weights. If None, as stored.
-        seed: seed of the metric `random`.
-        encoder, decoder: numbers of layers that each side loses, instead of ratio and count.
-        remove: the layers to remove, by number: `3,7` or `encoder:3,decoder:7`.
-        keep: the layers to keep, written the same way; a side that it does not name keeps all. Or a saved selection.
-        side: the only side that may lose layers. If None, the layers of both are ranked together.
-        metric: what a layer is worth. If None, the metric of `scores`, else `cosine`; of an encoder without a head
-            `embedding`.
-        contiguous: whether the layers that a stack loses lie side by side.
-    """
-
-    COMMAND = PRUNE_LAYERS
-    KIND: ClassVar[Kind] = "layer"
-    UNITS = "layers"
-    AMOUNTS = ("ratio", "count", "encoder", "decoder")
-
-    encoder: int | None = None
-    decoder: int | None = None
-    remove: str | None = None
-    side: Side | None = None
-    metric: LayerMetric | None = None
-    contiguous: bool = False
-
-    @property
-    def is_named(self) -> bool:
-        """Whether the layers are named, so that nothing is ranked."""
-        return self.remove is not None or self.keep is not None
-
-    @property
-    def by_side(self) -> dict[str, int]:
-        """Side -> number of layers that it loses, for the sides of which it is given."""
-        counts = {"encoder": self.encoder, "decoder": self.decoder}
-        return {side: count for side, count in counts.items() if count is not None}
-
-    def check(self) -> None:
-        """Refuse options that exclude each other.
-
-        Raises:
-            UsageError: they do.
-        """
-        names = ("remove", "keep", "ratio", "count")
-        chosen = [f"--{name}" for name in names if getattr(self, name) is not None]
-        if self.by_side:
-            chosen.append("--encoder and --decoder")
-        if len(chosen) > 1:
-            raise UsageError(
-                f"{chosen[0]} does not go with {chosen[1]}.", "Each says which layers or how many go."
-            )
-        if self.is_named and self.changed & {"metric", "scores", "contiguous", "side"}:
-            raise UsageError(
-                f"{chosen[0]} names layers: nothing is ranked.",
-                "Leave out --metric, --scores, --contiguous, --side.",
-            )
-        self.check_metric()
-        if self.side is not None and self.by_side:
-            raise UsageError(
-                "--side does not go with --encoder and --decoder.", "Give one of them, or --count."
-            )
-        if self.contiguous and self.metric not in (None, "cosine"):
-            raise UsageError(
-                f"--contiguous: a run of layers has no {self.metric} of its own.",
-                "Use it with --metric cosine.",
-            )
 
 
 def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | None = None) -> Selection:
@@ -117,7 +41,7 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
         StatisticsError: files of scores that are damaged, of another model or metric.
         PruneError: text or a model that cannot be used.
     """
-    options.check()
+    options.check_options()
     axes = axes_of(checkpoint, "layer")
     made = _named(checkpoint, options, axes) if options.is_named else _ranked(checkpoint, options, axes, run)
     removed = {
@@ -130,7 +54,7 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
         if gone != [*range(depth - len(gone), depth)]:
             raise UnsupportedModelError(
                 f'{checkpoint.path}: config.json has "{key}": what a layer computes depends on its number.',
-                "Only the last layers can go: --metric last.",
+                "Only the last layers can be removed: `metric=last`.",
             )
     numbers = {side: gone for side, gone in removed.items() if gone}
     arguments = {**({"removed": numbers} if numbers else {}), **cast("Any", made.step["arguments"])}
@@ -148,7 +72,8 @@ def _ranked(
     chosen = [axis for axis in axes if axis.side in (counts or (options.side or axis.side,))]
     if options.contiguous and len(chosen) > 1 and not counts:
         raise UsageError(
-            "--contiguous: how many layers of each stack?", "Give --encoder N and --decoder M, or --side."
+            "`contiguous`: the number of layers of each stack is not given.",
+            "Give `encoder` and `decoder`, or `side`.",
         )
     budget = Budget(options.share, options.count, scope="model", least=1)
     if counts:
@@ -175,12 +100,7 @@ def _ranked(
             ranking.values[axis.name] = best_runs(_distances(axis, scores), max(count, 1))
     arguments = {
         "ratio": options.ratio,
-        "count": options.count,
-        "encoder": options.encoder,
-        "decoder": options.decoder,
-        "side": options.side,
         "metric": ranking.metric or metric,
-        "contiguous": options.contiguous or None,
         "text": text,
     }
     return plan(checkpoint, options, axes, budget, ranking, arguments, chosen=chosen)
@@ -189,7 +109,7 @@ def _ranked(
 def _named(checkpoint: Checkpoint, options: LayerOptions, axes: Sequence[Axis]) -> Selection:
     """The layers that --remove or --keep names."""
     keeps = options.remove is None
-    flag, text = ("--keep", str(options.keep)) if keeps else ("--remove", str(options.remove))
+    flag, text = ("keep", str(options.keep)) if keeps else ("remove", str(options.remove))
     if keeps and not text[:1].isdigit() and Path(text).is_file():
         kept = read_kept(Path(text), axes)
     else:
@@ -203,7 +123,7 @@ def _named(checkpoint: Checkpoint, options: LayerOptions, axes: Sequence[Axis]) 
             for axis in axes
         }
     decision = decision_of(axes, kept, how=f"named by {flag}")
-    return selection_of(options.COMMAND, checkpoint, axes, decision, {}, dtype=options.dtype)
+    return selection_of(options.COMMAND, checkpoint, axes, decision, options.recorded(), dtype=options.dtype)
 
 
 def _measured(
@@ -240,7 +160,7 @@ def _distances(axis: Axis, scores: Scores) -> Array:
     """`[layers + 1, layers + 1]`: angles between the states before the layers that the checkpoint holds."""
     if axis.name not in scores.distances:
         raise StatisticsError(
-            "--contiguous: the scores hold no distances between layers.", "Measure them again, on text."
+            "`contiguous`: the scores hold no distances between layers.", "Measure them again, on text."
         )
     places = [*scores.places(axis), len(scores.ids[axis.name])]
     return (np.array(scores.distances[axis.name]) / scores.counts[axis.name])[np.ix_(places, places)]
@@ -265,12 +185,12 @@ def parse_layers(option: str, text: str, depths: Mapping[str, int]) -> dict[str,
     """`3,7-9`, or `encoder:3,7,decoder:1`: numbers of layers by side, ascending.
 
     Args:
-        option: name of the option, for messages.
-        text: the numbers; a side applies until the next one is named, and a model with one stack needs none.
+        option: what the text was given to, for messages.
+        text: the numbers; a side holds until the next one is named, and a model with one stack needs none.
         depths: layers of each side of the model.
 
     Raises:
-        UsageError: it is not of this form, or names layers that the model lacks.
+        UsageError: it is not of this form, or names what the model has not.
     """
     found: dict[str, set[int]] = {}
     side: str | None = next(iter(depths)) if len(depths) == 1 else None
@@ -278,22 +198,22 @@ def parse_layers(option: str, text: str, depths: Mapping[str, int]) -> dict[str,
         match = re.fullmatch(r"\s*(?:(encoder|decoder)\s*:\s*)?(\d+)(?:\s*-\s*(\d+))?\s*", part)
         if match is None:
             raise UsageError(
-                f"{option} {part.strip()!r}: no number of a layer.", "Write 3,7-9 or encoder:3,decoder:1."
+                f"`{option}={part.strip()}`: no number of a layer.", "Write 3,7-9 or encoder:3,decoder:1."
             )
         side = match[1] or side
         if side is None:
             raise UsageError(
-                f"{option} {text}: of which stack?",
+                f"`{option}={text}`: of which stack?",
                 f"Write encoder:{part.strip()} or decoder:{part.strip()}.",
             )
         if side not in depths:
             raise UsageError(
-                f"{option}: the model has no {side}.", f"It has {', '.join(depths)} layers only."
+                f"`{option}`: the model has no {side}.", f"It has {', '.join(depths)} layers only."
             )
         first, last = int(match[2]), int(match[3] or match[2])
         if not first <= last < depths[side]:
             raise UsageError(
-                f"{option} {part.strip()}: the {side} has the layers 0 to {depths[side] - 1}.",
+                f"`{option}={part.strip()}`: the {side} has the layers 0 to {depths[side] - 1}.",
                 "Count from 0.",
             )
         found.setdefault(side, set()).update(range(first, last + 1))

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from prunecli.architectures.records import Side
 from prunecli.errors import DataError, PruneError, UsageError
 from prunecli.evaluation.on_text import model_and_batches
-from prunecli.methods.names import LayerMetric
+from prunecli.methods.options import LayerMetric
 from prunecli.methods.units import TextRun
 from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint

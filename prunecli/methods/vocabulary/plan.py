@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from prunecli.choices import Choices
-from prunecli.errors import CheckpointError, DataError, UsageError
+from prunecli.errors import CheckpointError, DataError
+from prunecli.methods.options import VocabularyOptions
 from prunecli.methods.vocabulary.measure import Text, check_same, count_tokens, differs, load_trimmed
 from prunecli.methods.vocabulary.renumber import (
     GENERATION,
@@ -35,23 +35,6 @@ from prunecli.text.tokens import load_tokenizer
 
 IN_TEXT = "in the text"
 """Why a token stays: often enough."""
-
-
-@dataclass(frozen=True)
-class VocabularyOptions(Choices):
-    """Options of `trim-vocabulary`.
-
-    Attributes:
-        min_count: occurrences that a token needs; with 1 the text falls into the same tokens as before.
-        keep: further tokens, as the tokenizer writes them.
-        multiple_of: the number of tokens is made a multiple of it, by keeping more; 1: no more than needed.
-        dtype: type of the result; None: as stored.
-    """
-
-    min_count: int = 1
-    keep: tuple[str, ...] = ()
-    multiple_of: int = 1
-    dtype: str | None = None
 
 
 def plan_vocabulary(
@@ -143,12 +126,9 @@ def select_tokens(
         template: tokens that the chat template writes.
 
     Raises:
-        UsageError: a `min_count` or `multiple_of` below 1.
         DataError: a token of `keep` that the tokenizer lacks.
         CheckpointError: the tokenizer has tokens that the embeddings lack.
     """
-    if options.min_count < 1 or options.multiple_of < 1:
-        raise UsageError("--min-count and --multiple-of are 1 or more.")
     size = vocabulary_size(checkpoint)
     labels = {number: token for token, number in vocabulary.ids.items()}
     last = max(labels, default=0)
@@ -160,7 +140,7 @@ def select_tokens(
     for token in options.keep:
         if token not in vocabulary.ids:
             raise DataError(
-                f"--keep: the tokenizer has no token {token!r}",
+                f"`keep`: the tokenizer has no token {token!r}",
                 "Write tokens as the tokenizer does, its mark of a space included: ▁house, Ġhouse.",
             )
     needed = {number for number in needed_ids if 0 <= number < size}
@@ -191,7 +171,7 @@ def select_tokens(
         "langs": list(lines.languages),
         "text": list(files),
         "min_count": options.min_count,
-        "multiple_of": None if options.multiple_of == 1 else options.multiple_of,
+        **options.recorded(),
     }
     note = {
         "before": size,

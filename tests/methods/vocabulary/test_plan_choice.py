@@ -119,7 +119,7 @@ def test_history(checkpoint: Checkpoint) -> None:
 
 @pytest.mark.parametrize("options", [{"min_count": 0}, {"multiple_of": 0}])
 def test_counts_below_one_are_refused(options: dict[str, int], checkpoint: Checkpoint) -> None:
-    with pytest.raises(UsageError, match="1 or more"):
+    with pytest.raises(UsageError, match="greater than or equal to 1"):
         decided(checkpoint, **options)
 
 

@@ -121,12 +121,12 @@ def test_groups_and_a_file(
             r"--memory goes with --task mlm or lm, not classification",
             UsageError,
         ),
-        (GRADIENT, (*SPILL, "--method", "ablation"), r"--memory goes with --method gradient", UsageError),
-        (GRADIENT, (*SPILL, "--method", "all-but-one"), r"--memory goes with --method gradient", UsageError),
+        (GRADIENT, (*SPILL, "--metric", "ablation"), r"--memory goes with --metric gradient", UsageError),
+        (GRADIENT, (*SPILL, "--metric", "all-but-one"), r"--memory goes with --metric gradient", UsageError),
         (EVALUATE, ("--spill-dir", "."), r"--spill-dir goes with --memory", UsageError),
         (GRADIENT, ("--spill-dir", "."), r"--spill-dir goes with --memory", UsageError),
-        (EVALUATE, ("--memory", "much"), r'"much" is not a size', UsageError),
-        (GRADIENT, ("--memory", "0"), r'"0" is not a size', UsageError),
+        (EVALUATE, ("--memory", "much"), "--memory much: not a size", UsageError),
+        (GRADIENT, ("--memory", "0"), "--memory 0: not a size", UsageError),
         (EVALUATE, ("--memory", "1MiB"), r"too little: the smallest that works is [\d.]+[MG]iB", UsageError),
         (GRADIENT, ("--memory", "1MiB"), r"too little: the smallest that works is [\d.]+[MG]iB", UsageError),
         (EVALUATE, ("--memory", "8GiB", "--spill-dir", "nowhere"), r"nowhere: cannot hold", OutputError),
@@ -200,7 +200,7 @@ def test_the_whole_process_stays_within_it(command: tuple[str, ...], folder: Pat
         tiny_family(folder / "wide", "llama", dtype="F16", **WIDE)
 
     def measured(memory: str) -> tuple[int, str, str]:
-        arguments = (command[0], "wide", *command[2:], "--dtype", "float32", "--memory", memory)
+        arguments = (command[0], "wide", *command[2:], "--compute-dtype", "float32", "--memory", memory)
         (done,) = ended(start(folder, *arguments, code=MEASURED, processes=1))
         return done
 
