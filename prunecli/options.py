@@ -404,7 +404,7 @@ def _type(annotation: Any) -> tuple[Any, bool]:
 def _usage_error(error: ValidationError) -> UsageError:
     """Return the first of the faults as an error."""
     fault = error.errors(include_url=False)[0]
-    name = fault["loc"][0]
+    name = next(iter(fault["loc"]), "")
     if fault["type"] == "extra_forbidden":
         return UsageError(f"There is no option `{name}`.")
     if fault["type"] == "missing":
@@ -412,7 +412,7 @@ def _usage_error(error: ValidationError) -> UsageError:
     reason, remedy = _reason(fault)
     value = fault["input"]
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    return UsageError(reason if reason.startswith("`") else f"`{name}={text}`: {reason}", remedy)
+    return UsageError(reason if not name or reason.startswith("`") else f"`{name}={text}`: {reason}", remedy)
 
 
 def _reason(fault: ErrorDetails) -> tuple[str, str | None]:

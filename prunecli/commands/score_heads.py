@@ -41,7 +41,6 @@ def score_heads(options: ScoreHeads) -> None:
     from prunecli.model.checkpoint import open_model
 
     options.check_outputs()
-    options.check_memory()
     running_by_layer(options.memory)
     choice = with_demo_text(options, options.checkpoint)
     with open_model(checkpoint_or_demo(options.checkpoint)) as opened:

@@ -68,7 +68,6 @@ def evaluate(
     output = None if output is None else Path(output)
     directories = {label: directory_of(model, say) for label, model in checkpoints.items()}
     task = task or task_of_all(list(directories.values()), task_of)
-    options.check_options()
     choice.check_task(task, options.of_tasks)
     options.gate.check(task, len(directories))
     if task == "translation":

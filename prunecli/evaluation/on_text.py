@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import model_validator
+
 from prunecli.errors import UsageError
 from prunecli.options import COMPUTE, Options, Size, option
 from prunecli.progress import Say, unsaid
@@ -15,6 +17,8 @@ from prunecli.text.plain import PlainText
 from prunecli.text.tasks import TaskName, task_of
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.modules.pooling import Pooling
     from prunecli.running.examples import Batch
@@ -58,14 +62,13 @@ class MemoryOptions(Options):
         hidden=True,
     )
 
-    def check_memory(self) -> None:
-        """Refuse a directory that nothing is written to.
-
-        Raises:
-            UsageError: it is given without `memory`.
-        """
+    @model_validator(mode="after")
+    def _spills(self) -> Self:
         if self.memory is None and self.spill_directory is not None:
-            raise UsageError("`spill_directory` goes with `memory`.", "Give `memory`, or leave it out.")
+            raise ValueError(
+                UsageError("`spill_directory` goes with `memory`.", "Give `memory`, or leave it out.")
+            )
+        return self
 
 
 def measured_text(

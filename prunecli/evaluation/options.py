@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from prunecli import demo
 from prunecli.errors import UsageError
@@ -16,6 +16,8 @@ from prunecli.options import ADVANCED, COMPUTE, RUNNING_DTYPE, TEXT, Options, Ru
 from prunecli.tensors.hub.names import origin
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from prunecli.evaluation.decoding import DecodingOptions
     from prunecli.results.evaluation import Evaluation
 
@@ -217,18 +219,16 @@ class EvaluationOptions(MemoryOptions, RunOptions):
         names = ("stride", "continuations", "spm", "comet", "hypotheses", "groups", "memory")
         return {name: getattr(self, name) not in (None, 0) for name in names}
 
-    def check_options(self) -> None:
-        """Refuse options that exclude each other.
-
-        Raises:
-            UsageError: they do.
-        """
-        self.check_memory()
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
         if self.continuations and self.memory is not None:
-            raise UsageError(
-                "`continuations` does not go with `memory`: layer by layer there is no decoding",
-                "Leave one of them out.",
+            raise ValueError(
+                UsageError(
+                    "`continuations` does not go with `memory`: layer by layer there is no decoding",
+                    "Leave one of them out.",
+                )
             )
+        return self
 
 
 def _limits(name: str, given: Sequence[str]) -> dict[str, float]:

@@ -180,7 +180,7 @@ def _read(source: Checkpoint, named: Path | None, scored: TextChoice | None) -> 
 
     data, plain = read(choice)
     if named is None and choice.max_sentences is not None:
-        rest = read(replace(choice, max_sentences=None))[1].texts[len(plain) :]
+        rest = read(choice.model_copy(update={"max_sentences": None}))[1].texts[len(plain) :]
         if rest:
             return replace(data, text=PlainText(plain.files, rest)), False
     return data, named is None

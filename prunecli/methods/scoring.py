@@ -87,7 +87,6 @@ class ScoreOptions(MemoryOptions, RunOptions):
         """
         is_gradient = self.metric == "gradient"
         selects = self.select_data is not None or self.select_split is not None
-        self.check_memory()
         for refused, message, remedy in (
             (
                 is_gradient and self.dtype == "float16",

@@ -139,7 +139,7 @@ def test_refusals(model: Path, models: dict[str, Path]) -> None:
     assert "--groups 2: 3 layers of encoder self-attention to share" in refused(
         model, "--encoder", "share", "--groups", 2
     )
-    assert "--groups x: not a number of groups" in refused(model, "--encoder", "share", "--groups", "x")
+    assert "--groups x: must be a valid integer" in refused(model, "--encoder", "share", "--groups", "x")
     assert "--init is for shared attentions" in refused(model, "--encoder", "drop", "--init", "last")
     assert "no such configuration" in refused(model, "--preset", "OneWide")
     done(model, "--encoder", "drop", "-o", "none")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -107,11 +106,15 @@ def by_experts(strategy: str) -> Callable[[Checkpoint], Rewrite]:
 
 
 def by_heads(options: HeadOptions) -> Callable[[Checkpoint], Rewrite]:
-    return lambda source: cut(source, plan_heads(source, replace(options, scores=heads(source))))
+    return lambda source: cut(
+        source, plan_heads(source, options.model_copy(update=dict(scores=heads(source))))
+    )
 
 
 def by_layers(options: LayerOptions) -> Callable[[Checkpoint], Rewrite]:
-    return lambda source: cut(source, plan_layers(source, replace(options, scores=measured(source))))
+    return lambda source: cut(
+        source, plan_layers(source, options.model_copy(update=dict(scores=measured(source))))
+    )
 
 
 def by_widths(options: NarrowOptions) -> Callable[[Checkpoint], Rewrite]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -280,7 +279,7 @@ def test_statistics_of_the_original_choose_experts_of_its_quantised_copy(tmp_pat
             plan_experts(copy, another)
         nameless = original.model_copy(update={"model": original.model.model_copy(update={"routers": None})})
         with pytest.raises(StatisticsError, match="does not say which routers"):
-            plan_experts(copy, replace(options, gates=nameless))
+            plan_experts(copy, options.model_copy(update=dict(gates=nameless)))
     with open_model(pruned) as smaller:  # further, by the same statistics
         further = plan_experts(smaller, options)
     assert all(len(ids) < len(plan.kept[name]) for name, ids in further.kept.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +137,7 @@ def test_the_first_models_head_is_held_beside_the_others(
 ) -> None:
     model = load_model(models["full"], device="cpu")
     weights, head = 4 * sum(value.numel() for value in model.parameters()), head_of(models["full"])
-    options = replace(OPTIONS, dtype="float32")
+    options = OPTIONS.model_copy(update=dict(dtype="float32"))
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     free = -(-(weights + head) * 10 // 9)
     assert len(evaluate_task(models, Dataset("lm", TEXT), options).results) == 2

@@ -80,7 +80,7 @@ def test_one_slow_run_does_not_make_a_speed_up(checkpoints, sentences, turns, mo
 
     monkeypatch.setattr(workloads, "decode", decode)
     monkeypatch.setattr(workloads.time, "perf_counter", lambda: clock[0])
-    options = replace(OPTIONS, beams=(1,), batch_sizes=(1,), runs=5, sentences=1)
+    options = OPTIONS.model_copy(update=dict(beams=(1,), batch_sizes=(1,), runs=5, sentences=1))
     _, pruned = bench_latency(checkpoints, sentences, options).results
     # Run by run 2, 2.1, 20, 2.05, 1.95: the median is 2.05; from it they are 0.05, 0.05, 17.95, 0, 0.1: again 0.05.
     assert pruned.timings[0].speedup.median == pytest.approx(2.05)
@@ -291,14 +291,18 @@ def test_prompts_of_one_length(tmp_path, text, monkeypatch):
     clocked = Clocked(monkeypatch)
     path = tiny_family(tmp_path / "full", "gpt2")
     options = replace(QUICK, sentences=2, batch_sizes=(2,), runs=1, new_tokens=2)
-    bench_latency({"full": path}, replace(text, context=5), options)
+    bench_latency({"full": path}, text.model_copy(update=dict(context=5)), options)
     assert clocked.passes[0][0] == (2, 5)
     with pytest.raises(DataError, match="prompts of 30 tokens, 2 are needed"):
-        bench_latency({"full": path}, replace(text, context=30), options)
+        bench_latency({"full": path}, text.model_copy(update=dict(context=30)), options)
     with pytest.raises(UsageError, match="prompts of 60 tokens and 5 new ones"):
-        bench_latency({"full": path}, replace(text, context=60), replace(options, new_tokens=4))
+        bench_latency(
+            {"full": path},
+            text.model_copy(update=dict(context=60)),
+            options.model_copy(update=dict(new_tokens=4)),
+        )
     with pytest.raises(UsageError, match="64 new tokens"):
-        bench_latency({"full": path}, text, replace(options, new_tokens=63))
+        bench_latency({"full": path}, text, options.model_copy(update=dict(new_tokens=63)))
 
 
 def test_prompts_are_cut_out_of_documents(tmp_path, text, monkeypatch):
@@ -306,11 +310,15 @@ def test_prompts_are_cut_out_of_documents(tmp_path, text, monkeypatch):
     monkeypatch.setattr(workloads, "PROMPT", 9)
     path = tiny_family(tmp_path / "full", "gpt2")
     options = replace(QUICK, sentences=3, batch_sizes=(1,), runs=1, new_tokens=2)
-    latency = bench_latency({"full": path}, replace(text, whole_files=None), options)
+    latency = bench_latency({"full": path}, text.model_copy(update=dict(whole_files=None)), options)
     assert [shape for shape, _ in clocked.passes if shape[1] > 1] == [(1, 9)] * 3
     assert latency.data["whole_files"] is True
     with pytest.raises(DataError, match="4 prompts of 9 tokens, 8 are needed"):
-        bench_latency({"full": path}, replace(text, whole_files=True), replace(options, sentences=8))
+        bench_latency(
+            {"full": path},
+            text.model_copy(update=dict(whole_files=True)),
+            options.model_copy(update=dict(sentences=8)),
+        )
 
 
 def test_examples_of_a_classifier(tmp_path, labelled, monkeypatch):
@@ -379,8 +387,8 @@ def test_texts_for_vectors_go_through_without_a_head_and_are_pooled(tmp_path, te
     [
         ("llama", "mlm", {}, "mlm: the model is a LlamaForCausalLM"),
         ("roberta", "lm", {}, "lm: the model is a RobertaForMaskedLM"),
-        ("llama", "lm", {"beams": (2,)}, "--beam goes with --task translation, not lm"),
-        ("llama", "classification", {}, "--text goes with --task"),
+        ("llama", "lm", {"beams": (2,)}, "`beam` goes with `task=translation`, not lm"),
+        ("llama", "classification", {}, "`files` goes with `task"),
         ("llama", "lm", {"sentences": 9}, "12 texts were asked for"),
     ],
 )

@@ -121,8 +121,8 @@ def test_outputs_are_compared_with_the_original(head: str, line: str, folder: Pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--dry-run",), "--check runs the original and the result, --dry-run has not both"),
-        (("--config-only",), "--config-only has not both"),
+        (("--dry-run",), "--check runs the original and the result; with --dry-run one of them is missing"),
+        (("--config-only",), "with --config-only one of them is missing"),
         (("--check", "absent"), "absent"),
     ],
 )

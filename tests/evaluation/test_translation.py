@@ -67,7 +67,9 @@ def test_comet_is_a_score_of_its_own(checkpoints, good_and_bad, monkeypatch):
         }
 
     monkeypatch.setattr("prunecli.evaluation.translation_scores.comet_scores", comet_scores)
-    payload = evaluate_translation(checkpoints, DATA, replace(OPTIONS, comet="some/model")).to_json()
+    payload = evaluate_translation(
+        checkpoints, DATA, OPTIONS.model_copy(update=dict(comet="some/model"))
+    ).to_json()
     full, pruned = payload["results"]
     assert (full["mean"]["comet"], pruned["mean"]["comet"]) == (90, 60)
     assert pruned["pairs"]["eng_Latn-fra_Latn"]["comet"] == 30
@@ -97,7 +99,7 @@ def test_scores_means_and_significance(checkpoints, good_and_bad, tmp_path):
 
 
 def test_examples_are_where_the_others_differ_most(checkpoints, good_and_bad):
-    evaluation = evaluate_translation(checkpoints, DATA, replace(OPTIONS, examples=1))
+    evaluation = evaluate_translation(checkpoints, DATA, OPTIONS.model_copy(update=dict(examples=1)))
     assert [example.to_json() for example in evaluation.examples] == [
         {
             "pair": "eng_Latn-fra_Latn",
@@ -106,7 +108,9 @@ def test_examples_are_where_the_others_differ_most(checkpoints, good_and_bad):
             "outputs": {"full": "le chapeau", "pruned": "x" * 200},
         }
     ]
-    alone = evaluate_translation({"pruned": checkpoints["pruned"]}, DATA, replace(OPTIONS, examples=4))
+    alone = evaluate_translation(
+        {"pruned": checkpoints["pruned"]}, DATA, OPTIONS.model_copy(update=dict(examples=4))
+    )
     assert [example.pair for example in alone.examples] == ["eng_Latn-fra_Latn"] * 3 + ["fra_Latn-eng_Latn"]
 
 
@@ -119,7 +123,7 @@ def test_fewer_sentences_then_fewer_pairs(checkpoints, good_and_bad, monkeypatch
     monkeypatch.setattr(TextChoice, "read", lambda *_: replace(DATA, text=text))
     monkeypatch.setitem(TEXT.sentences, "fra_Latn", text.sentences["fra_Latn"])
     monkeypatch.setitem(TEXT.sentences, "eng_Latn", text.sentences["eng_Latn"])
-    options, said = replace(OPTIONS, most_translations=most, samples=0), []
+    options, said = OPTIONS.model_copy(update=dict(most_translations=most, samples=0)), []
     made = evaluate(checkpoints, TextChoice(pairs="a-b"), options, say=said.append)
     assert (made.data["sentences"], len(made.pairs)) == (sentences, pairs)
     assert any("--all takes everything" in line for line in said) == ((sentences, pairs) != (80, 2))
@@ -131,7 +135,7 @@ def test_what_all_checkpoints_take_is_said_with_what_takes_less(checkpoints, tmp
     said: list[str] = []
     evaluate_translation(checkpoints, DATA, OPTIONS, say=said.append)
     assert [line.split(": about")[0] for line in said] == ["2 checkpoints x 2 pairs x 3 sentences"]
-    assert said[0].endswith("; --max-sentences and --pairs take fewer.")
+    assert said[0].endswith("; `max_sentences` and `pairs` take fewer.")
 
 
 def test_one_checkpoint_is_not_compared(checkpoints, good_and_bad, tmp_path):
@@ -226,7 +230,7 @@ def test_existing_results_are_refused_before_the_work(checkpoints, good_and_bad,
     kept.parent.mkdir()
     output.rename(kept)
     with pytest.raises(OutputError, match="exists"):
-        evaluate_translation(checkpoints, DATA, replace(OPTIONS, hypotheses=tmp_path), output)
+        evaluate_translation(checkpoints, DATA, OPTIONS.model_copy(update=dict(hypotheses=tmp_path)), output)
     assert good_and_bad == []
     assert kept.read_text() == '{"format": "prunecli.old/1"}'
     kept.rename(output)

@@ -125,7 +125,7 @@ def test_what_is_kept_in_its_course(tmp_path):
     text = TextChoice(files=(text_file(tmp_path / "text"),))
     destination = Destination(tmp_path / "out", save_every=2, keep_at=(3,))
     said = []
-    chosen = replace(options(steps=4), loss=LossOptions())
+    chosen = options(steps=4).model_copy(update=dict(loss=LossOptions()))
     finetune(Start(model), text, destination, chosen, say=said.append)
     assert sorted(path.name for path in (tmp_path / "out.steps").iterdir()) == ["step-2", "step-3", "step-4"]
     finetune(Start(model), text, Destination(tmp_path / "two"), replace(chosen, steps=2))
