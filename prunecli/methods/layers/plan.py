@@ -52,7 +52,7 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
     scores, text, values = None, None, {}
     metric: str | None = None
     reasons: list[str] = []
-    how = f"named by {'keep' if options.remove is None else 'remove'}"
+    how = f"named by --{'keep' if options.remove is None else 'remove'}"
     if options.is_named:
         kept |= _named(options, axes, stored)
     else:
