@@ -165,9 +165,9 @@ def _read(source: Checkpoint, named: Path | None, scored: TextChoice | None) -> 
         folder = named or choice.data or (None if choice.source_file else choice.demo)
         if folder is None:
             return choice.read("translation"), True
-        used = choice.split if named is None else None
+        used = (choice.split_read or "val") if named is None else None
         others = (name for name in ("test", "dev", "val") if name != used and has_split(Path(folder), name))
-        split = next(others, choice.split)
+        split = next(others, used)
         text = TextChoice(data=folder, split=split, langs=choice.langs, pairs=choice.pairs)
         return text.read("translation"), split == used
     if named is not None:

@@ -74,9 +74,9 @@ def test_a_dry_run_explains_and_writes_nothing(
 def test_the_layers_that_were_named_have_no_table(folder: Path) -> None:
     made = call(prune_layers, "bart", "--remove", "encoder:0", "--explain")
     assert made.status == 0, made.err
-    assert "named by remove; no values." in made.out
+    assert "named by --remove; no values." in made.out
     assert ask("pruned-layers", "encoder layer 0").out == (
-        "Encoder layer 0 was dropped: named by remove; it has no value.\n"
+        "Encoder layer 0 was dropped: named by --remove; it has no value.\n"
     )
 
 

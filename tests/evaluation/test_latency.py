@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
 
 import psutil
 import pytest
@@ -208,7 +207,7 @@ def test_prompts_leave_room_for_what_a_decoder_alone_generates(tmp_path, sentenc
     assert [len(ids) for ids in work.rows] == [left, left]
     decode(load_model(path, device="cpu"), work.rows, 1, new_tokens, 1, None)
     with pytest.raises(UsageError, match="64 new tokens were asked for, the model has 64 positions"):
-        bench_latency({"full": path}, sentences, replace(TURNS, new_tokens=64))
+        bench_latency({"full": path}, sentences, TURNS.model_copy(update=dict(new_tokens=64)))
 
 
 def test_prompts_of_an_encoder_keep_their_positions(checkpoints):
@@ -265,7 +264,7 @@ def test_prefill_and_decode_are_told_apart(tmp_path, text, monkeypatch):
     """1905.10650 has no such table; by hand: a second for each token of a pass."""
     clocked = Clocked(monkeypatch)
     path = tiny_family(tmp_path / "full", "llama")
-    latency = bench_latency({"full": path}, text, replace(QUICK, new_tokens=3))
+    latency = bench_latency({"full": path}, text, QUICK.model_copy(update=dict(new_tokens=3)))
     lengths = [len(row) for row in AutoTokenizer.from_pretrained(path)(list(LINES))["input_ids"]]
     one, batched = clocked.passes[:16], clocked.passes[32:36]
     # A prompt alone: its tokens at once, then 3 passes of one token each.
@@ -290,7 +289,7 @@ def test_prefill_and_decode_are_told_apart(tmp_path, text, monkeypatch):
 def test_prompts_of_one_length(tmp_path, text, monkeypatch):
     clocked = Clocked(monkeypatch)
     path = tiny_family(tmp_path / "full", "gpt2")
-    options = replace(QUICK, sentences=2, batch_sizes=(2,), runs=1, new_tokens=2)
+    options = QUICK.model_copy(update=dict(sentences=2, batch_sizes=(2,), runs=1, new_tokens=2))
     bench_latency({"full": path}, text.model_copy(update=dict(context=5)), options)
     assert clocked.passes[0][0] == (2, 5)
     with pytest.raises(DataError, match="prompts of 30 tokens, 2 are needed"):
@@ -309,7 +308,7 @@ def test_prompts_are_cut_out_of_documents(tmp_path, text, monkeypatch):
     clocked = Clocked(monkeypatch)
     monkeypatch.setattr(workloads, "PROMPT", 9)
     path = tiny_family(tmp_path / "full", "gpt2")
-    options = replace(QUICK, sentences=3, batch_sizes=(1,), runs=1, new_tokens=2)
+    options = QUICK.model_copy(update=dict(sentences=3, batch_sizes=(1,), runs=1, new_tokens=2))
     latency = bench_latency({"full": path}, text.model_copy(update=dict(whole_files=None)), options)
     assert [shape for shape, _ in clocked.passes if shape[1] > 1] == [(1, 9)] * 3
     assert latency.data["whole_files"] is True
@@ -359,7 +358,7 @@ def test_load_time_and_peak_memory_of_a_process_of_its_own(tmp_path, text, monke
     if task == "mlm":  # one real process is enough
         monkeypatch.setattr(hardware, "measure_cost", run_task)
     before = torch.get_num_threads()
-    options = replace(QUICK, sentences=2, batch_sizes=(2,), runs=1, memory=True, threads=1)
+    options = QUICK.model_copy(update=dict(sentences=2, batch_sizes=(2,), runs=1, memory=True, threads=1))
     payload = bench_latency({"full": path}, text, options).to_json()
     assert payload["task"] == task
     assert payload["data"]["files"] == ["lines.txt"]
@@ -376,7 +375,7 @@ def test_texts_for_vectors_go_through_without_a_head_and_are_pooled(tmp_path, te
     path, pooled = sentence_model(tmp_path / "full", architectures=["BertForMaskedLM"]), []
     monkeypatch.setattr(Pooling, "__call__", lambda *given: pooled.append(given[1].shape))
     monkeypatch.setattr("transformers.BertForMaskedLM.forward", None)
-    options = replace(QUICK, sentences=2, batch_sizes=(2,), runs=1, warm_up=0)
+    options = QUICK.model_copy(update=dict(sentences=2, batch_sizes=(2,), runs=1, warm_up=0))
     (result,) = bench_latency({"full": path}, text, options, task="embedding").results
     assert [shape[::2] for shape in pooled] == [(2, WIDTH)]
     assert result.timings[0].examples_per_second is not None
@@ -395,7 +394,7 @@ def test_texts_for_vectors_go_through_without_a_head_and_are_pooled(tmp_path, te
 def test_text_and_models_that_do_not_go_together(tmp_path, text, family, task, more, message):
     path = tiny_family(tmp_path / "full", family)
     with pytest.raises(PruneError, match=message):
-        bench_latency({"full": path}, text, replace(QUICK, **more), task=task)
+        bench_latency({"full": path}, text, QUICK.model_copy(update=more), task=task)
 
 
 def test_a_classifier_without_padding_takes_one_at_a_time(tmp_path, labelled):

@@ -126,7 +126,7 @@ def test_fewer_sentences_then_fewer_pairs(checkpoints, good_and_bad, monkeypatch
     options, said = OPTIONS.model_copy(update=dict(most_translations=most, samples=0)), []
     made = evaluate(checkpoints, TextChoice(pairs="a-b"), options, say=said.append)
     assert (made.data["sentences"], len(made.pairs)) == (sentences, pairs)
-    assert any("--all takes everything" in line for line in said) == ((sentences, pairs) != (80, 2))
+    assert any("(`everything`: all)" in line for line in said) == ((sentences, pairs) != (80, 2))
 
 
 def test_what_all_checkpoints_take_is_said_with_what_takes_less(checkpoints, tmp_path, monkeypatch):

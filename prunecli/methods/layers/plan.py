@@ -122,7 +122,7 @@ def _named(checkpoint: Checkpoint, options: LayerOptions, axes: Sequence[Axis]) 
             )
             for axis in axes
         }
-    decision = decision_of(axes, kept, how=f"named by {flag}")
+    decision = decision_of(axes, kept, how=f"named by --{flag}")
     return selection_of(options.COMMAND, checkpoint, axes, decision, options.recorded(), dtype=options.dtype)
 
 
