@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from prunecli.evaluation.embedding import cosines, text_vectors
-from prunecli.evaluation.language_model import perplexity
 from prunecli.evaluation.on_text import measured_text
+from prunecli.evaluation.tasks import perplexity
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.history import pairs_of_steps
 from prunecli.modules.devices import choose_devices
