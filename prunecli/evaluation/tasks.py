@@ -224,7 +224,8 @@ class ModelTask(Task):
                 "examples": len(first.values),
             }
         text = self.data.text
-        return {"data": {"texts": len(text), **described(text)}, "significance": tested, "results": rows}
+        data = {"texts": len(text), **described(text)}
+        return {"data": data, "significance": tested, "results": rows, "examples": []}
 
 
 class MaskedLanguageModel(ModelTask):
