@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,13 +73,3 @@ def _of_layer(layer: Layer) -> Iterator[Component]:
     inner = stack.ffn.residual or stack.ffn.module
     output = f"{block}.{inner}" if inner else f"{ffn.name}{last}"
     yield Component(ffn.own_name, layer.side, layer.number, "ffn", block, output, ffn.removed)
-
-
-def matched(first: Sequence[Component], second: Sequence[Component]) -> list[tuple[int, int]]:
-    """Positions of the components that both models have, in the order of the first: the diagonal of a matrix."""
-    positions = {component.key: position for position, component in enumerate(second)}
-    return [
-        (position, positions[component.key])
-        for position, component in enumerate(first)
-        if component.key in positions
-    ]
