@@ -41,12 +41,12 @@ class Component:
 
     @property
     def key(self) -> Key:
-        """What it corresponds to in another model."""
+        """Key of the corresponding component in another model."""
         return self.side, self.layer, self.kind
 
     @property
     def label(self) -> str:
-        """As in Figure 1: "0.sa" is the self-attention of the first layer."""
+        """Label of Figure 1: "0.sa" is the self-attention of the first layer."""
         return f"{self.layer}.{SHORT[self.kind]}"
 
 

@@ -50,7 +50,7 @@ MOST_PAIRS = 1000
 
 @dataclass(frozen=True)
 class LanguageOptions:
-    """What is compared, and how.
+    """Options of `compare_by_language`.
 
     Attributes:
         ratio: fraction of the experts removed.

@@ -32,7 +32,7 @@ LEAST = 20
 
 @dataclass(frozen=True)
 class SimilarityOptions:
-    """How similarity is measured.
+    """Options of `compare`.
 
     Attributes:
         measures: CKA, LNS or both.

@@ -41,7 +41,7 @@ class Representations:
 
     @property
     def width(self) -> int:
-        """Of the widest output."""
+        """Width of the widest output."""
         return max((array.shape[1] for array in self.features), default=0)
 
 

@@ -25,7 +25,7 @@ from prunecli.text.groups import groups_of
 
 @dataclass(frozen=True)
 class TextOptions:
-    """What is compared, and how.
+    """Options of `compare_by_text`.
 
     Attributes:
         ratio: fraction of the experts removed in each layer.

@@ -1,4 +1,4 @@
-"""How far a language model's next-token distributions are from another's, position by position.
+"""Divergence of a language model's next-token distributions from another's, position by position.
 
 The first model's distributions, vocabulary x tokens, do not fit in memory, and two models may not either. Its last
 hidden states, d_model x tokens, are small: they are stored in the type that they are computed in, in memory and then in

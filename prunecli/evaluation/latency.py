@@ -43,7 +43,7 @@ BEAM = 5
 
 @dataclass(frozen=True)
 class LatencyOptions(Choices):
-    """How speed is measured.
+    """Options of `bench_latency`.
 
     Attributes:
         sentences: sentences, examples or prompts of a run; more if they do not fill the largest batch.

@@ -185,7 +185,7 @@ def _read(source: Checkpoint, named: Path | None, scored: TextChoice | None) -> 
 
 
 def change_line(change: QualityChange) -> str:
-    """What was measured, in a line."""
+    """One line about a quality change, for the terminal."""
     text = ", ".join(change.text) + (" (the text of the scores)" if change.text_of_scores else "")
     if change.measure == "cosine":
         return (

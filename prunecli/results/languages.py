@@ -87,7 +87,7 @@ def text_tree(root: Mapping[str, Any] | str) -> list[str]:
 
 
 class Relation(Record):
-    """How alike the experts of pairs are."""
+    """Spread of the similarities of pairs."""
 
     comparisons: Count
     mean: Number
