@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.partial import PartialTranslations
 from prunecli.evaluation.scoring import SPM_MISSING, spm_file
 from prunecli.evaluation.significance import LEAST
-from prunecli.evaluation.tasks import Classification, MaskedLanguageModel, Report, Task
+from prunecli.evaluation.tasks import Classification, MaskedLanguageModel, Task
 from prunecli.evaluation.translation import TranslationTask
 from prunecli.model.checkpoint import Checkpoint, directory_of
 from prunecli.model.history import pruned_pairs
@@ -30,6 +30,7 @@ from prunecli.text.tasks import TaskName, task_of, task_of_all
 
 if TYPE_CHECKING:
     from prunecli.results.evaluation import Evaluation
+    from prunecli.running.layerwise.runner import RunReport
 
 
 def evaluate(
@@ -43,7 +44,7 @@ def evaluate(
     progress: Progress = silent,
     say: Say = unsaid,
     warn: Say = unsaid,
-    report: Report = lambda _label, _run: None,
+    report: Callable[[str, RunReport], None] = lambda _label, _run: None,
 ) -> Evaluation | None:
     """Measure each checkpoint at `task` on the text that `choice` names, and compare it with the first.
 
@@ -120,7 +121,7 @@ def evaluate_data(
     force: bool = False,
     progress: Progress = silent,
     process_group: ProcessGroup = ALONE,
-    report: Report = lambda _label, _work: None,
+    report: Callable[[str, RunReport], None] = lambda _label, _work: None,
     say: Say = unsaid,
 ) -> Evaluation | None:
     """Measure each checkpoint at the task of `data`, compare it with the first, and write `output`.

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 T_TEST, MCNEMAR = "paired t-test", "McNemar, exact"
 WINDOWS_TEST = f"{T_TEST} over the windows' losses"
 """Test for `lm` if each file is one document."""
-Report = Callable[[str, "RunReport"], None]
 
 
 @dataclass
@@ -56,7 +55,7 @@ class Task(ABC):
     progress: Progress = silent
     say: Say = unsaid
     process_group: ProcessGroup = ALONE
-    report: Report = lambda _label, _work: None
+    report: Callable[[str, RunReport], None] = lambda _label, _work: None
     output: Path | None = None
     force: bool = False
     seed: int | None = None
