@@ -24,10 +24,10 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.analysis.explanation import explain as explain
     from prunecli.errors import PruneError as PruneError
     from prunecli.evaluation.evaluate import evaluate as evaluate
+    from prunecli.evaluation.latency import LatencyOptions as LatencyOptions
     from prunecli.evaluation.latency import bench_latency as bench_latency
     from prunecli.evaluation.on_text import RunOptions as RunOptions
     from prunecli.evaluation.options import EvaluationOptions as EvaluationOptions
-    from prunecli.evaluation.timing import LatencyOptions as LatencyOptions
     from prunecli.methods.embeddings.dimensions import EmbeddingOptions as EmbeddingOptions
     from prunecli.methods.embeddings.factorize import fit_embeddings as fit_embeddings
     from prunecli.methods.embeddings.plan import EmbeddingPlan as EmbeddingPlan
@@ -81,10 +81,9 @@ _MODULES = {
     "analysis.explanation": ("explain",),
     "errors": ("PruneError",),
     "evaluation.evaluate": ("evaluate",),
-    "evaluation.latency": ("bench_latency",),
+    "evaluation.latency": ("LatencyOptions", "bench_latency"),
     "evaluation.on_text": ("RunOptions",),
     "evaluation.options": ("EvaluationOptions",),
-    "evaluation.timing": ("LatencyOptions",),
     "methods.embeddings.factorize": ("fit_embeddings",),
     "methods.embeddings.plan": ("EmbeddingOptions", "EmbeddingPlan", "plan_embeddings"),
     "methods.embeddings.rewrite": ("rewrite_embeddings",),

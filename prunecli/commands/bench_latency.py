@@ -87,9 +87,9 @@ def bench_latency(
 
     The first checkpoint is the baseline of the ratios.
     """
+    from prunecli.evaluation.latency import LatencyOptions
     from prunecli.evaluation.latency import bench_latency as run
     from prunecli.evaluation.options import labels_for
-    from prunecli.evaluation.timing import LatencyOptions
 
     outputs.check()
     beams = None if beam is None else _numbers("--beam", beam)

@@ -1,4 +1,4 @@
-"""A model and its text, for methods that measure something by running it: which text, in which batches."""
+"""Text and batches for methods that run a model over text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How the model runs.
+    """Options for a run of a model over text.
 
     Attributes:
         batch_tokens: padded tokens in a batch.
@@ -69,7 +69,7 @@ def measured_text(
 
 
 def describe(data: Dataset, choice: TextChoice) -> dict[str, Any]:
-    """What a history says of the text."""
+    """The fields of a history that describe the text."""
     if isinstance(data.text, ParallelText):
         names = [pair_name(*pair) for pair in data.pairs]
         return {"split": choice.split or "val", "pairs": names, "sentences": len(data.text)}
