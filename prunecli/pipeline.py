@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,10 @@ from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.dtypes import config_dtype
 from prunecli.tensors.git_lfs import refuse_pointers_beside_weights
-from prunecli.tensors.journal import Journal
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.stream import Generated, Output, check_expressions
 from prunecli.tensors.transaction import new_directory
+from prunecli.tensors.unfinished import Journal, digest
 from prunecli.tensors.writer import SHARD_BYTES, write_tensors
 
 
@@ -115,9 +114,9 @@ def apply(
     key = _work(source, rewrite, shard_bytes) if source.is_remote and weights else None
     with new_directory(output, force=force, needed_bytes=needed, source=source.path, resume=key) as directory:
         journal = None if key is None else Journal(directory, key)
-        if journal is not None and journal.content.nbytes:
+        if journal is not None and journal.nbytes:
             journal.tidy()
-            say(f"Going on from an ended run: {bytes_text(journal.content.nbytes)} of the result are there.")
+            say(f"Going on from an ended run: {bytes_text(journal.nbytes)} of the result are there.")
         if weights:
             with _kept(journal, say):
                 write_tensors(
@@ -139,7 +138,7 @@ def apply(
         if weights:
             _check_written(directory, rewrite, config)
         if journal is not None:
-            journal.close()
+            journal.remove()
     return Applied(source, rewrite, summary, output)
 
 
@@ -202,10 +201,8 @@ def _kept(journal: Journal | None, say: Say) -> Iterator[None]:
     try:
         yield
     except (HubError, SystemExit):
-        if journal is not None and journal.content.nbytes:
-            say(
-                f"Kept {bytes_text(journal.content.nbytes)} of the result: the same command goes on from there."
-            )
+        if journal is not None and journal.nbytes:
+            say(f"Kept {bytes_text(journal.nbytes)} of the result: the same command goes on from there.")
         raise
 
 
@@ -221,7 +218,7 @@ def _work(source: Checkpoint, rewrite: Rewrite, shard_bytes: int) -> str | None:
         "config": dict(rewrite.config),
         "outputs": [repr(output) for output in rewrite.outputs],
     }
-    return f"sha256:{sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()}"
+    return digest(work)
 
 
 def _copied(source: Checkpoint, rewrite: Rewrite) -> dict[str, Path]:

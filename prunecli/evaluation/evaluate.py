@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING
 from prunecli import processes
 from prunecli.errors import PruneError, UsageError
 from prunecli.evaluation.options import EvaluationOptions
-from prunecli.evaluation.partial import PartialTranslations
 from prunecli.evaluation.scoring import spm_file, spm_missing
 from prunecli.evaluation.significance import LEAST
-from prunecli.evaluation.translation import evaluate_translation
+from prunecli.evaluation.translation import evaluate_translation, translations_kept
 from prunecli.model.checkpoint import Checkpoint, directory_of
 from prunecli.model.history import pruned_pairs
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import read_config
-from prunecli.tensors.documents import partial_path
 from prunecli.tensors.quantities import counted
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.parallel import ParallelText
@@ -108,9 +106,9 @@ def _translation(
     options = replace(options, spm=spm_file(options.spm))
     if options.spm is None:
         say(spm_missing())
-    partial = None if output is None else partial_path(output)
-    if partial is not None and len(PartialTranslations(partial)):
-        say(f"Going on from {partial}, which an interrupted run left behind.")
+    kept = translations_kept(output)
+    if kept.records:
+        say(f"Going on from {kept.path}, which an interrupted run left behind.")
     try:
         with processes.together() as process_group:
             return evaluate_translation(
@@ -124,7 +122,7 @@ def _translation(
                 say=say,
             )
     except (KeyboardInterrupt, SystemExit, PruneError):
-        if partial is not None and partial.is_file():
+        if kept.path is not None and kept.path.is_file():
             warn("Finished pairs are kept: the same command goes on from them.")
         raise
 

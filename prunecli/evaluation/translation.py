@@ -14,7 +14,6 @@ from prunecli.evaluation.decoding import Translation, translate
 from prunecli.evaluation.examples import examples_of
 from prunecli.evaluation.hardware import threads, threads_for
 from prunecli.evaluation.options import EvaluationOptions
-from prunecli.evaluation.partial import PartialTranslations, key_of
 from prunecli.evaluation.scoring import make_metrics
 from prunecli.evaluation.significance import check_bootstrap
 from prunecli.evaluation.translation_scores import score_translations
@@ -22,6 +21,7 @@ from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, Say, foretelling, silent, unsaid
 from prunecli.tensors.documents import partial_path
 from prunecli.tensors.quantities import counted
+from prunecli.tensors.unfinished import Store, digest
 from prunecli.text.choice import Dataset
 from prunecli.text.groups import groups_of, read_groups
 from prunecli.text.parallel import ParallelText, lines_sha256, pair_name
@@ -90,16 +90,18 @@ def evaluate_translation(
         require_comet()
     metrics = make_metrics(options.spm)
     opened = {label: open_model(path) for label, path in checkpoints.items()}
-    partial = PartialTranslations(None if output is None else partial_path(output))
+    partial = translations_kept(output)
     models = sorted([checkpoint.fingerprint, checkpoint.total_bytes] for checkpoint in opened.values())
-    run = key_of({"models": models, "device": options.device})  # what the type is chosen by
-    options = replace(options, dtype=_dtype(opened, options, partial.dtypes.get(run), process_group, say))
+    run = digest({"models": models, "device": options.device})  # what the type is chosen by
+    earlier = {record["run"]: record["dtype"] for record in partial.records.values()}
+    options = replace(options, dtype=_dtype(opened, options, earlier.get(run), process_group, say))
     keys = {
         label: {pair: _key(checkpoint, text.sentences[pair[0]], pair, options) for pair in pairs}
         for label, checkpoint in opened.items()
     }
     left = sum(
-        partial.get(key, len(text)) is None for key in {key for own in keys.values() for key in own.values()}
+        _finished(partial, key, len(text)) is None
+        for key in {key for own in keys.values() for key in own.values()}
     )
     counts = ((len(opened), "checkpoint"), (len(pairs), "pair"), (len(text), "sentence"))
     what = " x ".join(counted(count, unit) for count, unit in counts)
@@ -170,12 +172,12 @@ def _translate_checkpoint(
     text: ParallelText,
     keys: Mapping[tuple[str, str], str],
     options: EvaluationOptions,
-    partial: PartialTranslations,
+    partial: Store,
     run: str,
     progress: Progress,
     process_group: ProcessGroup,
 ) -> dict[str, Sequence[Translation]]:
-    kept = process_group.broadcast({pair: partial.get(key, len(text)) for pair, key in keys.items()})
+    kept = process_group.broadcast({pair: _finished(partial, key, len(text)) for pair, key in keys.items()})
     left = [pair for pair in keys if kept[pair] is None]
     translations = {pair_name(*pair): done for pair, done in kept.items() if done is not None}
     if left:
@@ -193,17 +195,29 @@ def _translate_checkpoint(
                 sentences = text.sentences[pair[0]]
                 done = translate(model, tokenizer, sentences, pair, options.decoding, advance, process_group)
                 if process_group.is_main:
-                    partial.add(keys[pair], done, run, options.dtype)
+                    rows = [[one.text, one.finished] for one in done]
+                    partial.put(keys[pair], {"run": run, "dtype": options.dtype, "translations": rows})
                 translations[pair_name(*pair)] = done
         del model
         gc.collect()  # before the next checkpoint is loaded
     return {pair_name(*pair): translations[pair_name(*pair)] for pair in keys}
 
 
+def translations_kept(output: Path | None) -> Store:
+    """What an unfinished run for the file `output` keeps; None: nothing is kept."""
+    return Store(None if output is None else partial_path(output), "prunecli.translations/1")
+
+
+def _finished(partial: Store, key: str, count: int) -> list[Translation] | None:
+    """The `count` translations that an interrupted run finished under `key`; None if they are not all there."""
+    rows = partial.records.get(key, {"translations": []})["translations"]
+    return [Translation(*row) for row in rows] if len(rows) == count else None
+
+
 def _key(
     checkpoint: Checkpoint, sentences: Sequence[str], pair: tuple[str, str], options: EvaluationOptions
 ) -> str:
-    return key_of(
+    return digest(
         {
             "fingerprint": checkpoint.fingerprint,
             "bytes": checkpoint.total_bytes,  # a float16 copy has its original's fingerprint
