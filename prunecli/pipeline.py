@@ -28,7 +28,7 @@ from prunecli.results.decisions import with_decision
 from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.dtypes import config_dtype
-from prunecli.tensors.git_lfs import refuse_pointers_beside_weights
+from prunecli.tensors.json_files import refuse_pointers_beside_weights
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.stream import Generated, Output, check_expressions
 from prunecli.tensors.transaction import new_directory

@@ -19,7 +19,7 @@ from prunecli.results.document import Model
 from prunecli.results.gates import GateStatistics
 from prunecli.results.header import header
 from prunecli.results.languages import TextLayer, Texts, Tree
-from prunecli.text.groups import groups_of
+from prunecli.text.parallel import groups_of
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from prunecli.running.encoding import embedding_examples
 from prunecli.running.examples import Batch
 from prunecli.running.runner import Runner
 from prunecli.running.vectors import batch_vectors
-from prunecli.text.choice import Dataset
-from prunecli.text.columns import columns
+from prunecli.text.choice import Dataset, columns
 from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText, pair_name
 

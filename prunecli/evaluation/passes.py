@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from prunecli.errors import UsageError
 from prunecli.evaluation.workload import Phase, Rows, Workload, finished_at
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.text.choice import Dataset
-from prunecli.text.columns import columns
+from prunecli.text.choice import Dataset, columns
 from prunecli.text.labelled import LabelledText
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer

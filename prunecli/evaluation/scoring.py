@@ -10,7 +10,7 @@ from typing import Any
 
 from prunecli.errors import DataError
 from prunecli.evaluation.decoding import Translation
-from prunecli.tensors.git_lfs import refuse_pointer
+from prunecli.tensors.json_files import refuse_pointer
 
 SPM_NAME = "flores200sacrebleuspm"
 """What sacrebleu calls FLORES-200's SentencePiece model on disk."""

@@ -16,8 +16,7 @@ from prunecli.evaluation.hardware import threads, threads_for
 from prunecli.evaluation.measured import Measured
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.text.choice import Dataset
-from prunecli.text.columns import described
+from prunecli.text.choice import Dataset, described
 from prunecli.text.labelled import LabelledText, label_ids
 from prunecli.text.plain import PlainText
 

@@ -23,8 +23,7 @@ from prunecli.tensors.documents import partial_path
 from prunecli.tensors.quantities import counted
 from prunecli.tensors.unfinished import Store, digest
 from prunecli.text.choice import Dataset
-from prunecli.text.groups import groups_of, read_groups
-from prunecli.text.parallel import ParallelText, lines_sha256, pair_name
+from prunecli.text.parallel import ParallelText, groups_of, lines_sha256, pair_name, read_groups
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint

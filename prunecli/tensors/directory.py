@@ -12,11 +12,9 @@ from prunecli.architectures import FAMILIES, OLDER_TYPES, REDUCED_PREFIX
 from prunecli.errors import CheckpointError
 from prunecli.tensors.hub.names import no_such_directory
 from prunecli.tensors.json_files import DEEPEST, is_deep, is_finite, read_object
-from prunecli.tensors.other_formats import of_directory, of_file
-from prunecli.tensors.pickled import read_pickled
 from prunecli.tensors.reader import WeightFile
-from prunecli.tensors.safetensors_files import read_header
-from prunecli.tensors.side_files import MODULES_FILE, folders_of
+from prunecli.tensors.side_files import MODULES_FILE, folders_of, of_directory, of_file
+from prunecli.tensors.weight_files import read_header, read_pickled
 
 WEIGHT_NAMES = ("model.safetensors", "pytorch_model.bin")
 """In the order in which transformers looks for them; each may also be sharded under NAME.index.json."""

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.errors import DataError
-from prunecli.text.json_lines import parsed_line
-from prunecli.text.lines import SHOWN, read_lines, require_count
+from prunecli.text.files import SHOWN, parsed_line, read_lines, require_count
 
 _REMEDY = (
     "A line is label<TAB>text, label<TAB>text<TAB>second text, or JSON with the keys label, text, text_b."

@@ -17,9 +17,8 @@ from prunecli.tensors.directory import WEIGHT_NAMES
 from prunecli.tensors.hub.failures import host, is_offline, one_line, plain_errors, reason
 from prunecli.tensors.hub.names import HubName, hub_name, snapshot_in
 from prunecli.tensors.json_files import parsed
-from prunecli.tensors.other_formats import described
 from prunecli.tensors.quantities import bytes_text
-from prunecli.tensors.side_files import MODULES_FILE, belonging, module_folders
+from prunecli.tensors.side_files import MODULES_FILE, belonging, described, module_folders
 
 CONFIG = "config.json"
 
