@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
+
 from prunecli.errors import CheckpointError, UsageError, reason_of
 from prunecli.tensors.dtypes import is_known, parse_dtype
 from prunecli.tensors.json_files import parsed, refuse_pointer
@@ -22,6 +24,19 @@ if TYPE_CHECKING:
 
 MAX_HEADER_BYTES = 100_000_000
 """As in the safetensors library: a longer header is damage."""
+
+
+class _Entry(BaseModel):
+    """A tensor in a header."""
+
+    model_config = ConfigDict(strict=True)
+
+    dtype: str
+    shape: list[NonNegativeInt]
+    data_offsets: list[NonNegativeInt] = Field(min_length=2, max_length=2)
+
+
+_ENTRIES = TypeAdapter(dict[str, _Entry])
 
 
 def read_header(path: Path) -> WeightFile:
@@ -56,64 +71,42 @@ def described(path: Path, size: int, read: Callable[[int, int], bytes]) -> Weigh
         raise _damaged(path, f"its header would be {length:,} bytes long")
     if 8 + length > size:
         raise _truncated(path, f"{size:,} bytes, its header alone ends at {8 + length:,}")
-    entries = _parse(path, read(8, length))
-    places = [
-        _entry(path, name, value, 8 + length) for name, value in entries.items() if name != "__metadata__"
-    ]
-    places.sort()
-    _check_layout(path, places, 8 + length, size)
-    return WeightFile(path, {stored.info.name: stored for _, _, stored in places})
-
-
-def _parse(path: Path, text: bytes) -> dict[str, Any]:
     try:
-        entries = parsed(text, unique=True)
+        content = parsed(read(8, length), unique=True)
+        if not isinstance(content, dict):
+            raise ValueError("not an object")
+        content.pop("__metadata__", None)
+        entries = _ENTRIES.validate_python(content)
+    except ValidationError as error:
+        name = error.errors()[0]["loc"][0]
+        raise _damaged(path, f"the entry of {name!r} is not of the safetensors form") from error
     except ValueError as error:
         raise _damaged(path, f"its header cannot be read ({reason_of(error)})") from error
-    if not isinstance(entries, dict):
-        raise _damaged(path, "its header is not an object")
-    return entries
-
-
-def _entry(path: Path, name: str, value: Any, start: int) -> tuple[int, int, Stored]:
-    """The bytes of the file that a tensor takes, as start and stop, and what it is."""
-    if not name.isprintable():
-        raise _damaged(path, f"{name!r} is no name of a tensor")
-    try:
-        dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, f"the entry of {name} is not of the safetensors form") from error
-    for number in (*shape, begin, end):
-        if type(number) is not int or number < 0:
-            raise _damaged(
-                path, f"{name} has a shape or offset that is not a count: {list(shape)}, {begin}, {end}"
+    tensors: dict[str, Stored] = {}
+    position, previous = 0, "the header"
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        begin, end = entry.data_offsets
+        dtype, shape = entry.dtype, tuple(entry.shape)
+        if not name.isprintable():
+            raise _damaged(path, f"{name!r} is no name of a tensor")
+        if not is_known(dtype):
+            raise CheckpointError(
+                f"{path}: {name} has the type {dtype!r}, which prunecli does not read",
+                "Convert the checkpoint to float32, float16 or bfloat16 first.",
             )
-    if not isinstance(dtype, str) or not is_known(dtype):
-        raise CheckpointError(
-            f"{path}: {name} has the type {dtype!r}, which prunecli does not read",
-            "Convert the checkpoint to float32, float16 or bfloat16 first.",
-        )
-    info = TensorInfo(name, dtype, shape)
-    if end - begin != info.nbytes:
-        raise _damaged(
-            path,
-            f"{name} has {end - begin:,} bytes, its shape {list(shape)} in {dtype} needs {info.nbytes:,}",
-        )
-    return start + begin, start + end, Stored(info, start + begin)
-
-
-def _check_layout(path: Path, places: list[tuple[int, int, Stored]], start: int, size: int) -> None:
-    """The tensors must cover the bytes from `start` to the end of the file without gap or overlap."""
-    position, previous = start, "the header"
-    for begin, end, stored in places:
-        name = stored.info.name
-        if end > size:
-            raise _truncated(path, f"{size:,} bytes, {name} ends at {end:,}")
+        info = TensorInfo(name, dtype, shape)
+        if end - begin != info.nbytes:
+            what = f"its shape {list(shape)} in {dtype} needs {info.nbytes:,}"
+            raise _damaged(path, f"{name} has {end - begin:,} bytes, {what}")
+        if 8 + length + end > size:
+            raise _truncated(path, f"{size:,} bytes, {name} ends at {8 + length + end:,}")
         if begin != position:
             raise _damaged(path, f"{name} overlaps {previous}, or unused bytes lie between them")
+        tensors[name] = Stored(info, 8 + length + begin)
         position, previous = end, name
-    if position != size:
-        raise _damaged(path, f"{size - position:,} bytes after the last tensor")
+    if 8 + length + position != size:
+        raise _damaged(path, f"{size - 8 - length - position:,} bytes after the last tensor")
+    return WeightFile(path, tensors)
 
 
 def _truncated(path: Path, what: str) -> CheckpointError:
@@ -173,7 +166,7 @@ def _load(path: Path, *, describe: bool = False, mmap: bool = False) -> dict[str
         raise
     except Exception as error:  # a damaged pickle may raise anything
         raise CheckpointError(
-            f"{path}: truncated or damaged ({_first_line(error)})", "Download or copy the file again."
+            f"{path}: truncated or damaged ({reason_of(error)})", "Download or copy the file again."
         ) from error
     return _state_dict(path, loaded)
 
@@ -252,7 +245,3 @@ def _spooled(path: Path, tensors: dict[str, torch.Tensor], in_place: dict[str, S
             spool.write(flat.view(torch.uint8).numpy().data)
     spool.flush()
     return WeightFile(path, stored, spool)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
