@@ -107,9 +107,14 @@ def apply(
         return Applied(source, rewrite, summarize(source, rewrite), None)
     refuse_pointers_beside_weights(source.path)
     summary = summarize(source, rewrite)
-    copied = sum(path.stat().st_size for path in _copied(source, rewrite).values())
-    changed = sum(len(content) for content in rewrite.files.values() if content is not None)
-    needed = (summary.bytes_after if weights else 0) + copied + changed
+    names = {path.relative_to(source.path).as_posix(): path for path in source.side_files.carried}
+    # An earlier result's own code is written anew or not at all.
+    beside = {name: path for name, path in names.items() if name not in rewrite.files and name != SHIM_FILE}
+    needed = (
+        (summary.bytes_after if weights else 0)
+        + sum(path.stat().st_size for path in beside.values())
+        + sum(len(content) for content in rewrite.files.values() if content is not None)
+    )
     output = Path(output)
     key = _work(source, rewrite, shard_bytes) if source.is_remote and weights else None
     with new_directory(output, force=force, needed_bytes=needed, source=source.path, resume=key) as directory:
@@ -127,7 +132,13 @@ def apply(
                     journal=journal,
                     progress=progress,
                 )
-        _write_side_files(source, rewrite, directory)
+        for name, content in {**beside, **rewrite.files}.items():
+            if content is not None:
+                (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, Path):
+                shutil.copyfile(content, directory / name)
+            elif content is not None:
+                (directory / name).write_bytes(content)
         config = _with_dtype(rewrite)
         write_json(directory / "config.json", config, allow_nan=True)
         if classes := shim_classes(rewrite.config):
@@ -219,24 +230,6 @@ def _work(source: Checkpoint, rewrite: Rewrite, shard_bytes: int) -> str | None:
         "outputs": [repr(output) for output in rewrite.outputs],
     }
     return digest(work)
-
-
-def _copied(source: Checkpoint, rewrite: Rewrite) -> dict[str, Path]:
-    """The side files that stay as they are, by name; an earlier result's own code is written anew or not at all."""
-    names = {path.relative_to(source.path).as_posix(): path for path in source.side_files.carried}
-    return {name: path for name, path in names.items() if name not in rewrite.files and name != SHIM_FILE}
-
-
-def _write_side_files(source: Checkpoint, rewrite: Rewrite, directory: Path) -> None:
-    for name, path in _copied(source, rewrite).items():
-        place = directory / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, place)
-    for name, content in rewrite.files.items():
-        if content is not None:
-            place = directory / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(content)
 
 
 def _card(source: Checkpoint, rewrite: Rewrite, summary: Summary, *, weights: bool) -> str:

@@ -9,9 +9,10 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from prunecli.errors import CheckpointError, UsageError, reason_of
 from prunecli.tensors.dtypes import is_known, parse_dtype
@@ -26,14 +27,12 @@ MAX_HEADER_BYTES = 100_000_000
 """As in the safetensors library: a longer header is damage."""
 
 
-class _Entry(BaseModel):
+class _Entry(TypedDict):
     """A tensor in a header."""
-
-    model_config = ConfigDict(strict=True)
 
     dtype: str
     shape: list[NonNegativeInt]
-    data_offsets: list[NonNegativeInt] = Field(min_length=2, max_length=2)
+    data_offsets: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]
 
 
 _ENTRIES = TypeAdapter(dict[str, _Entry])
@@ -76,7 +75,7 @@ def described(path: Path, size: int, read: Callable[[int, int], bytes]) -> Weigh
         if not isinstance(content, dict):
             raise ValueError("not an object")
         content.pop("__metadata__", None)
-        entries = _ENTRIES.validate_python(content)
+        entries = _ENTRIES.validate_python(content, strict=True)
     except ValidationError as error:
         name = error.errors()[0]["loc"][0]
         raise _damaged(path, f"the entry of {name!r} is not of the safetensors form") from error
@@ -84,9 +83,9 @@ def described(path: Path, size: int, read: Callable[[int, int], bytes]) -> Weigh
         raise _damaged(path, f"its header cannot be read ({reason_of(error)})") from error
     tensors: dict[str, Stored] = {}
     position, previous = 0, "the header"
-    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
-        begin, end = entry.data_offsets
-        dtype, shape = entry.dtype, tuple(entry.shape)
+    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, end = entry["data_offsets"]
+        dtype, shape = entry["dtype"], tuple(entry["shape"])
         if not name.isprintable():
             raise _damaged(path, f"{name!r} is no name of a tensor")
         if not is_known(dtype):

@@ -157,13 +157,10 @@ def _write_shard(
             layout = "" if journal is None else _layout(jobs)
             done = 0 if journal is None else journal.steps(path.name, layout)
             nbytes = noted = sum(job.written for job in jobs[:done])
-            for job in jobs[:done]:
-                advance(job.nbytes if source.is_remote and not isinstance(job, Block) else job.written)
-            for number, (job, written) in enumerate(
-                [(job, pool.submit(job.carry_out)) for job in jobs[done:]], start=done + 1
-            ):
-                nbytes += written.result()
-                advance(job.nbytes if source.is_remote and not isinstance(job, Block) else job.written)
+            submitted = [None] * done + [pool.submit(job.carry_out) for job in jobs[done:]]
+            for number, (job, written) in enumerate(zip(jobs, submitted, strict=True), start=1):
+                nbytes += written.result() if written is not None else 0
+                advance(job.nbytes if source.is_remote and isinstance(job, Gather) else job.written)
                 if journal is not None and nbytes - noted >= NOTE_BYTES:
                     journal.note(path.name, nbytes, number, layout)
                     noted = nbytes
@@ -174,13 +171,10 @@ def _write_shard(
             pool.shutdown(cancel_futures=True)
 
 
-def _layout(jobs: Sequence[Move | Gather | Block]) -> str:
+def _layout(jobs: Sequence[Gather | Block]) -> str:
     """Which step writes what, as a digest: they differ where other files of the source lie here already."""
-    places = [
-        [(move.target_offset, move.written) for move in (job.moves if isinstance(job, Gather) else (job,))]
-        for job in jobs
-    ]
-    return digest(places)
+    parts = [job.moves if isinstance(job, Gather) else (job,) for job in jobs]
+    return digest([[(move.target_offset, move.written) for move in moves] for moves in parts])
 
 
 def _worked(source: TensorReader, output: Output) -> int:
@@ -193,7 +187,7 @@ def _worked(source: TensorReader, output: Output) -> int:
 
 def _jobs(
     source: TensorReader, outputs: Sequence[Output], target: int, start: int
-) -> Sequence[Move | Gather | Block]:
+) -> Sequence[Gather | Block]:
     """Work that may be done side by side, in the order of the file `target`, whose tensors begin at `start`."""
     moved: list[tuple[Output, int]] = []
     computed: list[Block] = []
@@ -207,13 +201,8 @@ def _jobs(
         else:
             computed += blocks(source, output, target, start)
         start += output.nbytes
-    parts = [part for move in coalesced(_moves(source, moved, target)) for part in move.parts()]
-    jobs: list[Move | Gather | Block] = [
-        *(part for part in parts if isinstance(part.source, int)),
-        *gathered(part for part in parts if not isinstance(part.source, int)),
-        *computed,
-    ]
-    return sorted(jobs, key=lambda job: job.target_offset)
+    parts = (part for move in coalesced(_moves(source, moved, target)) for part in move.parts())
+    return sorted([*gathered(parts), *computed], key=lambda job: job.target_offset)
 
 
 def _moves(source: TensorReader, outputs: Iterable[tuple[Output, int]], target: int) -> Iterator[Move]:
