@@ -96,21 +96,14 @@ def escaped(text: str) -> str:
 def _text(value: Any, depth: int, *, allow_nan: bool) -> str:
     """JSON with one space of indent per level; a list of plain values stays on one line."""
     pad = "\n" + " " * (depth + 1)
-    end = "\n" + " " * depth
     if isinstance(value, Mapping) and value:
-        fields = (
+        items = [
             f"{json.dumps(str(key), ensure_ascii=False)}: {_text(item, depth + 1, allow_nan=allow_nan)}"
             for key, item in value.items()
-        )
-        return "{" + pad + f",{pad}".join(fields) + end + "}"
+        ]
+        return "{" + pad + f",{pad}".join(items) + pad[:-1] + "}"
     if isinstance(value, (list, tuple)) and any(isinstance(item, (list, tuple, Mapping)) for item in value):
-        return (
-            "["
-            + pad
-            + f",{pad}".join(_text(item, depth + 1, allow_nan=allow_nan) for item in value)
-            + end
-            + "]"
-        )
-    return json.dumps(
-        dict(value) if isinstance(value, Mapping) else value, ensure_ascii=False, allow_nan=allow_nan
-    )
+        items = [_text(item, depth + 1, allow_nan=allow_nan) for item in value]
+        return "[" + pad + f",{pad}".join(items) + pad[:-1] + "]"
+    plain = dict(value) if isinstance(value, Mapping) else value
+    return json.dumps(plain, ensure_ascii=False, allow_nan=allow_nan)
