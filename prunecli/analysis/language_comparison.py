@@ -42,7 +42,7 @@ from prunecli.results.languages import (
     Tree,
 )
 from prunecli.selection.select import Kept
-from prunecli.text.groups import groups_of, read_groups
+from prunecli.text.parallel import groups_of, read_groups
 
 MOST_PAIRS = 1000
 """Of more pairs than this, languages.json has the similarities by what pairs share, without the matrices."""

@@ -20,7 +20,7 @@ from prunecli.results.document import Model
 from prunecli.results.gates import GateStatistics
 from prunecli.results.header import header
 from prunecli.results.languages import TextLayer, Texts
-from prunecli.text.groups import groups_of
+from prunecli.text.parallel import groups_of
 
 
 @dataclass(frozen=True)

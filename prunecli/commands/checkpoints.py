@@ -10,8 +10,7 @@ import typer
 
 from prunecli.commands import console
 from prunecli.errors import UsageError
-from prunecli.text.hub_data import is_hub_data, parse_hub_data
-from prunecli.text.named import TextFile
+from prunecli.text.files import TextFile, is_hub_data, parse_hub_data
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint

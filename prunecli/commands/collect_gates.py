@@ -73,7 +73,7 @@ def collect_gates(
     """
     from prunecli.model.checkpoint import open_model
     from prunecli.tensors.quantities import parse_size
-    from prunecli.text.corpus import read_corpora
+    from prunecli.text.plain import read_corpora
 
     ask_huge_pages()  # though --memory be left out: a model that does not fit is run by layers too
     budget = None if memory is None else parse_size(memory)

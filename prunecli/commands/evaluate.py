@@ -169,7 +169,7 @@ def evaluate(
     from prunecli.evaluation.decoding import DecodingOptions
     from prunecli.evaluation.evaluate import evaluate as run
     from prunecli.evaluation.options import EvaluationOptions, Gate, labels_for
-    from prunecli.text.named import given_names
+    from prunecli.text.files import given_names
 
     gate = Gate(min_ratio, _limits("--min", least), _limits("--max", most))
     limitless = bool(checkpoints or texts.data or texts.source_file or texts.max_sentences or everything)

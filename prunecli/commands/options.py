@@ -14,8 +14,7 @@ from prunecli.errors import DataError, UsageError
 from prunecli.methods.sharing.options import Order
 from prunecli.tensors.hub.names import checkpoint_path, hub_name, no_such_directory
 from prunecli.tensors.quantities import parse_share
-from prunecli.text.hub_data import is_hub_data
-from prunecli.text.named import TextFile, parse_text_file
+from prunecli.text.files import TextFile, is_hub_data, parse_text_file
 from prunecli.text.tasks import TaskName, TrainingTask
 
 if TYPE_CHECKING:

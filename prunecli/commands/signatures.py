@@ -14,7 +14,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from prunecli.errors import PruneError
 from prunecli.tensors.hub.names import checkpoint_path
-from prunecli.text.named import TextFile, parse_text_file
+from prunecli.text.files import TextFile, parse_text_file
 
 if TYPE_CHECKING:
     from prunecli.recipes.engine import Parameter

@@ -71,7 +71,7 @@ def trim_vocabulary(
     from prunecli import demo
     from prunecli.methods.vocabulary.plan import VocabularyOptions, plan_vocabulary
     from prunecli.text.choice import TextChoice
-    from prunecli.text.lines import read_lines
+    from prunecli.text.files import read_lines
 
     choice = TextChoice(data=data, split=split, langs=langs, files=tuple(text or ()))
     if data is None and not text:

@@ -18,7 +18,7 @@ from prunecli.running.encoding import embedding_examples
 from prunecli.running.examples import Batch
 from prunecli.running.runner import Runner
 from prunecli.running.vectors import batch_vectors
-from prunecli.text.columns import columns
+from prunecli.text.choice import columns
 from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.tokens import Tokenizer

@@ -12,17 +12,16 @@ from prunecli import processes
 from prunecli.errors import PruneError, UsageError
 from prunecli.evaluation.hardware import threads, threads_for
 from prunecli.evaluation.options import EvaluationOptions
-from prunecli.evaluation.partial import PartialTranslations
 from prunecli.evaluation.scoring import SPM_MISSING, spm_file
 from prunecli.evaluation.significance import LEAST
 from prunecli.evaluation.tasks import Classification, MaskedLanguageModel, Task
-from prunecli.evaluation.translation import TranslationTask
+from prunecli.evaluation.translation import TranslationTask, stored_translations
 from prunecli.model.checkpoint import Checkpoint, directory_of
 from prunecli.model.history import pruned_pairs
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import read_config
-from prunecli.tensors.documents import partial_path, refuse_unwritable
+from prunecli.tensors.documents import refuse_unwritable
 from prunecli.tensors.quantities import counted
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.parallel import ParallelText
@@ -91,9 +90,9 @@ def evaluate(
     options = replace(options, spm=spm_file(options.spm))
     if options.spm is None:
         say(SPM_MISSING)
-    partial = None if output is None else partial_path(output)
-    if partial is not None and len(PartialTranslations(partial)):
-        say(f"Going on from {partial}, which an interrupted run left behind.")
+    stored = stored_translations(output)
+    if stored.records:
+        say(f"Going on from {stored.path}, which an interrupted run left behind.")
     try:
         with processes.together() as group:
             return evaluate_data(
@@ -107,7 +106,7 @@ def evaluate(
                 say=say,
             )
     except (KeyboardInterrupt, SystemExit, PruneError):
-        if partial is not None and partial.is_file():
+        if stored.path is not None and stored.path.is_file():
             warn("Finished pairs are kept: the same command goes on from them.")
         raise
 

@@ -29,8 +29,7 @@ from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.cost import Load
 from prunecli.model.history import pruned_pairs
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.text.choice import Dataset, TextChoice
-from prunecli.text.columns import described
+from prunecli.text.choice import Dataset, TextChoice, described
 from prunecli.text.parallel import pair_name
 from prunecli.text.tasks import TaskName, task_of, task_of_all
 

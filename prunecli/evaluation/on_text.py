@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import UsageError
 from prunecli.progress import Say, unsaid
-from prunecli.text.choice import Dataset, TextChoice
-from prunecli.text.columns import described
+from prunecli.text.choice import Dataset, TextChoice, described
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import PlainText
 from prunecli.text.tasks import TaskName, task_of

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from prunecli.errors import DataError, PruneError
 from prunecli.evaluation.decoding import Translation
-from prunecli.tensors.git_lfs import refuse_pointer
-from prunecli.tensors.json_files import read_json
+from prunecli.tensors.json_files import read_json, refuse_pointer
 
 if TYPE_CHECKING:
     import pandas as pd

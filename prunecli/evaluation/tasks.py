@@ -18,8 +18,7 @@ from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.significance import mcnemar_test, paired_t_test
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.text.choice import Dataset
-from prunecli.text.columns import described
+from prunecli.text.choice import Dataset, described
 from prunecli.text.labelled import LabelledText, label_ids
 from prunecli.text.plain import PlainText
 

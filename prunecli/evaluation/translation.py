@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.evaluation.decoding import Translation, translate
-from prunecli.evaluation.partial import PartialTranslations, key_of
 from prunecli.evaluation.scoring import (
     Scores,
     comet_scores,
@@ -34,14 +33,19 @@ from prunecli.evaluation.tasks import Task
 from prunecli.progress import foretelling
 from prunecli.tensors.documents import partial_path, refuse_unwritable
 from prunecli.tensors.quantities import counted
-from prunecli.text.groups import groups_of, read_groups
-from prunecli.text.parallel import ParallelText, lines_sha256, pair_name
+from prunecli.tensors.unfinished import Store, digest
+from prunecli.text.parallel import ParallelText, groups_of, lines_sha256, pair_name, read_groups
 
 if TYPE_CHECKING:
     from prunecli.results.evaluation import Evaluation
 
 EXAMPLE_CANDIDATES = 200
 """Sentences of all pairs among which the examples are chosen, spread evenly."""
+
+
+def stored_translations(output: Path | None) -> Store:
+    """The finished translations of an interrupted run that writes `output`; if None, nothing is stored."""
+    return Store(None if output is None else partial_path(output), "prunecli.translations/1")
 
 
 class TranslationTask(Task):
@@ -68,20 +72,21 @@ class TranslationTask(Task):
         if options.comet is not None and self.process_group.is_main:
             require_comet()
         self.seed, self.metrics = options.seed, make_metrics(options.spm)
-        self.partial = PartialTranslations(None if self.output is None else partial_path(self.output))
+        self.partial = stored_translations(self.output)
         self.translations: dict[str, dict[str, Sequence[Translation]]] = {}
         models = sorted([one.fingerprint, one.total_bytes] for one in self.opened.values())
-        self.run_key = key_of({"models": models, "device": options.device})  # what the dtype depends on
+        self.run_key = digest({"models": models, "device": options.device})  # what the dtype depends on
 
     def choose_dtype(self) -> str:
         """The dtype as asked, or of the interrupted run, or the one that fits in memory."""
         from prunecli.modules.devices import choose_devices
         from prunecli.modules.fitting import COMPUTE, decoding, dtype_name, fitting_dtype
 
-        earlier = self.process_group.broadcast(self.partial.dtypes.get(self.run_key))
+        dtypes = {record["run"]: record["dtype"] for record in self.partial.records.values()}
+        earlier = self.process_group.broadcast(dtypes.get(self.run_key))
         if earlier in COMPUTE and self.options.dtype == "auto":  # a damaged file may name another type
             self.say(f"Computed in {earlier}, as before the interruption.")
-            return earlier
+            return str(earlier)
         dtype = fitting_dtype(
             self.opened,
             choose_devices(self.options.device),
@@ -96,12 +101,12 @@ class TranslationTask(Task):
     def __post_init__(self) -> None:
         """See `Task`; then announce the length of the work."""
         super().__post_init__()
-        count, partial = len(self.text), self.partial
+        count = len(self.text)
         self.keys = {
             label: {name: self._key(label, pair) for name, pair in self.names.items()}
             for label in self.opened
         }
-        left = sum(partial.get(key, count) is None for key in {*chain(*map(dict.values, self.keys.values()))})
+        left = sum(self._finished(key) is None for key in {*chain(*map(dict.values, self.keys.values()))})
         counts = ((len(self.opened), "checkpoint"), (len(self.names), "pair"), (count, "sentence"))
         what = " x ".join(counted(number, unit) for number, unit in counts)
         fewer = "--max-sentences and --pairs take fewer"
@@ -110,7 +115,7 @@ class TranslationTask(Task):
     def _key(self, label: str, pair: tuple[str, str]) -> str:
         """Hash of everything that the translations of a checkpoint and pair depend on."""
         checkpoint, options = self.opened[label], self.options
-        return key_of(
+        return digest(
             {
                 "fingerprint": checkpoint.fingerprint,
                 "bytes": checkpoint.total_bytes,  # a float16 copy has its original's fingerprint
@@ -123,11 +128,16 @@ class TranslationTask(Task):
             }
         )
 
+    def _finished(self, key: str) -> list[Translation] | None:
+        """The translations under `key` of an interrupted run; None if some of the text are missing."""
+        rows = self.partial.records.get(key, {"translations": []})["translations"]
+        return [Translation(*row) for row in rows] if len(rows) == len(self.text) else None
+
     def measure(self, label: str) -> None:
         """Translate the pairs that are not in `partial`."""
         checkpoint, options, group, text = self.opened[label], self.options, self.process_group, self.text
         keys = self.keys[label]
-        found = group.broadcast({name: self.partial.get(key, len(text)) for name, key in keys.items()})
+        found = group.broadcast({name: self._finished(key) for name, key in keys.items()})
         left = [name for name, done in found.items() if done is None]
         if left:
             from prunecli.modules.fitting import COMPUTE, decoding_room
@@ -146,7 +156,9 @@ class TranslationTask(Task):
                     sentences = text.sentences[pair[0]]
                     done = translate(model, tokenizer, sentences, pair, options.decoding, advance, group)
                     if group.is_main:
-                        self.partial.add(keys[name], done, self.run_key, options.dtype)
+                        rows = [[one.text, one.finished] for one in done]
+                        record = {"run": self.run_key, "dtype": options.dtype, "translations": rows}
+                        self.partial.put(keys[name], record)
                     found[name] = done
             del model
             gc.collect()  # before the next checkpoint is loaded

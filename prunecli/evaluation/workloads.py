@@ -22,8 +22,7 @@ from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import generate
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.running.lengths import max_positions, position_count, vocabulary_size
-from prunecli.text.choice import Dataset
-from prunecli.text.columns import columns
+from prunecli.text.choice import Dataset, columns
 from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText, bounded

@@ -13,7 +13,7 @@ from prunecli.model.history import given, history_step
 from prunecli.selection.select import Kept, places_of
 from prunecli.selection.selection import Selection
 from prunecli.tensors.json_files import read_json
-from prunecli.text.lines import near_names
+from prunecli.text.files import near_names
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint

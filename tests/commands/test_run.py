@@ -16,9 +16,8 @@ import typer
 from prunecli.commands import run
 from prunecli.commands.signatures import signature, signatures
 from prunecli.errors import PruneError, UsageError
-from prunecli.recipes.bundled import bundled_recipes, find_recipe
 from prunecli.recipes.engine import Step, resolve
-from prunecli.recipes.text import read_recipe
+from prunecli.recipes.text import bundled_recipes, find_recipe, read_recipe
 from tests.commands.gates import write_gates
 
 RECIPE = """\

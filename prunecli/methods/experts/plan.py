@@ -57,7 +57,7 @@ from prunecli.selection.given import read_kept
 from prunecli.selection.select import Kept, Values, best, places_of
 from prunecli.selection.selection import Selection
 from prunecli.tensors.json_files import read_json
-from prunecli.text.lines import near_names
+from prunecli.text.files import near_names
 from prunecli.text.plain import MIXED
 
 if TYPE_CHECKING:
