@@ -60,11 +60,11 @@ def main() -> None:
             scores.append(score(made, text.sentences[pair[1]], make_metrics(None)))
         row = {
             "setting": name,
-            "chrF++": stats.mean(s.values["chrf++"] for s in scores),
-            "BLEU": stats.mean(s.values["bleu"] for s in scores),
-            "length_ratio": stats.mean(s.length_ratio for s in scores),
-            "over_generated": stats.mean(s.over_generated for s in scores),
-            "pairs": {"-".join(p): s.values["chrf++"] for p, s in zip(pairs, scores, strict=True)},
+            "chrF++": stats.mean(s["chrf++"] for s in scores),
+            "BLEU": stats.mean(s["bleu"] for s in scores),
+            "length_ratio": stats.mean(s["length_ratio"] for s in scores),
+            "over_generated": stats.mean(s["over_generated"] for s in scores),
+            "pairs": {"-".join(p): s["chrf++"] for p, s in zip(pairs, scores, strict=True)},
             "seconds": time.monotonic() - start,
         }
         rows.append(row)

@@ -37,12 +37,10 @@ import ml_dtypes
 import numpy as np
 import torch
 from layer_major import entries, forget_all, read_bytes, weight_files
+from make_checkpoint import shapes_of
 from torch.nn import functional
 
-from prunecli.architectures import WHOLE_MIXTURES
 from prunecli.model.checkpoint import open_model
-from prunecli.model.layout import resolve
-from prunecli.model.structure import Structure
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.filling import chunk_for, read_into
 from prunecli.modules.fitting import choose_dtype, dtype_name
@@ -126,10 +124,8 @@ def config_of(options: argparse.Namespace) -> dict[str, Any]:
 
 def tensors_of(config: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Name -> type and shape of what is stored."""
-    shapes = {**resolve(WHOLE_MIXTURES["qwen3_moe"], config, Structure()).shapes}
-    shapes["lm_head.weight"] = shapes["model.embed_tokens.weight"]
     found = {}
-    for name, shape in shapes.items():
+    for name, shape in shapes_of(config).items():
         is_plain = len(shape) < 2 or name.endswith((".gate.weight", "embed_tokens.weight", "lm_head.weight"))
         if "quantization_config" not in config or is_plain:
             found[name] = ("BF16", shape)

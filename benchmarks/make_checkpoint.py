@@ -23,14 +23,12 @@ import ml_dtypes
 import numpy as np
 
 from prunecli import demo
-from prunecli.architectures import FAMILIES, WHOLE_MIXTURES
-from prunecli.model.declared import Sizes
+from prunecli.architectures import FAMILIES
 from prunecli.model.layout import resolve
 from prunecli.model.structure import Structure
 from prunecli.tensors.dtypes import config_dtype, itemsize, parse_dtype
 from prunecli.tensors.quantities import parse_size
 
-DECLARED = {**FAMILIES, **WHOLE_MIXTURES}
 POOL = 1 << 22
 """Random values that all tensors are cut from."""
 
@@ -52,15 +50,15 @@ def config_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def stock_config(options: argparse.Namespace) -> dict[str, Any]:
-    """A family's sizes as transformers has them by default."""
-    family = DECLARED[options.family]
-    sizes = {key: value for key, value in family.attributes.items() if not isinstance(value, str)}
+    """A model type's sizes as transformers has them by default."""
+    from transformers import CONFIG_MAPPING
+
+    from prunecli.model.skeleton import classes_of_type
+
     return {
-        **sizes,
-        "architectures": [family.model_class],
-        "model_type": family.model_type,
+        **CONFIG_MAPPING[options.family]().to_dict(),
+        "architectures": classes_of_type(options.family)[:1],
         "dtype": config_dtype(parse_dtype(options.dtype)),
-        "is_encoder_decoder": len(family.stacks) == 2,
         **IDS,
     }
 
@@ -94,23 +92,20 @@ def nllb_moe_config(options: argparse.Namespace) -> dict[str, Any]:
     return config
 
 
-def task_head(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of what the stock class stores beyond what all of the family's classes do."""
-    family = DECLARED[config["model_type"]]
-    if not family.extras:
-        return {}
-    import torch
+def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of what a model of the config stores."""
+    if (
+        config["model_type"] == "nllb-moe"
+    ):  # of which transformers stores names for experts by the ten thousand
+        return dict(resolve(FAMILIES["nllb-moe"], config, Structure()).shapes)
     import transformers
 
-    with torch.device("meta"):
-        stock = transformers.AutoConfig.for_model(**config)
-        model = getattr(transformers, family.model_class)(stock)
-    tied = {*Sizes(family, config).ties(), *model.all_tied_weights_keys}
-    return {
-        name: tuple(value.shape)
-        for name, value in model.state_dict().items()
-        if name.startswith(family.extras) and name not in tied
-    }
+    from prunecli.model.skeleton import Skeleton
+
+    model_class = getattr(transformers, config["architectures"][0])
+    made = Skeleton(model_class, model_class.config_class, config)
+    aliases = {made.stored_name(alias) for alias in made.model.all_tied_weights_keys}
+    return {name: shape for name, shape in made.stored.items() if name not in aliases}
 
 
 def shards_of(shapes: Mapping[str, tuple[int, ...]], size: int, limit: int) -> list[list[str]]:
@@ -190,7 +185,7 @@ def make(options: argparse.Namespace) -> int:
     """Write the checkpoint; returns the bytes of its tensors."""
     directory, dtype = Path(options.directory), parse_dtype(options.dtype)
     config = config_of(options)
-    shapes = {**resolve(DECLARED[options.family], config, Structure()).shapes, **task_head(config)}
+    shapes = shapes_of(config)
     shards = shards_of(shapes, itemsize(dtype), parse_size(options.shard_bytes))
     total = sum(int(np.prod(shape)) for shape in shapes.values()) * itemsize(dtype)
     directory.mkdir(parents=True, exist_ok=True)
@@ -219,7 +214,7 @@ def main() -> None:
     """Parse, write, say how much."""
     parser = argparse.ArgumentParser(description="Write a random checkpoint.")
     parser.add_argument("directory")
-    parser.add_argument("--family", default="nllb-moe", choices=DECLARED)
+    parser.add_argument("--family", default="nllb-moe", help="model type")
     parser.add_argument(
         "--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="a key of config.json"
     )

@@ -69,7 +69,7 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.selection.selection import Selection as Selection
     from prunecli.text.choice import Dataset as Dataset
     from prunecli.text.choice import TextChoice as TextChoice
-    from prunecli.text.corpus import Corpus as Corpus
+    from prunecli.text.plain import Corpus as Corpus
     from prunecli.training.finetune import Destination as Destination
     from prunecli.training.finetune import finetune as finetune
     from prunecli.training.options import LossOptions as LossOptions

@@ -1,4 +1,4 @@
-"""Selections and importance vectors of every language, compared."""
+"""`compare-languages` for translation: compare the experts that language pairs select, and importance vectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.analysis.language_experts import (
-    Dendrogram,
     LinkageMethod,
     Pair,
     cluster,
@@ -37,7 +36,7 @@ from prunecli.results.languages import (
     Tree,
 )
 from prunecli.selection.select import Budget, Kept, select
-from prunecli.text.groups import groups_of, read_groups
+from prunecli.text.parallel import groups_of, read_groups
 
 MOST_PAIRS = 1000
 """Of more pairs than this, languages.json has the similarities by what pairs share, without the matrices."""
@@ -45,7 +44,7 @@ MOST_PAIRS = 1000
 
 @dataclass(frozen=True)
 class LanguageOptions:
-    """What is compared, and how.
+    """Options of `compare_by_language`.
 
     Attributes:
         ratio: fraction of the experts removed.
@@ -84,11 +83,11 @@ def language_options(
     groups: Path | None = None,
     families: Path | None = None,
 ) -> LanguageOptions:
-    """The options as a command line gives them; None: the default.
+    """Options from the values of a command line; None: the default.
 
     Raises:
-        UsageError: a value that none of them takes.
-        DataError: a file of groups or families that is none.
+        UsageError: an unknown strategy, metric or balance.
+        DataError: an invalid file of groups or families.
     """
     default = LanguageOptions()
     strategy = default.strategy if strategy is None else strategy
@@ -124,7 +123,14 @@ def compare_by_language(
         DataError: a language without a group or a family, where there are any.
         UsageError: a ratio, metric or strategy that cannot be.
     """
-    pairs = _pairs(statistics, options.languages)
+    names = [pair for pair in statistics.entries if ANY not in split_pair(pair)]
+    chosen = set(options.languages)
+    pairs = [pair for pair in names if not chosen or chosen >= set(split_pair(pair))]
+    if names and not pairs:
+        raise StatisticsError(
+            f"The statistics hold no pair between {', '.join(options.languages)}.",
+            f"They hold {names[0]}, for one.",
+        )
     languages = {language for pair in statistics.entries for language in split_pair(pair)} - {ANY}
     languages &= set(options.languages or languages)
     if options.groups:
@@ -147,21 +153,11 @@ def compare_by_language(
         similarity=_similarity(statistics, options, pairs) if pairs else None,
         clustering=Clustering(
             linkage=options.linkage,
-            encoder=_tree(_dendrogram(statistics, options, "encoder")),
-            decoder=_tree(_dendrogram(statistics, options, "decoder")),
+            encoder=_tree(statistics, options, "encoder"),
+            decoder=_tree(statistics, options, "decoder"),
         ),
         experts_per_layer=_experts_per_layer(statistics, options, pairs) if pairs else None,
     )
-
-
-def _pairs(statistics: GateStatistics, languages: Sequence[str]) -> list[str]:
-    names = [pair for pair in statistics.entries if ANY not in split_pair(pair)]
-    chosen = [pair for pair in names if not languages or set(split_pair(pair)) <= set(languages)]
-    if names and not chosen:
-        raise StatisticsError(
-            f"The statistics hold no pair between {', '.join(languages)}.", f"They hold {names[0]}, for one."
-        )
-    return chosen
 
 
 def _select(
@@ -210,32 +206,16 @@ def _similarity(statistics: GateStatistics, options: LanguageOptions, pairs: Seq
     return Similarities(relations=relations, **listed)
 
 
-def _dendrogram(statistics: GateStatistics, options: LanguageOptions, side: str) -> Dendrogram | None:
-    """Languages by their metric values in the layers of one side: encoder by source, decoder by target."""
+def _tree(statistics: GateStatistics, options: LanguageOptions, side: str) -> Tree | None:
+    """Cluster languages by their metric values in the layers of one side: encoder by source, decoder by target."""
     position = 0 if side == "encoder" else 1
-    found = dict.fromkeys(split_pair(pair)[position] for pair in statistics.entries)
-    names = [name for name in sorted(found) if name != ANY]
+    names = {split_pair(pair)[position] for pair in statistics.entries} - {ANY}
     vectors = {}
-    for name in names:
-        if options.languages and name not in options.languages:
-            continue
-        sums = aggregate(statistics, "language", *(((name,), ()) if side == "encoder" else ((), (name,))))
-        values = metric_values(options.metric, sums, statistics)
+    for name in sorted(names & set(options.languages or names)):
+        chosen = ((name,), ()) if side == "encoder" else ((), (name,))
+        values = metric_values(options.metric, aggregate(statistics, "language", *chosen), statistics)
         vectors[name] = feature_vector([own for name, own in values.items() if side_of(name) == side])
-    if not any(len(vector) for vector in vectors.values()):
-        return None
-    return cluster(vectors, options.linkage)
-
-
-def _tree(tree: Dendrogram | None) -> Tree | None:
-    if tree is None:
-        return None
-    return Tree(
-        languages=list(tree.languages),
-        order=list(tree.order),
-        clusters=tree.root.to_json(),
-        matrix=tree.linkage.tolist(),
-    )
+    return cluster(vectors, options.linkage) if any(map(len, vectors.values())) else None
 
 
 def _experts_per_layer(
@@ -244,10 +224,6 @@ def _experts_per_layer(
     metric = options.layer_metric or options.metric
     selections = _select(statistics, options, pairs, "global-threshold", metric)
     counts = np.array([[len(ids) for ids in kept.values()] for kept in selections])
-    groups = options.groups
-    by_group: dict[str, Any] = (
-        {"by_group": _by_group(statistics.layers, groups, pairs, counts)} if groups else {}
-    )
     return ExpertsPerLayer(
         strategy="global-threshold",
         metric=metric,
@@ -257,32 +233,32 @@ def _experts_per_layer(
         lowest=counts.min(axis=0).tolist(),
         highest=counts.max(axis=0).tolist(),
         by_pair={pair: row.tolist() for pair, row in zip(pairs, counts, strict=True)},
-        **by_group,
+        **_by_group(statistics.layers, options.groups, pairs, counts),
     )
 
 
 def _by_group(
     layers: Sequence[str], groups: Mapping[str, str], pairs: Sequence[str], counts: NDArray[np.int64]
-) -> list[ExpertsByGroup]:
-    """Means over the pairs of each two groups, in the order of the groups' file; `counts` are `[pairs, layers]`."""
+) -> dict[str, list[ExpertsByGroup]]:
+    """`by_group`: means over the pairs of each two groups, in the groups' order; `counts` are `[pairs, layers]`."""
+    if not groups:
+        return {}
+    import pandas as pd
+
     order = list(dict.fromkeys(groups.values()))
-    rows: dict[tuple[str, str], list[int]] = {}
-    for row, pair in enumerate(pairs):
-        source, target = split_pair(pair)
-        rows.setdefault((groups[source], groups[target]), []).append(row)
+    ends = [tuple(order.index(groups[language]) for language in split_pair(pair)) for pair in pairs]
     sides = np.array([side_of(layer) for layer in layers])
-    return [
-        ExpertsByGroup(
-            source=ends[0],
-            target=ends[1],
-            pairs=len(rows[ends]),
-            encoder=_mean_of(counts[rows[ends]][:, sides == "encoder"]),
-            decoder=_mean_of(counts[rows[ends]][:, sides == "decoder"]),
-        )
-        for ends in sorted(rows, key=lambda pair: tuple(map(order.index, pair)))
-    ]
-
-
-def _mean_of(counts: NDArray[np.int64]) -> float:
-    """Mean over the rows of their sums."""
-    return round(float(counts.sum(axis=1).mean()), 4)
+    held = pd.DataFrame({side: counts[:, sides == side].sum(axis=1) for side in ("encoder", "decoder")})
+    grouped = held.groupby([list(side) for side in zip(*ends, strict=True)])
+    return {
+        "by_group": [
+            ExpertsByGroup(
+                source=order[source],
+                target=order[target],
+                pairs=len(rows),
+                encoder=round(float(rows["encoder"].mean()), 4),
+                decoder=round(float(rows["decoder"].mean()), 4),
+            )
+            for (source, target), rows in grouped
+        ]
+    }

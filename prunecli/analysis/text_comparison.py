@@ -1,6 +1,7 @@
-"""Selections and importance vectors of texts, compared: which experts of a language model belong to which text.
+"""`compare-languages` for language models: compare the experts that texts select, and importance vectors of texts.
 
-As 2212.09811 compares languages (6.2, 6.3), with the selections of `prune-experts`: as many experts in every layer.
+The method is that of 2212.09811 for languages (6.2, 6.3), with the selections of `prune-experts`: the same number of
+experts in every layer.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from prunecli.methods.experts.metrics import aggregate_texts, default_metric, me
 from prunecli.results.document import Model
 from prunecli.results.gates import GateStatistics
 from prunecli.results.header import header
-from prunecli.results.languages import TextLayer, Texts, Tree
+from prunecli.results.languages import TextLayer, Texts
 from prunecli.selection.select import Budget, select
-from prunecli.text.groups import groups_of
+from prunecli.text.parallel import groups_of
 
 
 @dataclass(frozen=True)
 class TextOptions:
-    """What is compared, and how.
+    """Options of `compare_by_text`.
 
     Attributes:
         ratio: fraction of the experts removed in each layer.
@@ -68,7 +69,7 @@ def compare_by_text(statistics: GateStatistics, options: TextOptions, files: Seq
                 f"{text}: {error.message}", "Collect more of this text, or leave it out."
             ) from error
     chosen = [{(name, expert) for name, ids in kept[text].items() for expert in ids} for text in texts]
-    tree = cluster({text: feature_vector([*values[text].values()]) for text in texts}, options.linkage)
+    vectors = {text: feature_vector([*values[text].values()]) for text in texts}
     model = Model(fingerprint=statistics.fingerprint, model_type=statistics.model_type)
     given: dict[str, Any] = {"families": families} if families else {}
     return Texts(
@@ -80,14 +81,7 @@ def compare_by_text(statistics: GateStatistics, options: TextOptions, files: Seq
         texts=list(texts),
         **given,
         similarity=np.round(jaccard_matrix(chosen), 6).tolist(),
-        clustering=None
-        if tree is None
-        else Tree(
-            texts=list(tree.languages),
-            order=list(tree.order),
-            clusters=tree.root.to_json(),
-            matrix=tree.linkage.tolist(),
-        ),
+        clustering=cluster(vectors, options.linkage, "texts"),
         layers=[_layer(axis.module, {text: kept[text][axis.name] for text in texts}) for axis in axes],
     )
 

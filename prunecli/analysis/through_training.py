@@ -1,4 +1,4 @@
-"""What pruning costs at each step of a training (1905.10650, section 6 and Figure 5)."""
+"""Cost of pruning at each step of a training (1905.10650, section 6 and Figure 5)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Kept:
-    """Where a checkpoint stands in a training.
+    """Step of a training that a checkpoint belongs to.
 
     Attributes:
         updates: of the weights, that its original had seen.
@@ -28,7 +28,7 @@ class Kept:
 
 
 def kept_of_one_training(checkpoints: Sequence[Checkpoint], removed: Sequence[float]) -> list[Kept] | None:
-    """Where each stands, if all were written by one training at several steps, or reduced from what it wrote.
+    """The step of each checkpoint, if one training wrote all of them, or the models that they were reduced from.
 
     Args:
         removed: fraction that each has lost.
@@ -53,7 +53,7 @@ def kept_of_one_training(checkpoints: Sequence[Checkpoint], removed: Sequence[fl
 
 
 def _training(history: Sequence[Mapping[str, Any]]) -> object | None:
-    """What is the same of all that one training writes; None of what no training wrote last."""
+    """Value that is equal for all checkpoints of one training; None if the last step is no training."""
     if not history or history[-1].get("command") != "finetune" or not _updates(history):
         return None
     arguments = {k: v for k, v in history[-1]["arguments"].items() if k not in ("steps", "best")}

@@ -11,7 +11,6 @@ from prunecli.architectures.nllb_moe import NLLB_MOE
 from prunecli.architectures.opt import OPT
 from prunecli.architectures.records import Architecture
 from prunecli.architectures.t5 import MT5, T5
-from prunecli.architectures.whole_mixtures import MIXTRAL, OLMOE, QWEN3_MOE
 
 _SEQ2SEQ = (NLLB_MOE, M2M_100, MARIAN, PEGASUS, BART, MBART, T5, MT5)
 _ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT)
@@ -21,15 +20,10 @@ FAMILIES: dict[str, Architecture] = {
     family.model_type: family for family in (*_SEQ2SEQ, *_ENCODERS, *_DECODERS)
 }
 
-WHOLE_MIXTURES: dict[str, Architecture] = {
-    family.model_type: family for family in (MIXTRAL, QWEN3_MOE, OLMOE)
-}
-"""Mixtures of which all parts are declared; their stock classes run them all the same."""
-
 OLDER_TYPES = {"nllb_moe": "nllb-moe"}
 """What older revisions of published models call a family -> what it is called now, by transformers too."""
 
 REDUCED_PREFIX = "prunecli-"
 """Before the model type of a result that the stock class cannot hold, so that it must not open it."""
 
-__all__ = ["EXPERTS_ONLY", "FAMILIES", "OLDER_TYPES", "REDUCED_PREFIX", "WHOLE_MIXTURES", "Architecture"]
+__all__ = ["EXPERTS_ONLY", "FAMILIES", "OLDER_TYPES", "REDUCED_PREFIX", "Architecture"]

@@ -2,8 +2,7 @@
 
 Most are found by asking the class (`prunecli.model.found_experts`). Declared are those of which transformers has no
 class under the type's name, or no small copy can be made, or whose class does not tell all: Switch, of which no key
-says how many experts a token is given to, and DeepSeek-V2, of whose groups one expert is enough. Of three more the rest
-is declared too (`WHOLE_MIXTURES`).
+says how many experts a token is given to, and DeepSeek-V2, of whose groups one expert is enough.
 
 Their stock classes run them, routers and all, so that nothing of a routing is said here.
 """

@@ -152,14 +152,10 @@ class FeedForward:
         width: config key of the hidden width.
         norms: those that belong to it, before or after it, relative to the layer: they go where the FFN goes.
         residual: of these, the one whose output is added to the residual stream; None: its own output is.
-        tensors: those of a dense FFN.
+        tensors: those of a dense FFN, or of an expert.
         router: those of a sparse layer's router; its first axis is the expert.
-        expert: those of every expert; none declared: as of a dense FFN.
-        expert_width: config key of an expert's hidden width; None: `width`.
-        sparse_step: config key, or a number: every n-th layer is sparse, none where it is absent or 0.
+        sparse_step: config key: every n-th layer of the original model is sparse, none where it is absent or 0.
         module: the module of the running model, relative to the layer, where it is not `name`.
-        dense_layers: config key of a list: the layers of these numbers, as the model counts them now, are dense all
-            the same. None: the family knows no such list, and its steps count the layers of the original model.
     """
 
     name: str
@@ -169,15 +165,7 @@ class FeedForward:
     router: tuple[TensorSpec, ...] = ()
     sparse_step: str | None = None
     residual: str | None = None
-    expert: tuple[TensorSpec, ...] = ()
-    expert_width: str | None = None
-    dense_layers: str | None = None
     module: str | None = None
-
-    @property
-    def expert_tensors(self) -> tuple[TensorSpec, ...]:
-        """Those of every expert."""
-        return self.expert or self.tensors
 
 
 @dataclass(frozen=True)
@@ -359,18 +347,6 @@ class Architecture:
     no_rope_interval: str | None = None
     numbered: str | None = None
     found: Any = None
-
-    @property
-    def of_experts(self) -> Architecture:
-        """The record of its experts alone."""
-        return Architecture(
-            self.model_type,
-            self.model_class,
-            self.auto_class,
-            extras=("",),
-            mixture=self.mixture,
-            attributes=self.attributes,
-        )
 
     @property
     def must_be_stock(self) -> bool:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from prunecli.commands import console
 from prunecli.errors import UsageError
 from prunecli.options import TEXT, argument, option
-from prunecli.text.hub_data import is_hub_data, parse_hub_data
-from prunecli.text.named import TextFile
+from prunecli.text.files import TextFile, is_hub_data, parse_hub_data
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint

@@ -55,7 +55,7 @@ def collect_gates(options: CollectGates) -> None:
     Several processes share the text: torchrun --nproc-per-node 2 -m prunecli collect-gates ….
     """
     from prunecli.model.checkpoint import open_model
-    from prunecli.text.corpus import read_corpora
+    from prunecli.text.plain import read_corpora
 
     ask_huge_pages()  # without --memory too: a model that does not fit runs layer by layer
     files = texts_or_demo(options.text, options.demo_model, "val", options.checkpoint)

@@ -15,8 +15,7 @@ from prunecli.commands import console
 from prunecli.errors import DataError, PruneError
 from prunecli.options import Option, Options
 from prunecli.tensors.hub.names import hub_name, no_such_directory
-from prunecli.text.hub_data import is_hub_data
-from prunecli.text.named import TextFile, parse_text_file
+from prunecli.text.files import TextFile, is_hub_data, parse_text_file
 
 if TYPE_CHECKING:
     from prunecli.recipes.engine import Parameter

@@ -105,7 +105,7 @@ def compare_languages(options: CompareLanguages) -> None:
     from prunecli.analysis.text_comparison import TextOptions, compare_by_text
     from prunecli.methods.experts.metrics import metric_named
     from prunecli.results.gates import merge, read_gates
-    from prunecli.text.groups import read_groups
+    from prunecli.text.parallel import read_groups
     from prunecli.text.plain import MIXED
 
     files = options.gates

@@ -170,7 +170,7 @@ def compare_models(options: CompareModels) -> None:
         save_figure(similarity_figure(main, shown), options.plot)
 
     def show() -> None:
-        show_comparison(main, shown, list(references.values()), randoms)
+        show_comparison(result, shown)
         least, width = min(map(len, portions)), max(main.widths)
         many = f"each of {len(portions)} pairs, averaged" if len(portions) > 1 else portions[0].name
         console.out(f"{least:,} sentences of {many}.")

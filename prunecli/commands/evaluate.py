@@ -25,7 +25,7 @@ from prunecli.errors import PruneError
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.options import TEXT, CheckpointPath, option
 from prunecli.text.choice import NAMED_TEXT, NamedText, TextChoice
-from prunecli.text.named import given_names
+from prunecli.text.files import given_names
 from prunecli.text.tasks import TaskName
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prunecli.commands import console
-from prunecli.commands.trees import tree_lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +34,7 @@ def show_languages(languages: Languages) -> None:
     for side, tree in (("encoder by source", clusters.encoder), ("decoder by target", clusters.decoder)):
         if tree is not None:
             console.out(f"Clusters of languages, {side} ({clusters.linkage} linkage)")
-            console.out("\n".join(tree_lines(tree.clusters)) + "\n")
+            console.out("\n".join(tree.lines) + "\n")
     if languages.experts_per_layer is not None:
         removed = f"{languages.ratio:.0%} of the experts removed by {languages.experts_per_layer.metric}"
         console.show(_experts(removed, languages.experts_per_layer))

@@ -49,12 +49,10 @@ def run(options: Run) -> None:
     --force runs all of them, and replaces outputs that the recipe did not make.
     """
     from prunecli.commands.command import parameters
-    from prunecli.recipes.bundled import find_recipe, shown_name
     from prunecli.recipes.closing import closing_table, needing_prunecli
     from prunecli.recipes.engine import resolve
-    from prunecli.recipes.page import page_step
-    from prunecli.recipes.run import preview, read_state, run_steps, state_file
-    from prunecli.recipes.text import parse_override, read_recipe
+    from prunecli.recipes.run import page_step, preview, read_state, run_steps, state_file
+    from prunecli.recipes.text import find_recipe, parse_override, read_recipe, shown_name
 
     name, html, force, quiet = options.name, options.html, options.force, options.quiet
     if options.lists:
@@ -111,8 +109,7 @@ def run(options: Run) -> None:
 
 
 def _list() -> None:
-    from prunecli.recipes.bundled import bundled_recipes
-    from prunecli.recipes.text import read_recipe
+    from prunecli.recipes.text import bundled_recipes, read_recipe
 
     rows = [(known, read_recipe(path).description) for known, path in bundled_recipes().items()]
     console.show(console.table("", ("recipe", "what it does"), rows, text_columns=2))
@@ -121,7 +118,7 @@ def _list() -> None:
 def builtin_variables() -> Mapping[str, str]:
     """Variables of every recipe: the bundled models, their text, and what lies beside the bundled recipes."""
     from prunecli import demo
-    from prunecli.recipes.bundled import DIRECTORY
+    from prunecli.recipes.text import DIRECTORY
 
     return {
         "demo-checkpoint": str(demo.CHECKPOINT),

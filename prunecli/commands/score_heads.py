@@ -44,7 +44,7 @@ def score_heads(options: ScoreHeads) -> None:
     running_by_layer(options.memory)
     choice = with_demo_text(options, options.checkpoint)
     with open_model(checkpoint_or_demo(options.checkpoint)) as opened:
-        layers = opened.layout.own_attentions  # an unknown family is refused before torch is imported
+        layers = opened.layout.require_heads()  # an unknown family is refused before torch is imported
 
         from prunecli.methods.heads.score import score_heads as run
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prunecli.commands import console
-from prunecli.commands.trees import tree_lines
 
 if TYPE_CHECKING:
     from prunecli.results.languages import Texts
@@ -29,7 +28,7 @@ def show_texts(texts: Texts) -> None:
     console.show(console.table(title, ["text", *texts.texts], rows))
     if texts.clustering is not None:
         console.out(f"Clusters of texts ({texts.linkage} linkage)")
-        console.out("\n".join(tree_lines(texts.clustering.clusters)) + "\n")
+        console.out("\n".join(texts.clustering.lines) + "\n")
     columns = ["layer", "experts", "all texts", *(f"only {text}" for text in texts.texts), "similarity"]
     counts = [
         [

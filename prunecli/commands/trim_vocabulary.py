@@ -41,7 +41,7 @@ def trim_vocabulary(options: TrimVocabulary) -> None:
     """
     from prunecli import demo
     from prunecli.methods.vocabulary.plan import plan_vocabulary
-    from prunecli.text.lines import read_lines
+    from prunecli.text.files import read_lines
 
     if options.data is None and not options.files:
         if options.checkpoint is not None:  # the demo's text would be the wrong one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from math import ceil
 from typing import Any
 
@@ -125,7 +126,10 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, request: B
     unknown = [*find_cache(checkpoint).unknown] if stock else []
     try:
         if not stock or (checkpoint.is_local and refused_by_layer(checkpoint) is None):
-            layered = list(_by_layer(checkpoint, budget))
+            device = found_device()
+            first = choose_dtype("auto", checkpoint, device)
+            dtypes = {first: None, (torch.bfloat16 if device.type == "cpu" else first): None}
+            layered = [layers_in(checkpoint, budget, device, one) for one in dtypes]
     except PruneError as error:
         if not stock:
             raise
@@ -184,15 +188,8 @@ def _whole(checkpoint: Checkpoint, budget: int, target: str | None, load: Load) 
 
 
 def _memory_for(total: int) -> int:
-    """The smallest memory of which the margin leaves so much."""
+    """The smallest memory that holds `total` bytes and the margin."""
     return ceil(total / (1 - MARGIN))
-
-
-def _by_layer(checkpoint: Checkpoint, budget: int) -> Iterator[tuple[Way, int]]:
-    device = found_device()
-    first = choose_dtype("auto", checkpoint, device)
-    for dtype in dict.fromkeys((first, torch.bfloat16 if device.type == "cpu" else first)):
-        yield layers_in(checkpoint, budget, device, dtype)
 
 
 def layers_in(
@@ -206,7 +203,9 @@ def layers_in(
     checkpoint = as_run(checkpoint, dtype)
     skeleton = make_skeleton(checkpoint, device, dtype)
     shape = shape_of(checkpoint, skeleton, dtype)
-    tokenizer, length = _tokenizer(checkpoint), BATCH_LENGTH
+    tokenizer, length = None, BATCH_LENGTH
+    with suppress(PruneError):  # what fits is answered for a checkpoint without a tokenizer too
+        tokenizer = load_tokenizer(checkpoint.path)  # a run holds it
     if checkpoint.runs_stock:
         length = window_length(skeleton.model, tokenizer)
     activations = activation_bytes(shape, max(1, BATCH_TOKENS // length), length, length)
@@ -230,14 +229,6 @@ def layers_in(
         state_tokens=tokens,
     )
     return way, length
-
-
-def _tokenizer(checkpoint: Checkpoint) -> Any:
-    """Its tokenizer, which a run holds too; None: there is none, so that nothing runs, but what fits can be said."""
-    try:
-        return load_tokenizer(checkpoint.path)
-    except PruneError:
-        return None
 
 
 def _measure_pass(checkpoint: Checkpoint, *, sparse: bool) -> Pass:

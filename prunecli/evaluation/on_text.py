@@ -1,4 +1,4 @@
-"""A model and its text, for methods that measure something by running it: which text, in which batches."""
+"""Text and batches for methods that run a model over text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pydantic import model_validator
 from prunecli.errors import UsageError
 from prunecli.options import COMPUTE, Options, Size, option
 from prunecli.progress import Say, unsaid
-from prunecli.text.choice import Dataset, TextChoice
-from prunecli.text.columns import described
+from prunecli.text.choice import Dataset, TextChoice, described
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import PlainText
 from prunecli.text.tasks import TaskName, task_of
@@ -110,7 +109,7 @@ def measured_text(
 
 
 def describe(data: Dataset, choice: TextChoice) -> dict[str, Any]:
-    """What a history says of the text."""
+    """The fields of a history that describe the text."""
     if isinstance(data.text, ParallelText):
         names = [pair_name(*pair) for pair in data.pairs]
         return {"split": choice.split or "val", "pairs": names, "sentences": len(data.text)}

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prunecli.architectures import EXPERTS_ONLY, FAMILIES, REDUCED_PREFIX, WHOLE_MIXTURES, Architecture
+from prunecli.architectures import EXPERTS_ONLY, FAMILIES, REDUCED_PREFIX, Architecture
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, located
 from prunecli.model.conversion import checkpoint_directory
 from prunecli.model.declared import Sizes, counts_experts
@@ -18,7 +18,7 @@ from prunecli.model.layout import ModelLayout, resolve
 from prunecli.model.mixtures import find_mixtures
 from prunecli.model.names import same_values, stored_names
 from prunecli.model.quantisation import method_of, value_dtype
-from prunecli.model.quantised import QuantisedWeight, find_quantised, names_of_values, values_of
+from prunecli.model.quantised import QuantisedWeight, find_quantised, values_of
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Say, unsaid
@@ -55,23 +55,20 @@ class Checkpoint(TensorReader):
 
     @property
     def family(self) -> Architecture | None:
-        """The declared family, or a record of its experts alone; None: nothing is declared, and no experts are found.
-
-        Raises:
-            CheckpointError: as `quantised`.
-        """
+        """The declared family, or a record of its experts; None if nothing is declared and no experts are found."""
         return self._declared or self._experts
 
     @cached_property
     def _experts(self) -> Architecture | None:
         """What the class says of experts; None: it has none, or nothing that can be believed."""
+        with located(self.path):
+            if not counts_experts(self.config):
+                return None
         with suppress(PruneError):
             return self._find_experts()
         return None
 
     def _find_experts(self) -> Architecture | None:
-        if not counts_experts(self.config):
-            return None
         from prunecli.model.found import found_experts
 
         return found_experts(self)
@@ -88,24 +85,11 @@ class Checkpoint(TensorReader):
 
         return probed(self)
 
-    @cached_property
+    @property
     def _declared(self) -> Architecture | None:
-        """The declared family; of some the experts alone are declared.
-
-        So they are of each checkpoint of `WHOLE_MIXTURES` that predicts further tokens, or is quantised in a way that
-        prunecli does not know: the record of the whole family does not know what it holds beside.
-
-        Raises:
-            CheckpointError: as `quantised`.
-        """
+        """The declared family; of some the experts alone are declared."""
         model_type = self.model_type.removeprefix(REDUCED_PREFIX)
-        whole = WHOLE_MIXTURES.get(model_type)
-        if whole is None or whole.mixture is None:
-            return FAMILIES.get(model_type) or EXPERTS_ONLY.get(model_type)
-        beginnings, endings = whole.mixture.predicting, (".weight", ".bias", *whole.buffers)
-        names = names_of_values(self._by_stored_name, self._stored_quantised)
-        is_plain = all(name.endswith(endings) and not name.startswith(beginnings) for name in names)
-        return whole if is_plain else whole.of_experts
+        return FAMILIES.get(model_type) or EXPERTS_ONLY.get(model_type)
 
     @property
     def architecture(self) -> Architecture | None:
@@ -227,7 +211,7 @@ class Checkpoint(TensorReader):
             CheckpointError: as `find_mixtures`.
         """
         if not self.mixtures:
-            if self.family is None:
+            if self.family is None and counts_experts(self.config):
                 self._find_experts()  # says why there are none
             raise UnsupportedModelError(
                 f"{self.path}: the model has no experts", "Give a mixture-of-experts checkpoint."

@@ -257,8 +257,7 @@ def _projections(attention: Attention) -> list[str]:
 
 def _ffn(layout: ModelLayout, ffn: FfnLayer) -> int:
     owner, record, shapes = ffn.prefix.removesuffix("."), ffn.stack.ffn, layout.shapes
-    specs = record.expert_tensors if ffn.is_sparse else record.tensors
-    products = [spec.name for spec in specs if spec.hidden is not None]
+    products = [spec.name for spec in record.tensors if spec.hidden is not None]
     if not ffn.is_sparse:
         return _matrices(shapes, owner, products)
     mixture = layout.family.mixture

@@ -195,9 +195,17 @@ def depths_beyond(config: Mapping[str, Any], most: int) -> dict[str, int]:
 
 
 def counts_experts(config: Mapping[str, Any]) -> bool:
-    """Whether a key of config.json, or of an object in it, seems to count experts that a router chooses from."""
+    """Whether a key of config.json, or of an object in it, seems to count experts that a router chooses from.
+
+    Raises:
+        CheckpointError: the value of such a key is a text.
+    """
     held = (config, *(value for value in config.values() if isinstance(value, Mapping)))
-    return any(EXPERTS.search(key) for values in held for key in values)
+    found = {key: value for values in held for key, value in values.items() if EXPERTS.search(key)}
+    for key, value in found.items():
+        if isinstance(value, str):
+            raise CheckpointError(f'config.json: "{key}" is {value!r}, not a count')
+    return bool(found)
 
 
 def class_names(config: Mapping[str, Any]) -> tuple[str, ...]:

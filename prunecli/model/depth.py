@@ -13,7 +13,6 @@ from prunecli.errors import CheckpointError
 from prunecli.model.attention import layer_windows
 from prunecli.model.axes import axis_name
 from prunecli.model.declared import Sizes
-from prunecli.model.ffn import is_sparse
 from prunecli.model.structure import STATISTICS_OF, KeptUnits, Structure
 
 Kept = Mapping[Side, Sequence[int]]
@@ -142,7 +141,7 @@ def config_of_layers(sizes: Sizes, before: Structure, after: Structure) -> Mappi
     """config.json of the model that has the layers of `after`, of those that it has by `before`.
 
     Every list with an entry a layer keeps those of its layers; a rule by which windows, or rotary positions, follow
-    from a layer's number becomes such a list, as does one by which FFNs are dense.
+    from a layer's number becomes such a list.
     """
     kept = {}
     for stack in sizes.family.stacks:  # where the layers of `after` lie among those of `before`
@@ -163,9 +162,6 @@ def config_of_layers(sizes: Sizes, before: Structure, after: Structure) -> Mappi
     numbers, depth = kept[first.side], sizes.depth(first)
     if DEPTH_ALIAS in config:
         config[DEPTH_ALIAS] = len(numbers)
-    if first.ffn.dense_layers is not None and first.ffn.sparse_step is not None:
-        dense = [new for new, number in enumerate(numbers) if not is_sparse(sizes, before, first, number)]
-        config |= {first.ffn.dense_layers: dense, first.ffn.sparse_step: 1}
     types = config.get("layer_types")
     if types is None and family.window_period is not None:
         types = layer_windows(sizes, first)

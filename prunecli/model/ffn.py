@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from prunecli.architectures.records import Attention, FeedForward, Side, Stack
-from prunecli.errors import CheckpointError
 from prunecli.model.declared import Sizes
 from prunecli.model.structure import Structure
 
@@ -84,9 +83,7 @@ def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:
     def width(name: str) -> int:
         if name in structure.widths:
             return structure.widths[name]
-        stack, number = positions[name]
-        own = stack.ffn.expert_width if is_sparse(sizes, structure, stack, number) else None
-        return sizes.count(own or stack.ffn.width)
+        return sizes.count(positions[name][0].ffn.width)
 
     layers = []
     for name, (stack, number) in positions.items():
@@ -132,21 +129,10 @@ def is_sparse(sizes: Sizes, structure: Structure, stack: Stack, number: int) -> 
     Raises:
         CheckpointError: config.json says what cannot be.
     """
-    ffn = stack.ffn
-    if ffn.sparse_step is None:
+    if stack.ffn.sparse_step is None:
         return False
-    if ffn.dense_layers is None:
-        number = structure.original_layer(stack.side, number)
-    else:
-        listed = sizes.config.get(ffn.dense_layers, [])
-        if listed is not None and (
-            not isinstance(listed, list) or any(type(layer) is not int for layer in listed)
-        ):
-            raise CheckpointError(f'config.json: "{ffn.dense_layers}" is {listed!r}, not a list of layers')
-        if number in (listed or ()):
-            return False
-    step = sizes.count(ffn.sparse_step)
-    return step > 0 and (number + 1) % step == 0
+    step = sizes.count(stack.ffn.sparse_step)
+    return step > 0 and (structure.original_layer(stack.side, number) + 1) % step == 0
 
 
 def own_norms(stack: Stack, part: FeedForward | Attention) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
                 layer.kind,
                 layer.tensors,
             )
-            for layer in layout.own_attentions
+            for layer in layout.require_heads()
         )
     if kind == "unit":
         return tuple(

@@ -18,6 +18,7 @@ from prunecli.architectures.records import (
     Attention,
     FeedForward,
     HeadAxis,
+    Mixture,
     Side,
     Stack,
     TensorSpec,
@@ -41,6 +42,7 @@ from prunecli.model.probe import (
     owners,
     width_keys,
     with_scaled,
+    without_tables,
 )
 from prunecli.model.skeleton import Changes, Shape, Skeleton, cannot_make, skeleton_of
 from prunecli.model.structure import Structure
@@ -254,7 +256,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
     elif _has_one_each(checkpoint.structure, *heads[0]):
         heads, units = [], None
     else:
-        units = heads[0][0]
+        units = None if heads[0][0].biased else heads[0][0]
     tokens = _tried(trial, width_keys(skeleton, VOCABULARY), small_tokens, lambda _: {}, {})
     movable = tuple(
         stack.key
@@ -269,7 +271,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
         and _is_same(trial, small[stack.key])
     )
     values = skeleton.effective
-    stacks = _stacks(skeleton, layers, widths, heads)
+    stacks = _stacks(own, widths, heads, None if checkpoint.family is None else checkpoint.family.mixture)
     cut = dict(ChainMap(*(dict(carriers) for _, carriers in (*heads, *widths))))
     hidden = next((name for name, _ in numbers(values) if name.rpartition(".")[2] in HIDDEN), None)
     declared = checkpoint.family or Architecture(checkpoint.model_type, "", "")  # of its experts
@@ -332,14 +334,21 @@ def _tried(
     confirmed: list[tuple[UnitKeys, Carriers]] = []
     by_keys = {frozenset(units.keys): units for units in small}
     for units in found:
-        own = by_keys.get(frozenset(units.keys))
-        for number, layout in enumerate(own.layouts if own else ()):
+        if (own := by_keys.get(frozenset(units.keys))) is None:
+            continue
+        for number, layout in enumerate(own.layouts):
             with suppress(Exception):  # of any kind: transformers opens no such model
-                if own is not None and trial.of_units(own, layout, axes(layout)) < NEAR:
+                if trial.of_units(own, layout, axes(layout)) < NEAR:
                     confirmed.append((units, units.layouts[min(number, len(units.layouts) - 1)]))
                     if (most := _uneven(trial, own, layout, axes(layout), least)) is not None:
                         uneven[[*units.keys][-1]] = replace(units, least=most)
                     break
+        else:
+            layout = without_tables(own.layouts[-1])
+            own = replace(own, biased=len(layout) < len(own.carriers))
+            if own.biased and (most := _uneven(trial, own, layout, axes(layout), least)) is not None:
+                confirmed.append((replace(units, biased=True), without_tables(units.layouts[-1])))
+                uneven[[*units.keys][-1]] = replace(units, least=most)
     return confirmed
 
 
@@ -406,12 +415,13 @@ def _is_same(trial: Trial, stack: LayerKey) -> bool:
 
 
 def _stacks(
-    skeleton: Skeleton,
-    layers: Sequence[LayerKey],
+    probed: Probed,
     widths: Sequence[tuple[UnitKeys, Carriers]],
     heads: Sequence[tuple[UnitKeys, Carriers]],
+    mixture: Mixture | None,
 ) -> tuple[Stack, ...]:
     """The deepest stack of each side, with the FFN and the attentions of its layers."""
+    skeleton, layers = probed.skeleton, probed.layers
     is_pair = bool(skeleton.effective.get("is_encoder_decoder"))
     by_side: dict[Side, Stack] = {}
     for stack in sorted(layers, key=lambda stack: -stack.depth):
@@ -421,7 +431,8 @@ def _stacks(
         side: Side = "encoder" if (is_pair and "decoder" not in prefix) or skeleton.is_masked else "decoder"
         names = _within(prefix, skeleton.stored)
         ffns = (_ffn(prefix, names, units, carriers) for units, carriers in widths)
-        ffn = next(filter(None, ffns), _NO_FFN)
+        sparse = _NO_FFN if mixture is None else _sparse_ffn(probed.trial, prefix, mixture)
+        ffn = next(filter(None, ffns), sparse)
         attentions = [one for units, carriers in heads for one in _attentions(prefix, names, units, carriers)]
         layers_of = f"{prefix}.{{layer}}"
         by_side.setdefault(side, Stack(side, layers_of, stack.key, tuple(attentions), ffn, ()))
@@ -457,6 +468,18 @@ def _ffn(prefix: str, names: Iterable[str], units: UnitKeys, carriers: Carriers)
     return FeedForward(owner, key, (), (*specs, *others))
 
 
+def _sparse_ffn(trial: Trial, prefix: str, mixture: Mixture) -> FeedForward:
+    """The FFN of a stack whose layers are mixtures of experts, which have no hidden units that are one axis."""
+    layer, router = f"{prefix}.{{layer}}.", f".{mixture.router[0]}"
+    for block in mixture.blocks:
+        own = re.compile(re.escape(block + router).replace(r"\{layer\}", r"(\d+)"))
+        for name, module in trial.modules.items():
+            if block.startswith(layer) and (match := own.fullmatch(name)):
+                inner = module.partition(f".{match[1]}.")[2].removesuffix(router)
+                return FeedForward(block.removeprefix(layer), "0", (), (), module=inner)
+    return _NO_FFN
+
+
 def _attentions(prefix: str, names: Iterable[str], units: UnitKeys, carriers: Carriers) -> list[Attention]:
     own = _within(prefix, carriers)
     parents: dict[str, dict[str, Carrier]] = {}
@@ -484,6 +507,7 @@ def _attentions(prefix: str, names: Iterable[str], units: UnitKeys, carriers: Ca
                     output.removesuffix(".weight"),
                     (),
                     queries=queries,
+                    position_bias=units.biased,
                 )
             )
     return made

@@ -110,6 +110,19 @@ class ModelLayout:
             for position in [(ffn.side, ffn.layer)]
         )
 
+    def require_heads(self) -> tuple[AttentionLayer, ...]:
+        """`own_attentions`.
+
+        Raises:
+            UnsupportedModelError: no attention has heads that can be removed.
+        """
+        if not self.own_attentions:
+            raise UnsupportedModelError(
+                f"models of type {self.family.model_type} have no heads that can be removed: they have no attention, "
+                "or one that computes something else without some of its heads, such as a norm over all of them"
+            )
+        return self.own_attentions
+
     def changed(
         self, structure: Structure | None = None, config: Mapping[str, Any] | None = None
     ) -> ModelLayout:
@@ -123,9 +136,7 @@ class ModelLayout:
         structure = self.structure if structure is None else structure
         if config is None:
             config = config_of_layers(self.sizes, self.structure, structure)
-        # The record of a whole family knows no constants.
-        family = self.family.of_experts if structure.constants else self.family
-        return resolve(family, config, structure)
+        return resolve(self.family, config, structure)
 
     def require_tables(self) -> TokenTables:
         """The token embeddings.
@@ -251,8 +262,8 @@ def _expected(layout: ModelLayout) -> dict[str, Declared]:
         prefixes = [f"{ffn.prefix}{mixture.expert.format(expert=expert)}." for expert in range(experts)]
         if not prefixes:
             return
-        add(prefixes[0], stack.ffn.expert_tensors, part="experts")
-        names = [spec.name for spec in stack.ffn.expert_tensors]
+        add(prefixes[0], stack.ffn.tensors, part="experts")
+        names = [spec.name for spec in stack.ffn.tensors]
         first = [(name, tensors[prefixes[0] + name]) for name in names if prefixes[0] + name in tensors]
         for prefix in prefixes[1:]:  # there may be tens of thousands, all alike
             tensors.update((prefix + name, declared) for name, declared in first)

@@ -173,7 +173,7 @@ def _sparse_layer(
     count = len(experts) or next(iter(rest[(routers if is_flat else stacked)[0]].shape), 0)
     constants = tuple(sorted(number for number, own in experts.items() if {*own} == {CONSTANT}))
     suffixes = _suffixes(path, name, experts, constants)
-    declared = [spec.name for stack in sizes.family.stacks for spec in stack.ffn.expert_tensors]
+    declared = [spec.name for stack in sizes.family.stacks for spec in stack.ffn.tensors]
     if set(suffixes) <= set(declared):
         suffixes = tuple(sorted(suffixes, key=declared.index))
     cut = {

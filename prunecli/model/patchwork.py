@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -175,7 +175,8 @@ def fit_layers(
                 donor = skeleton.donor(_donor_values(layout, layer, skeleton))
                 fit_sizes(model, donor, names, layer.tensors, layer.num_heads, layer.stated_heads)
             if layer.spec.position_bias:
-                _pick_bias(model, layer)
+                attention = model.get_submodule(module_name(model, layer.name))
+                pick_bias(attention, layer.heads, layer.stated_heads)
     for ffn in layout.ffns:
         key, held = ffn.stack.ffn.width, layout.sizes.count(ffn.stack.ffn.width)
         carriers = {
@@ -233,18 +234,15 @@ def _parts(stack: Stack) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f".{spec.name.rpartition('.')[0]}" for spec in stack.ffn.tensors))
 
 
-def _pick_bias(model: Any, layer: AttentionLayer) -> None:
-    """Have an attention that is given the position bias of all heads use that of its own ones."""
+def pick_bias(attention: Any, heads: Sequence[int], held: int) -> None:
+    """Have an attention that is given the position bias of all `held` heads use that of its own `heads`."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(SUBSET, _attend)
-    stock = model.get_submodule(module_name(model, layer.name))
-    stock.stock_config = stock.config
-    stock.config = OwnCounts(stock.config, {"_attn_implementation": SUBSET})
-    stock.heads, stock.n_heads = (
-        layer.heads or (0,),
-        layer.stated_heads,
-    )  # it makes one of all where it is given none
+    attention.stock_config = attention.config
+    attention.config = OwnCounts(attention.config, {"_attn_implementation": SUBSET})
+    # Where it is given no bias, it makes one for all heads.
+    attention.heads, attention.n_heads = tuple(heads) or (0,), held
 
 
 def _attend(

@@ -22,6 +22,10 @@ _KEY_VALUE = re.compile(r"kv|key_value")
 _NO_COUNT = re.compile(r"dim|size|width|index")
 HEAD_WIDTHS = ("head_dim", "d_kv", "attention_head_dim", "head_size", "kv_channels")
 HIDDEN = ("hidden_size", "d_model", "n_embd")
+_TABLE = re.compile(r"bias\.weight$|embeddings?\.weight$")
+_NUMBERED = re.compile(r"_layers$|layers?_idx|layer_ids$")
+_FIRST = re.compile(r"first_k_dense|num_dense_layers|n_dense_layers|dense_layers$")
+PERIOD = ("decoder_sparse_step", "mlp_only_layers")
 _OTHER_SENSES = re.compile(r"vision|audio|image|speech|codec|video")
 
 
@@ -35,13 +39,19 @@ class LayerKey:
         modules: the same in the model.
         depth: how many layers there are.
         lists: keys of lists with an entry a layer.
+        numbered: keys of lists of numbers of layers.
+        first: keys of how many of the first layers differ from the others.
+        period: key of a period by which layers differ, and key of the list of layers that do not follow it.
     """
 
     key: str
     prefixes: tuple[str, ...]
     modules: tuple[str, ...]
     depth: int
-    lists: tuple[str, ...]
+    lists: tuple[str, ...] = ()
+    numbered: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+    period: tuple[str, str] | None = None
 
     def renamed(self, names: Iterable[str], kept: Sequence[int]) -> dict[str, str]:
         """Name of a tensor in the model with these layers alone -> its name before, of those that are in it."""
@@ -58,11 +68,18 @@ class LayerKey:
 
     def changes(self, skeleton: Skeleton, kept: Sequence[int]) -> dict[str, Any]:
         """What config.json says of these layers alone."""
-        held = {name: value_of(skeleton.effective, name) for name in self.lists}
-        return {
-            self.key: len(kept),
-            **{name: [entries[number] for number in kept] for name, entries in held.items()},
-        }
+        values = skeleton.effective
+        numbers = {name: value_of(values, name) for name in self.numbered}
+        changes: dict[str, Any] = {self.key: len(kept)}
+        if self.period is not None:
+            period, exceptions = self.period
+            step, listed = value_of(values, period), value_of(values, exceptions)
+            numbers[exceptions] = [n for n in range(self.depth) if (n + 1) % step or n in listed]
+            changes[period] = 1
+        changes |= {name: [value_of(values, name)[number] for number in kept] for name in self.lists}
+        changes |= {name: [kept.index(n) for n in own if n in kept] for name, own in numbers.items()}
+        changes |= {name: sum(n < value_of(values, name) for n in kept) for name in self.first}
+        return changes
 
 
 @dataclass(frozen=True)
@@ -77,6 +94,7 @@ class UnitKeys:
         scaled: keys of sizes that a unit has as large a part of, in a model with fewer units of the same width: no
             config says that of a model whose other parts are as they were.
         least: units that each axis has to keep where they keep different numbers.
+        biased: whether layers share a table of biases with a column for every head, which keeps all of them.
     """
 
     keys: Mapping[str, int]
@@ -85,6 +103,7 @@ class UnitKeys:
     stated: Changes = field(default_factory=dict)
     scaled: Mapping[str, int] = field(default_factory=dict)
     least: int = 0
+    biased: bool = False
 
     @property
     def layouts(self) -> list[dict[str, Carrier]]:
@@ -119,9 +138,16 @@ def outputs(carriers: Mapping[str, Carrier]) -> list[str]:
     """The tensors of heads that mix them: what is computed for each head has its bias among the heads'."""
     biased = {name.rpartition(".")[0] for name in carriers if name.endswith(".bias")}
     weights = [
-        name for name in carriers if name.endswith(".weight") and name.rpartition(".")[0] not in biased
+        name
+        for name in without_tables(carriers)
+        if name.endswith(".weight") and name.rpartition(".")[0] not in biased
     ]
     return [name for name in weights if carriers[name].dim == 1] or weights
+
+
+def without_tables(carriers: Mapping[str, Carrier]) -> dict[str, Carrier]:
+    """The carriers but those that are tables with a column for each head: of biases by position."""
+    return {name: carrier for name, carrier in carriers.items() if not _TABLE.search(name)}
 
 
 def owners(carriers: Mapping[str, Carrier]) -> dict[str, str]:
@@ -151,42 +177,90 @@ def layer_keys(skeleton: Skeleton) -> list[LayerKey]:
     depths, in_model = _depths(skeleton.stored), _depths(skeleton.shapes)
     found = []
     for key, depth in numbers(skeleton.effective):
-        if depth < 2 or depth not in depths.values():
+        if depth not in depths.values():
             continue
-        before, dot, _ = key.rpartition(".")
-        config = value_of(skeleton.effective, before) if dot else skeleton.effective
-        entries = (name for name, value in config.items() if isinstance(value, list) and len(value) == depth)
-        own = tuple(f"{before}{dot}{name}" for name in entries)
+        rules = _layer_rules(skeleton, key, depth)
+        if depth == 1:
+            found += _only_layer(skeleton, rules)
+            continue
         # The last goes, or the first: a class may need layers of each kind.
-        for lists, kept in product(dict.fromkeys((own, ())), (range(depth - 1), range(1, depth))):
-            made = LayerKey(key, (), (), depth, lists)
+        for made, kept in product(
+            dict.fromkeys((rules, replace(rules, lists=()))), (range(depth - 1), range(1, depth))
+        ):
             other = skeleton.changed(made.changes(skeleton, kept))
             modules = _shorter(in_model, other.shapes, depth) if other else ()
             if other is None or not modules:
                 continue
             prefixes = _shorter(depths, other.stored, depth)
-            made = LayerKey(key, prefixes, modules, depth, lists)
+            made = replace(made, prefixes=prefixes, modules=modules)
             if prefixes and {*made.renamed(skeleton.stored, kept)} == {*other.stored}:
                 found.append(made)
                 break
     return found
 
 
+def _only_layer(skeleton: Skeleton, rules: LayerKey) -> list[LayerKey]:
+    """The stack that gets a second layer like its only one."""
+    other = skeleton.changed(rules.changes(skeleton, (0, 0)))
+    if other is None:
+        return []
+    modules, prefixes = (
+        _shorter(_depths(after), before, 2)
+        for before, after in ((skeleton.shapes, other.shapes), (skeleton.stored, other.stored))
+    )
+    made = replace(rules, prefixes=prefixes, modules=modules)
+    return [made] if prefixes and {*made.renamed(other.stored, (0,))} == {*skeleton.stored} else []
+
+
+def _layer_rules(skeleton: Skeleton, key: str, depth: int) -> LayerKey:
+    """The keys beside the depth that say which layers differ from others."""
+    before, dot, _ = key.rpartition(".")
+    config = value_of(skeleton.effective, before) if dot else skeleton.effective
+    lists = {name: value for name, value in config.items() if isinstance(value, list)}
+    whole = [name for name, value in lists.items() if len(value) == depth]
+    numbered = [
+        name
+        for name, value in lists.items()
+        if name not in whole
+        and _NUMBERED.search(name)
+        and all(type(number) is int and number < depth for number in value)
+    ]
+    first = [name for name, value in config.items() if _FIRST.search(name) and type(value) is int and value]
+    period, exceptions = PERIOD
+    has_period = type(step := config.get(period)) is int and step > 1 and exceptions in numbered
+    start = f"{before}{dot}"
+
+    def full(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(f"{start}{name}" for name in names)
+
+    own_period = (f"{start}{period}", f"{start}{exceptions}") if has_period else None
+    return LayerKey(key, (), (), depth, full(whole), full(numbered), full(first), own_period)
+
+
 def width_keys(skeleton: Skeleton, pattern: re.Pattern[str]) -> list[UnitKeys]:
-    """The sizes under keys of such names; tensors have each unit once, or several times in blocks."""
-    found = []
-    for key, value in (*numbers(skeleton.effective), *_unstated(skeleton, pattern)):
-        moved = _moved(skeleton, {key: value + 1}) if value > 1 and pattern.search(_last(key)) else {}
-        blocks = {after - before for _, before, after in moved.values()} or {0}
-        if blocks <= {1, 2} and all(
-            before == (after - before) * value for _, before, after in moved.values()
-        ):
-            carriers = {
-                name: (Carrier(dim, (1,) * (after - before)), Carrier(dim))[: min(after - before, 2)]
-                for name, (dim, before, after) in moved.items()
-            }
-            found.append(UnitKeys({key: 1}, value, carriers))
-    return found
+    """The sizes under keys of such names; tensors have each unit once, or several times in blocks.
+
+    Keys of one vocabulary, which say the same size, are also tried together.
+    """
+    named = (*numbers(skeleton.effective), *_unstated(skeleton, pattern))
+    sizes = {key: value for key, value in named if value > 1 and pattern.search(_last(key))}
+    tried = [(dict.fromkeys((key,), 1), value) for key, value in sizes.items()]
+    if pattern is VOCABULARY and len({*sizes.values()}) == 1 < len(sizes):
+        tried.append((dict.fromkeys(sizes, 1), tried[0][1]))
+    return [own for keys, value in tried if (own := _width(skeleton, keys, value))]
+
+
+def _width(skeleton: Skeleton, keys: Mapping[str, int], size: int) -> UnitKeys | None:
+    """The units of one size; None: what these keys move is not as long as they say."""
+    moved = _moved(skeleton, dict.fromkeys(keys, size + 1))
+    blocks = {after - before for _, before, after in moved.values()} or {0}
+    if not blocks <= {1, 2} or any(before != (after - before) * size for _, before, after in moved.values()):
+        return None
+    carriers = {
+        name: (Carrier(dim, (1,) * (after - before)), Carrier(dim))[: min(after - before, 2)]
+        for name, (dim, before, after) in moved.items()
+    }
+    return UnitKeys(keys, size, carriers)
 
 
 def head_counts(values: Mapping[str, Any]) -> dict[str, int]:

@@ -63,11 +63,10 @@ class Skeleton:
         """Whether every token of a text sees all others."""
         from transformers.models.auto import modeling_auto
 
-        model_type = self.config.get("model_type")
-        return (
-            model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-            and model_type not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        )
+        masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        # Types that are in several mappings, such as BERT and BART, are decoders where their config says so.
+        is_other = self.effective.get("is_decoder") or self.effective.get("is_encoder_decoder")
+        return self.config.get("model_type") in masked and not is_other
 
     def config_of(self, config: Mapping[str, Any]) -> Any:
         """A config of transformers with these values."""

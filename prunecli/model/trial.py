@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.model.axes import Carrier
 from prunecli.model.declared import EXPERTS
-from prunecli.model.patchwork import fit_sizes, fitted
+from prunecli.model.patchwork import common_owner, fit_sizes, fitted, pick_bias
 from prunecli.model.probe import HEAD_WIDTHS, HIDDEN, LayerKey, UnitKeys, head_counts, numbers
 from prunecli.model.skeleton import Changes, Skeleton, quiet, stored_form
 
@@ -37,7 +37,7 @@ _FEW = {EXPERTS: 16, TOP_K: 4, re.compile(r"^(n|num_expert)_group$"): 2, re.comp
 """Keys -> how many experts a small model has, and groups of experts and choices of a router at most."""
 NEVER = -1e4
 """Score of an expert that is never picked; finite, so that what multiplies it does not spread."""
-_TOKENS, _POSITIONS, _WINDOW = 96, 64, 4
+_TOKENS, _POSITIONS, _WINDOW, _HEAD = 96, 64, 4, 4
 _MOST = 1 << 24
 """Numbers that the small model has at most."""
 
@@ -72,6 +72,7 @@ class Trial:
             for kind, cached in product(("float64", "float32"), (True, False)):
                 with suppress(Exception):  # of any kind: what a class makes of sizes that it does not like
                     is_alike = _divided(made.config) == _divided(skeleton.effective)
+                    is_alike &= scale == 1 or all(width >= _HEAD for width in _head_widths(made.config))
                     if is_alike and sum(map(prod, made.shapes.values())) < _MOST:
                         trial = cls(made, _drawn(made, kind), cached)
                         trial._logits(trial.model)
@@ -120,6 +121,8 @@ class Trial:
     ) -> float:
         """The same where each axis keeps another number of units, this one at least; see `of_units`.
 
+        With a bias of positions for all heads, each attention picks that of its own.
+
         Raises:
             Exception: as `of_units`.
         """
@@ -138,6 +141,9 @@ class Trial:
                 donor = self.skeleton.donor(units.donor(max(len(own), 1)))
                 within = {name: carrier for name, carrier in carriers.items() if axes[name] == axis}
                 fit_sizes(model, donor, self.modules.__getitem__, within, len(own), units.held)
+                if units.biased:
+                    attention = common_owner({self.modules[name]: None for name in within})
+                    pick_bias(model.get_submodule(attention), own, units.held)
 
         expected = self._logits(self._opened(self.skeleton, masked))
         return _apart(expected, self._logits(self._opened(self.skeleton, cut, fit)), self._whole)
@@ -215,6 +221,43 @@ class Trial:
                 hook.remove()
         return _apart(expected, self._logits(smaller), whole)
 
+    def runs_by_layer(self, stacks: Sequence[LayerKey]) -> bool:
+        """Whether the model computes the same if it is run once for each layer, and earlier layers return what they
+        returned before: nothing but the output of the last layer of a stack goes on to the next one.
+
+        Args:
+            stacks: those of the model, in the order in which they run.
+        """
+        stored: dict[int, Any] = {}
+
+        def run(
+            own: int, current: tuple[int, int], number: int, stock: Any, *args: Any, **kwargs: Any
+        ) -> Any:
+            if (own, number) < current:
+                return stored[own]
+            stored[own] = stock(*args, **kwargs)
+            raise _Stopped
+
+        modules = [
+            (own, number, self.model.get_submodule(stack.modules[0])[number])
+            for own, stack in enumerate(stacks)
+            for number in range(stack.depth)
+        ]
+        forwards = [module.forward for _, _, module in modules]
+        expected = self._pass(self.model)
+        try:
+            for current in (*[(own, number) for own, number, _ in modules], (len(stacks), 0)):
+                for (own, number, module), stock in zip(modules, forwards, strict=True):
+                    module.forward = partial(run, own, current, number, stock)
+                with suppress(_Stopped):
+                    found = self._pass(self.model)
+            return bool((found == expected).all())
+        except Exception:  # of any kind: a layer that wants more than the output of the one before
+            return False
+        finally:
+            for (_, _, module), stock in zip(modules, forwards, strict=True):
+                module.forward = stock
+
     def of_experts(self, changes: Changes, cut: Mapping[str, Tensor], never: Mapping[str, Tensor]) -> float:
         """The same of experts.
 
@@ -246,22 +289,31 @@ class Trial:
         """
         import torch
 
+        found = self._pass(model, tokens)
+        if self.cached and _takes_cache(model):
+            found = torch.cat([found, self._pass(model, tokens, use_cache=True)])
+        if not bool(torch.isfinite(found).all()):
+            raise ValueError("logits are not finite")
+        return found
+
+    def _pass(self, model: Any, tokens: Tensor | None = None, *, use_cache: bool = False) -> Tensor:
+        """`[2, 12, vocabulary]`, of one pass.
+
+        Raises:
+            Exception: of any kind: the class fails.
+        """
+        import torch
+
         if tokens is None:
             vocabulary = _TOKENS
             with suppress(Exception):  # some have no table, or several
                 vocabulary = min(vocabulary, model.get_input_embeddings().weight.shape[0])
             tokens = _text(vocabulary)
-        taken = inspect.signature(model.forward).parameters.values()
-        more: dict[str, Any] = (
-            {"decoder_input_ids": tokens.flip(1)} if model.config.is_encoder_decoder else {}
-        )
-        passes: list[dict[str, Any]] = [{}]
-        if any(one.name == "use_cache" or one.kind == one.VAR_KEYWORD for one in taken):
-            passes = [{"use_cache": False}, *([{"use_cache": True}] if self.cached else [])]
+        more: dict[str, Any] = {"use_cache": use_cache} if _takes_cache(model) else {}
+        if model.config.is_encoder_decoder:
+            more["decoder_input_ids"] = tokens.flip(1)
         with torch.no_grad():
-            found = torch.cat([model(input_ids=tokens, return_dict=True, **more, **one)[0] for one in passes])
-        if not bool(torch.isfinite(found).all()):
-            raise ValueError("logits are not finite")
+            found: Tensor = model(input_ids=tokens, return_dict=True, **more)[0]
         return found
 
     def _opened(
@@ -292,6 +344,15 @@ class Trial:
         ]:
             raise ValueError(f"its tensors do not fit the smaller config: {odd[0]}")
         return _plain(model)
+
+
+class _Stopped(BaseException):
+    """Ends a pass after a layer; not an Exception, so that no model code catches it."""
+
+
+def _takes_cache(model: Any) -> bool:
+    taken = inspect.signature(model.forward).parameters.values()
+    return any(one.name == "use_cache" or one.kind == one.VAR_KEYWORD for one in taken)
 
 
 def first_and_last(depth: int) -> Sequence[int]:
@@ -381,10 +442,15 @@ def _scaled(values: Mapping[str, Any], scale: int) -> dict[str, Any]:
 
 def _divided(values: Mapping[str, Any]) -> list[bool]:
     """Whether the heads of each kind divide the hidden size, where their width follows from that."""
+    return [width.is_integer() for width in _head_widths(values)]
+
+
+def _head_widths(values: Mapping[str, Any]) -> list[float]:
+    """Width of a head of each kind, where it follows from the number of heads."""
     if any(key.endswith(HEAD_WIDTHS) for key, _ in numbers(values)):
         return []
     hidden = next((values[name] for name in HIDDEN if values.get(name)), 0)
-    return [hidden % count == 0 for count in head_counts(values).values() if count > 0]
+    return [hidden / count for count in head_counts(values).values() if count > 0]
 
 
 def few_experts(key: str, value: int) -> int:

@@ -1,4 +1,4 @@
-"""Language models of which the experts alone are declared, made without weights: where each stored tensor belongs.
+"""Models that run in their stock class, made without weights: where each stored tensor belongs.
 
 Names are turned by transformers' own rules for opening a checkpoint. Of its conversions those alone are followed that
 stack experts, whose parts are read one by one.
@@ -15,8 +15,10 @@ import torch
 from torch import nn
 
 from prunecli.architectures.mixtures import BY_LAYER
+from prunecli.architectures.records import Side
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.probe import layer_keys
 from prunecli.model.quantisation import KEYS
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.building import missing_tensors, on_each
@@ -65,24 +67,35 @@ class StockModel:
 
     Attributes:
         model: of the stock class, in evaluation mode, its experts run by `run_mixture`.
-        layers: name, as in the checkpoint, and module of each layer, in the order in which they run.
+        layers: stack, name as in the checkpoint and module of each layer, in the order in which they run.
         experts: module's name of a mixture -> its experts.
         targets: of each other tensor, by the name of its module; of the output layer where that was asked for.
         implementation: what transformers would have its experts run by.
     """
 
     model: Any
-    layers: tuple[tuple[str, nn.Module], ...]
+    layers: tuple[tuple[Side, str, nn.Module], ...]
     experts: dict[str, StockExperts]
     targets: tuple[tuple[str, Destination], ...]
     implementation: str
 
 
 def refused_by_layer(checkpoint: Checkpoint) -> str | None:
-    """Why a mixture that runs in its stock class is not run layer by layer; None: it is."""
+    """Why a model that runs in its stock class is not run layer by layer; None: it is.
+
+    Raises:
+        UnsupportedModelError: its class says nothing of its layers.
+        CheckpointError: config.json names no type.
+    """
     if checkpoint.has_constants:
         return f"in {checkpoint.path} constants stand for experts: it is run with the whole model in memory"
-    if checkpoint.model_type not in BY_LAYER:
+    if checkpoint.family is None:
+        checkpoint.require_architecture()
+        trial = checkpoint.probed.trial
+        is_run = trial.runs_by_layer(layer_keys(trial.skeleton))
+    else:
+        is_run = checkpoint.model_type in BY_LAYER
+    if not is_run:
         return f"a model of type {checkpoint.model_type} is measured with the whole model in memory"
     return None
 
@@ -101,22 +114,38 @@ def make_stock_model(checkpoint: Checkpoint, dtype: torch.dtype, *, output: bool
     checkpoint.check()
     model = empty_model(checkpoint, fitted_class(checkpoint), dtype=dtype)
     names = StockNames(checkpoint, model)
-    mixtures = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
-    taken = expert_names(layer for layer in checkpoint.mixtures if layer.is_predicting)
+    held = () if checkpoint.family is None else checkpoint.require_mixtures()
+    mixtures = [layer for layer in held if not layer.is_predicting]
+    taken = expert_names(layer for layer in held if layer.is_predicting)
     experts = _experts(checkpoint, names, mixtures, expert_modules(model))
-    taken |= {name for held in experts.values() for name in _names_of(held)}
+    taken |= {name for own in experts.values() for name in _names_of(own)}
     rest = [name for name in checkpoint.tensors if name not in taken]
     targets = tuple(_targets(checkpoint, names, rest, dtype, output=output))
+    layers = _layers_of_experts(model, experts) if experts else _found_layers(model, checkpoint)
+    implementation = use_own_experts(model) if experts else ""
+    _require_all(checkpoint, model, experts, targets, output=output)
+    return StockModel(model.eval(), layers, experts, targets, implementation)
+
+
+def _layers_of_experts(
+    model: Any, experts: Mapping[str, StockExperts]
+) -> tuple[tuple[Side, str, nn.Module], ...]:
     stacks = {re.sub(r"\.\d+\..*", "", path) for path in experts}
     if len(stacks) != 1:
         raise UnsupportedModelError(f"{type(model).__name__} has several stacks of experts", REMEDY)
     stack = stacks.pop()
-    layers = tuple(
-        (f"{stack}.{name}", module) for name, module in model.get_submodule(stack).named_children()
+    children = model.get_submodule(stack).named_children()
+    return tuple(("decoder", f"{stack}.{name}", module) for name, module in children)
+
+
+def _found_layers(model: Any, checkpoint: Checkpoint) -> tuple[tuple[Side, str, nn.Module], ...]:
+    layout = checkpoint.layout
+    modules = {stack.key: stack.modules[0] for stack in layout.family.found.layers}
+    return tuple(
+        (stack.side, name, model.get_submodule(modules[stack.depth])[number])
+        for stack in layout.family.stacks
+        for number, name in layout.sizes.layers(stack)
     )
-    implementation = use_own_experts(model)
-    _require_all(checkpoint, model, experts, targets, output=output)
-    return StockModel(model.eval(), layers, experts, targets, implementation)
 
 
 def load_stock_model(
@@ -159,7 +188,8 @@ def load_stock_model(
             setattr(held.module, part.attribute, nn.Parameter(filled, requires_grad=stacked.requires_grad))
     tie(made.model)
     compute_buffers(made.model, device)
-    made.model.set_experts_implementation(made.implementation)
+    if made.experts:
+        made.model.set_experts_implementation(made.implementation)
     for key in KEYS:  # it is quantised no more, which its config would still say
         if hasattr(made.model.config, key):
             delattr(made.model.config, key)

@@ -28,7 +28,7 @@ from prunecli.recipes.text import (
     substitute,
 )
 from prunecli.tensors.hub.names import HubName, checkpoint_path, expanded, hub_name
-from prunecli.text.hub_data import is_hub_data
+from prunecli.text.files import is_hub_data
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from prunecli.model.decision import Decision, Ranked
 from prunecli.model.history import given, history_step
 from prunecli.selection.select import Budget, Kept, Values, held_in
 from prunecli.tensors.json_files import read_json
-from prunecli.text.lines import near_names
+from prunecli.text.files import near_names
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint

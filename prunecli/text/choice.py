@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator
 
-from prunecli.errors import UsageError
+from prunecli.errors import DataError, UsageError
 from prunecli.options import TEXT, Files, Options, option, paths
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.quantities import Names, parse_names
+from prunecli.text.files import TextFile, parse_text_file
 from prunecli.text.labelled import LabelledText, read_labelled
-from prunecli.text.named import TextFile, parse_text_file
 from prunecli.text.parallel import (
     ParallelText,
     has_split,
@@ -385,3 +385,37 @@ class TextChoice(Options):
 def _spelt(name: str, whole_files: bool | None) -> str:
     """Return an option for a message."""
     return "`whole_files=False`" if name == "whole_files" and whole_files is False else f"`{name}`"
+
+
+def columns(text: Text, pairs: Pairs = ()) -> dict[str, list[str]]:
+    """Name of a column -> its texts, row by row; plain text is one column without a name.
+
+    Args:
+        pairs: of aligned text, whose languages alone are taken; none: all. Rows that are blank in one of them are left
+            out.
+
+    Raises:
+        DataError: labelled text with one text a line.
+    """
+    if isinstance(text, ParallelText):
+        names = dict.fromkeys(name for pair in pairs for name in pair) or dict.fromkeys(text.languages)
+        whole = [row for row in range(len(text)) if all(text.sentences[name][row].strip() for name in names)]
+        return {name: [text.sentences[name][row] for row in whole] for name in names}
+    if isinstance(text, LabelledText):
+        if text.seconds is None:
+            raise DataError(
+                f"{text.path}: one text a line, where pairs of texts have a similarity",
+                "A line is similarity<TAB>text<TAB>second text, or JSON with the keys label, text, text_b.",
+            )
+        return {"first texts": list(text.texts), "second texts": list(text.seconds)}
+    return {"": list(text.texts)}
+
+
+def described(text: Text) -> dict[str, Any]:
+    """The fields of a result that tell which text was read: `files`, `sha256`, and `whole_files` of plain text."""
+    if isinstance(text, ParallelText):
+        files = [f"{text.split}.{language}" for language in text.languages]
+    else:
+        files = [path.name for path in text.files]
+    whole = {"whole_files": text.whole_files} if isinstance(text, PlainText) else {}
+    return {"files": files, "sha256": text.sha256, **whole}

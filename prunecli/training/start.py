@@ -15,7 +15,6 @@ from prunecli.architectures import (
     FAMILIES,
     OLDER_TYPES,
     REDUCED_PREFIX,
-    WHOLE_MIXTURES,
     Architecture,
 )
 from prunecli.architectures.mixtures import IMAGES, LANGUAGE_MODEL, experts_alone
@@ -38,7 +37,6 @@ GENERATION_FILE = "generation_config.json"
 
 KNOWN: dict[str, Architecture] = {
     **{name: family for name, family in EXPERTS_ONLY.items() if family.auto_class != IMAGES},
-    **WHOLE_MIXTURES,
     **FAMILIES,
 }
 """Model type -> the family's record, of those that are trained from random weights; see `family_of`."""

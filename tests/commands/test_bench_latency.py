@@ -84,7 +84,7 @@ def test_noisy_speeds_are_named(folder, monkeypatch):
         turns.model(label)
         return {None: next(seconds)}
 
-    monkeypatch.setattr("prunecli.evaluation.timing.Turns.seconds", timed)
+    monkeypatch.setattr("prunecli.evaluation.latency.Turns.seconds", timed)
     result = _run("full", "pruned", *QUICK, "--sentences", "1", "--runs", "5")
     assert "Noisy, more than 20% from run to run: full, pruned." in result.stdout
     assert "--runs 11." in result.stdout

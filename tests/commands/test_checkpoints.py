@@ -11,7 +11,7 @@ import pytest
 from prunecli import demo
 from prunecli.commands.checkpoints import checkpoint_or_demo, checkpoints_or_demo, demo_text, texts_or_demo
 from prunecli.model.checkpoint import open_model
-from prunecli.text.named import TextFile
+from prunecli.text.files import TextFile
 from tests.tiny import write_json
 
 

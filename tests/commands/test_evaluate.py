@@ -116,7 +116,7 @@ def test_source_and_target_file(folder):
     "ending", [KeyboardInterrupt(), PruneError("process 0 of 2 stops: another one has ended")]
 )
 def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch, capsys, ending):
-    from prunecli.evaluation import translation_scores as module
+    from prunecli.evaluation import translation as module
 
     def interrupted(*_arguments, **_options):
         raise ending
@@ -204,7 +204,7 @@ def test_without_a_checkpoint_less_of_the_demo_s_text_is_taken(tmp_path, monkeyp
     assert json.loads((tmp_path / "evaluation.json").read_text())["data"]["sentences"] == 30
     for arguments in (("--all",), ("--max-sentences", "200")):
         monkeypatch.setattr("prunecli.evaluation.evaluate._at_most", None)  # not called
-        monkeypatch.setattr("prunecli.evaluation.evaluate.evaluate_translation", lambda *_, **__: None)
+        monkeypatch.setattr("prunecli.evaluation.evaluate.evaluate_data", lambda *_, **__: None)
         assert "(--all" not in _run(*bare, *arguments, "--force").stderr
 
 

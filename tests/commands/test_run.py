@@ -17,9 +17,8 @@ from prunecli.commands import run
 from prunecli.commands.command import parameters, parameters_of
 from prunecli.errors import PruneError, UsageError
 from prunecli.options import Options, argument, option
-from prunecli.recipes.bundled import bundled_recipes, find_recipe
 from prunecli.recipes.engine import Step, resolve
-from prunecli.recipes.text import read_recipe
+from prunecli.recipes.text import bundled_recipes, find_recipe, read_recipe
 from tests.commands.gates import write_gates
 
 RECIPE = """\

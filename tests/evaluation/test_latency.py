@@ -8,12 +8,10 @@ import torch
 from transformers import AutoTokenizer
 
 from prunecli.errors import DataError, PruneError, UsageError
-from prunecli.evaluation import hardware, timing, workloads
+from prunecli.evaluation import hardware, latency, workloads
 from prunecli.evaluation.hardware import MemoryTask, fit_together, measure_cost, peak_resident, run_task
-from prunecli.evaluation.latency import bench_latency
-from prunecli.evaluation.passes import Passes
-from prunecli.evaluation.timing import LatencyOptions
-from prunecli.evaluation.workloads import decode, decoding
+from prunecli.evaluation.latency import LatencyOptions, bench_latency
+from prunecli.evaluation.workloads import Passes, decode, decoding
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.modules.pooling import Pooling
@@ -53,7 +51,7 @@ def turns(monkeypatch):
     """Which checkpoint decoded which batch, in order, on a clock that the checkpoint drives."""
     seen: list[tuple[str, int, int]] = []
     clock = [0.0]
-    real = timing.Turns.model
+    real = latency.Turns.model
 
     def model(self, label):
         loaded = real(self, label)
@@ -64,7 +62,7 @@ def turns(monkeypatch):
         seen.append((model.label, len(sources), beam))
         clock[0] += {"full": 2.0, "pruned": 0.5}[model.label] * len(sources)
 
-    monkeypatch.setattr(timing.Turns, "model", model)
+    monkeypatch.setattr(latency.Turns, "model", model)
     monkeypatch.setattr(workloads, "decode", decode)
     monkeypatch.setattr(workloads.time, "perf_counter", lambda: clock[0])
     return seen
@@ -240,7 +238,7 @@ class Clocked:
     def __init__(self, monkeypatch):
         self.now, self.passes = 0.0, []
         monkeypatch.setattr(workloads.time, "perf_counter", lambda: self.now)
-        real = timing.Turns.model
+        real = latency.Turns.model
 
         def model(runner, label):
             loaded = real(runner, label)
@@ -249,7 +247,7 @@ class Clocked:
                 loaded.register_forward_pre_hook(self.passed, with_kwargs=True)
             return loaded
 
-        monkeypatch.setattr(timing.Turns, "model", model)
+        monkeypatch.setattr(latency.Turns, "model", model)
 
     def passed(self, _model, _arguments, inputs):
         ids = inputs["input_ids"]
@@ -264,7 +262,7 @@ def test_prefill_and_decode_are_told_apart(tmp_path, text, monkeypatch):
     """1905.10650 has no such table; by hand: a second for each token of a pass."""
     clocked = Clocked(monkeypatch)
     path = tiny_family(tmp_path / "full", "llama")
-    latency = bench_latency({"full": path}, text, QUICK.model_copy(update=dict(new_tokens=3)))
+    found = bench_latency({"full": path}, text, QUICK.model_copy(update=dict(new_tokens=3)))
     lengths = [len(row) for row in AutoTokenizer.from_pretrained(path)(list(LINES))["input_ids"]]
     one, batched = clocked.passes[:16], clocked.passes[32:36]
     # A prompt alone: its tokens at once, then 3 passes of one token each.
@@ -272,8 +270,8 @@ def test_prefill_and_decode_are_told_apart(tmp_path, text, monkeypatch):
     # Four at once: shorter prompts are padded before they begin.
     assert [shape for shape, _ in batched] == [(4, max(lengths)), (4, 1), (4, 1), (4, 1)]
     assert batched[0][1].tolist() == [[0] * (max(lengths) - length) + [1] * length for length in lengths]
-    assert latency.task == "lm"
-    timings = {(row.batch_size, row.phase): row for row in latency.results[0].timings}
+    assert found.task == "lm"
+    timings = {(row.batch_size, row.phase): row for row in found.results[0].timings}
     assert list(timings) == [(1, "prefill"), (1, "decode"), (4, "prefill"), (4, "decode")]
     assert timings[1, "prefill"].seconds == [sum(lengths)] * 2
     assert timings[1, "decode"].seconds == [3 * 4] * 2
@@ -282,7 +280,7 @@ def test_prefill_and_decode_are_told_apart(tmp_path, text, monkeypatch):
         sum(lengths) / (4 * max(lengths)), abs=1e-6
     )
     assert timings[4, "decode"].tokens_per_second.median == 1.0
-    assert latency.described == "4 prompts of lines.txt, 3 new tokens each"
+    assert found.described == "4 prompts of lines.txt, 3 new tokens each"
     assert "beam" not in timings[1, "decode"].to_json()
 
 
@@ -309,9 +307,9 @@ def test_prompts_are_cut_out_of_documents(tmp_path, text, monkeypatch):
     monkeypatch.setattr(workloads, "PROMPT", 9)
     path = tiny_family(tmp_path / "full", "gpt2")
     options = QUICK.model_copy(update=dict(sentences=3, batch_sizes=(1,), runs=1, new_tokens=2))
-    latency = bench_latency({"full": path}, text.model_copy(update=dict(whole_files=None)), options)
+    found = bench_latency({"full": path}, text.model_copy(update=dict(whole_files=None)), options)
     assert [shape for shape, _ in clocked.passes if shape[1] > 1] == [(1, 9)] * 3
-    assert latency.data["whole_files"] is True
+    assert found.data["whole_files"] is True
     with pytest.raises(DataError, match="4 prompts of 9 tokens, 8 are needed"):
         bench_latency(
             {"full": path},
@@ -324,18 +322,18 @@ def test_examples_of_a_classifier(tmp_path, labelled, monkeypatch):
     """Table 4 of 1905.10650: examples per second over batch sizes; by hand: a second for each token of a pass."""
     clocked = Clocked(monkeypatch)
     path = tiny_family(tmp_path / "full", "bert", architectures=["BertForSequenceClassification"])
-    latency = bench_latency({"full": path}, labelled, QUICK)
+    found = bench_latency({"full": path}, labelled, QUICK)
     pairs = [line.split("\t")[1:] for line in LABELLED.splitlines()]
     rows = AutoTokenizer.from_pretrained(path)([a for a, _ in pairs], [b for _, b in pairs])["input_ids"]
     lengths = [len(row) for row in rows]
     assert [shape for shape, _ in clocked.passes] == [(1, n) for n in lengths] * 2 + [(4, max(lengths))] * 2
-    assert latency.task == "classification"
-    one, four = latency.results[0].timings
+    assert found.task == "classification"
+    one, four = found.results[0].timings
     assert one.examples_per_second.median == pytest.approx(4 / sum(lengths), abs=1e-6)
     assert four.examples_per_second.median == pytest.approx(1 / max(lengths), abs=1e-6)
     assert four.tokens_per_second.median == pytest.approx(sum(lengths) / (4 * max(lengths)), abs=1e-6)
-    assert (latency.pair, latency.new_tokens) == (None, None)
-    assert latency.described == "4 examples of pairs.tsv"
+    assert (found.pair, found.new_tokens) == (None, None)
+    assert found.described == "4 examples of pairs.tsv"
 
 
 def test_what_a_classifier_is_given(tmp_path):
@@ -356,7 +354,7 @@ def test_load_time_and_peak_memory_of_a_process_of_its_own(tmp_path, text, monke
     path = tmp_path / "full"
     sentence_model(path) if task == "embedding" else tiny_family(path, "roberta")
     if task == "mlm":  # one real process is enough
-        monkeypatch.setattr(hardware, "measure_cost", run_task)
+        monkeypatch.setattr(latency, "measure_cost", run_task)
     before = torch.get_num_threads()
     options = QUICK.model_copy(update=dict(sentences=2, batch_sizes=(2,), runs=1, memory=True, threads=1))
     payload = bench_latency({"full": path}, text, options).to_json()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import transformers
 
-from prunecli.architectures import FAMILIES, WHOLE_MIXTURES
+from prunecli.architectures import FAMILIES
 from tests.families import cutting, tiny
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
@@ -29,7 +29,7 @@ def main() -> None:
     """Print what each type can lose; without types, write it into the page too."""
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     transformers.utils.logging.disable_progress_bar()
-    types = [name for name in tiny.model_types() if name not in FAMILIES | WHOLE_MIXTURES]
+    types = [name for name in tiny.model_types() if name not in FAMILIES]
     groups: dict[str, list[str]] = {}
     wrong = []
     for model_type in sys.argv[1:] or types:

@@ -98,8 +98,8 @@ def test_tokens_are_found(model_type: str, tmp_path: Path) -> None:
 
 
 def test_layers_whose_number_matters_are_refused(tmp_path: Path) -> None:
-    """Only layers of one kind can change places: the others have no experts."""
-    cutting.saved("flint", tmp_path)
+    """Every second layer has experts, and another one attention."""
+    cutting.saved("jamba", tmp_path)
     with open_model(tmp_path) as checkpoint:
         (axis,) = axes_of(checkpoint, "layer")
         with pytest.raises(UnsupportedModelError, match="a small copy of the model cannot lose these layers"):
@@ -108,6 +108,15 @@ def test_layers_whose_number_matters_are_refused(tmp_path: Path) -> None:
             cut(checkpoint, Selection({axis.name: axis.ids[:-1]})).config["num_hidden_layers"]
             == len(axis.ids) - 1
         )
+
+
+def test_lists_of_numbers_of_layers_follow(tmp_path: Path) -> None:
+    model = cutting.saved("flint", tmp_path / "source")
+    assert model.config.mlp_only_layers == [0, 1]
+    with open_model(tmp_path / "source") as checkpoint:
+        axes = axes_of(checkpoint, "layer")
+        assert cutting.apart(model, checkpoint, axes, tmp_path / "cut", 0) < 2e-4
+    assert json.loads((tmp_path / "cut" / "config.json").read_text())["mlp_only_layers"] == [0]
 
 
 def test_layers_that_the_depth_scales_are_refused(tmp_path: Path) -> None:

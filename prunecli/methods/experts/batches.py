@@ -38,10 +38,9 @@ from prunecli.running.layerwise.budget import (
 from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.lengths import length_limit, vocabulary_size, window_length
 from prunecli.running.runner import BatchCost, Runner
-from prunecli.text.batching import length_bucketed, pad
-from prunecli.text.corpus import Corpus, token_rows
-from prunecli.text.denoising import marks_of, masked
+from prunecli.text.batching import length_bucketed, marks_of, masked, pad
 from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.text.plain import Corpus, token_rows
 from prunecli.text.tokens import encode, language_id
 
 Ids = Sequence[int]

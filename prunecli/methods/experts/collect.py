@@ -65,7 +65,7 @@ from prunecli.tensors.hub.names import origin
 from prunecli.tensors.json_files import lenient, read_json
 from prunecli.tensors.quantities import bytes_text
 from prunecli.text.choice import TextChoice
-from prunecli.text.corpus import Corpus
+from prunecli.text.plain import Corpus
 from prunecli.text.tokens import load_tokenizer
 
 AUTOMATIC_SHARE = 0.8

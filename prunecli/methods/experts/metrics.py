@@ -44,7 +44,7 @@ from prunecli.results.gates import (
 from prunecli.results.matching import match_gates, read_matching
 from prunecli.tensors.dtypes import itemsize, numpy_dtype
 from prunecli.tensors.reader import TensorReader
-from prunecli.text.lines import near_names
+from prunecli.text.files import near_names
 
 if TYPE_CHECKING:
     from prunecli.methods.options import ExpertOptions

@@ -52,7 +52,7 @@ from prunecli.results.matching import other_form
 from prunecli.selection.select import Kept, Values, held_in
 from prunecli.selection.selection import Selection, decision_of, read_kept, selection_of
 from prunecli.tensors.json_files import read_json
-from prunecli.text.lines import near_names
+from prunecli.text.files import near_names
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint

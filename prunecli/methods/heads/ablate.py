@@ -17,9 +17,8 @@ import torch
 from torch.nn import functional
 
 from prunecli.evaluation.decoding import DecodingOptions, batched_search
-from prunecli.evaluation.paired import paired_t_test
 from prunecli.evaluation.scoring import make_metrics
-from prunecli.evaluation.significance import SAMPLES, SEED, paired_bootstrap
+from prunecli.evaluation.significance import SAMPLES, SEED, paired_bootstrap, paired_t_test
 from prunecli.methods.options import EffectMetric
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.axes import axis_name

@@ -82,7 +82,7 @@ def score_heads(
         refuse_unwritable(Path(output), force=force)
     checkpoint = model if isinstance(model, Checkpoint) else open_model(model)
     layers = (
-        checkpoint.layout.own_attentions
+        checkpoint.layout.require_heads()
     )  # a family that is not declared is refused before anything heavy
     task = task or task_of(checkpoint)
     choice.check_task(task)

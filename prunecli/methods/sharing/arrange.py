@@ -211,7 +211,7 @@ def _check(
             what = kind if options.part == "FFN" else KIND_NAMES[kind]
             raise UsageError(f"`{kind}={treatment}`: the model has no {what}.", "Leave it out.")
         dense = [layer for layer in own if layer.name not in sparse]
-        if options.part == "FFN" and not any(layer.stack.ffn.expert_tensors for layer in own):
+        if options.part == "FFN" and not any(layer.stack.ffn.tensors for layer in own):
             raise UsageError(f"`{kind}={treatment}`: no FFN was found in the {kind}.", "Leave it out.")
         if len(dense) < len(own) and not (options.dense_only and dense):
             remedy = f"Add `dense_only` to {treatment} the other {len(dense)} and leave these."

@@ -16,11 +16,9 @@ import torch
 
 from prunecli.errors import UsageError
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.probe import WIDTH, head_counts, numbers
 from prunecli.modules.logits import block_positions
 from prunecli.running.layerwise.parts import Skeleton
-
-FFN_WIDTHS = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
-"""Keys of transformers' configs."""
 
 WORKSPACE = 128 << 20
 """Bytes for what is counted nowhere: compiled kernels, their scratch memory, threads, the allocator's slack."""
@@ -120,14 +118,13 @@ def plan_memory(memory: int, demand: Demand) -> Plan:
 def shape_of(checkpoint: Checkpoint, skeleton: Skeleton, dtype: torch.dtype) -> Shape:
     """The sizes that activations depend on."""
     config = skeleton.model.config.get_text_config()
-    heads = [int(config.num_attention_heads)]
     if checkpoint.runs_stock:
-        widths = [
-            int(getattr(config, key)) for key in FFN_WIDTHS if isinstance(getattr(config, key, None), int)
-        ]
+        heads = [*head_counts(config.to_dict()).values()]
+        widths = [value for key, value in numbers(config.to_dict()) if WIDTH.search(key)]
         if config._attn_implementation != "eager":
             heads = [1]  # others make no weights of all pairs of positions, but there is a mask of them
     else:
+        heads = [int(config.num_attention_heads)]
         sizes, stacks = checkpoint.layout.sizes, checkpoint.layout.family.stacks
         widths = [sizes.count(stack.ffn.width) for stack in stacks]
         # What is declared is pruned, which may be groups of heads that share keys and values.
@@ -135,8 +132,8 @@ def shape_of(checkpoint: Checkpoint, skeleton: Skeleton, dtype: torch.dtype) -> 
     layers = [stage.mixture.layer for stage in skeleton.stages if stage.mixture is not None]
     return Shape(
         d_model=int(config.hidden_size),
-        ffn_dim=max(widths),
-        heads=max(heads),
+        ffn_dim=max(widths, default=4 * int(config.hidden_size)),
+        heads=max(heads, default=1),
         experts=max((layer.num_experts for layer in layers), default=0),
         top_k=max((layer.top_k for layer in layers), default=1),
         itemsize=dtype.itemsize,

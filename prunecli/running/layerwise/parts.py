@@ -230,15 +230,15 @@ Parts = tuple[Any, list[Stage], Iterable[Destination]]
 
 
 def _stock_parts(checkpoint: Checkpoint, dtype: torch.dtype, *, output: bool) -> Parts:
-    if checkpoint.family is None:
-        raise UsageError(f"--memory: {refused_by_layer(checkpoint)}", REMEDY)
+    if checkpoint.family is None and (refused := refused_by_layer(checkpoint)) is not None:
+        raise UsageError(f"--memory: {refused}", REMEDY)
     made = make_stock_model(checkpoint, dtype, output=output)
     layers = []
-    for path, module in made.layers:
+    for side, path, module in made.layers:
         attentions = tuple(part for name, part in module.named_children() if name == STOCK_ATTENTION)
         own = [held for name, held in made.experts.items() if name.startswith(f"{path}.")]
         mixture = Mixture(own[0].layer, own[0].module, own[0].parts) if own else None
-        layers.append(Stage(path, "decoder", module, attentions, mixture))
+        layers.append(Stage(path, side, module, attentions, mixture))
     return made.model, layers, (target for _, target in made.targets)
 
 

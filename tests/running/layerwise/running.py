@@ -77,7 +77,7 @@ def in_memory(path: Path, dtype: str = "float32") -> list[Any]:
 
 def skeleton_of(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Skeleton:
     """A skeleton, its resident tensors in place."""
-    skeleton = make_skeleton(checkpoint, CPU, dtype)
+    skeleton = make_skeleton(checkpoint, CPU, dtype, output=True)
     fill_resident(skeleton, checkpoint)
     return skeleton
 

@@ -10,10 +10,11 @@ import torch
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
+from prunecli.modules.stock_model import refused_by_layer
 from prunecli.pipeline import apply
 from prunecli.running.layerwise.parts import make_skeleton
 from prunecli.selection.cut import cut
-from tests.families import MODEL_TYPES, tiny_family
+from tests.families import MODEL_TYPES, tiny, tiny_family
 from tests.ffn_layouts import OWN_SHAPES
 from tests.running.layerwise.running import (
     CPU,
@@ -38,6 +39,41 @@ def test_every_dense_family(model_type: str, memory: int, tmp_path: Path) -> Non
     path = tiny_family(tmp_path / "model", model_type)
     found, _ = by_layer(path, memory)
     assert_same(found, in_memory(path))
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        "granite",
+        "cohere",
+        "gpt_neox",
+        "falcon",
+        "bloom",
+        "phi",
+        "stablelm",
+        "olmo2",
+        "modernbert",
+        "electra",
+        "deberta-v2",
+        "led",
+        "umt5",
+        "mamba",
+    ],
+)
+def test_families_that_are_found(model_type: str, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    tiny.build(model_type).save_pretrained(path)
+    with open_model(path) as checkpoint:
+        assert refused_by_layer(checkpoint) is None
+    found, _ = by_layer(path)
+    assert_same(found, in_memory(path))
+
+
+def test_layers_that_hand_on_more_than_their_output(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    tiny.build("gemma3n_text").save_pretrained(path)
+    with open_model(path) as checkpoint:
+        assert "measured with the whole model" in str(refused_by_layer(checkpoint))
 
 
 @pytest.mark.parametrize("memory", [1 << 20, 4992, 0], ids=["in memory", "in both", "in a file"])

@@ -8,10 +8,9 @@ import pytest
 from transformers import GenerationConfig
 
 from prunecli.errors import DataError
-from prunecli.evaluation.continuations import (
+from prunecli.evaluation.language_model import (
     NEW_TOKENS,
     PROMPT,
-    Agreement,
     agreement,
     choose_prompts,
     continue_greedily,
@@ -21,6 +20,7 @@ from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.reference.divergence import continued
 
+MEASURES = ("continuations", "continued_tokens", "tokens_until_difference", "equal_tokens")
 PROMPTS = [(5, 6, 7, 8), (9,), (11, 12, 13, 14), (20, 21), (30,)]
 
 
@@ -54,8 +54,8 @@ def test_no_more_than_the_positions(tmp_path: Path) -> None:
 def test_how_far_they_go_along() -> None:
     first = [[1, 2, 3, 4], [5, 6], [7]]
     other = [[1, 2, 9, 4, 8], [5, 6], []]
-    assert agreement(first, other) == Agreement(3, 7 / 3, 4 / 3, 5 / 7)
-    assert agreement(first, first) == Agreement(3, 7 / 3, 7 / 3, 1.0)
+    assert agreement(first, other) == dict(zip(MEASURES, (3, 7 / 3, 4 / 3, 5 / 7), strict=True))
+    assert agreement(first, first) == dict(zip(MEASURES, (3, 7 / 3, 7 / 3, 1.0), strict=True))
 
 
 def test_prompts_are_spread_over_the_texts() -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from prunecli.errors import UsageError
-from prunecli.text.named import TextFile, given_names, names_of, parse_text_file
+from prunecli.text.files import TextFile, given_names, names_of, parse_text_file
 
 
 @pytest.mark.parametrize(

@@ -39,17 +39,17 @@ class TestHeaders:
         [
             ({"data_offsets": [0, 4]}, "its shape"),
             ({"data_offsets": [8, 0]}, "its shape"),
-            ({"data_offsets": [-4, 4]}, "not a count"),
+            ({"data_offsets": [-4, 4]}, "not of the safetensors form"),
             ({"data_offsets": [0]}, "not of the safetensors form"),
-            ({"data_offsets": [0, 8.0]}, "not a count"),
+            ({"data_offsets": [0, 8.0]}, "not of the safetensors form"),
             ({"shape": [3], "data_offsets": [0, 12]}, "truncated"),
-            ({"shape": [-2]}, "not a count"),
-            ({"shape": [True, 2]}, "not a count"),
+            ({"shape": [-2]}, "not of the safetensors form"),
+            ({"shape": [True, 2]}, "not of the safetensors form"),
             ({"shape": 2}, "not of the safetensors form"),
             ({"shape": [1], "data_offsets": [0, 4]}, "after the last tensor"),
             ({"shape": [1], "data_offsets": [4, 8]}, "unused bytes"),
             ({"dtype": "F31"}, "F31"),
-            ({"dtype": 3}, "type 3"),
+            ({"dtype": 3}, "not of the safetensors form"),
         ],
     )
     def test_entries(self, tmp_path: Path, change: dict[str, Any], says: str) -> None:

@@ -1,24 +1,120 @@
-"""Pickled weight files (pytorch_model*.bin): where each tensor's bytes lie, found without reading them.
-
-A zip file of torch.save stores every tensor's values uncompressed, so that they can be read in place. Only
-`weights_only=True` is used: a file that holds anything but tensors and plain values is refused.
-"""
+"""Weight files: which tensors one holds and where their bytes lie, found without reading the values."""
 
 from __future__ import annotations
 
+import os
 import pickle
+import struct
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
-from prunecli.errors import CheckpointError, UsageError
-from prunecli.tensors.dtypes import parse_dtype
-from prunecli.tensors.git_lfs import refuse_pointer
+from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from prunecli.errors import CheckpointError, UsageError, reason_of
+from prunecli.tensors.dtypes import is_known, parse_dtype
+from prunecli.tensors.json_files import parsed, refuse_pointer
 from prunecli.tensors.reader import Stored, TensorInfo, WeightFile
 
 if TYPE_CHECKING:
     import torch
+
+
+MAX_HEADER_BYTES = 100_000_000
+"""As in the safetensors library: a longer header is damage."""
+
+
+class _Entry(TypedDict):
+    """A tensor in a header."""
+
+    dtype: str
+    shape: list[NonNegativeInt]
+    data_offsets: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]
+
+
+_ENTRIES = TypeAdapter(dict[str, _Entry])
+
+
+def read_header(path: Path) -> WeightFile:
+    """The tensors of a .safetensors file, in the order of their bytes; reads the header only.
+
+    Raises:
+        CheckpointError: the file is missing, truncated, or its header is not a valid one.
+    """
+    refuse_pointer(path)
+    with path.open("rb") as file:
+        return described(
+            path, os.fstat(file.fileno()).st_size, lambda start, count: os.pread(file.fileno(), count, start)
+        )
+
+
+def described(path: Path, size: int, read: Callable[[int, int], bytes]) -> WeightFile:
+    """The tensors of a .safetensors file, in the order of their bytes.
+
+    Args:
+        path: the file, for messages and as that of the result.
+        size: its bytes.
+        read: gives the bytes from a start on, so many of them; it is asked for those of the header.
+
+    Raises:
+        CheckpointError: the file is truncated, or its header is not a valid one.
+    """
+    header = read(0, 8)
+    if len(header) < 8:
+        raise _truncated(path, f"{size} bytes")
+    (length,) = struct.unpack("<Q", header)
+    if length > MAX_HEADER_BYTES:
+        raise _damaged(path, f"its header would be {length:,} bytes long")
+    if 8 + length > size:
+        raise _truncated(path, f"{size:,} bytes, its header alone ends at {8 + length:,}")
+    try:
+        content = parsed(read(8, length), unique=True)
+        if not isinstance(content, dict):
+            raise ValueError("not an object")
+        content.pop("__metadata__", None)
+        entries = _ENTRIES.validate_python(content, strict=True)
+    except ValidationError as error:
+        name = error.errors()[0]["loc"][0]
+        raise _damaged(path, f"the entry of {name!r} is not of the safetensors form") from error
+    except ValueError as error:
+        raise _damaged(path, f"its header cannot be read ({reason_of(error)})") from error
+    tensors: dict[str, Stored] = {}
+    position, previous = 0, "the header"
+    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, end = entry["data_offsets"]
+        dtype, shape = entry["dtype"], tuple(entry["shape"])
+        if not name.isprintable():
+            raise _damaged(path, f"{name!r} is no name of a tensor")
+        if not is_known(dtype):
+            raise CheckpointError(
+                f"{path}: {name} has the type {dtype!r}, which prunecli does not read",
+                "Convert the checkpoint to float32, float16 or bfloat16 first.",
+            )
+        info = TensorInfo(name, dtype, shape)
+        if end - begin != info.nbytes:
+            what = f"its shape {list(shape)} in {dtype} needs {info.nbytes:,}"
+            raise _damaged(path, f"{name} has {end - begin:,} bytes, {what}")
+        if 8 + length + end > size:
+            raise _truncated(path, f"{size:,} bytes, {name} ends at {8 + length + end:,}")
+        if begin != position:
+            raise _damaged(path, f"{name} overlaps {previous}, or unused bytes lie between them")
+        tensors[name] = Stored(info, 8 + length + begin)
+        position, previous = end, name
+    if 8 + length + position != size:
+        raise _damaged(path, f"{size - 8 - length - position:,} bytes after the last tensor")
+    return WeightFile(path, tensors)
+
+
+def _truncated(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{path}: truncated ({what})", "Download or copy the file again.")
+
+
+def _damaged(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{path}: damaged: {what}", "Download or copy the file again.")
+
 
 ZIP_MAGIC = b"PK\x03\x04"
 OFFSET = "_checkpoint_offset"
@@ -69,7 +165,7 @@ def _load(path: Path, *, describe: bool = False, mmap: bool = False) -> dict[str
         raise
     except Exception as error:  # a damaged pickle may raise anything
         raise CheckpointError(
-            f"{path}: truncated or damaged ({_first_line(error)})", "Download or copy the file again."
+            f"{path}: truncated or damaged ({reason_of(error)})", "Download or copy the file again."
         ) from error
     return _state_dict(path, loaded)
 
@@ -148,7 +244,3 @@ def _spooled(path: Path, tensors: dict[str, torch.Tensor], in_place: dict[str, S
             spool.write(flat.view(torch.uint8).numpy().data)
     spool.flush()
     return WeightFile(path, stored, spool)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]

@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import DataError
-from prunecli.evaluation.classification import (
-    Predictions,
-    classify,
-    f1_scores,
-    matthews_correlation,
-)
+from prunecli.evaluation.tasks import classify, f1_scores, matthews_correlation
 from prunecli.modules.loading import load_model
 from prunecli.running.runner import InMemory
 from prunecli.text.labelled import read_labelled
@@ -22,6 +17,7 @@ from tests.families import tiny_family
 from tests.reference.classification import matthews, matthews_binary
 from tests.reference.losses import logits_of, nll
 
+LINE = ("classifying", 5, "examples")
 LINES = ("0\tthe hat\n", "LABEL_1\ta thing of one\n", "2\tno\n", "2\tthen ten hens\n", "1\ton\n")
 
 
@@ -46,29 +42,25 @@ def test_choices_are_those_of_single_examples(classifier, text, batch_tokens):
 
     @contextmanager
     def progress(*line):
-        assert line == ("classifying", len(text), "examples")
+        assert line == LINE
         yield steps.append
 
-    found = classify(runner, tokenizer, text, batch_tokens, progress=progress)
+    chosen, labels, losses = classify(runner, tokenizer, text, batch_tokens, LINE, progress)
     assert sum(steps) == len(text)
-    assert found.labels.tolist() == [0, 1, 2, 2, 1]
+    assert labels.tolist() == [0, 1, 2, 2, 1]
     for index, sentence in enumerate(text.texts):
         logits = logits_of(runner.model, input_ids=tokenizer(sentence)["input_ids"])
-        assert found.chosen[index] == int(np.argmax(logits))
-        assert found.losses[index] == pytest.approx(nll(logits, int(found.labels[index])), abs=1e-5)
-
-
-def _predictions(chosen, labels):
-    return Predictions(np.array(chosen), np.array(labels), np.zeros(len(chosen)))
+        assert chosen[index] == int(np.argmax(logits))
+        assert losses[index] == pytest.approx(nll(logits, int(labels[index])), abs=1e-5)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1))
 def test_matthews_correlation_against_its_definition(pairs):
     chosen, labels = zip(*pairs, strict=True)
-    found = matthews_correlation(_predictions(chosen, labels))
+    found = matthews_correlation(np.array(chosen), np.array(labels))
     assert found == pytest.approx(matthews(labels, chosen), abs=1e-9)
     two = [[value % 2 for value in values] for values in (chosen, labels)]
-    assert matthews_correlation(_predictions(*two)) == pytest.approx(
+    assert matthews_correlation(*map(np.array, two)) == pytest.approx(
         matthews_binary(two[1], two[0]), abs=1e-9
     )
 
@@ -76,7 +68,7 @@ def test_matthews_correlation_against_its_definition(pairs):
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1))
 def test_f1_is_the_harmonic_mean_of_precision_and_recall(pairs):
     chosen, labels = zip(*pairs, strict=True)
-    found = f1_scores(_predictions(chosen, labels))
+    found = f1_scores(np.array(chosen), np.array(labels))
     assert set(found) == {*chosen, *labels}
     for number, value in found.items():
         both = sum(a == b == number for a, b in pairs)
@@ -90,4 +82,4 @@ def test_unknown_labels_are_refused(classifier, tmp_path):
     runner, tokenizer = classifier
     (tmp_path / "bad.tsv").write_text("0\ta\nsurprise\tb\n")
     with pytest.raises(DataError, match="line 2: the model knows no label 'surprise'"):
-        classify(runner, tokenizer, read_labelled(tmp_path / "bad.tsv"), 100)
+        classify(runner, tokenizer, read_labelled(tmp_path / "bad.tsv"), 100, LINE)

@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from prunecli.errors import DataError
-from prunecli.text.groups import groups_of, read_groups
+from prunecli.text.parallel import groups_of, read_groups
 
 CLASSES = {"wol_Latn": "low", "eng_Latn": "very high"}
 

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from prunecli.errors import DataError, PruneError, UsageError
-from prunecli.text.corpus import Corpus, read_corpora
-from prunecli.text.hub_data import HubData, is_hub_data, parse_hub_data, read_hub_data
-from prunecli.text.named import parse_text_file
-from prunecli.text.plain import read_plain
+from prunecli.text.files import HubData, is_hub_data, parse_hub_data, parse_text_file, read_hub_data
+from prunecli.text.plain import Corpus, read_corpora, read_plain
 
 CHAT = [{"role": "user", "content": "hi", "tool": None}, {"role": "assistant", "content": None, "tool": "x"}]
 ROWS = [{"text": f"row {number}", "code": f"x = {number}", "turns": CHAT} for number in range(100)]

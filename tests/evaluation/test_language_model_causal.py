@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from prunecli.errors import DataError, MemoryShortError, UsageError
 from prunecli.evaluation import divergence
+from prunecli.evaluation.evaluate import evaluate_data
 from prunecli.evaluation.options import EvaluationOptions
-from prunecli.evaluation.tasks import evaluate_task
 from prunecli.modules import fitting
 from prunecli.modules.loading import load_model
 from prunecli.modules.logits import BLOCK_VALUES
@@ -36,7 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def results(checkpoints: dict[str, Path], text: PlainText = TEXT, **more: Any) -> list[dict[str, Any]]:
     options = EvaluationOptions(**{**vars(OPTIONS), **more})
-    return list(evaluate_task(checkpoints, Dataset("lm", text), options).to_json()["results"])
+    return list(evaluate_data(checkpoints, Dataset("lm", text), options).to_json()["results"])
 
 
 def test_by_name_and_in_all(models: dict[str, Path]) -> None:
@@ -106,7 +106,7 @@ def renamed(path: Path) -> Path:
 def test_other_tokens_are_not_compared(models: dict[str, Path], tmp_path: Path) -> None:
     other = {"full": models["full"], "other": renamed(tiny_family(tmp_path / "other", "llama", seed=1))}
     said: list[str] = []
-    made = evaluate_task(other, Dataset("lm", TEXT), OPTIONS, say=said.append).results[1]
+    made = evaluate_data(other, Dataset("lm", TEXT), OPTIONS, say=said.append).results[1]
     assert made.scores["perplexity"] > 1
     assert "kl_divergence" not in made.scores
     line = "other: no comparison of next tokens with full: its tokenizer has other tokens"
@@ -119,10 +119,10 @@ def test_other_windows_are_not_compared(models: dict[str, Path], tmp_path: Path)
     short = tiny_family(tmp_path / "short", "llama", seed=1, max_position_embeddings=8)
     said: list[str] = []
     both = {"full": models["full"], "short": short}
-    made = evaluate_task(both, Dataset("lm", TEXT), OPTIONS, say=said.append).results[1]
+    made = evaluate_data(both, Dataset("lm", TEXT), OPTIONS, say=said.append).results[1]
     assert "kl_divergence" not in made.scores
     assert any("short: no comparison of next tokens with full: it reads" in line for line in said)
-    made = evaluate_task(both, Dataset("lm", TEXT, context=8), OPTIONS).results[1]
+    made = evaluate_data(both, Dataset("lm", TEXT, context=8), OPTIONS).results[1]
     assert made.scores["kl_divergence"] > 0
 
 
@@ -140,11 +140,11 @@ def test_the_first_models_head_is_held_beside_the_others(
     options = OPTIONS.model_copy(update=dict(dtype="float32"))
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     free = -(-(weights + head) * 10 // 9)
-    assert len(evaluate_task(models, Dataset("lm", TEXT), options).results) == 2
+    assert len(evaluate_data(models, Dataset("lm", TEXT), options).results) == 2
     free = (weights + head) * 10 // 9 - 1
     with pytest.raises(MemoryShortError, match=r"pruned: needs .*head of the first model"):
-        evaluate_task(models, Dataset("lm", TEXT), options)
-    assert len(evaluate_task({"full": models["full"]}, Dataset("lm", TEXT), options).results) == 1
+        evaluate_data(models, Dataset("lm", TEXT), options)
+    assert len(evaluate_data({"full": models["full"]}, Dataset("lm", TEXT), options).results) == 1
 
 
 def test_layer_by_layer_it_is_in_the_budget(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,10 @@ from __future__ import annotations
 import random
 from itertools import permutations
 
+import pandas as pd
 import pytest
 
-from prunecli.evaluation.group_means import grouped_means
-from prunecli.evaluation.scoring import Scores
+from prunecli.evaluation.scoring import grouped_means
 from tests.reference.group_means import mean_of
 
 LANGUAGES = ("eng", "fra", "wol", "zul")
@@ -16,23 +16,12 @@ NAMES = ("chrf++", "bleu", "length_ratio", "over_generated")
 
 def drawn(pairs):
     draw = random.Random(3)
-    return {
-        pair: Scores(
-            {"chrf++": 100 * draw.random(), "bleu": 100 * draw.random()}, 2 * draw.random(), draw.random()
-        )
-        for pair in pairs
-    }
+    rows = [[100 * draw.random(), 100 * draw.random(), 2 * draw.random(), draw.random()] for _ in pairs]
+    return pd.DataFrame(rows, columns=NAMES, index=pd.MultiIndex.from_tuples(pairs))
 
 
 def plain(scores):
-    return {
-        f"{source}-{target}": {
-            **own.values,
-            "length_ratio": own.length_ratio,
-            "over_generated": own.over_generated,
-        }
-        for (source, target), own in scores.items()
-    }
+    return {f"{source}-{target}": dict(row) for (source, target), row in scores.iterrows()}
 
 
 @pytest.mark.parametrize("left_out", [0, 3])

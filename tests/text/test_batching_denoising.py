@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from prunecli.errors import UnsupportedModelError
-from prunecli.text.denoising import Marks, marks_of, masked
+from prunecli.text.batching import Marks, marks_of, masked
 
 END = 1
 MARKS = Marks(tuple(range(1000, 1100)), END)

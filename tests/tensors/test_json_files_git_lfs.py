@@ -17,7 +17,7 @@ from prunecli.results.gates import read_gates
 from prunecli.results.unit_scores import read_scores
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import read_kept
-from prunecli.tensors.git_lfs import refuse_pointer
+from prunecli.tensors.json_files import refuse_pointer
 from prunecli.text.labelled import read_labelled
 from prunecli.text.parallel import read_parallel
 from prunecli.text.plain import read_plain

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from prunecli.errors import PruneError
-from prunecli.evaluation.comet import comet_scores
+from prunecli.evaluation.scoring import comet_scores
 from prunecli.evaluation.significance import bootstrap_of_means
 
 SCRIPT = f"""#!{sys.executable}

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from prunecli.errors import DataError, UsageError
-from prunecli.text.corpus import Corpus, read_corpora, token_rows
-from prunecli.text.hub_data import CHARACTERS
-from prunecli.text.named import TextFile
+from prunecli.text.files import CHARACTERS, TextFile
+from prunecli.text.plain import Corpus, read_corpora, token_rows
 from prunecli.text.tokens import load_tokenizer
 from tests.tiny import write_plain_tokenizer
 

@@ -8,7 +8,7 @@ import pytest
 
 from prunecli.errors import UsageError
 from prunecli.recipes.engine import Step
-from prunecli.recipes.page import page_step
+from prunecli.recipes.run import page_step
 from tests.recipes.example import resolved
 
 
