@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from prunecli.errors import PruneError
 from prunecli.evaluation.workloads import Workload
 from prunecli.progress import Say, unsaid
+from prunecli.tensors.json_files import parsed
 from prunecli.tensors.quantities import counted
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def measure_cost(task: MemoryTask) -> Cost:
         command, input=pickle.dumps(task), env=environment, capture_output=True, check=False
     )
     if done.returncode == 0:
-        return Cost(**json.loads(done.stdout.splitlines()[-1]))
+        return Cost(**parsed(done.stdout.splitlines()[-1]))
     remedy = "Leave this measurement out with `memory=False`."
     if done.returncode == -signal.SIGKILL:
         remedy = (
