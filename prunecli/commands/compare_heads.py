@@ -40,15 +40,15 @@ def compare_heads(
     outputs.check()
 
     from prunecli.analysis.head_importance import compare_heads as compare
-    from prunecli.analysis.head_importance import scatter_figure
 
     same_name = first.name == second.name
     comparison = compare(scores, (str(first), str(second)) if same_name else (first.name, second.name))
     outputs.write(comparison)
     if outputs.plot is not None:
-        from prunecli.analysis.plots import save_figure
+        from prunecli.report.pictures import head_comparison
+        from prunecli.report.render import save_pictures
 
-        save_figure(scatter_figure(comparison), outputs.plot)
+        save_pictures([[head_comparison(comparison)]], outputs.plot)
     outputs.show(comparison.to_json, lambda: _show(comparison))
 
 

@@ -166,10 +166,10 @@ def compare_models(
     )
     outputs.write(result, leave_out=("matrices",))
     if outputs.plot is not None:
-        from prunecli.analysis.heat_maps import similarity_figure
-        from prunecli.analysis.plots import save_figure
+        from prunecli.report.pictures import component_maps
+        from prunecli.report.render import save_pictures
 
-        save_figure(similarity_figure(main, shown), outputs.plot)
+        save_pictures(component_maps(result), outputs.plot)
 
     def show() -> None:
         show_comparison(main, shown, list(references.values()), randoms)

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 class Outputs:
     """The options that say where a result goes."""
 
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Also draw it all.")] = None
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png|svg|html", help="Also draw the result.")] = (
+        None
+    )
     table: TableOption = None
     output: Annotated[Path, typer.Option("--output", "-o", help="The result.")]
     force: ForceOption = False
@@ -100,16 +102,18 @@ def written(*paths: Path | None) -> str:
 
 
 def check_plot(plot: Path, *, force: bool) -> None:
-    """Refuse a picture that could not be written in the end.
+    """Check before a long computation that its plot can be written.
 
     Raises:
-        OutputError: it exists and `force` is not given, is a directory, or lies in none.
-        UsageError: it is no PNG file.
-        PruneError: there is no matplotlib.
+        OutputError: the file exists and `force` is not given, it is a directory, or its directory does not exist.
+        UsageError: the suffix is not .png, .svg or .html.
+        PruneError: Altair or vl-convert is not installed.
     """
-    from prunecli.analysis.plots import require_matplotlib
+    from prunecli.report.charts import SUFFIXES, require_packages
 
     refuse_unwritable(plot, force=force)
-    if plot.suffix.lower() != ".png":
-        raise UsageError(f"--plot {plot}: only PNG is drawn", "Choose a name that ends in .png.")
-    require_matplotlib()
+    if plot.suffix.lower() not in SUFFIXES:
+        raise UsageError(
+            f"--plot {plot}: unknown kind of file", f"Choose a name that ends in {', '.join(SUFFIXES)}."
+        )
+    require_packages()

@@ -126,5 +126,5 @@ def score_heads(
         )
     write_table(outputs.table, scores, force=outputs.force)
     if outputs.plot is not None:
-        draw(scores, layers, outputs.plot)
+        draw(scores, outputs.plot)
     outputs.show(scores.to_json, lambda: show(scores, layers))
