@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -22,8 +21,12 @@ from prunecli.errors import PruneError
 
 try:
     import altair as alt
+    from altair.utils.schemapi import debug_mode
 except ImportError:
     alt = None
+
+VEGA_LITE: dict[str, Any] = {"vl_version": alt and ".".join(alt.SCHEMA_VERSION.split(".")[:2])}
+"""Option of vl-convert: the version of Vega-Lite that Altair declares charts for."""
 
 PACKAGES = {"altair": "altair", "vl_convert": "vl-convert-python"}
 """Module -> package that installs it."""
@@ -35,7 +38,7 @@ MOST_CELLS = 20_000
 """A larger heat map shows means of neighbouring cells: every cell is an element of the page."""
 MOST_NAMED_POINTS = 10
 """With more points than this, names would cover one another."""
-LONGEST_NAME = 28
+LONGEST_NAME = 32
 """Characters of a name on an axis."""
 
 Grid = Sequence[Sequence["float | None"]]
@@ -58,10 +61,10 @@ class Picture:
 
     def specification(self, width: int | str) -> dict[str, Any]:
         """Return the Vega-Lite specification, `width` wide unless the chart has a fixed width."""
-        sizes = {"width": width if self.width is None else self.width}
-        if sizes["width"] == "container":
-            sizes["autosize"] = {"type": "fit-x", "contains": "padding"}
-        found: dict[str, Any] = self.chart.properties(**sizes).to_dict()
+        found: dict[str, Any] = self.chart.to_dict(validate=False)
+        found["width"] = width if self.width is None else self.width
+        if found["width"] == "container":
+            found["autosize"] = {"type": "fit-x", "contains": "padding"}
         return {key: value for key, value in found.items() if key != "config"}
 
 
@@ -113,7 +116,8 @@ def _drawn(function: Callable[..., Any]) -> Callable[..., Picture]:
     def picture(caption: str, *arguments: Any, **options: Any) -> Picture:
         if alt is None:
             return Picture(caption, None)
-        drawn = function(*arguments, **options)
+        with debug_mode(False):  # validation takes half of the time; the tests validate
+            drawn = function(*arguments, **options)
         return Picture(caption, *drawn) if isinstance(drawn, tuple) else Picture(caption, drawn)
 
     return picture
@@ -134,7 +138,7 @@ def _data(rows: Iterable[dict[str, Any]]) -> Any:
 
 
 def _legend(**options: Any) -> Any:
-    return alt.Legend(orient="bottom", title=None, labelLimit=320, **options)
+    return alt.Legend(orient="bottom", title=None, labelLimit=400, **options)
 
 
 def shortened(names: Sequence[str], length: int = LONGEST_NAME) -> list[str]:
@@ -148,12 +152,18 @@ def shortened(names: Sequence[str], length: int = LONGEST_NAME) -> list[str]:
         seen[name] = seen.get(name, 0) + 1
         whole.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
     long = [name for name in whole if len(name) > length]
-    shared = len(re.sub(r"(\d+\.)?\w*$", "", os.path.commonprefix(long))) if len(long) > 1 else 0
+    shared = len(re.sub(r"(\d+\.)?\w*$", "", _common_start(long))) if len(long) > 1 else 0
     for room in range(length, max(map(len, long), default=length)):
         short = [_cut(name, shared, room) if name in long else name for name in whole]
         if len(set(short)) == len(whole):
             return short
     return whole
+
+
+def _common_start(names: Sequence[str]) -> str:
+    first, last = min(names), max(names)
+    end = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return first[:end]
 
 
 def _cut(name: str, shared: int, length: int) -> str:
@@ -163,15 +173,13 @@ def _cut(name: str, shared: int, length: int) -> str:
 
 
 def colour_range(grids: Sequence[Grid]) -> tuple[float, float]:
-    """Return the ends of a colour scale for several heat maps: from 0, or symmetric if values lie on both sides of 0."""
-    values = [
-        value
-        for grid in grids
-        for row in grid
-        for value in row
-        if value is not None and not math.isnan(value)
-    ]
-    low, high = min([0.0, *values]), max([0.0, *values])
+    """Return the ends of a colour scale for several heat maps.
+
+    The scale begins or ends at 0; if values lie on both sides of 0, it is symmetric.
+    """
+    cells = (value for grid in grids for row in grid for value in row)
+    values = [0.0, *(value for value in cells if value is not None and not math.isnan(value))]
+    low, high = min(values), max(values)
     return (-max(-low, high), max(-low, high)) if low < 0 < high else (low, high)
 
 
@@ -210,7 +218,7 @@ def heat_map(
             "row": down[line],
             "column": across[place],
             "value": float(value),
-            "dropped": "dropped" if dropped is not None and is_whole and dropped[line][place] else None,
+            "state": ("dropped" if dropped[line][place] else "kept") if dropped and is_whole else None,
         }
         for line, row in enumerate(values.to_numpy())
         for place, value in enumerate(row)
@@ -218,16 +226,22 @@ def heat_map(
     ]
     width, height = (_cell_size(len(names)) for names in (across, down))
     height = height if len(across) == len(down) else max(height, min(14, 900 // max(1, len(down))))
-    is_turned = max(map(len, across), default=0) * 7 > width * max(1, math.ceil(24 / width))
+    gap = 0.06 if min(width, height) >= 8 else 0
+    is_turned = max(map(len, across), default=0) * 7 > width and not all(map(str.isdigit, across))
     axis = {"labelOverlap": True, "ticks": False, "domain": False}
     base = alt.Chart(_data(cells)).encode(
         x=alt.X(
             "column:O",
             title=titles[1] or None,
-            scale=alt.Scale(domain=across, paddingInner=0),
+            scale=alt.Scale(domain=across, paddingInner=gap),
             axis=alt.Axis(labelAngle=-90 if is_turned else 0, **axis),
         ),
-        y=alt.Y("row:O", title=titles[0] or None, scale=alt.Scale(domain=down), axis=alt.Axis(**axis)),
+        y=alt.Y(
+            "row:O",
+            title=titles[0] or None,
+            scale=alt.Scale(domain=down, paddingInner=gap),
+            axis=alt.Axis(**axis),
+        ),
     )
     colour = alt.Scale(domain=list(ends), range="diverging" if ends[0] < 0 < ends[1] else "heatmap")
     told = [
@@ -242,12 +256,12 @@ def heat_map(
                 scale=colour,
                 legend=_legend(gradientLength=160, format=".3~g") if has_legend else None,
             ),
-            tooltip=[*told, *([] if dropped is None else ["dropped:N"])],
+            tooltip=[*told, *(["state:N"] if dropped and is_whole else [])],
         )
     ]
-    if dropped is not None:
+    if dropped and is_whole:
         stroke = base.mark_point(shape="M-1,-1L1,1", size=min(width, height) ** 2, style="stroke")
-        layers.append(stroke.transform_filter("datum.dropped").encode(tooltip=[*told, "dropped:N"]))
+        layers.append(stroke.transform_filter("datum.state == 'dropped'").encode(tooltip=[*told, "state:N"]))
     chart = alt.layer(*layers, view=alt.ViewBackground(style="empty")).properties(height=height * len(down))
     return chart, max(40, width * len(across))
 
@@ -292,7 +306,8 @@ def curves(
         x_ticks: if given, the x axis is logarithmic and has these ticks.
         has_names: whether names stand beside the points while they are few.
     """
-    names = list(dict.fromkeys(point.series for point in points))
+    series = list(dict.fromkeys(point.series for point in points))
+    labels = dict(zip(series, shortened(series, 56), strict=True))
     heights = [value for p in points for value in (p.low, p.y, p.high) if value is not None]
     low, high = min([*heights, *references]), max([*heights, *references])
     y_scale = alt.Scale(zero=True)
@@ -309,10 +324,10 @@ def curves(
             scale=alt.Scale(type="log", base=2, nice=False),
             axis=alt.Axis(values=list(x_ticks), format=","),
         )
-    shared = alt.Scale(domain=names)
-    is_one = len(names) == 1
+    shared = alt.Scale(domain=list(labels.values()))
+    is_one = len(series) == 1
     legend = None if is_one else _legend(columns=1, symbolStrokeWidth=2)
-    rows = [{**asdict(point), "order": order} for order, point in enumerate(points)]
+    rows = [{**asdict(p), "series": labels[p.series], "order": order} for order, p in enumerate(points)]
     base = alt.Chart(_data(rows)).encode(
         x=x_axis,
         y=alt.Y("y:Q", title=y_title, scale=y_scale),
@@ -324,43 +339,43 @@ def curves(
             alt.Tooltip("y:Q", title=y_title.partition(" (axis")[0], format=",.6~g"),
         ],
     )
-    layers = [
-        alt.Chart(_data({"y": y} for y in dict.fromkeys(references)))
-        .mark_rule(style="reference")
-        .encode(y="y:Q")
-    ]
+    layers = []
+    if references:
+        lines = alt.Chart(_data({"y": y} for y in dict.fromkeys(references)))
+        layers.append(lines.mark_rule(style="reference").encode(y="y:Q"))
     for dash, members in ((None, set(joined) - set(dashed)), ([5, 3], set(joined) & set(dashed))):
         line = {"strokeWidth": 1.6} if dash is None else {"strokeWidth": 1.6, "strokeDash": dash}
-        own = [row for row in rows if row["series"] in members]
+        own = [row for row, point in zip(rows, points, strict=True) if point.series in members]
         if own:
             layers.append(base.mark_line(**line).properties(data=_data(own)).encode(order="order:O"))
     if any(point.low is not None for point in points):
         layers.append(base.mark_rule().encode(y="low:Q", y2="high:Q"))
     shapes = alt.Shape("series:N", scale=shared, legend=legend)
     layers.append(base.mark_point(filled=True, size=60, opacity=1).encode(shape=shapes))
-    if has_names and len(places := {(p.name, p.x, p.y): p for p in points}) <= MOST_NAMED_POINTS:
-        own = zip(shortened([name for name, _, _ in places], 24), _free(list(places.values())), strict=True)
-        text = alt.Chart(_data({"x": p.x, "y": p.y, "text": name} for name, p in own if p is not None))
-        layers.append(
-            text.mark_text(align="left", baseline="bottom", dx=6, dy=-4).encode(
-                x="x:Q", y="y:Q", text="text:N"
-            )
-        )
-    return alt.layer(*(layers if references else layers[1:])).properties(height=HEIGHT)
+    places = list({(p.name, p.x, p.y): p for p in points}.values())
+    if has_names and len(places) <= MOST_NAMED_POINTS:
+        short = shortened([point.name for point in places], 24)
+        texts = [
+            {"x": point.x, "y": point.y, "text": name}
+            for point, name, is_free in zip(places, short, _have_room(places), strict=True)
+            if is_free
+        ]
+        beside = alt.Chart(_data(texts)).mark_text(align="left", baseline="bottom", dx=6, dy=-4)
+        layers += [beside.encode(x="x:Q", y="y:Q", text="text:N")] if texts else []
+    return alt.layer(*layers).properties(height=HEIGHT)
 
 
-def _free(points: Sequence[Point]) -> list[Point | None]:
-    """Return each point, or None if its name would cover the name of an earlier point or leave the chart."""
-    left, right = min([0.0, *(p.x for p in points)]), max(p.x for p in points) or 1.0
+def _have_room(points: Sequence[Point]) -> list[bool]:
+    """Tell for each point whether its name fits into the chart and covers no name of an earlier point."""
+    left, right = min([0.0, *(p.x for p in points)]), max(p.x for p in points)
     low, high = min(p.y for p in points), max(p.y for p in points)
     taken: list[tuple[float, float]] = []
-    free: list[Point | None] = []
+    found = []
     for point in points:
         x, y = (point.x - left) / (right - left or 1), (point.y - low) / (high - low or 1)
-        is_free = x < 0.6 and all(abs(x - a) > 0.5 or abs(y - b) > 0.08 for a, b in taken)
-        taken += [(x, y)] if is_free else []
-        free.append(point if is_free else None)
-    return free
+        found.append(x < 0.6 and all(abs(x - a) > 0.5 or abs(y - b) > 0.08 for a, b in taken))
+        taken += [(x, y)] if found[-1] else []
+    return found
 
 
 @_drawn
@@ -386,7 +401,7 @@ def bars(rows: Sequence[Bar], title: str) -> Any:
     )
     whiskers = base.mark_rule(style="stroke").encode(x="low:Q", x2="high:Q")
     has_whiskers = any(bar.low is not None for bar in rows)
-    return alt.layer(drawn, *([whiskers] if has_whiskers else [])).properties(height=alt.Step(26))
+    return alt.layer(drawn, *([whiskers] if has_whiskers else [])).properties(height=26 * len(names))
 
 
 @_drawn

@@ -86,7 +86,7 @@ def history_section(data: ReportData) -> Iterator[Block]:
     if not derived:
         return
     stock = [entry for entry in (*data.checkpoints, *data.elsewhere) if not entry.history]
-    caption = "Each checkpoint stands below the one it was made from. An empty dot marks a checkpoint that is not in this directory."
+    caption = "Checkpoints below the one they were made from. An empty dot: not in this directory."
     yield Tree(caption, family_tree(derived, stock, {entry.name for entry in data.checkpoints}))
     for entry in derived:
         _, fingerprint, name = original(entry)

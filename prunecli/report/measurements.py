@@ -226,10 +226,12 @@ def similarity_section(data: ReportData) -> Iterator[Block]:
         if similarity.mean:
             pairing = "corresponding" if len(similarity.checkpoints) > 1 else "successive"
             rows = [
-                {"side": side}
-                | {
-                    _mean_title(key): maybe("{:.1f}" if key.endswith("_normalised") else "{:.3f}", value)
-                    for key, value in means.items()
+                {
+                    "side": side,
+                    **{
+                        _mean_title(key): maybe("{:.1f}" if key.endswith("_normalised") else "{:.3f}", value)
+                        for key, value in means.items()
+                    },
                 }
                 for side, means in similarity.mean.items()
             ]

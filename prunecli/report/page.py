@@ -59,7 +59,7 @@ def _introduction(data: ReportData) -> Iterator[Block]:
     )
     yield Text(f"{contents}; made by prunecli {__version__}.", "soft")
     for compared, found in findings(data):
-        if lines := [f"{one.text} {one.name}" for one in best(found)]:
+        if lines := [f"{one.name}: {one.text}" for one in best(found)]:
             yield Text(style="headline", items=lines)
             yield Text(f"Compared {compared}.", "soft")
         if bad := [one.bad for one in found if one.bad]:

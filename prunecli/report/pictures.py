@@ -101,7 +101,7 @@ def training_curves(
 ) -> Picture:
     """Draw scores against updates, each divided by the score of the unreduced model of the same step.
 
-    There is a line for each fraction removed (1905.10650, Figure 5). Where the unreduced model scores 0, there is no point.
+    There is a line for each fraction removed (1905.10650, Figure 5), without points whose unreduced model scores 0.
 
     Args:
         caption: the title.
@@ -235,7 +235,7 @@ def head_maps(
 
 
 def head_comparison(comparison: HeadComparison) -> Picture:
-    """Draw a point for each head (1905.10650, Figure 2): its importance in the first file against that in the second."""
+    """Draw a point for each head: its importance in both files (1905.10650, Figure 2)."""
     stated = {one.of: one for one in comparison.correlations}
     points = [
         Point(

@@ -44,17 +44,19 @@ def _evaluation(name: str, evaluation: Evaluation, rows: Sequence[Row]) -> Itera
     yield _table(evaluation, rows, scores, unit, lost)
     if first is not None and 1 < len(evaluation.pairs) <= MOST_PAIRS and len(rows) <= MOST_CHECKPOINTS:
         by_pair = [
-            {"pair": pair}
-            | {
-                row.result.checkpoint: _cell(first, scores[first], row.result.pairs.get(pair, {}))
-                for row in rows
+            {
+                "pair": pair,
+                **{
+                    row.result.checkpoint: _cell(first, scores[first], row.result.pairs.get(pair, {}))
+                    for row in rows
+                },
             }
             for pair in evaluation.pairs
         ]
         yield table(f"{scores[first].title} by pair", by_pair)
     names = dict.fromkeys(text for row in rows for text in row.result.by_text)
     by_text = [
-        {"text": text, "checkpoint": row.result.checkpoint} | _cells(scores, row.result.by_text[text])
+        {"text": text, "checkpoint": row.result.checkpoint, **_cells(scores, row.result.by_text[text])}
         for text in names
         for row in rows
         if text in row.result.by_text
@@ -134,7 +136,7 @@ def _charts(
 
 
 def _by_position(rows: Sequence[Row]) -> list[Picture]:
-    """Return the chart of divergence against the number of tokens before (2510.13999, Figure 4c), if it was measured."""
+    """Return the chart of divergence by position (2510.13999, Figure 4c), if it was measured."""
     points = []
     for row in rows:
         spans = [numbers(span) for span in row.result.scores.get("by_position", [])]
@@ -168,8 +170,8 @@ def _table(
                 "size": maybe(bytes_text, row.bytes),
                 **_cells(scores, row.scores),
                 "difference": _test(row.result, evaluation),
-                ", ".join(units): timing and timing.rate[1].text(1),
-                "speed-up": timing and timing.speedup.text(2),
+                ", ".join(units): None if timing is None else timing.rate[1].text(1),
+                "speed-up": None if timing is None else timing.speedup.text(2),
                 "remark": "noisy" if timing and timing.is_noisy else None,
             }
         )

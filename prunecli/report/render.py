@@ -15,7 +15,7 @@ import pandas as pd
 from jinja2 import Environment
 from markupsafe import Markup
 
-from prunecli.report.charts import WIDTH, Picture, alt, missing_packages
+from prunecli.report.charts import VEGA_LITE, WIDTH, Picture, missing_packages
 from prunecli.tensors.transaction import new_file
 
 if TYPE_CHECKING:
@@ -135,11 +135,17 @@ def _theme(
         "background": None,
         "font": font,
         "view": {"stroke": None},
-        "axis": {**guide, **line, "labelLimit": 180},
-        "legend": guide,
+        "axis": {
+            **guide,
+            **line,
+            "labelFontSize": 11,
+            "titleFontSize": 12,
+            "labelLimit": 220,
+            "labelOverlap": True,
+        },
+        "legend": {**guide, "labelFontSize": 12},
         "title": {"color": base["ink"], "fontSize": 13, "fontWeight": "normal", "anchor": "start"},
         "text": {"fill": base["ink"]},
-        "mark": {"color": series[0]},
         "rule": {"color": base["ink"]},
         "range": {"category": series, "heatmap": rising, "diverging": around},
         "style": {
@@ -158,32 +164,32 @@ THEMES = {
 
 
 def save_pictures(rows: Sequence[Sequence[Picture]], path: Path, title: str = "") -> None:
-    """Write rows of pictures to one PNG, SVG or HTML file, by the suffix of `path`; the file appears whole or not at all.
+    """Write rows of pictures to one PNG, SVG or HTML file, chosen by the suffix of `path`.
 
-    The HTML file works offline.
+    The file appears whole or not at all. An HTML file works offline.
     """
-    if path.suffix.lower() == ".html":
-        content = render(title or path.stem, [(title, [Pictures(row) for row in rows])]).encode()
+    kind = path.suffix.lower()
+    if kind == ".html":
+        content = render(title or path.stem, [("", [Pictures(row) for row in rows])]).encode()
     else:
         import vl_convert
 
         drawn = [
-            {"hconcat": [{**one.specification(WIDTH), "title": one.caption.split("\n")} for one in row]}
+            {"hconcat": [{**one.specification(WIDTH), "title": one.caption} for one in row]}
             for row in rows
+            if row
         ]
         specification = {
-            "$schema": alt.SCHEMA_URL,
             "vconcat": drawn,
             "resolve": {"scale": {"color": "independent", "shape": "independent"}},
             "config": {**THEMES["light"], "background": "white"},
             "padding": 12,
             **({"title": title} if title else {}),
         }
-        version = {"vl_version": ".".join(alt.SCHEMA_VERSION.split(".")[:2])}
-        if path.suffix.lower() == ".svg":
-            content = vl_convert.vegalite_to_svg(specification, **version).encode()
+        if kind == ".svg":
+            content = vl_convert.vegalite_to_svg(specification, **VEGA_LITE).encode()
         else:
-            content = vl_convert.vegalite_to_png(specification, scale=1.5, **version)
+            content = vl_convert.vegalite_to_png(specification, scale=1.5, **VEGA_LITE)
     with new_file(path) as partial:
         partial.write_bytes(content)
 
@@ -210,11 +216,8 @@ def render(
     if drawn and not missing:
         import vl_convert
 
-        version = ".".join(alt.SCHEMA_VERSION.split(".")[:2])
         own = _asset("page.js").replace("THEMES", json.dumps(THEMES))
-        script = f"{vl_convert.javascript_bundle(vl_version=version)}\n{own}".replace(
-            "</script", r"<\/script"
-        )
+        script = vl_convert.javascript_bundle(own, **VEGA_LITE).replace("</script", r"<\/script")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Nothing is loaded and only this script runs, whatever the names in the files are.
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
@@ -238,11 +241,15 @@ def _asset(name: str) -> str:
 
 def _json(value: Any) -> Markup:
     """Return JSON for a script element: no text in it can end the element."""
-    return Markup(json.dumps(value, separators=(",", ":")).replace("<", r"\u003c"))
+    return Markup(json.dumps(_printable(value), separators=(",", ":")).replace("<", r"\u003c"))
 
 
 def _printable(value: Any) -> Any:
-    """Replace characters that could hide or reorder text, or that UTF-8 cannot hold."""
-    if isinstance(value, Markup):
+    """Replace characters that could hide or reorder text, or that UTF-8 cannot hold; also inside lists and dicts."""
+    if isinstance(value, dict):
+        return {name: _printable(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_printable(one) for one in value]
+    if isinstance(value, Markup) or not isinstance(value, str) or value.isprintable():
         return value
-    return "".join(mark if mark.isprintable() or mark in "\n\t" else "\ufffd" for mark in str(value))
+    return "".join(mark if mark.isprintable() or mark in "\n\t" else "\ufffd" for mark in value)
