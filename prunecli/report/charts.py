@@ -309,14 +309,15 @@ def curves(
     series = list(dict.fromkeys(point.series for point in points))
     labels = dict(zip(series, shortened(series, 56), strict=True))
     heights = [value for p in points for value in (p.low, p.y, p.high) if value is not None]
-    low, high = min([*heights, *references]), max([*heights, *references])
+    heights = [*heights, *references] or [0.0]  # without points the axes are empty
+    low, high = min(heights), max(heights)
     y_scale = alt.Scale(zero=True)
     if low > 0 and not y_from_zero:
         step = 10.0 ** math.floor(math.log10((high - low) or high))
         start = math.floor(low / step + 1e-9) * step
         y_scale = alt.Scale(domain=[start, high + 0.05 * (high - start or high)], nice=False)
         y_title = f"{y_title} (axis from {start:.4g})" if start > 0 else y_title
-    x_axis = alt.X("x:Q", title=x_title, scale=alt.Scale(zero=min(p.x for p in points) >= 0))
+    x_axis = alt.X("x:Q", title=x_title, scale=alt.Scale(zero=all(p.x >= 0 for p in points)))
     if x_ticks:
         x_axis = alt.X(
             "x:Q",
@@ -325,7 +326,7 @@ def curves(
             axis=alt.Axis(values=list(x_ticks), format=","),
         )
     shared = alt.Scale(domain=list(labels.values()))
-    is_one = len(series) == 1
+    is_one = len(series) <= 1
     legend = None if is_one else _legend(columns=1, symbolStrokeWidth=2)
     rows = [{**asdict(p), "series": labels[p.series], "order": order} for order, p in enumerate(points)]
     base = alt.Chart(_data(rows)).encode(
@@ -353,7 +354,7 @@ def curves(
     shapes = alt.Shape("series:N", scale=shared, legend=legend)
     layers.append(base.mark_point(filled=True, size=60, opacity=1).encode(shape=shapes))
     places = list({(p.name, p.x, p.y): p for p in points}.values())
-    if has_names and len(places) <= MOST_NAMED_POINTS:
+    if has_names and 0 < len(places) <= MOST_NAMED_POINTS:
         short = shortened([point.name for point in places], 24)
         texts = [
             {"x": point.x, "y": point.y, "text": name}
