@@ -314,7 +314,7 @@ def curves(
     y_scale = alt.Scale(zero=True)
     if low > 0 and not y_from_zero:
         step = 10.0 ** math.floor(math.log10((high - low) or high))
-        start = math.floor(low / step + 1e-9) * step
+        start = min(low, math.floor(low / step + 1e-9) * step)
         y_scale = alt.Scale(domain=[start, high + 0.05 * (high - start or high)], nice=False)
         y_title = f"{y_title} (axis from {start:.4g})" if start > 0 else y_title
     x_axis = alt.X("x:Q", title=x_title, scale=alt.Scale(zero=all(p.x >= 0 for p in points)))
