@@ -194,7 +194,7 @@ def heat_map(
     dropped: Sequence[Sequence[bool]] | None = None,
     has_legend: bool = True,
 ) -> Any:
-    """Draw cells coloured by value. Empty cells are grey.
+    """Draw cells coloured by value. Empty cells are blank.
 
     Args:
         grid: values [rows, columns].
@@ -260,9 +260,9 @@ def heat_map(
         )
     ]
     if dropped and is_whole:
-        stroke = base.mark_point(shape="M-1,-1L1,1", size=min(width, height) ** 2, style="stroke")
+        stroke = base.mark_point(shape="M-1,-1L1,1", size=min(width, height) ** 2)
         layers.append(stroke.transform_filter("datum.state == 'dropped'").encode(tooltip=[*told, "state:N"]))
-    chart = alt.layer(*layers, view=alt.ViewBackground(style="empty")).properties(height=height * len(down))
+    chart = alt.layer(*layers).properties(height=height * len(down))
     return chart, max(40, width * len(across))
 
 
@@ -400,7 +400,7 @@ def bars(rows: Sequence[Bar], title: str) -> Any:
         color=alt.Color("part:N", scale=alt.Scale(domain=parts), legend=legend),
         order=alt.Order("order:Q"),
     )
-    whiskers = base.mark_rule(style="stroke").encode(x="low:Q", x2="high:Q")
+    whiskers = base.mark_rule().encode(x="low:Q", x2="high:Q")
     has_whiskers = any(bar.low is not None for bar in rows)
     return alt.layer(drawn, *([whiskers] if has_whiskers else [])).properties(height=26 * len(names))
 
@@ -449,7 +449,7 @@ def dendrogram(leaves: Sequence[str], linkage: Sequence[Sequence[float]], famili
         ]
         clusters.append((float(distance), (y0 + y1) / 2))
     height = alt.Scale(domain=[-0.5, len(leaves) - 0.5], reverse=True, nice=False, zero=False)
-    branches = alt.Chart(_data(edges)).mark_line(style="branch", strokeWidth=1.4).encode(
+    branches = alt.Chart(_data(edges)).mark_line(strokeWidth=1.4).encode(
         x=alt.X("x:Q", title="distance at which clusters join", axis=alt.Axis(grid=False)),
         y=alt.Y("y:Q", scale=height, axis=None),
         detail="cluster:N",

@@ -25,11 +25,11 @@ NOTHING = "–"
 """Text of a table cell without a value."""
 
 LIGHT = {
-    "page": "#fcfcfb", "ink": "#16161a", "soft": "#55555e", "line": "#d5d5da", "empty": "#e4e4e8",
+    "page": "#fcfcfb", "ink": "#16161a", "soft": "#55555e", "line": "#d5d5da",
     "link": "#1c5cab", "bad": "#a02020",
 }  # fmt: skip
 DARK = {
-    "page": "#1a1a19", "ink": "#f3f3f1", "soft": "#b5b5bd", "line": "#45454b", "empty": "#38383d",
+    "page": "#1a1a19", "ink": "#f3f3f1", "soft": "#b5b5bd", "line": "#45454b",
     "link": "#86b6ef", "bad": "#ee8d8d",
 }  # fmt: skip
 _SERIES = ("#2a78d6", "#0f8a60", "#a86f00", "#4a3aa7", "#d03b3b", "#b8437f", "#c4501c", "#55555e")
@@ -146,13 +146,12 @@ def _theme(
         "legend": {**guide, "labelFontSize": 12},
         "title": {"color": base["ink"], "fontSize": 13, "fontWeight": "normal", "anchor": "start"},
         "text": {"fill": base["ink"]},
+        "line": {"color": base["soft"]},
+        "point": {"color": base["ink"]},
         "rule": {"color": base["ink"]},
         "range": {"category": series, "heatmap": rising, "diverging": around},
         "style": {
-            "empty": {"fill": base["empty"]},
-            "stroke": {"stroke": base["ink"]},
             "reference": {"stroke": base["soft"], "strokeDash": [4, 3]},
-            "branch": {"stroke": base["soft"]},
         },
     }
 
@@ -174,13 +173,16 @@ def save_pictures(rows: Sequence[Sequence[Picture]], path: Path, title: str = ""
     else:
         import vl_convert
 
-        drawn = [
-            {"hconcat": [{**one.specification(WIDTH), "title": one.caption} for one in row]}
-            for row in rows
-            if row
-        ]
+        datasets: dict[str, Any] = {}  # Vega-Lite looks for named data at the top level only
+        drawn = []
+        for row in filter(None, rows):
+            charts = [{**one.specification(WIDTH), "title": one.caption} for one in row]
+            for chart in charts:
+                datasets |= chart.pop("datasets")
+            drawn.append({"hconcat": charts})
         specification = {
             "vconcat": drawn,
+            "datasets": datasets,
             "resolve": {"scale": {"color": "independent", "shape": "independent"}},
             "config": {**THEMES["light"], "background": "white"},
             "padding": 12,

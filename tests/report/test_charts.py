@@ -21,8 +21,9 @@ from prunecli.report.charts import (
     shortened,
 )
 from prunecli.report.history import Node
-from prunecli.report.render import Tree
-from tests.pictures import drawn
+from prunecli.report.render import Tree, save_pictures
+from tests.pictures import drawn, pixels
+from tests.report.pages import Page
 
 FINITE = st.floats(-1e9, 1e9, allow_nan=False)
 
@@ -177,3 +178,27 @@ def test_short_names_keep_what_differs(names, wanted):
 def test_no_two_names_are_shortened_to_one(names, length):
     found = shortened(names, length)
     assert len(set(found)) == len(names)
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png", "html"])
+def test_a_file_has_the_marks_of_every_picture(tmp_path, suffix):
+    rows = [
+        [heat_map("cells", [[0.25, 0.5], [None, 1.0]], ["a", "b"], ["c", "d"], (0, 1))],
+        [bars("bars", [Bar("a", 1, "1"), Bar("b", 2, "2")], "x"), bars("more", [Bar("c", 3, "3")], "x")],
+    ]
+    for name in ("one", "two"):
+        save_pictures(rows, tmp_path / f"{name}.{suffix}", "Title")
+    made = (tmp_path / f"one.{suffix}").read_bytes()
+    if suffix != "svg":  # ids of gradients are counted up in one process
+        assert made == (tmp_path / f"two.{suffix}").read_bytes()
+    assert len(list(tmp_path.iterdir())) == 2
+    if suffix == "png":
+        pixels(tmp_path / "one.png")
+        return
+    text = made.decode()
+    assert "Title" in text
+    if suffix == "svg":
+        assert text.count('aria-roledescription="rect mark"') == 3
+        assert text.count('aria-roledescription="bar"') == 3
+    else:
+        assert list(Page(text).charts) == ["cells", "bars", "more"]
