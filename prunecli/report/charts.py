@@ -272,7 +272,7 @@ def _cell_size(count: int) -> int:
 
 
 def kept_units(caption: str, layers: Sequence[tuple[str, Collection[int], int]], unit: str) -> Picture:
-    """Draw a row for each layer (name, kept ids, original number): dark cells for kept units, pale for removed ones."""
+    """Draw a row for each layer (name, kept ids, original number); kept units stand out, removed ones are faint."""
     columns = [str(number) for number in range(max(original for _, _, original in layers))]
     grid = [[float(number in kept) for number in range(original)] for _, kept, original in layers]
     rows = [f"{name}: {len(kept)} of {original}" for name, kept, original in layers]

@@ -166,9 +166,7 @@ def kept_heads(data: ReportData) -> Iterator[Block]:
     ]
     if entries:
         yield Heading("Heads that are left")
-        yield Text(
-            "Layers by heads of the original model: dark where a head was kept, pale where it was removed."
-        )
+        yield Text("Layers by heads of the original model; kept heads stand out, removed ones are faint.")
     for entry in entries:
         drawn = []
         for kind in dict.fromkeys(layer.kind for layer in entry.inventory.attentions):

@@ -84,7 +84,7 @@ def experts_section(data: ReportData) -> Iterator[Block]:
     kept = list(kept_experts(data))
     if kept:
         yield Text(
-            "Each cell is an expert of the original model: dark if it was kept, pale if it was removed."
+            "Each cell is an expert of the original model: it stands out if it was kept and is faint if it was removed."
         )
         yield from kept
     for name, statistics in data.of(GateStatistics):
