@@ -21,13 +21,16 @@ import torch
 
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.evaluation.scoring import make_metrics, score
-from prunecli.methods.experts.budget import Request, keep_count, parse_balance, select_experts
+from prunecli.methods.experts.budget import parse_balance
 from prunecli.methods.experts.metrics import aggregate, metric_values, random_values
+from prunecli.methods.experts.options import SCOPES
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.results.gates import GateStatistics, read_gates
+from prunecli.selection import select as selection
+from prunecli.selection.select import Budget
 from prunecli.text.parallel import ParallelText, read_parallel
 from prunecli.text.tokens import load_tokenizer
 
@@ -57,11 +60,11 @@ def main() -> None:
             scores.append(score(made, text.sentences[pair[1]], make_metrics(None)))
         row = {
             "setting": name,
-            "chrF++": stats.mean(s.values["chrf++"] for s in scores),
-            "BLEU": stats.mean(s.values["bleu"] for s in scores),
-            "length_ratio": stats.mean(s.length_ratio for s in scores),
-            "over_generated": stats.mean(s.over_generated for s in scores),
-            "pairs": {"-".join(p): s.values["chrf++"] for p, s in zip(pairs, scores, strict=True)},
+            "chrF++": stats.mean(s["chrf++"] for s in scores),
+            "BLEU": stats.mean(s["bleu"] for s in scores),
+            "length_ratio": stats.mean(s["length_ratio"] for s in scores),
+            "over_generated": stats.mean(s["over_generated"] for s in scores),
+            "pairs": {"-".join(p): s["chrf++"] for p, s in zip(pairs, scores, strict=True)},
             "seconds": time.monotonic() - start,
         }
         rows.append(row)
@@ -124,8 +127,8 @@ def select(
     else:
         languages = ((), ()) if granularity == "global" else ((pair[0],), (pair[1],))
         values = metric_values(options.metric, aggregate(gates, granularity, *languages), gates)
-    keep = keep_count(ratio, sum(len(axis.ids) for axis in axes))
-    return select_experts(axes, values, Request(keep=keep, balance=balance, strategy=options.strategy))[0]
+    budget = Budget(ratio, scope=SCOPES[options.strategy], balance=balance, least=2)
+    return selection.select(axes, values, budget)
 
 
 def mask(modules: Mapping[str, Any], kept: Mapping[str, tuple[int, ...]]) -> None:

@@ -14,7 +14,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,7 @@ def main() -> None:
     rows = [row for _, batch in zip(range(arguments.steps), sampler, strict=False) for row in batch]
     tokens = sum(examples.lengths[row][1] for row in rows)
 
-    bare(model, examples, replace(options, steps=2), made.device)  # warm-up
+    bare(model, examples, options.model_copy(update=dict(steps=2)), made.device)  # warm-up
     seconds: dict[str, list[tuple[float, float]]] = {"bare loop": [], "finetune": []}
     for _ in range(arguments.runs):
         seconds["bare loop"].append(timed(lambda: bare(model, examples, options, made.device)))

@@ -136,11 +136,11 @@ def rows(texts: Texts, options: argparse.Namespace, folder: Path) -> dict[str, P
         return prunecli.cut(opened, prunecli.plan_heads(opened, chosen))
 
     def shared(opened: prunecli.Checkpoint, ratio: float) -> prunecli.Rewrite:
-        chosen = prunecli.FfnOptions(config="Shared", groups=(groups_of(opened, ratio),))
+        chosen = prunecli.FfnOptions(preset="Shared", groups=(groups_of(opened, ratio),))
         return prunecli.rewrite_shared(opened, prunecli.plan_ffn(opened, chosen))
 
     def attentions(opened: prunecli.Checkpoint, ratio: float) -> prunecli.Rewrite:
-        chosen = prunecli.AttentionOptions(config="Shared", groups=(groups_of(opened, ratio),))
+        chosen = prunecli.AttentionOptions(preset="Shared", groups=(groups_of(opened, ratio),))
         return prunecli.rewrite_shared(opened, prunecli.plan_attention(opened, chosen))
 
     def vocabulary(opened: prunecli.Checkpoint, _ratio: float) -> prunecli.Rewrite:

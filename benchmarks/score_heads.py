@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from prunecli.methods.heads.ablate import Ablation, masks_of, measure_masked
-from prunecli.methods.heads.score import ScoreOptions, chosen_metric, gradient_importance
+from prunecli.methods.heads.score import chosen_metric, gradient_importance
+from prunecli.methods.scoring import ScoreOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.running.batches import task_batches
@@ -158,7 +159,7 @@ def main() -> None:
     options = parsed()
     torch.set_num_threads(options.threads)
     model = load_model(options.model, device=options.device, dtype=options.dtype)
-    settings = ScoreOptions("ablation", batch_tokens=options.batch_tokens)
+    settings = ScoreOptions(metric="ablation", batch_tokens=options.batch_tokens)
     loaded = Ablation(open_model(options.model), model, load_tokenizer(options.model), "loss", settings)
     what = material(options)
     if options.only is not None:

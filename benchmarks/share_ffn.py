@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 CASES = (
-    "--config NoDec",
-    "--config SharedEncNoDec --init mean",
-    "--config SharedEncNoDec --init concat --width {half}",
-    "--config OneWide",
+    "--preset NoDec",
+    "--preset SharedEncNoDec --init mean",
+    "--preset SharedEncNoDec --init concat --width {half}",
+    "--preset OneWide",
 )
 """Plain copies, means, choosing hidden units by their norms, concatenation with new units."""
 

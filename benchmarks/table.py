@@ -236,8 +236,8 @@ BENCHMARKS = (
         "share_ffn.py {work}/dense",
         *(
             Row(
-                f"`share-ffn --config {config}` / `cp` of the result",
-                SHARED.format(f"--config {config}"),
+                f"`share-ffn --preset {config}` / `cp` of the result",
+                SHARED.format(f"--preset {config}"),
                 "{0} GiB in {1} s, {2}x, {3} MiB resident",
                 "1 GiB",
             )

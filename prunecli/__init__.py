@@ -27,27 +27,27 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.evaluation.latency import bench_latency as bench_latency
     from prunecli.evaluation.on_text import RunOptions as RunOptions
     from prunecli.evaluation.options import EvaluationOptions as EvaluationOptions
-    from prunecli.evaluation.timing import LatencyOptions as LatencyOptions
-    from prunecli.methods.embeddings.dimensions import EmbeddingOptions as EmbeddingOptions
+    from prunecli.evaluation.options import LatencyOptions as LatencyOptions
     from prunecli.methods.embeddings.factorize import fit_embeddings as fit_embeddings
+    from prunecli.methods.embeddings.options import EmbeddingOptions as EmbeddingOptions
     from prunecli.methods.embeddings.plan import EmbeddingPlan as EmbeddingPlan
     from prunecli.methods.embeddings.plan import plan_embeddings as plan_embeddings
     from prunecli.methods.embeddings.rewrite import rewrite_embeddings as rewrite_embeddings
-    from prunecli.methods.experts.batches import CollectOptions as CollectOptions
     from prunecli.methods.experts.collect import collect_gates as collect_gates
     from prunecli.methods.experts.constant import mean_outputs as mean_outputs
     from prunecli.methods.experts.constant import rewrite_constant as rewrite_constant
-    from prunecli.methods.experts.options import Amount as Amount
-    from prunecli.methods.experts.options import ExpertOptions as ExpertOptions
     from prunecli.methods.experts.plan import plan_experts as plan_experts
-    from prunecli.methods.ffn.narrow import NarrowOptions as NarrowOptions
     from prunecli.methods.ffn.narrow import plan_widths as plan_widths
-    from prunecli.methods.heads.plan import HeadOptions as HeadOptions
     from prunecli.methods.heads.plan import plan_heads as plan_heads
-    from prunecli.methods.heads.score import ScoreOptions as ScoreOptions
     from prunecli.methods.heads.score import score_heads as score_heads
-    from prunecli.methods.layers.plan import LayerOptions as LayerOptions
     from prunecli.methods.layers.plan import plan_layers as plan_layers
+    from prunecli.methods.options import ExpertOptions as ExpertOptions
+    from prunecli.methods.options import HeadOptions as HeadOptions
+    from prunecli.methods.options import LayerOptions as LayerOptions
+    from prunecli.methods.options import NarrowOptions as NarrowOptions
+    from prunecli.methods.options import VocabularyOptions as VocabularyOptions
+    from prunecli.methods.scoring import CollectOptions as CollectOptions
+    from prunecli.methods.scoring import ScoreOptions as ScoreOptions
     from prunecli.methods.sharing.arrange import SharePlan as SharePlan
     from prunecli.methods.sharing.options import AttentionOptions as AttentionOptions
     from prunecli.methods.sharing.options import FfnOptions as FfnOptions
@@ -55,7 +55,6 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.methods.sharing.plan import plan_ffn as plan_ffn
     from prunecli.methods.sharing.rewrite import rewrite_shared as rewrite_shared
     from prunecli.methods.units import TextRun as TextRun
-    from prunecli.methods.vocabulary.plan import VocabularyOptions as VocabularyOptions
     from prunecli.methods.vocabulary.plan import plan_vocabulary as plan_vocabulary
     from prunecli.model.checkpoint import Checkpoint as Checkpoint
     from prunecli.model.checkpoint import open_model as open_model
@@ -70,7 +69,7 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.selection.selection import Selection as Selection
     from prunecli.text.choice import Dataset as Dataset
     from prunecli.text.choice import TextChoice as TextChoice
-    from prunecli.text.corpus import Corpus as Corpus
+    from prunecli.text.plain import Corpus as Corpus
     from prunecli.training.finetune import Destination as Destination
     from prunecli.training.finetune import finetune as finetune
     from prunecli.training.options import LossOptions as LossOptions
@@ -83,26 +82,32 @@ _MODULES = {
     "evaluation.evaluate": ("evaluate",),
     "evaluation.latency": ("bench_latency",),
     "evaluation.on_text": ("RunOptions",),
-    "evaluation.options": ("EvaluationOptions",),
-    "evaluation.timing": ("LatencyOptions",),
+    "evaluation.options": ("EvaluationOptions", "LatencyOptions"),
     "methods.embeddings.factorize": ("fit_embeddings",),
-    "methods.embeddings.plan": ("EmbeddingOptions", "EmbeddingPlan", "plan_embeddings"),
+    "methods.embeddings.options": ("EmbeddingOptions",),
+    "methods.embeddings.plan": ("EmbeddingPlan", "plan_embeddings"),
     "methods.embeddings.rewrite": ("rewrite_embeddings",),
     "methods.experts.collect": ("collect_gates",),
     "methods.experts.constant": ("mean_outputs", "rewrite_constant"),
-    "methods.experts.batches": ("CollectOptions",),
-    "methods.heads.score": ("ScoreOptions", "score_heads"),
-    "methods.experts.options": ("Amount", "ExpertOptions"),
+    "methods.heads.score": ("score_heads",),
+    "methods.scoring": ("CollectOptions", "ScoreOptions"),
+    "methods.options": (
+        "ExpertOptions",
+        "HeadOptions",
+        "LayerOptions",
+        "NarrowOptions",
+        "VocabularyOptions",
+    ),
     "methods.experts.plan": ("plan_experts",),
-    "methods.ffn.narrow": ("NarrowOptions", "plan_widths"),
-    "methods.heads.plan": ("HeadOptions", "plan_heads"),
-    "methods.layers.plan": ("LayerOptions", "plan_layers"),
+    "methods.ffn.narrow": ("plan_widths",),
+    "methods.heads.plan": ("plan_heads",),
+    "methods.layers.plan": ("plan_layers",),
     "methods.sharing.arrange": ("SharePlan",),
     "methods.sharing.options": ("AttentionOptions", "FfnOptions"),
     "methods.sharing.plan": ("plan_attention", "plan_ffn"),
     "methods.sharing.rewrite": ("rewrite_shared",),
     "methods.units": ("TextRun",),
-    "methods.vocabulary.plan": ("VocabularyOptions", "plan_vocabulary"),
+    "methods.vocabulary.plan": ("plan_vocabulary",),
     "model.checkpoint": ("Checkpoint", "open_model"),
     "model.rewrite": ("Rewrite",),
     "model.streamed": ("stream_model",),

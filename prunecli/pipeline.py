@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,11 @@ from prunecli.results.decisions import with_decision
 from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.dtypes import config_dtype
-from prunecli.tensors.git_lfs import refuse_pointers_beside_weights
-from prunecli.tensors.journal import Journal
+from prunecli.tensors.json_files import refuse_pointers_beside_weights
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.stream import Generated, Output, check_expressions
 from prunecli.tensors.transaction import new_directory
+from prunecli.tensors.unfinished import Journal, digest
 from prunecli.tensors.writer import SHARD_BYTES, write_tensors
 
 
@@ -108,16 +107,21 @@ def apply(
         return Applied(source, rewrite, summarize(source, rewrite), None)
     refuse_pointers_beside_weights(source.path)
     summary = summarize(source, rewrite)
-    copied = sum(path.stat().st_size for path in _copied(source, rewrite).values())
-    changed = sum(len(content) for content in rewrite.files.values() if content is not None)
-    needed = (summary.bytes_after if weights else 0) + copied + changed
+    names = {path.relative_to(source.path).as_posix(): path for path in source.side_files.carried}
+    # An earlier result's own code is written anew or not at all.
+    beside = {name: path for name, path in names.items() if name not in rewrite.files and name != SHIM_FILE}
+    needed = (
+        (summary.bytes_after if weights else 0)
+        + sum(path.stat().st_size for path in beside.values())
+        + sum(len(content) for content in rewrite.files.values() if content is not None)
+    )
     output = Path(output)
     key = _work(source, rewrite, shard_bytes) if source.is_remote and weights else None
     with new_directory(output, force=force, needed_bytes=needed, source=source.path, resume=key) as directory:
         journal = None if key is None else Journal(directory, key)
-        if journal is not None and journal.content.nbytes:
+        if journal is not None and journal.nbytes:
             journal.tidy()
-            say(f"Going on from an ended run: {bytes_text(journal.content.nbytes)} of the result are there.")
+            say(f"Going on from an ended run: {bytes_text(journal.nbytes)} of the result are there.")
         if weights:
             with _kept(journal, say):
                 write_tensors(
@@ -128,7 +132,13 @@ def apply(
                     journal=journal,
                     progress=progress,
                 )
-        _write_side_files(source, rewrite, directory)
+        for name, content in {**beside, **rewrite.files}.items():
+            if content is not None:
+                (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, Path):
+                shutil.copyfile(content, directory / name)
+            elif content is not None:
+                (directory / name).write_bytes(content)
         config = _with_dtype(rewrite)
         write_json(directory / "config.json", config, allow_nan=True)
         if classes := shim_classes(rewrite.config):
@@ -139,7 +149,7 @@ def apply(
         if weights:
             _check_written(directory, rewrite, config)
         if journal is not None:
-            journal.close()
+            journal.remove()
     return Applied(source, rewrite, summary, output)
 
 
@@ -202,10 +212,8 @@ def _kept(journal: Journal | None, say: Say) -> Iterator[None]:
     try:
         yield
     except (HubError, SystemExit):
-        if journal is not None and journal.content.nbytes:
-            say(
-                f"Kept {bytes_text(journal.content.nbytes)} of the result: the same command goes on from there."
-            )
+        if journal is not None and journal.nbytes:
+            say(f"Kept {bytes_text(journal.nbytes)} of the result: the same command goes on from there.")
         raise
 
 
@@ -221,25 +229,7 @@ def _work(source: Checkpoint, rewrite: Rewrite, shard_bytes: int) -> str | None:
         "config": dict(rewrite.config),
         "outputs": [repr(output) for output in rewrite.outputs],
     }
-    return f"sha256:{sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()}"
-
-
-def _copied(source: Checkpoint, rewrite: Rewrite) -> dict[str, Path]:
-    """The side files that stay as they are, by name; an earlier result's own code is written anew or not at all."""
-    names = {path.relative_to(source.path).as_posix(): path for path in source.side_files.carried}
-    return {name: path for name, path in names.items() if name not in rewrite.files and name != SHIM_FILE}
-
-
-def _write_side_files(source: Checkpoint, rewrite: Rewrite, directory: Path) -> None:
-    for name, path in _copied(source, rewrite).items():
-        place = directory / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, place)
-    for name, content in rewrite.files.items():
-        if content is not None:
-            place = directory / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(content)
+    return digest(work)
 
 
 def _card(source: Checkpoint, rewrite: Rewrite, summary: Summary, *, weights: bool) -> str:

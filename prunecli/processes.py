@@ -259,21 +259,42 @@ def _letting_signals_through(wait: Callable[[], None]) -> None:
         raise failed[0]
 
 
+_TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
+
+
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """A signal that would end this process waits until the block is through: torchrun sends one to the survivors."""
+def _handling(handlers: Mapping[signal.Signals, Callable[[int, Any], None]]) -> Iterator[None]:
+    """Handle signals otherwise within the block; main thread only, which alone hears them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
-    handlers = {
-        number: signal.signal(number, lambda found, _frame: came.append(found))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        for number, handler in handlers.items():
+        for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ctrl-C and signals that would end this process wait until the block is through."""
+    came: list[int] = []
+    try:
+        with _handling(dict.fromkeys((signal.SIGINT, *_TERMINATIONS), lambda found, _: came.append(found))):
+            yield
+    finally:
         for found in came[:1]:
             signal.raise_signal(found)
+
+
+@contextmanager
+def terminations_as_exit() -> Iterator[None]:
+    """SIGTERM and SIGHUP, where nothing else hears them, end the process as `SystemExit`: cleaning up happens."""
+
+    def leave(number: int, _frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    unheard = [number for number in _TERMINATIONS if signal.getsignal(number) == signal.SIG_DFL]
+    with _handling(dict.fromkeys(unheard, leave)):
+        yield

@@ -56,7 +56,6 @@ def test_the_page_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_notebook_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a kernel: its cells are plain Python, and the last cell shows a translation and its reference."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MPLBACKEND", "agg")
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     names: dict[str, Any] = {}
@@ -91,10 +90,14 @@ def functions_of(public: Any) -> Iterator[Any]:
     if inspect.isfunction(public):
         yield public
         return
-    for name, member in vars(public).items():
+    for name, member in [*vars(public).items()]:
         member = getattr(member, "fget", None) or getattr(member, "func", None) or member
         member = getattr(member, "__func__", member)
-        if inspect.isfunction(member) and (not name.startswith("_") or name == "__init__"):
+        if (
+            inspect.isfunction(member)
+            and member.__module__.startswith("prunecli")
+            and (not name.startswith("_") or name == "__init__")
+        ):
             yield member
 
 
@@ -148,7 +151,7 @@ def test_words_that_are_no_choice_are_refused() -> None:
     for make, remedy in (
         (lambda: prunecli.CollectOptions(mode="greedy"), "forced, beam"),
         (lambda: prunecli.FfnOptions(encoder="merge"), "share, keep, drop"),
-        (lambda: prunecli.HeadOptions(kinds=("encoder", "self")), "encoder, decoder, cross"),
+        (lambda: prunecli.HeadOptions(attention=("encoder", "self")), "encoder, decoder, cross"),
         (lambda: prunecli.TrainingOptions(train="layers"), "all, routers, embeddings, experts"),
     ):
         with pytest.raises(prunecli.PruneError, match="no such choice") as caught:

@@ -17,9 +17,10 @@ import pytest
 import typer
 import typer.main
 
-from prunecli.choices import RENAMED
 from prunecli.commands import app
+from prunecli.options import RENAMED
 from tests.markdown_pages import GITHUB, Page, parse
+from tools import option_tables
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -74,8 +75,8 @@ def options(name: str) -> frozenset[str]:
     if name.endswith(".py"):
         return frozenset(re.findall(r'"(--[\w-]+)"', (ROOT / name).read_text(encoding="utf-8")))
     if not name:
-        return of_app(app.app) | {"--help"}
-    return frozenset().union(*alternatives(name)) | {"--help"}
+        return of_app(app.app) | {"--help", "--help-all"}
+    return frozenset().union(*alternatives(name)) | {"--help", "--help-all"}
 
 
 def named(text: str, own: str | None) -> Iterator[tuple[str | None, str]]:
@@ -182,6 +183,10 @@ def test_every_option_of_a_command_is_on_its_page(name: str) -> None:
         sorted("/".join(names) for names in alternatives(name) - {frozenset({"--help"})} if not names & found)
         == []
     )
+
+
+def test_tables_of_options_are_those_of_the_commands() -> None:
+    assert option_tables.main(check=True) == 0, "write them with python -m tools.option_tables"
 
 
 def test_options_that_are_called_shared_are() -> None:

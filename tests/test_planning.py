@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +40,8 @@ def test_text_is_read_only_where_options_ask_for_it(model: Checkpoint) -> None:
     }
     widths = plan_widths(model, NarrowOptions(width=5, metric="norms"), nowhere)
     assert all(len(ids) == 5 for ids in widths.kept.values())
-    assert plan_ffn_on_text(model, FfnOptions(config="NoDec"), nowhere).removed
-    with pytest.raises(UsageError, match="--metric cosine needs text"):
+    assert plan_ffn_on_text(model, FfnOptions(preset="NoDec"), nowhere).removed
+    with pytest.raises(UsageError, match="`metric=cosine` needs text"):
         plan_layers(model, LayerOptions(count=1), TextRun(TextChoice()))
 
 
@@ -62,7 +61,7 @@ def test_the_units_that_stay_are_the_most_active(model: Checkpoint, text: TextRu
         name: tuple(sorted(np.argsort(-np.array(values))[:5])) for name, values in measured.values.items()
     }
     assert plan_widths(model, options, text).kept == by_hand
-    assert plan_widths(model, replace(options, scores=measured)).kept == by_hand
+    assert plan_widths(model, options.model_copy(update=dict(scores=measured))).kept == by_hand
 
 
 def test_merged_ffns_leave_nothing_behind_and_a_shortage_names_the_source(

@@ -1,1 +1,1 @@
-"""What statistics show: similarity of selections, clusters of languages, plots."""
+"""Analysis of statistics: similarity of selections, clusters of languages, plots."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,12 +41,12 @@ class Component:
 
     @property
     def key(self) -> Key:
-        """What it corresponds to in another model."""
+        """Key of the corresponding component in another model."""
         return self.side, self.layer, self.kind
 
     @property
     def label(self) -> str:
-        """As in Figure 1: "0.sa" is the self-attention of the first layer."""
+        """Label of Figure 1: "0.sa" is the self-attention of the first layer."""
         return f"{self.layer}.{SHORT[self.kind]}"
 
 
@@ -73,13 +73,3 @@ def _of_layer(layer: Layer) -> Iterator[Component]:
     inner = stack.ffn.residual or stack.ffn.module
     output = f"{block}.{inner}" if inner else f"{ffn.name}{last}"
     yield Component(ffn.own_name, layer.side, layer.number, "ffn", block, output, ffn.removed)
-
-
-def matched(first: Sequence[Component], second: Sequence[Component]) -> list[tuple[int, int]]:
-    """Positions of the components that both models have, in the order of the first: the diagonal of a matrix."""
-    positions = {component.key: position for position, component in enumerate(second)}
-    return [
-        (position, positions[component.key])
-        for position, component in enumerate(first)
-        if component.key in positions
-    ]

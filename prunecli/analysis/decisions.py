@@ -1,4 +1,4 @@
-"""Decisions in words and rows: why a component stayed or went, and where each place was cut."""
+"""Decisions in words and rows: why a unit stayed or went, and the cut on each axis."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ NEEDED: Mapping[str, str] = {
 }
 """Reason for which a token stays -> in words."""
 DIGITS = 12
-"""Of a SHA-256 that are shown."""
+"""Number of digits of a SHA-256 that are shown."""
 
 
 @dataclass(frozen=True)
 class PlaceRow:
-    """Where one place was cut.
+    """The cut between units that stay and units that go, on one axis.
 
     Attributes:
-        place: in words.
-        count, kept: components before and after.
+        place: name of the axis in words.
+        count, kept: numbers of units before and after.
         cutoff: see `Ranked`.
-        lowest_kept, highest_dropped: id and value of the components of this place on either side of the cut-off.
-        sure: difference of these values over the standard deviation of the place's values: if this is near 0, another
-            text may choose otherwise.
+        lowest_kept, highest_dropped: id and value of the units of this axis on either side of the cut-off.
+        sure: difference of these values divided by the standard deviation of the axis' values: if this is near 0,
+            another text may choose otherwise.
     """
 
     place: str
@@ -54,11 +54,11 @@ CUT_COLUMNS: Mapping[str, Callable[[PlaceRow], str | None]] = {
     "highest dropped": lambda row: _numbered(row.highest_dropped),
     "gap / spread": lambda row: None if row.sure is None else f"{row.sure:.3f}",
 }
-"""Column of the table of cuts -> text of a cell; None: there is nothing to show."""
+"""Column of the table of cuts -> text of a cell, None if there is nothing to show."""
 
 
 def place_rows(decision: Decision) -> list[PlaceRow]:
-    """A row for each place."""
+    """A row for each axis."""
     rows = []
     for place in decision.places:
         row = PlaceRow(place_name(decision, place), place.count, place.num_kept, place.cutoff)
@@ -75,9 +75,9 @@ def place_rows(decision: Decision) -> list[PlaceRow]:
 
 
 def nearest(place: Ranked, most: int) -> tuple[list[int], list[int]]:
-    """Positions of the components that stay with the lowest values, and that go with the highest: nearest first.
+    """Positions of the units that stay with the lowest values, and that go with the highest: nearest first.
 
-    Components that stay for another reason than their value are left out.
+    Units that stay for another reason than their value are left out.
     """
     if place.values is None:
         return [], []
@@ -94,11 +94,13 @@ def nearest(place: Ranked, most: int) -> tuple[list[int], list[int]]:
 
 
 def place_name(decision: Decision, place: Ranked) -> str:
-    """`encoder layer 3`; `decoder layer 1, cross-attention`; `decoder layers`; `vocabulary`."""
+    """Name of an axis in words: "encoder layer 3", "decoder layer 1, cross-attention", "decoder layers"."""
     if decision.part == "token":
         return "vocabulary"
     if decision.part == "layer":
         return f"{place.side} layers"
+    if place.layer is None:
+        return place.name
     where = f"{place.side} layer {place.layer}"
     if place.attention == "cross":
         where += f", {KIND_NAMES['cross']}"
@@ -107,133 +109,103 @@ def place_name(decision: Decision, place: Ranked) -> str:
 
 
 def component_name(decision: Decision, place: Ranked, at: int) -> str:
-    """`Expert 7 of encoder layer 3`: the component at a position of a place."""
+    """The unit at a position in words: "Expert 7 of encoder layer 3"."""
     number = int(place.ids[at])
     if decision.part == "token":
         label = place.labels[at] if place.labels else ""
         return f'Token "{label}" (id {number})' if label else f"Id {number}"
     if decision.part == "layer":
         return f"{place.side.capitalize()} layer {number}"
-    of = {"expert": "", "unit": "the FFN of "}.get(decision.part, "")
+    if place.layer is None:
+        return f"{decision.part.capitalize()} {number}"
+    of = {"unit": "the FFN of "}.get(decision.part, "")
     if decision.part == "head":
         of = f"the {'cross-attention' if place.attention == 'cross' else 'self-attention'} of "
     return f"{decision.part.capitalize()} {number} of {of}{place.side} layer {place.layer}"
 
 
 def sentence(decision: Decision, place: Ranked, at: int, subject: str) -> str:
-    """Why one component stayed or went, in one or two sentences.
+    """Say in one or two sentences why a unit stayed or went.
 
     Args:
         decision: the choice.
-        place: one of the decision's places.
-        at: position of the component in the place.
-        subject: the component in words.
+        place: one of the decision's axes.
+        at: position of the unit on the axis.
+        subject: the unit in words.
     """
-    is_kept, cutoff = bool(place.kept[at]), place.cutoff
-    verb = "was kept" if is_kept else "was dropped"
-    if place.values is None or place.ranks is None:
-        said = f"{subject} {verb}: {decision.how}; it has no value"
-        return f"{said}{origin_text(decision.origin, None, '; ')}.{_alone(place, at)}"
-    value = float(place.values[at])
+    is_kept, cutoff, values = bool(place.kept[at]), place.cutoff, place.values
+    said = f"{subject} was {'kept' if is_kept else 'dropped'}"
+    if values is None or place.ranks is None:
+        on = origin_text(decision.origin, None, "; ")
+        return f"{said}: {decision.how}; it has no value{on}.{_alone(place, at)}"
+    value, metric = float(values[at]), place.metric or decision.metric
+    on = "; of the weights alone"
+    if not place.metric:  # another metric than elsewhere is one of the weights
+        on = origin_text(decision.origin, place.tokens, "; measured on ") or on
     if not np.isfinite(value):
-        return f"{subject} {verb}; nothing is known of its {decision.metric}."
+        return f"{said}; nothing is known of its {metric}."
     if decision.part == "token":
-        return f"{subject} {verb}: {_token_words(decision, place, at)}{_measured_on(decision, place)}."
+        bound = int(decision.bound or 1)
+        reason = "" if place.reason is None or not place.reason[at] else place.reasons[place.reason[at] - 1]
+        why = NEEDED.get(reason, reason) if reason else f"tokens that occur {times(bound)} or more stay"
+        return f"{said}: it occurs {times(int(value))}; {why}{on}."
     others = decision.together(place)
-    values = np.concatenate([other.values for other in others if other.values is not None])
+    together = np.concatenate([other.values for other in others if other.values is not None])
     kept = np.concatenate([other.kept for other in others])
-    metric = f"score by {decision.metric}" if decision.part == "unit" else place.metric or decision.metric
-    ranked = f"its {metric} {number_text(value)} is rank {int(place.ranks[at]):,} of {len(kept):,}"
-    if not (~kept & np.isfinite(values)).any():
-        told = f"{verb}, as all {len(kept):,} were: {ranked}"
-    elif cutoff is None:
-        told = f"{verb}, although {ranked}: {decision.least}" if is_kept else f"{verb}: {ranked}"
-    else:
-        side = "above" if value > cutoff else "below"
-        apart = (
-            f"{number_text(abs(value - cutoff))} {side} the cut-off"
-            if value != cutoff
-            else "the cut-off itself"
-        )
-        at_least = f"those kept have {number_text(cutoff)} or more"
-        if is_kept and value < cutoff:
-            told = f"{verb}, although {ranked}, {apart}: {decision.least}; the others of {at_least}"
-        else:
-            if not (kept & (values < cutoff)).any():
-                at_least = f"the {int(kept.sum()):,} kept have at least {number_text(cutoff)}"
-            told = f"{verb}: {ranked}, {apart}; {at_least}"
-    equal = kept[values == value]
-    tie = ""
-    if value == np.max(values[~kept], initial=-np.inf, where=np.isfinite(values[~kept])) and equal.any():
-        tie = f" {len(equal):,} have this value, of which {int(equal.sum()):,} stay: their order decided."
-    more = f"{tie}{_mass(decision, place, at)}{_alone(place, at)}"
-    return f"{subject} {told}{_measured_on(decision, place)}.{more}"
+    named = f"score by {metric}" if decision.part == "unit" else metric
+    said += f": its {named} {number_text(value)} is rank {int(place.ranks[at]):,} of {len(kept):,}"
+    if cutoff is not None:
+        apart = f"{number_text(abs(value - cutoff))} {'above' if value > cutoff else 'below'} "
+        said += f", {'' if value == cutoff else apart}the cut-off {number_text(cutoff)}"
+    equal, more = kept[together == value], ""
+    if equal.any() and not equal.all():
+        more = f" {len(equal):,} have this value, of which {int(equal.sum()):,} stay: their order decided."
+    theta, own = decision.thresholds.get("model", decision.thresholds.get(place.side)), np.nan_to_num(values)
+    before = float(own[place.ranks < place.ranks[at]].sum() / (own.sum() or 1.0))
+    if theta is not None:
+        more += f" Those before it hold {before:.2%} of the layer's {metric}; the threshold is {theta:.2%}."
+    is_spared = before > theta if theta is not None else cutoff is None or value < cutoff
+    if is_kept and is_spared and not kept.all():
+        said += f"; {decision.least}" if decision.least else ""
+    return f"{said}{on}.{more}{_alone(place, at)}"
 
 
-def _token_words(decision: Decision, place: Ranked, at: int) -> str:
-    assert place.values is not None
-    count, bound = int(place.values[at]), int(decision.bound or 1)
-    needed = "once" if bound == 1 else f"{bound:,} times"
-    times = "does not occur" if count == 0 else "occurs once" if count == 1 else f"occurs {count:,} times"
-    if place.reason is not None and place.reason[at]:
-        reason = place.reasons[int(place.reason[at]) - 1]
-        return f"{NEEDED.get(reason, reason)}; it {times}"
-    if count >= bound:
-        return f"it {times}, and those stay that occur {needed} or more"
-    return f"it {times}, and those that do not occur {needed} or more go, unless they are needed"
-
-
-def _mass(decision: Decision, place: Ranked, at: int) -> str:
-    """By what a threshold says how many of a layer stay (2212.09811, eq. 5)."""
-    theta = decision.thresholds.get("model", decision.thresholds.get(place.side))
-    if theta is None or place.values is None:
-        return ""
-    values = np.nan_to_num(place.values)
-    rank = np.lexsort((~place.kept, -values))
-    before = float(values[rank[: int(np.flatnonzero(rank == at)[0])]].sum() / (values.sum() or 1.0))
-    spared = f", but {decision.least}" if place.kept[at] and before > theta and decision.least else ""
-    metric = place.metric or decision.metric
-    return (
-        f" Those before it hold {before:.2%} of the layer's {metric}; the threshold is {theta:.2%}{spared}."
-    )
+def times(count: int) -> str:
+    """A number of occurrences in words: "once", "3 times"."""
+    return "once" if count == 1 else f"{count:,} times"
 
 
 def _alone(place: Ranked, at: int) -> str:
-    """For which of several languages or texts it would stay."""
-    own = {name: bool(marked[at]) for name, marked in place.alone.items()}
-    stays, goes = ([name for name, is_kept in own.items() if is_kept is wanted] for wanted in (True, False))
-    if not own:
+    """The languages or texts that would keep the unit alone."""
+    keeping = [name for name, marked in place.alone.items() if marked[at]]
+    others = [name for name in place.alone if name not in keeping]
+    if not place.alone:
         return ""
-    if not stays or not goes:
-        return f" {'Each' if stays else 'None'} alone would keep it: {', '.join(stays or goes)}."
-    return f" Alone, {', '.join(stays)} would keep it; {', '.join(goes)} would not."
-
-
-def _measured_on(decision: Decision, place: Ranked) -> str:
-    """`; measured on 4,096 tokens of eng_Latn-fra_Latn, split dev, in gates.json (sha256 1a2b3c4d5e6f…)`."""
-    if place.metric:  # another one than elsewhere: of the weights
-        return "; of the weights alone"
-    return origin_text(decision.origin, place.tokens, "; measured on ") or "; of the weights alone"
+    if not keeping or not others:
+        return f" {'Each' if keeping else 'None'} alone would keep it: {', '.join(place.alone)}."
+    return f" Alone, {', '.join(keeping)} would keep it; {', '.join(others)} would not."
 
 
 def origin_text(origin: Origin, tokens: int | None = None, before: str = "") -> str:
     """The text that values were measured on, after `before`; empty if there is none."""
     tokens = origin.tokens if tokens is None else tokens
-    counts = [
-        f"{count:,} {what}" for count, what in ((tokens, "tokens"), (origin.sentences, "sentences")) if count
-    ]
+    counts = {"tokens": tokens, "sentences": origin.sentences}
+    counted = " in ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     texts = ", ".join(origin.texts)
-    parts = [" in ".join(counts) + (" of " if counts and texts else "") + texts]
-    parts += [f"split {origin.split}"] if origin.split else []
     files = " and ".join(f"{name} (sha256 {digest[:DIGITS]}…)" for name, digest in origin.files)
-    parts += [f"{'in ' if any(parts) else ''}{files}"] if files else []
-    parts += [f"sha256 {origin.sha256[:DIGITS]}…"] if origin.sha256 else []
-    said = ", ".join(part for part in parts if part)
+    parts = [
+        " of ".join(filter(None, (counted, texts))),
+        f"split {origin.split}" if origin.split else "",
+        f"sha256 {origin.sha256[:DIGITS]}…" if origin.sha256 else "",
+    ]
+    if files:
+        parts.insert(2, f"in {files}" if any(parts[:2]) else files)
+    said = ", ".join(filter(None, parts))
     return f"{before}{said}" if said else ""
 
 
 def number_text(value: float) -> str:
-    """A value with so many digits as tell it apart."""
+    """A value with four digits; a whole number with all of them."""
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e9 else f"{value:.4g}"
 
 
@@ -243,7 +215,7 @@ def _numbered(unit: tuple[int, float] | None) -> str | None:
 
 
 def summary(decision: Decision) -> Sequence[str]:
-    """Plain lines: what was chosen by what, how, measured on what."""
+    """Lines: how many units stay, by which metric and budget, measured on which text."""
     chosen = f"{sum(place.num_kept for place in decision.places):,} of "
     chosen += f"{sum(len(place.ids) for place in decision.places):,} {decision.part}s kept"
     if decision.metric is None:

@@ -1,11 +1,10 @@
-"""Why a component of a result stayed or went: questions in words, answered from the result's directory alone."""
+"""Why a unit of a result stayed or went: questions in words, answered from the result's directory alone."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import starmap
 from pathlib import Path
 from typing import Any, get_args
@@ -22,8 +21,6 @@ from prunecli.tensors.directory import read_config
 CHOOSING = ("prune-experts", "prune-heads", "prune-ffn", PRUNE_LAYERS, "trim-vocabulary")
 """Commands that always choose; of the others, `share-ffn` does where an FFN gets narrower."""
 _LOST = f"Copy {FILE} from the result that prunecli wrote; save_pretrained leaves it behind. Or prune again."
-_PLAIN = partial(Answer, step=None, command="", fields={})
-"""An answer that no step gives."""
 
 
 PARTS: tuple[Kind, ...] = get_args(Kind)
@@ -37,15 +34,15 @@ _FILLERS = {"of", "the", "ffn", "attention", "in", "its"}
 
 @dataclass(frozen=True)
 class Question:
-    """Which component.
+    """A question about one unit.
 
     Attributes:
-        part: expert, head, unit, layer or token.
-        number: its id in the original model; of a layer its number; None: of a token, which `text` names.
-        text: of a token.
-        side: of its stack; None: all that there are.
-        kind: `cross`, `self`, or None: all.
-        layer: number that its layer had in the original model; None: all.
+        part: kind of the unit: expert, head, unit, layer or token.
+        number: id of the unit in the original model. None for a token, which `text` names.
+        text: text of a token.
+        side: side of the stack. If None, all.
+        kind: attention of a head: `cross`, `self`. If None, all.
+        layer: number of the layer in the original model. If None, all.
     """
 
     part: Kind
@@ -76,8 +73,7 @@ def parse_question(words: Sequence[str]) -> Question:
     fields: dict[str, Any] = {}
     left = iter(re.sub(r"[,:]|(?<=cross|.self)-(?=attention)", " ", text.lower()).split())
     for word in left:
-        part = next((known for known in PARTS if word in (known, f"{known}s")), None)
-        if part is not None:
+        if (part := word.removesuffix("s")) in PARTS:
             number = next(left, "")
             if not number.isdecimal():
                 raise refusal(f"which {part}?")
@@ -96,28 +92,28 @@ def parse_question(words: Sequence[str]) -> Question:
 
 
 def explain(directory: Path | str, question: str) -> tuple[Answer, ...]:
-    """Why a component of a result was kept or dropped, in the order of its history; then where it is now.
+    """Explain why a unit of a result was kept or dropped, in the order of the history; then where it is now.
 
     Args:
-        directory: of the result.
+        directory: directory of the result.
         question: `expert 7 of encoder layer 3`, `token ▁house`; see `parse_question`.
 
     Raises:
         UsageError: the question is of no such form.
         CheckpointError: no checkpoint, or a damaged one.
-        DataError: prunecli did not write it, or nothing is told of the component.
+        DataError: prunecli did not write it, or no decision is about the unit.
     """
     return tuple(Explained.open(Path(directory)).answers(parse_question([question])))
 
 
 @dataclass(frozen=True)
 class Explained:
-    """A result directory, as far as its decisions go.
+    """The decisions of a result directory.
 
     Attributes:
-        directory: of the result.
-        structure: how it differs from the original.
-        decisions: number of a step of the history -> by what it chose.
+        directory: directory of the result.
+        structure: how the result differs from the original model.
+        decisions: number of a step of the history -> its decision.
     """
 
     directory: Path
@@ -142,43 +138,46 @@ class Explained:
 
     @property
     def history(self) -> Sequence[Mapping[str, Any]]:
-        """Its steps, oldest first."""
+        """The steps, oldest first."""
         return self.structure.history
 
     def answers(self, question: Question) -> list[Answer]:
-        """What each step says of the component, place by place, and where it is now.
+        """The decision of each step on the unit, axis by axis, and where the unit is now.
 
         Raises:
-            DataError: nothing is told of it.
+            DataError: no decision is about the unit.
         """
-        by_place: dict[str, list[tuple[Decision, Ranked, int]]] = {}
+        by_axis: dict[str, list[tuple[Decision, Ranked, int]]] = {}
         for _, decision in sorted(self.decisions.items()):
             for place in decision.places if decision.part == question.part else ():
-                number = _token_id(place, question.text) if question.part == "token" else question.number
-                at = None if number is None else place.place_of(number)
-                if at is not None and _is_asked(question, place):
-                    by_place.setdefault(place.name, []).append((decision, place, at))
+                at = _position(question, place)
+                if at is not None:
+                    by_axis.setdefault(place.name, []).append((decision, place, at))
         found: list[Answer] = []
-        for asked in by_place.values():
-            found += [*starmap(self._told, asked), *self._now(*asked[-1])]
-        if not found and question.part == "layer":
-            found += self._lost_layers(question)
+        for asked in by_axis.values():
+            found += [*starmap(self._told, asked), *map(_plain, self._now(*asked[-1]))]
+        if not found and question.part == "layer":  # the structure knows which layers went
+            for side, layers in self.structure.of_kind("layer").items():
+                if question.side in (None, side) and question.number in {*range(layers.of)} - {*layers.kept}:
+                    found.append(
+                        _plain(f"{side.capitalize()} layer {question.number} is gone; nothing tells why.")
+                    )
         if not found:
             raise self._refusal(question)
         return found
 
     def untold(self, step: int) -> str:
-        """Why nothing is told of a step."""
+        """Why there is no decision for a step."""
         if self._command(step) not in CHOOSING:
             return "Chooses nothing by a value, or among parts: its options say it all."
         return f"Nothing tells by what it chose: {_LOST}"
 
     def _told(self, decision: Decision, place: Ranked, at: int) -> Answer:
-        """What a step says of a component."""
-        number, step = int(place.ids[at]), decision.step or 0
-        made = [own for own in range(step + 1) if self._command(own) == SHARE_FFN]
-        merged = f"In the FFN as step {made[-1] + 1} made it: " if made and decision.part == "unit" else ""
-        text = merged + sentence(decision, place, at, component_name(decision, place, at))
+        """The decision of a step on a unit."""
+        step = decision.step or 0
+        text = sentence(decision, place, at, component_name(decision, place, at))
+        if decision.part == "unit" and (made := self._merging(0, step + 1)):
+            text = f"In the FFN as step {made[-1] + 1} made it: {text}"
         if len(self.decisions) > 1:
             text = f"Step {step + 1}, {decision.command}: {text}"
         fields = {
@@ -186,99 +185,90 @@ class Explained:
             "place": place.module,
             "side": place.side,
             "layer": place.layer,
-            "id": number,
-            "kept": bool(place.kept[at]),
             "metric": place.metric or decision.metric,
-            "value": None if place.values is None else float(place.values[at]),
-            "rank": None if place.ranks is None else int(place.ranks[at]),
             "of": sum(other.count for other in decision.together(place)),
-            "cutoff": place.cutoff,
-            "margin": None if place.margins is None else float(place.margins[at]),
+            **place.unit(at),
         }
-        told = {name: value for name, value in fields.items() if value not in (None, "")}
+        told = {name: value for name, value in fields.items() if value not in (None, "") and name != "text"}
         return Answer(text=text, step=step, command=decision.command, fields=told)
 
-    def _now(self, decision: Decision, place: Ranked, at: int) -> Iterator[Answer]:
-        """Where the component is in the result, if its number or that of its layer is another one."""
-        part, number = decision.part, int(place.ids[at])
+    def _now(self, decision: Decision, place: Ranked, at: int) -> Iterator[str]:
+        """Say which number the unit has in the result, if its number or that of its layer changed."""
+        part, number, side = decision.part, int(place.ids[at]), place.side
         if number in self.structure.constants.get(place.module, ()):
-            yield _PLAIN(text="Its mean output stands in its place.")
+            yield "Its mean output stands in its place."
         if not place.kept[at]:
             return
         now = int(place.kept[:at].sum())
-        if part == "token" and now != number:
-            yield _PLAIN(text=f"In the result its id is {now}.")
-        if part == "layer" and now != number:
-            yield _PLAIN(text=f"In the result it is {place.side} layer {now}.")
-        later = any(
-            self._command(own) == SHARE_FFN for own in range((decision.step or 0) + 1, len(self.history))
-        )
-        if place.layer is None or (part == "unit" and later):
+        if part in ("token", "layer") and now != number:
+            yield (
+                f"In the result its id is {now}."
+                if part == "token"
+                else f"In the result it is {side} layer {now}."
+            )
+        merged = part == "unit" and self._merging((decision.step or 0) + 1, len(self.history))
+        if place.layer is None or merged:
             return
-        layers = self.structure.units(str(place.side), "layer", place.layer + 1).kept
+        layers = self.structure.units(side, "layer", place.layer + 1).kept
         if place.layer not in layers:
-            yield _PLAIN(text=f"{place.side.capitalize()} layer {place.layer} itself is gone by now.")
+            yield f"{side.capitalize()} layer {place.layer} itself is gone by now."
             return
         layer = layers.index(place.layer)
         name = place.module.replace(f".{place.layer}.", f".{layer}.", 1)
         if name in self.structure.removed:
-            yield _PLAIN(text=f"{name} is gone by now.")
+            yield f"{name} is gone by now."
         elif name in self.structure.shared:
-            yield _PLAIN(text=f"{name} is that of {self.structure.shared[name]} by now.")
+            yield f"{name} is that of {self.structure.shared[name]} by now."
         elif (now, layer) != (number, place.layer):
-            yield _PLAIN(text=f"In the result it is {part} {now} of {place.side} layer {layer}.")
+            yield f"In the result it is {part} {now} of {side} layer {layer}."
 
-    def _lost_layers(self, question: Question) -> Iterator[Answer]:
-        """Layers that the structure lacks, where no decision tells of them."""
-        for side, layers in self.structure.of_kind("layer").items():
-            gone = set(range(layers.of)).difference(layers.kept)
-            if question.side in (None, side) and question.number in gone:
-                yield _PLAIN(text=f"{side.capitalize()} layer {question.number} is gone; nothing tells why.")
+    def _merging(self, first: int, end: int) -> list[int]:
+        """Numbers of the steps, from `first` to before `end`, that made new FFNs."""
+        return [step for step in range(first, end) if self._command(step) == SHARE_FFN]
 
     def _command(self, step: int) -> str:
         return str(self.history[step].get("command", "?"))
 
     def _refusal(self, question: Question) -> DataError:
-        """The error that says that nothing is told of a component, and what can be asked for."""
-        decisions = [one for one in self.decisions.values() if one.part == question.part]
-        places = [place for decision in decisions for place in decision.places]
-        layers = sorted({f"{place.side} {place.layer}" for place in places if place.layer is not None})
-        if not self.decisions:
+        """The error that no decision is about a unit, and what can be asked for."""
+        kind, decisions = question.part, [*self.decisions.values()]
+        places = [place for one in decisions if one.part == kind for place in one.places]
+        if not decisions:
             said, remedy = f"holds no {FILE}, so that nothing tells by what was chosen.", _LOST
-        elif not decisions:
-            said = f"no step of its history chose among {question.part}s."
-            remedy = f"Ask for {', '.join(dict.fromkeys(f'{one.part}s' for one in self.decisions.values()))}."
-        elif question.part == "token":
+        elif not places:
+            said = f"no step of its history chose among {kind}s."
+            remedy = f"Ask for {', '.join(dict.fromkeys(f'{one.part}s' for one in decisions))}."
+        elif kind == "token":
             said = f"nothing tells of the token {question.text!r}."
             remedy = "Write it as the tokenizer does, its mark of a space included: ▁house, Ġhouse."
         else:
             layer = "" if question.layer is None else f" of layer {question.layer}"
-            where = " ".join(word for word in (question.side, question.kind) if word)
-            said = (
-                f"nothing tells of {question.part} {question.number}{layer}{f' ({where})' if where else ''}."
-            )
+            where = " ".join(filter(None, (question.side, question.kind)))
+            said = f"nothing tells of {kind} {question.number}{layer}{f' ({where})' if where else ''}."
             ids = max(int(place.ids.max(initial=0)) for place in places)
-            listed = (
-                f" of the layers {', '.join(layers[:24])}{', …' if layers[24:] else ''}" if layers else ""
-            )
-            remedy = f"There are {question.part}s 0 to {ids}{listed}, as the original model counts."
+            layers = sorted({f"{place.side} {place.layer}" for place in places if place.layer is not None})
+            more = ", …" if layers[24:] else ""
+            listed = f" of the layers {', '.join(layers[:24])}{more}" if layers else ""
+            remedy = f"There are {kind}s 0 to {ids}{listed}, as the original model counts."
         return DataError(f"{self.directory}: {said}", remedy)
 
 
-def _is_asked(question: Question, place: Ranked) -> bool:
-    """Whether a place is one of those that a question is about."""
-    return (
-        question.side in (None, place.side)
-        and question.layer in (None, place.layer)
-        and (question.kind is None or (question.kind == "cross") == (place.attention == "cross"))
-    )
+def _plain(text: str) -> Answer:
+    """An answer that no step gives."""
+    return Answer(text=text, step=None, command="", fields={})
 
 
-def _token_id(place: Ranked, text: str) -> int | None:
-    """The id of a token by its text, which may be quoted, or by its number."""
-    labels = place.labels or ()
-    quoted = text[1:-1] if len(text) > 2 and text[0] == text[-1] and text[0] in "\"'" else text
-    for name in (text, quoted):
-        if name in labels:
-            return int(place.ids[labels.index(name)])
-    return int(text) if text.isdecimal() and len(text) < 12 else None
+def _position(question: Question, place: Ranked) -> int | None:
+    """Position of the unit that a question is about; None if it is not on this axis."""
+    if question.part == "token":  # its text, which may be quoted, or its id
+        text, labels = question.text, place.labels or ()
+        quoted = text[1:-1] if len(text) > 2 and text[0] == text[-1] and text[0] in "\"'" else text
+        for name in (text, quoted):
+            if name in labels:
+                return labels.index(name)
+        return place.place_of(int(text)) if text.isdecimal() and len(text) < 12 else None
+    if question.side not in (None, place.side) or question.layer not in (None, place.layer):
+        return None
+    if question.kind is not None and (question.kind == "cross") != (place.attention == "cross"):
+        return None
+    return None if question.number is None else place.place_of(question.number)

@@ -1,4 +1,4 @@
-"""Selections and importance vectors of every language, compared."""
+"""`compare-languages` for translation: compare the experts that language pairs select, and importance vectors."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.analysis.language_experts import (
-    Dendrogram,
     LinkageMethod,
     Pair,
     cluster,
@@ -20,17 +19,11 @@ from prunecli.analysis.language_experts import (
     jaccard_matrix,
     spread_by_relation,
 )
-from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.budget import (
-    MIN_PER_LAYER,
-    Request,
-    balance_text,
-    keep_count,
-    parse_balance,
-    select_experts,
-)
+from prunecli.errors import StatisticsError
+from prunecli.methods.experts.budget import MIN_PER_LAYER, balance_text
 from prunecli.methods.experts.metrics import aggregate, metric_named, metric_values
-from prunecli.methods.experts.names import Strategy
+from prunecli.methods.experts.options import SCOPES
+from prunecli.methods.options import Strategy
 from prunecli.results.document import Model
 from prunecli.results.gates import ANY, GateStatistics, side_of, split_pair
 from prunecli.results.header import header
@@ -42,8 +35,8 @@ from prunecli.results.languages import (
     Similarities,
     Tree,
 )
-from prunecli.selection.select import Kept
-from prunecli.text.groups import groups_of, read_groups
+from prunecli.selection.select import Budget, Kept, select
+from prunecli.text.parallel import groups_of, read_groups
 
 MOST_PAIRS = 1000
 """Of more pairs than this, languages.json has the similarities by what pairs share, without the matrices."""
@@ -51,7 +44,7 @@ MOST_PAIRS = 1000
 
 @dataclass(frozen=True)
 class LanguageOptions:
-    """What is compared, and how.
+    """Options of `compare_by_language`.
 
     Attributes:
         ratio: fraction of the experts removed.
@@ -81,26 +74,23 @@ class LanguageOptions:
 def language_options(
     ratio: float,
     metric: str | None,
-    strategy: str | None,
-    balance: str | None,
+    strategy: Strategy | None,
+    balance: Fraction | None,
     minimum: int | None,
     linkage: LinkageMethod,
-    languages: str | None,
+    languages: tuple[str, ...],
     layer_metric: str | None = None,
     groups: Path | None = None,
     families: Path | None = None,
 ) -> LanguageOptions:
-    """The options as a command line gives them; None: the default.
+    """Options from the values of a command line; None: the default.
 
     Raises:
-        UsageError: a value that none of them takes.
-        DataError: a file of groups or families that is none.
+        UsageError: an unknown strategy, metric or balance.
+        DataError: an invalid file of groups or families.
     """
     default = LanguageOptions()
     strategy = default.strategy if strategy is None else strategy
-    strategies = get_args(Strategy)
-    if strategy not in strategies:
-        raise UsageError(f"No strategy {strategy!r}.", f"Choose one of {', '.join(strategies)}.")
     for name in filter(None, (metric, layer_metric)):
         metric_named(name)
     return LanguageOptions(
@@ -109,11 +99,11 @@ def language_options(
         families={} if families is None else read_groups(families),
         ratio=ratio,
         metric=default.metric if metric is None else metric,
-        strategy=cast("Strategy", strategy),
-        balance=default.balance if balance is None else parse_balance(balance),
+        strategy=strategy,
+        balance=default.balance if balance is None else balance,
         minimum=default.minimum if minimum is None else minimum,
         linkage=linkage,
-        languages=tuple(name.strip() for name in languages.split(",") if name.strip()) if languages else (),
+        languages=languages,
     )
 
 
@@ -133,12 +123,19 @@ def compare_by_language(
         DataError: a language without a group or a family, where there are any.
         UsageError: a ratio, metric or strategy that cannot be.
     """
-    pairs = _pairs(statistics, options.languages)
+    names = [pair for pair in statistics.entries if ANY not in split_pair(pair)]
+    chosen = set(options.languages)
+    pairs = [pair for pair in names if not chosen or chosen >= set(split_pair(pair))]
+    if names and not pairs:
+        raise StatisticsError(
+            f"The statistics hold no pair between {', '.join(options.languages)}.",
+            f"They hold {names[0]}, for one.",
+        )
     languages = {language for pair in statistics.entries for language in split_pair(pair)} - {ANY}
     languages &= set(options.languages or languages)
     if options.groups:
-        options = replace(options, groups=groups_of(languages, options.groups, "--groups"))
-    families = groups_of(languages, options.families, "--families") if options.families else {}
+        options = replace(options, groups=groups_of(languages, options.groups, "`groups`"))
+    families = groups_of(languages, options.families, "`families`") if options.families else {}
     given: dict[str, Any] = {
         name: value for name, value in (("groups", options.groups), ("families", families)) if value
     }
@@ -156,21 +153,11 @@ def compare_by_language(
         similarity=_similarity(statistics, options, pairs) if pairs else None,
         clustering=Clustering(
             linkage=options.linkage,
-            encoder=_tree(_dendrogram(statistics, options, "encoder")),
-            decoder=_tree(_dendrogram(statistics, options, "decoder")),
+            encoder=_tree(statistics, options, "encoder"),
+            decoder=_tree(statistics, options, "decoder"),
         ),
         experts_per_layer=_experts_per_layer(statistics, options, pairs) if pairs else None,
     )
-
-
-def _pairs(statistics: GateStatistics, languages: Sequence[str]) -> list[str]:
-    names = [pair for pair in statistics.entries if ANY not in split_pair(pair)]
-    chosen = [pair for pair in names if not languages or set(split_pair(pair)) <= set(languages)]
-    if names and not chosen:
-        raise StatisticsError(
-            f"The statistics hold no pair between {', '.join(languages)}.", f"They hold {names[0]}, for one."
-        )
-    return chosen
 
 
 def _select(
@@ -182,17 +169,15 @@ def _select(
 ) -> list[Kept]:
     """The experts that each pair keeps."""
     axes = statistics.axes
-    keep = keep_count(options.ratio, len(axes) * statistics.num_experts)
-    request = Request(
-        keep=keep,
-        strategy=strategy,
+    budget = Budget(
+        options.ratio,
+        scope=SCOPES[strategy],
         balance=options.balance,
-        minimum=options.minimum,
+        least=options.minimum,
         released=statistics.mode == "published",
     )
     return [
-        select_experts(axes, metric_values(metric, statistics.entries[pair], statistics), request)[0]
-        for pair in pairs
+        select(axes, metric_values(metric, statistics.entries[pair], statistics), budget) for pair in pairs
     ]
 
 
@@ -221,32 +206,16 @@ def _similarity(statistics: GateStatistics, options: LanguageOptions, pairs: Seq
     return Similarities(relations=relations, **listed)
 
 
-def _dendrogram(statistics: GateStatistics, options: LanguageOptions, side: str) -> Dendrogram | None:
-    """Languages by their metric values in the layers of one side: encoder by source, decoder by target."""
+def _tree(statistics: GateStatistics, options: LanguageOptions, side: str) -> Tree | None:
+    """Cluster languages by their metric values in the layers of one side: encoder by source, decoder by target."""
     position = 0 if side == "encoder" else 1
-    found = dict.fromkeys(split_pair(pair)[position] for pair in statistics.entries)
-    names = [name for name in sorted(found) if name != ANY]
+    names = {split_pair(pair)[position] for pair in statistics.entries} - {ANY}
     vectors = {}
-    for name in names:
-        if options.languages and name not in options.languages:
-            continue
-        sums = aggregate(statistics, "language", *(((name,), ()) if side == "encoder" else ((), (name,))))
-        values = metric_values(options.metric, sums, statistics)
+    for name in sorted(names & set(options.languages or names)):
+        chosen = ((name,), ()) if side == "encoder" else ((), (name,))
+        values = metric_values(options.metric, aggregate(statistics, "language", *chosen), statistics)
         vectors[name] = feature_vector([own for name, own in values.items() if side_of(name) == side])
-    if not any(len(vector) for vector in vectors.values()):
-        return None
-    return cluster(vectors, options.linkage)
-
-
-def _tree(tree: Dendrogram | None) -> Tree | None:
-    if tree is None:
-        return None
-    return Tree(
-        languages=list(tree.languages),
-        order=list(tree.order),
-        clusters=tree.root.to_json(),
-        matrix=tree.linkage.tolist(),
-    )
+    return cluster(vectors, options.linkage) if any(map(len, vectors.values())) else None
 
 
 def _experts_per_layer(
@@ -255,10 +224,6 @@ def _experts_per_layer(
     metric = options.layer_metric or options.metric
     selections = _select(statistics, options, pairs, "global-threshold", metric)
     counts = np.array([[len(ids) for ids in kept.values()] for kept in selections])
-    groups = options.groups
-    by_group: dict[str, Any] = (
-        {"by_group": _by_group(statistics.layers, groups, pairs, counts)} if groups else {}
-    )
     return ExpertsPerLayer(
         strategy="global-threshold",
         metric=metric,
@@ -268,32 +233,32 @@ def _experts_per_layer(
         lowest=counts.min(axis=0).tolist(),
         highest=counts.max(axis=0).tolist(),
         by_pair={pair: row.tolist() for pair, row in zip(pairs, counts, strict=True)},
-        **by_group,
+        **_by_group(statistics.layers, options.groups, pairs, counts),
     )
 
 
 def _by_group(
     layers: Sequence[str], groups: Mapping[str, str], pairs: Sequence[str], counts: NDArray[np.int64]
-) -> list[ExpertsByGroup]:
-    """Means over the pairs of each two groups, in the order of the groups' file; `counts` are `[pairs, layers]`."""
+) -> dict[str, list[ExpertsByGroup]]:
+    """`by_group`: means over the pairs of each two groups, in the groups' order; `counts` are `[pairs, layers]`."""
+    if not groups:
+        return {}
+    import pandas as pd
+
     order = list(dict.fromkeys(groups.values()))
-    rows: dict[tuple[str, str], list[int]] = {}
-    for row, pair in enumerate(pairs):
-        source, target = split_pair(pair)
-        rows.setdefault((groups[source], groups[target]), []).append(row)
+    ends = [tuple(order.index(groups[language]) for language in split_pair(pair)) for pair in pairs]
     sides = np.array([side_of(layer) for layer in layers])
-    return [
-        ExpertsByGroup(
-            source=ends[0],
-            target=ends[1],
-            pairs=len(rows[ends]),
-            encoder=_mean_of(counts[rows[ends]][:, sides == "encoder"]),
-            decoder=_mean_of(counts[rows[ends]][:, sides == "decoder"]),
-        )
-        for ends in sorted(rows, key=lambda pair: tuple(map(order.index, pair)))
-    ]
-
-
-def _mean_of(counts: NDArray[np.int64]) -> float:
-    """Mean over the rows of their sums."""
-    return round(float(counts.sum(axis=1).mean()), 4)
+    held = pd.DataFrame({side: counts[:, sides == side].sum(axis=1) for side in ("encoder", "decoder")})
+    grouped = held.groupby([list(side) for side in zip(*ends, strict=True)])
+    return {
+        "by_group": [
+            ExpertsByGroup(
+                source=order[source],
+                target=order[target],
+                pairs=len(rows),
+                encoder=round(float(rows["encoder"].mean()), 4),
+                decoder=round(float(rows["decoder"].mean()), 4),
+            )
+            for (source, target), rows in grouped
+        ]
+    }

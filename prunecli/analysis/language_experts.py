@@ -1,27 +1,28 @@
-"""Which languages use the same experts: similarity of selections (2212.09811, 6.2), clustering by importance (6.3)."""
+"""Languages that use the same experts: similarity of selections (2212.09811, 6.2), clustering by importance (6.3)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import Any, Literal, Union, cast, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.cluster import hierarchy
 
 from prunecli.errors import UsageError
-from prunecli.results.languages import Relation
+from prunecli.results.languages import Relation, Tree
 
 Pair = tuple[str, str]
+Node: TypeAlias = Mapping[str, Any] | str
+"""A cluster, {"distance", "members": [node, node]}, or the name of a leaf."""
 LinkageMethod = Literal["ward", "average", "complete", "single"]
 
 
 def parse_linkage(name: str) -> LinkageMethod:
-    """The method of this name.
+    """Return the linkage method with this name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: unknown name.
     """
     known = get_args(LinkageMethod)
     if name not in known:
@@ -57,23 +58,17 @@ def spread_by_relation(pairs: Sequence[Pair], matrix: NDArray[np.float64]) -> di
         pairs: (source, target), all different.
         matrix: Jaccard similarities [len(pairs), len(pairs)].
     """
-    source, target = (_same([pair[side] for pair in pairs]) for side in (0, 1))
-    above = np.triu(np.ones((len(pairs), len(pairs)), bool), 1)  # each two pairs once
-    relations = zip(RELATIONS, (source, target, ~source & ~target), strict=True)
-    return {relation: _spread(matrix[above & holds]) for relation, holds in relations}
-
-
-def _same(languages: Sequence[str]) -> NDArray[np.bool_]:
-    """Which are equal: [len(languages), len(languages)]."""
-    numbers = np.unique(np.asarray(languages, dtype=str), return_inverse=True)[1]
-    return np.asarray(numbers[:, None] == numbers[None, :])
-
-
-def _spread(values: NDArray[np.float64]) -> Relation | None:
-    if not len(values):
-        return None
-    mean, lowest, highest = (round(float(value), 6) for value in (values.mean(), values.min(), values.max()))
-    return Relation(comparisons=len(values), mean=mean, lowest=lowest, highest=highest)
+    names = np.array(pairs, dtype=str).reshape(-1, 2)
+    source, target = (names[:, None, side] == names[None, :, side] for side in (0, 1))
+    above = np.triu(np.ones(matrix.shape, bool), 1)  # each two pairs once
+    found: dict[str, Relation | None] = {}
+    for relation, holds in zip(RELATIONS, (source, target, ~source & ~target), strict=True):
+        values = matrix[above & holds]
+        found[relation] = None
+        if len(values):
+            mean, lowest, highest = (round(float(f(values)), 6) for f in (np.mean, np.min, np.max))
+            found[relation] = Relation(comparisons=len(values), mean=mean, lowest=lowest, highest=highest)
+    return found
 
 
 def two_triangles(lower: NDArray[np.float64], upper: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -83,44 +78,8 @@ def two_triangles(lower: NDArray[np.float64], upper: NDArray[np.float64]) -> NDA
     return joined
 
 
-Node = Union["Cluster", str]
-"""A cluster, or the language that a leaf stands for."""
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Two groups of languages that join at `distance`, the nearer relatives first."""
-
-    distance: float
-    members: tuple[Node, Node]
-
-    def to_json(self) -> dict[str, Any]:
-        """{"distance", "members": [language or cluster, …]}."""
-        return {
-            "distance": self.distance,
-            "members": [member if isinstance(member, str) else member.to_json() for member in self.members],
-        }
-
-
-@dataclass(frozen=True)
-class Dendrogram:
-    """The hierarchical clustering of languages.
-
-    Attributes:
-        languages: the leaves in the order in which they were given.
-        linkage: scipy's linkage matrix [len(languages) - 1, 4]: two clusters, their distance, leaves below.
-        root: the same as a tree.
-        order: the leaves in the order in which the tree lists them: relatives side by side.
-    """
-
-    languages: tuple[str, ...]
-    linkage: NDArray[np.float64]
-    root: Cluster
-    order: tuple[str, ...]
-
-
 def feature_vector(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Metric values of all sparse layers of a side, each normalised to sum 1, end to end: [layers * experts].
+    """Concatenated metric values `[layers * experts]` of sparse layers, each layer normalised to sum 1.
 
     A layer without any token stays zero.
     """
@@ -128,48 +87,36 @@ def feature_vector(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]
     return np.concatenate([layer / total if (total := layer.sum()) > 0 else layer for layer in parts])
 
 
-def cluster(vectors: Mapping[str, NDArray[np.float64]], method: LinkageMethod = "ward") -> Dendrogram | None:
-    """Hierarchical clustering by Euclidean distance; None for fewer than two languages.
+def cluster(
+    vectors: Mapping[str, NDArray[np.float64]],
+    method: LinkageMethod = "ward",
+    kind: Literal["languages", "texts"] = "languages",
+) -> Tree | None:
+    """Hierarchical clustering by Euclidean distance; None for fewer than two vectors.
 
     Args:
-        vectors: language -> feature vector [layers * experts], all of one length (`feature_vector`).
+        vectors: language or text -> feature vector `[layers * experts]`, all of one length (`feature_vector`).
         method: how the distance of two clusters follows from that of their members.
+        kind: the field of the result that names the leaves.
     """
     if len(vectors) < 2:
         return None
-    languages = tuple(vectors)
-    linkage: NDArray[np.float64] = hierarchy.linkage(np.stack(list(vectors.values())), method=method)
-    nodes: list[Node] = list(languages)
-    for first, second, distance, _ in linkage:
-        nodes.append(Cluster(float(distance), _nearer_first(nodes[int(first)], nodes[int(second)])))
-    root = nodes[-1]
-    assert isinstance(root, Cluster)
-    return Dendrogram(languages, linkage, root, tuple(leaves(root)))
-
-
-def leaves(node: Node) -> list[str]:
-    """The languages below a node, in the tree's order."""
-    return [node] if isinstance(node, str) else [leaf for member in node.members for leaf in leaves(member)]
-
-
-def text_tree(root: Node) -> list[str]:
-    """The tree in lines of text; a number is the distance at which the branches below it join."""
-    lines = [_label(root)]
-    if isinstance(root, Cluster):
-        for member, (branch, below) in zip(root.members, (("├─ ", "│  "), ("└─ ", "   ")), strict=True):
-            first, *rest = text_tree(member)
-            lines += [branch + first, *(below + line for line in rest)]
-    return lines
-
-
-def _label(node: Node) -> str:
-    return node if isinstance(node, str) else f"{node.distance:.3f}"
-
-
-def _nearer_first(first: Node, second: Node) -> tuple[Node, Node]:
-    # The tighter cluster on top, single languages last.
-    return (first, second) if _tightness(first) <= _tightness(second) else (second, first)
+    matrix = hierarchy.linkage(np.stack(list(vectors.values())), method=method)
+    nodes: list[Any] = list(vectors)
+    for first, second, distance, _ in matrix:
+        # The tighter cluster comes first, single leaves last.
+        members = sorted((nodes[int(first)], nodes[int(second)]), key=_tightness)
+        nodes.append({"distance": float(distance), "members": members})
+    order = leaves(nodes[-1])
+    return Tree(**{kind: list(vectors)}, order=order, clusters=nodes[-1], matrix=matrix.tolist())
 
 
 def _tightness(node: Node) -> float:
-    return float("inf") if isinstance(node, str) else node.distance
+    return float("inf") if isinstance(node, str) else float(node["distance"])
+
+
+def leaves(node: Node) -> list[str]:
+    """The leaves below a node, in the tree's order."""
+    return (
+        [node] if isinstance(node, str) else [leaf for member in node["members"] for leaf in leaves(member)]
+    )

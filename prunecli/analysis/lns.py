@@ -81,7 +81,7 @@ def _nearest(array: Features, k: int, block_bytes: int) -> NDArray[np.uint8]:
 
 
 def _largest(values: NDArray[np.float64], k: int) -> NDArray[np.bool_]:
-    """Which are the k largest of each row; of equal ones the first."""
+    """Mask of the k largest values of each row; the first of equal values."""
     last = np.partition(values, -k, axis=1)[:, -k, None]
     chosen: NDArray[np.bool_] = values >= last
     surplus = chosen.sum(axis=1) - k

@@ -1,4 +1,4 @@
-"""How alike two models are inside (2309.01826, sections 2.3 and 4.4): CKA and LNS of all of their components."""
+"""Similarity of two models' components (2309.01826, sections 2.3 and 4.4): CKA and LNS of all of them."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 Measure = Literal["cka", "lns"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 LEAST = 20
-"""Sentences below which neither measure says anything."""
+"""Sentences below which neither measure is meaningful."""
 
 
 @dataclass(frozen=True)
 class SimilarityOptions:
-    """How similarity is measured.
+    """Options of `compare`.
 
     Attributes:
-        measures: which of them.
-        neighbours: k of LNS as a share of the sentences.
+        measures: CKA, LNS or both.
+        neighbours: k of LNS as a fraction of the sentences.
         batch_tokens: padded tokens in a batch.
         context: tokens that a plain text is cut to; None: see `window_length`.
         device, dtype: as in `load_model`.
-        random_seeds: of random weights of the first model's architecture that it is compared with too.
+        random_seeds: seeds of random weights of the first model's architecture, which are compared too.
     """
 
     measures: tuple[Measure, ...] = MEASURES
@@ -58,8 +58,8 @@ class Portion:
 
     Attributes:
         name: of the pair, or of the files.
-        sources: what the encoder reads, or the only stack.
-        targets: what the decoder reads; None for plain texts.
+        sources: input of the encoder, or of the only stack.
+        targets: input of the decoder; None for plain texts.
         pair: languages of the two.
     """
 
@@ -67,6 +67,18 @@ class Portion:
     sources: tuple[str, ...]
     targets: tuple[str, ...] | None = None
     pair: tuple[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse too few sentences.
+
+        Raises:
+            DataError: fewer than `LEAST`.
+        """
+        if len(self) < LEAST:
+            raise DataError(
+                f"{self.name}: {len(self):,} sentences are too few to compare models on",
+                f"Give at least {LEAST}, better some thousand.",
+            )
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -82,9 +94,9 @@ class Comparison:
     """The similarities of the components of two models, or of one.
 
     Attributes:
-        first, second: the components that have outputs; the second's are none where one model stands alone.
-        removed: names of the components that either lacks.
-        widths: of the outputs of either.
+        first, second: the components that have outputs; the second is empty if one model stands alone.
+        removed: names of removed components of each.
+        widths: of the outputs of each.
         similarities: measure -> `[first and second, first and second]`, mean over the portions; NaN for components
             with the same output for every sentence.
     """
@@ -116,10 +128,10 @@ def parallel_portions(text: ParallelText, pairs: Sequence[tuple[str, str]]) -> t
     """
     portions = []
     for pair in pairs:
-        lines = zip(text.sentences[pair[0]], text.sentences[pair[1]], strict=True)
-        both = [line for line in lines if line[0].strip() and line[1].strip()]
-        sources, targets = tuple(line[0] for line in both), tuple(line[1] for line in both)
-        portions.append(_enough(Portion(pair_name(*pair), sources, targets, pair)))
+        lines = zip(*(text.sentences[language] for language in pair), strict=True)
+        both = [line for line in lines if all(map(str.strip, line))]
+        sources, targets = (tuple(line[side] for line in both) for side in (0, 1))
+        portions.append(Portion(pair_name(*pair), sources, targets, pair))
     return tuple(portions)
 
 
@@ -129,16 +141,7 @@ def plain_portions(text: PlainText) -> tuple[Portion, ...]:
     Raises:
         DataError: there are fewer than `LEAST`.
     """
-    return (_enough(Portion(", ".join(path.name for path in text.files), text.texts)),)
-
-
-def _enough(portion: Portion) -> Portion:
-    if len(portion) < LEAST:
-        raise DataError(
-            f"{portion.name}: {len(portion):,} sentences are too few to compare models on",
-            f"Give at least {LEAST}, better some thousand.",
-        )
-    return portion
+    return (Portion(", ".join(path.name for path in text.files), text.texts),)
 
 
 def compare(
@@ -147,50 +150,50 @@ def compare(
     options: SimilarityOptions,
     progress: Progress = silent,
 ) -> dict[str, Comparison]:
-    """Compare the first checkpoint with each of the others, or look at it alone where there are none.
+    """Compare the first checkpoint with each of the others, or with itself if there are no others.
 
-    One model is in memory at a time. The outputs of the first lie in temporary files (4 bytes x components x sentences
-    x width); those of the others too, but only of the portion at hand.
+    One model is in memory at a time. The outputs of the first are in temporary files (4 bytes x components x sentences
+    x width); those of the others too, for one portion at a time.
 
     Args:
         checkpoints: label -> checkpoint.
         portions: compared one by one; similarities are their means.
 
     Returns:
-        Label of each of the others -> comparison; of one checkpoint alone, its own label -> that of it. Random weights
-        have the labels of `random_label`.
+        Label of each other checkpoint, or of the only one -> comparison. Random weights have the labels of
+        `random_label`.
 
     Raises:
-        PruneError: a checkpoint, text or option that cannot be used, or outputs that are no numbers.
+        PruneError: a checkpoint, text or option that cannot be used, or outputs that are not finite.
     """
     for checkpoint in checkpoints.values():
-        require_text(checkpoint, portions)
+        _require_text(checkpoint, portions)
     counts = {portion.name: neighbours_of(portion, options) for portion in portions}
     (label, first), *others = checkpoints.items()
     with tempfile.TemporaryDirectory(prefix="prunecli-") as directory:
         scratch = Path(directory)
         own = dict(_represented(label, first, portions, options, scratch, progress, keep=True))
-        shape = next(iter(own.values()))
-        if not others and not options.random_seeds:
-            similarities = [_similarities((outputs,), options, counts[name]) for name, outputs in own.items()]
-            return {label: _comparison([(first, shape)], similarities)}
+        compared: list[tuple[str, Checkpoint, int | None]] = [(name, other, None) for name, other in others]
+        compared += [(random_label(seed), first, seed) for seed in options.random_seeds]
+        if not compared:
+            found = [_similarities((outputs,), options, counts[name]) for name, outputs in own.items()]
+            return {label: _comparison([(first, next(iter(own.values())))], found)}
         comparisons = {}
-        drawn = [(random_label(seed), first, seed) for seed in options.random_seeds]
-        for label, other, seed in [*((label, other, None) for label, other in others), *drawn]:
-            similarities = []
+        for label, other, seed in compared:
+            found = []
             for name, outputs in _represented(label, other, portions, options, scratch, progress, seed=seed):
-                similarities.append(_similarities((own[name], outputs), options, counts[name]))
-            comparisons[label] = _comparison([(first, shape), (other, outputs)], similarities)
+                found.append(_similarities((own[name], outputs), options, counts[name]))
+            comparisons[label] = _comparison([(first, own[name]), (other, outputs)], found)
         return comparisons
 
 
 def random_label(seed: int) -> str:
-    """What random weights are called among the comparisons: no directory's name."""
+    """Label of random weights among the comparisons: no directory's name."""
     return f"random weights, seed {seed}"
 
 
 def neighbours_of(portion: Portion, options: SimilarityOptions) -> int | None:
-    """k of LNS for this portion; None where LNS is not asked for.
+    """k of LNS for this portion; None without LNS.
 
     Raises:
         UsageError: there is no such k.
@@ -200,12 +203,8 @@ def neighbours_of(portion: Portion, options: SimilarityOptions) -> int | None:
     return neighbour_count(options.neighbours, len(portion)) if "lns" in options.measures else None
 
 
-def require_text(checkpoint: Checkpoint, portions: Sequence[Portion]) -> None:
-    """Refuse text of the wrong kind before a model is loaded.
-
-    Raises:
-        UsageError: parallel text for a model with one stack, or plain text for one with two.
-    """
+def _require_text(checkpoint: Checkpoint, portions: Sequence[Portion]) -> None:
+    """Refuse text of the wrong kind before a model is loaded."""
     parallel = any(portion.pair is not None for portion in portions)
     stacks = checkpoint.require_architecture().stacks
     if len(stacks) > 1 and not parallel:
@@ -234,7 +233,7 @@ def _represented(
     """Name of each portion, and the outputs of the model on it; without `keep` they last until the next portion.
 
     Args:
-        seed: of random weights in the place of the checkpoint's, in float32.
+        seed: of random weights in float32 that replace the checkpoint's.
     """
     from prunecli.analysis.representations import represent
     from prunecli.modules.devices import choose_device
@@ -250,24 +249,24 @@ def _represented(
         model = load_model(checkpoint.path, device=options.device, dtype=options.dtype)
     else:
         model = random_model(checkpoint, seed).to(choose_device(options.device)).eval()
-    runner = InMemory(model)
     with progress(f"{label}: reading", sum(map(len, portions)), "sentences") as advance:
         for portion in portions:
             examples: Examples
             if portion.pair is None or portion.targets is None:
-                examples = text_examples(
-                    tokenizer, runner.model, portion.sources, options.context, skip_empty=False
-                )
+                examples = text_examples(tokenizer, model, portion.sources, options.context, skip_empty=False)
             else:
                 sentences = dict(zip(portion.pair, (portion.sources, portion.targets), strict=True))
                 text = ParallelText(portion.name, sentences)
-                examples = translation_examples(tokenizer, runner.model, text, [portion.pair])
+                examples = translation_examples(tokenizer, model, text, [portion.pair])
             batches = examples.batches(options.batch_tokens)
             directory = Path(tempfile.mkdtemp(dir=scratch))
-            yield portion.name, represent(runner, components(checkpoint), batches, directory, advance)
+            yield (
+                portion.name,
+                represent(InMemory(model), components(checkpoint), batches, directory, advance),
+            )
             if not keep:
                 shutil.rmtree(directory)
-    del runner, model
+    del model
     gc.collect()  # before the next one is loaded
 
 
@@ -279,29 +278,26 @@ def _similarities(
     from prunecli.analysis.lns import local_neighbourhood_similarity
 
     features = [array for model in models for array in model.features]
-    similarities: dict[Measure, NDArray[np.float64]] = {}
+    found: dict[Measure, NDArray[np.float64]] = {}
     if "cka" in options.measures:
-        similarities["cka"] = linear_cka(features)
+        found["cka"] = linear_cka(features)
     if k is not None:
-        similarities["lns"] = local_neighbourhood_similarity(features, k)
-    return similarities
+        found["lns"] = local_neighbourhood_similarity(features, k)
+    return found
 
 
 def _comparison(
     models: Sequence[tuple[Checkpoint, Representations]],
     similarities: Sequence[Mapping[Measure, NDArray[np.float64]]],
 ) -> Comparison:
-    """Of one or two models, from the similarities on each portion."""
-    (checkpoint, outputs), *others = models
-    other = others[0] if others else None
+    """Comparison of one or two models from the similarities on each portion."""
+    held = [outputs.components for _, outputs in models]
+    removed = [tuple(one.name for one in components(made) if one.removed) for made, _ in models]
+    widths = [outputs.width for _, outputs in models]
     return Comparison(
-        outputs.components,
-        other[1].components if other else (),
-        (_removed(checkpoint), _removed(other[0]) if other else ()),
-        (outputs.width, other[1].width if other else 0),
+        held[0],
+        held[1] if len(models) > 1 else (),
+        (removed[0], removed[1] if len(models) > 1 else ()),
+        (widths[0], widths[1] if len(models) > 1 else 0),
         {measure: np.mean([each[measure] for each in similarities], axis=0) for measure in similarities[0]},
     )
-
-
-def _removed(checkpoint: Checkpoint) -> tuple[str, ...]:
-    return tuple(component.name for component in components(checkpoint) if component.removed)

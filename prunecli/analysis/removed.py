@@ -1,4 +1,4 @@
-"""How much of a model each of several checkpoints has lost, and in which way: abscissa and lines of a chart."""
+"""Fraction that was removed from each of several checkpoints, and lines of checkpoints reduced alike, for charts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prunecli.tensors.hub.names import origin
 
 @dataclass(frozen=True)
 class Removed:
-    """What one checkpoint has lost.
+    """Fraction that was removed from one checkpoint, and its lines in a chart.
 
     Attributes:
         fraction: in [0, 1]: 1 - kept / original.
@@ -35,7 +35,7 @@ Unit = Literal["heads", "experts", "parameters"]
 
 
 def removed(checkpoints: Sequence[Checkpoint], whole: int | None = None) -> tuple[Unit, list[Removed]]:
-    """What was removed from the checkpoints, and how much of it from each.
+    """Unit that was removed from the checkpoints, and the fraction removed from each.
 
     Heads where all were reduced by `prune-heads` alone, else experts where all were by `prune-experts` alone, else
     parameters, which are counted against `whole`, by default the first checkpoint's. Where the last pruning of heads
@@ -56,7 +56,7 @@ def _commands(checkpoints: Iterable[Checkpoint]) -> set[str]:
 
 
 def _in_lines(checkpoints: Sequence[Checkpoint], fractions: Sequence[float]) -> list[Removed]:
-    """Which checkpoints were reduced in the same way."""
+    """Assign checkpoints that were reduced in the same way to one line."""
     reduced = [index for index, one in enumerate(checkpoints) if fractions[index] or one.structure.history]
     starts = {
         index: [

@@ -1,4 +1,4 @@
-"""What the components of a model make of sentences (2309.01826, section 2.3): token means of their outputs."""
+"""Representations of sentences (2309.01826, section 2.3): token means of the outputs of a model's components."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ import errno
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from prunecli.analysis.components import Component
-from prunecli.architectures.records import Side
 from prunecli.errors import DataError, OutputError, UnsupportedModelError
 from prunecli.model.patchwork import module_name
-from prunecli.running.batches import run_forward
+from prunecli.running.batches import TokenObserver, run_forward
 from prunecli.running.examples import Batch
 from prunecli.running.runner import InMemory
 
@@ -31,7 +29,7 @@ Features = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Representations:
-    """What a model's components make of the same sentences.
+    """Outputs of a model's components for the same sentences.
 
     Attributes:
         components: those that the model has.
@@ -43,7 +41,7 @@ class Representations:
 
     @property
     def width(self) -> int:
-        """Of the widest output."""
+        """Width of the widest output."""
         return max((array.shape[1] for array in self.features), default=0)
 
 
@@ -74,7 +72,7 @@ def represent(
     present = tuple(component for component in components if not component.removed)
     if not present:
         raise UnsupportedModelError("the model has no layer, so that there is nothing to compare")
-    observer, headless = ComponentObserver(present), _headless(runner.model)
+    observer, headless = ComponentObserver(present), runner.model.base_model  # logits are not needed
     sentences = sum(len(batch.indices) for batch in batches)
     features: dict[int, Features] = {}
 
@@ -83,9 +81,18 @@ def represent(
         headless(**batch.arguments(headless))
 
     def finish(batch: Batch, _output: None) -> int:
-        means: dict[int, Tensor] = observer.take()
+        means = observer.take()
         for number, component in enumerate(present):
-            rows = _rows(means.get(number), component, batch)
+            if number not in means:
+                raise UnsupportedModelError(f"{component.name}: the model does not run it")
+            rows: Features = means[number].cpu().numpy()
+            finite = np.isfinite(rows).all(axis=1)
+            if not finite.all():
+                sentence = batch.indices[int(np.argmin(finite))] + 1
+                raise DataError(
+                    f"{component.name}: its output for sentence {sentence:,} holds NaN or infinity",
+                    "The weights are damaged, or overflow the type: try `dtype=float32`.",
+                )
             if number not in features:
                 features[number] = _file(directory / str(number), sentences, rows.shape[1])
             features[number][list(batch.indices)] = rows
@@ -97,43 +104,27 @@ def represent(
     return Representations(present, tuple(features[number] for number in range(len(present))))
 
 
-def _headless(model: Any) -> Any:
-    """The model without its head where that is a module of its own: logits are not needed."""
-    base: Any = getattr(model, model.base_model_prefix, None)
-    return base if isinstance(base, nn.Module) else model
+class ComponentObserver(TokenObserver):
+    """Takes the token means of components' outputs.
 
-
-class ComponentObserver:
-    """Takes the token means of components' outputs: an `Observer`.
-
-    Several layers may run one module, so that an output is told by the layer that is running.
+    Several layers may share one module: an output belongs to the layer that is running.
     """
 
     def __init__(self, components: Sequence[Component]) -> None:
         self._components = components
-        self._masks: dict[Side, Tensor] = {}
         self._means: dict[int, Tensor] = {}
         self._block = ""
 
-    def begin(self, batch: Batch, device: torch.device) -> None:
-        """What runs next."""
-        mask = batch.inputs["attention_mask"]
-        self._masks["encoder"] = mask.to(device).bool()
-        self._masks["decoder"] = batch.inputs.get("decoder_attention_mask", mask).to(device).bool()
-
-    @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
-        """See `Observer`."""
+    def hooks(self, model: nn.Module) -> Iterator[RemovableHandle]:
+        """See `TokenObserver`."""
         sharing: dict[nn.Module, dict[str, int]] = defaultdict(dict)
         for number, component in enumerate(self._components):
             sharing[model.get_submodule(module_name(model, component.output))][component.block] = number
-        with ExitStack() as hooks:
-            for block in dict.fromkeys(component.block for component in self._components):
-                layer = model.get_submodule(module_name(model, block))
-                hooks.callback(layer.register_forward_pre_hook(partial(self._enter, block)).remove)
-            for module, numbers in sharing.items():
-                hooks.callback(module.register_forward_hook(partial(self._leave, numbers)).remove)
-            yield
+        for block in dict.fromkeys(component.block for component in self._components):
+            layer = model.get_submodule(module_name(model, block))
+            yield layer.register_forward_pre_hook(partial(self._enter, block))
+        for module, numbers in sharing.items():
+            yield module.register_forward_hook(partial(self._leave, numbers))
 
     def take(self) -> dict[int, Tensor]:
         """Number of each component that has run since the last call -> `[batch, width]` float32."""
@@ -145,35 +136,18 @@ class ComponentObserver:
 
     def _leave(self, numbers: Mapping[str, int], _module: nn.Module, _inputs: Any, output: Any) -> None:
         number = numbers[self._block]
-        component = self._components[number]
-        # At once, so that one output at a time is held.
         outputs = output[0] if isinstance(output, tuple) else output
-        self._means[number] = _mean(outputs, component, self._masks[component.side].to(outputs.device))
-
-
-def _mean(output: Tensor, component: Component, mask: Tensor) -> Tensor:
-    """`[batch, tokens, width]` -> `[batch, width]`: the mean over real tokens, in float32."""
-    if output.ndim == 2 and len(output) == mask.numel():  # OPT's FFNs take all tokens one after another
-        output = output.view(*mask.shape, -1)
-    if output.shape[:-1] != mask.shape:
-        raise UnsupportedModelError(
-            f"{component.name}: its output has the shape {list(output.shape)}, for {list(mask.shape)} tokens"
-        )
-    return output.float().masked_fill(~mask[..., None], 0).sum(dim=1) / mask.sum(dim=1, keepdim=True)
-
-
-def _rows(means: Tensor | None, component: Component, batch: Batch) -> Features:
-    if means is None:
-        raise UnsupportedModelError(f"{component.name}: the model does not run it")
-    rows: Features = means.cpu().numpy()
-    finite = np.isfinite(rows).all(axis=1)
-    if not finite.all():
-        sentence = batch.indices[int(np.argmin(finite))] + 1
-        raise DataError(
-            f"{component.name}: its output for sentence {sentence:,} holds NaN or infinity",
-            "The weights are damaged, or overflow the type: try --dtype float32.",
-        )
-    return rows
+        mask = self.mask.to(outputs.device)
+        if outputs.ndim == 2 and len(outputs) == mask.numel():  # OPT's FFNs take all tokens in one dimension
+            outputs = outputs.view(*mask.shape, -1)
+        if outputs.shape[:-1] != mask.shape:
+            raise UnsupportedModelError(
+                f"{self._components[number].name}: its output has the shape {list(outputs.shape)}, for "
+                f"{list(mask.shape)} tokens"
+            )
+        # At once, so that one output at a time is held.
+        total = outputs.float().masked_fill(~mask[..., None], 0).sum(dim=1)
+        self._means[number] = total / mask.sum(dim=1, keepdim=True)
 
 
 def _file(path: Path, sentences: int, width: int) -> Features:

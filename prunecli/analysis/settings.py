@@ -1,4 +1,4 @@
-"""In which way checkpoints were reduced: what their histories say beside how much, and what tells several apart."""
+"""Settings of checkpoints' reductions, without the amount, and names for what differs between several."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ AMOUNTS: Mapping[str, frozenset[str]] = {
     "trim-vocabulary": frozenset({"min_count"}),
     "finetune": frozenset({"best"}),
 }
-"""Command -> arguments of its step in a history that say how much, or what came out."""
+"""Command -> arguments of its step in a history that are amounts or results."""
 OUTCOMES = frozenset({"keep", "removed", "best"})
-"""Those that say what came out."""
+"""Arguments that are results."""
 
 Step = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Value:
-    """What a step says: `identity` decides whether two are equal, `text` is shown."""
+    """A value of a step: `identity` decides whether two values are equal, `text` is shown."""
 
     text: str = field(compare=False)
     identity: str
@@ -44,7 +44,7 @@ ORIGIN = (-1, "of")
 
 
 def setting(history: Sequence[Step], own: Value | None = None) -> Setting:
-    """What was done, without the amount of the last reduction.
+    """Commands and arguments of a history, without the amount of the last reduction.
 
     Args:
         history: of a checkpoint, oldest step first.

@@ -1,30 +1,32 @@
-"""Selections and importance vectors of texts, compared: which experts of a language model belong to which text.
+"""`compare-languages` for language models: compare the experts that texts select, and importance vectors of texts.
 
-As 2212.09811 compares languages (6.2, 6.3), with the selections of `prune-experts`: as many experts in every layer.
+The method is that of 2212.09811 for languages (6.2, 6.3), with the selections of `prune-experts`: the same number of
+experts in every layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from prunecli.analysis.language_experts import LinkageMethod, cluster, feature_vector, jaccard_matrix
 from prunecli.errors import StatisticsError
-from prunecli.methods.experts.budget import Request, keep_count, select_experts
 from prunecli.methods.experts.metrics import aggregate_texts, default_metric, metric_values
 from prunecli.results.document import Model
 from prunecli.results.gates import GateStatistics
 from prunecli.results.header import header
-from prunecli.results.languages import TextLayer, Texts, Tree
-from prunecli.text.groups import groups_of
+from prunecli.results.languages import TextLayer, Texts
+from prunecli.selection.select import Budget, select
+from prunecli.text.parallel import groups_of
 
 
 @dataclass(frozen=True)
 class TextOptions:
-    """What is compared, and how.
+    """Options of `compare_by_text`.
 
     Attributes:
         ratio: fraction of the experts removed in each layer.
@@ -53,21 +55,21 @@ def compare_by_text(statistics: GateStatistics, options: TextOptions, files: Seq
     """
     texts = tuple(dict.fromkeys(options.texts)) or tuple(statistics.entries)
     metric = options.metric or default_metric(statistics)
-    families = groups_of(set(texts), options.families, "--families") if options.families else {}
+    families = groups_of(set(texts), options.families, "`families`") if options.families else {}
     values = {text: metric_values(metric, aggregate_texts(statistics, (text,)), statistics) for text in texts}
     axes = statistics.axes
     minimum = statistics.top_k if options.minimum is None else options.minimum
-    request = Request(keep_count(options.ratio, len(axes) * statistics.num_experts), minimum=minimum)
+    budget = Budget(options.ratio, balance=Fraction(1), least=minimum)
     kept = {}
     for text in texts:
         try:
-            kept[text], _ = select_experts(axes, values[text], request)
+            kept[text] = select(axes, values[text], budget)
         except StatisticsError as error:
             raise StatisticsError(
                 f"{text}: {error.message}", "Collect more of this text, or leave it out."
             ) from error
     chosen = [{(name, expert) for name, ids in kept[text].items() for expert in ids} for text in texts]
-    tree = cluster({text: feature_vector([*values[text].values()]) for text in texts}, options.linkage)
+    vectors = {text: feature_vector([*values[text].values()]) for text in texts}
     model = Model(fingerprint=statistics.fingerprint, model_type=statistics.model_type)
     given: dict[str, Any] = {"families": families} if families else {}
     return Texts(
@@ -79,14 +81,7 @@ def compare_by_text(statistics: GateStatistics, options: TextOptions, files: Seq
         texts=list(texts),
         **given,
         similarity=np.round(jaccard_matrix(chosen), 6).tolist(),
-        clustering=None
-        if tree is None
-        else Tree(
-            texts=list(tree.languages),
-            order=list(tree.order),
-            clusters=tree.root.to_json(),
-            matrix=tree.linkage.tolist(),
-        ),
+        clustering=cluster(vectors, options.linkage, "texts"),
         layers=[_layer(axis.module, {text: kept[text][axis.name] for text in texts}) for axis in axes],
     )
 

@@ -1,22 +1,18 @@
-"""What pruning costs at each step of a training (1905.10650, section 6 and Figure 5)."""
+"""Cost of pruning at each step of a training (1905.10650, section 6 and Figure 5)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from prunecli.analysis.plots import PANEL, CurvePoint, hide_spines, new_figure
 from prunecli.analysis.removed import is_made_from
 from prunecli.model.checkpoint import Checkpoint
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Where a checkpoint stands in a training.
+    """Step of a training that a checkpoint belongs to.
 
     Attributes:
         updates: of the weights, that its original had seen.
@@ -28,7 +24,7 @@ class Kept:
 
 
 def kept_of_one_training(checkpoints: Sequence[Checkpoint], removed: Sequence[float]) -> list[Kept] | None:
-    """Where each stands, if all were written by one training at several steps, or reduced from what it wrote.
+    """The step of each checkpoint, if one training wrote all of them, or the models that they were reduced from.
 
     Args:
         removed: fraction that each has lost.
@@ -53,7 +49,7 @@ def kept_of_one_training(checkpoints: Sequence[Checkpoint], removed: Sequence[fl
 
 
 def _training(history: Sequence[Mapping[str, Any]]) -> object | None:
-    """What is the same of all that one training writes; None of what no training wrote last."""
+    """Value that is equal for all checkpoints of one training; None if the last step is no training."""
     if not history or history[-1].get("command") != "finetune" or not _updates(history):
         return None
     arguments = {k: v for k, v in history[-1]["arguments"].items() if k not in ("steps", "best")}
@@ -63,46 +59,3 @@ def _training(history: Sequence[Mapping[str, Any]]) -> object | None:
 def _updates(history: Sequence[Mapping[str, Any]]) -> int:
     steps = history[-1].get("arguments", {}).get("steps") if history else None
     return steps if type(steps) is int and steps > 0 else 0
-
-
-def training_figure(points: Sequence[CurvePoint], kept: Sequence[Kept], *, unit: str = "heads") -> Figure:
-    """Scores against updates, each divided by that of the unreduced model of the same step: a panel per score.
-
-    A line for each share removed. Where the unreduced model scores 0 there is no point.
-
-    Args:
-        points: one for each of `kept`.
-        unit: what was removed: "heads", "experts", "parameters".
-
-    Raises:
-        PruneError: matplotlib is not installed.
-    """
-    scores = list(points[0].scores)
-    figure, (panels,) = new_figure(PANEL[0] * len(scores), PANEL[1], columns=len(scores))
-    updates = sorted({one.updates for one in kept})
-    shares = sorted({round(point.removed, 3) for point in points})
-    from matplotlib import colormaps
-
-    for axes, score in zip(panels, scores, strict=True):
-        for share in shares:
-            line = {
-                one.updates: point.scores[score] / points[one.original].scores[score]
-                for one, point in zip(kept, points, strict=True)
-                if round(point.removed, 3) == share and points[one.original].scores[score] > 0
-            }
-            colour = colormaps["viridis"](share / max(shares[-1], 1e-9))
-            at = sorted(line)
-            axes.plot(
-                at, [line[step] for step in at], marker="o", markersize=4, color=colour, label=f"{share:.0%}"
-            )
-        axes.set_xscale("log")
-        axes.set_xticks(updates, [f"{step:,}" for step in updates])
-        axes.minorticks_off()
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("updates")
-        axes.set_ylabel(f"{score} / that of the unreduced model")
-        axes.grid(alpha=0.3)
-        hide_spines(axes, "top", "right")
-    beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}  # the lines fill the panels
-    panels[-1].legend(title=f"{unit} removed", fontsize=8, title_fontsize=8, **beside)
-    return figure

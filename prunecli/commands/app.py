@@ -10,20 +10,18 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
-from importlib import import_module
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from prunecli import __version__, processes
-from prunecli.choices import present_name
 from prunecli.commands import console, failures
+from prunecli.commands.command import COMMANDS, function_of, options_of
 from prunecli.commands.failures import INTERRUPTED
 from prunecli.commands.near_names import near
-from prunecli.commands.signatures import COMMANDS, value_names
+from prunecli.options import present_names
 from prunecli.tensors.hub.names import expanded
 
 KILLED = "Ended by SIGTERM: no output is half-written."
@@ -35,11 +33,11 @@ COLLECT_AFTER = 50_000
 """Objects between two runs of Python's garbage collector: a million that stay come with torch and transformers."""
 
 
-class _Flags:
-    """Help that names no type after a switch, as in `--force <bool>`, but the switch for the opposite."""
+class _Help:
+    """Help whose texts rich does not take for markup, such as `[ids]`."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help text; rich would take `[ids]` for markup and leave this out."""
+        """Print the help text."""
         from rich.markup import escape
 
         for part in (self, *self.get_params(ctx), *getattr(self, "commands", {}).values()):
@@ -48,28 +46,29 @@ class _Flags:
         super().format_help(ctx, formatter)  # type: ignore[misc]
 
     def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters as typer does; help names no type of a value, only what a value stands for."""
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
-            if getattr(param, "is_flag", False) and param.metavar is None:
-                param.metavar = "".join(param.secondary_opts)
+            param.metavar = param.metavar or ""
+            if param.param_type_name == "argument":  # CHECKPOINT <str>
+                param.display_type_rich = lambda ctx: None  # noqa: ARG005
         return params
 
 
-class _Command(_Flags, TyperCommand):
-    """Help that names values in a word, choices in the text: typer's own names of them do not fit their column."""
-
+class _Command(_Help, TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments as typer does; take old names of options, suggest options, cut "Value error" off a reason."""
+        """Parse arguments as typer does; take old names of options, suggest options that exist."""
         end = args.index("--") if "--" in args else len(args)
-        options = [present_name(self.name or "", word, console.warn) for word in args[:end]]
+        if "--help-all" in args[:end]:
+            args = ["--help" if word == "--help-all" else word for word in args]
+            for param in self.get_params(ctx):
+                param.hidden = False
+        options = present_names(self.name or "", args[:end], console.warn)
         try:
             return super().parse_args(ctx, options + args[end:])
-        except typer.BadParameter as error:
-            error.message = error.message.removeprefix("Value error, ")
-            raise
         except Exception as error:
             if hasattr(error, "possibilities"):
-                names = {"debug": "--debug"}
+                names = {"debug": "--debug", "help-all": "--help-all"}
                 for param in self.get_params(ctx):
                     usage = f"the argument {param.metavar} ({ctx.command_path} {param.metavar})"
                     is_option = param.param_type_name == "option"
@@ -80,22 +79,8 @@ class _Command(_Flags, TyperCommand):
                 )
             raise
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        params = super().get_params(ctx)
-        unnamed = any(param.metavar is None for param in params)
-        names = value_names(self.callback) if unnamed and self.callback else {}
-        for param in params:
-            if param.metavar is None and param.name in names:
-                param.metavar, choices = names[param.name]
-                param.help += f" One of {choices}." if choices else ""
-            if param.param_type_name == "argument":  # CHECKPOINT <list[Path]>
-                param.display_type_rich = lambda ctx: None  # noqa: ARG005
-            # Ranges, such as [0.0<=x<=1.0], would widen the column of names for all; a refusal says them.
-            param._get_number_range_help_str = str
-        return params
 
-
-class _Group(_Flags, TyperGroup):
+class _Group(_Help, TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command as typer does; suggest commands that exist."""
         name = args[0]
@@ -105,6 +90,10 @@ class _Group(_Flags, TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+DESCRIPTION = (
+    "Make pretrained transformers smaller and faster: checkpoint directory in, checkpoint directory out.\n\n"
+    "Order of work: inspect, collect-gates or score-heads, prune-… or share-…, evaluate, finetune, evaluate, report."
+)
 app = typer.Typer(
     name="prunecli",
     cls=_Group,
@@ -112,7 +101,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
-    help="Make pretrained transformers smaller and faster: checkpoint directory in, checkpoint directory out.",
+    help=DESCRIPTION,
     epilog="Without a checkpoint and text, commands take the bundled ones: in an empty folder, type "
     "[bold]prunecli collect-gates[/bold], [bold]prunecli prune-experts --ratio 0.8[/bold], "
     "[bold]prunecli bench-latency --beam 5[/bold]. [bold]prunecli help COMMAND[/bold] shows the options of a command.",
@@ -133,7 +122,7 @@ def prunecli(
         typer.Option("--version", "-V", callback=_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    """Make pretrained transformers smaller and faster: checkpoint directory in, checkpoint directory out."""
+    """Make pretrained transformers smaller and faster."""
     # `main` heeds --debug, wherever it stands; the callback of --version does the work.
 
 
@@ -150,23 +139,17 @@ def _register(asked: Sequence[str]) -> None:
     wanted = {alone} & known or known
     for panel, names in COMMANDS.items():
         for name in filter(wanted.__contains__, names):
-            function_name = name.replace("-", "_")
-            module = import_module(f"prunecli.commands.{function_name}")
-            function = getattr(module, function_name)
+            function = function_of(name)
             # A terminal's lines end elsewhere than the source's.
             described = "\n\n".join(" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
-            app.command(name, cls=_Command, help=described, rich_help_panel=panel)(_heeding_quiet(function))
-
-
-def _heeding_quiet(command: Callable[..., None]) -> Callable[..., None]:
-    """`command`, whose notes --quiet silences."""
-
-    @wraps(command)
-    def run(*arguments: Any, **options: Any) -> None:
-        with console.hushed(bool(options.get("quiet"))):
-            command(*arguments, **options)
-
-    return run
+            hidden = any(one.spec.hidden for one in options_of(function).list_options().values())
+            app.command(
+                name,
+                cls=_Command,
+                help=described,
+                rich_help_panel=panel,
+                epilog="--help-all shows all options." if hidden else None,
+            )(function)
 
 
 _CAME: list[int] = []

@@ -4,150 +4,87 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, ClassVar
 
 from prunecli.commands import console
-from prunecli.commands.checkpoints import DemoOption, checkpoints_or_demo, texts_or_demo
-from prunecli.commands.groups import Helps, Without, flattened
-from prunecli.commands.options import (
-    AllOption,
-    CheckpointsArgument,
-    RunningDtypeOption,
-    TaskOption,
+from prunecli.commands.checkpoints import (
+    ALL,
+    CHECKPOINTS,
+    DEMO,
+    TASK,
+    DemoName,
+    checkpoints_or_demo,
+    demo_text,
+    reads_whole,
+    texts_or_demo,
 )
-from prunecli.commands.outputs import Outputs
-from prunecli.commands.text_options import TextOptions
-from prunecli.errors import UsageError
-from prunecli.tensors.quantities import counted, whole_numbers
+from prunecli.commands.command import command
+from prunecli.commands.outputs import OutputOptions, plot_option, result_option
+from prunecli.evaluation.options import LatencyOptions
+from prunecli.options import TEXT, CheckpointPath, option
+from prunecli.tensors.quantities import counted
+from prunecli.text.choice import TextChoice
+from prunecli.text.tasks import TaskName
 
 if TYPE_CHECKING:
     from prunecli.results.latency import Latency, Timed, Timing
 
-USUAL = 8
-"""Sentences of a run."""
 MANY = 4
 """With more checkpoints than this in the folder, and none named, less is measured of each."""
 
 
-@flattened
-def bench_latency(
-    checkpoints: CheckpointsArgument = None,
-    texts: Annotated[
-        TextOptions, Without({"source_file", "target_file", "langs", "max_sentences", "batch_tokens"})
-    ] = TextOptions(split="test"),
-    task: TaskOption = None,
-    sentences: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help=f"Sentences, examples or prompts per run. Default: {USUAL}.",
-        ),
-    ] = None,
-    batch_size: Annotated[
-        str,
-        typer.Option(help="Sentences at a time; a list for several.", metavar="N,…"),
-    ] = "1",
-    beam: Annotated[
-        str | None,
-        typer.Option(
-            help="Translation: beam size, a list for several; default: 5.",
-            metavar="N,…",
-        ),
-    ] = None,
-    new_tokens: Annotated[
-        int,
-        typer.Option(min=2, help="Tokens generated per sentence or prompt, the same for all."),
-    ] = 32,
-    runs: Annotated[int, typer.Option(min=1, help="Timed runs.")] = 5,
-    warm_up: Annotated[int, typer.Option(min=0, help="Runs before them that do not count.")] = 1,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="CPU threads. Default: one for small models, else as many as there are idle cores.",
-        ),
-    ] = None,
-    no_memory: Annotated[
-        bool,
-        typer.Option("--no-memory", help="Leave out load time and peak memory: each is a load of its own."),
-    ] = False,
-    dtype: RunningDtypeOption = "auto",
-    demo: DemoOption = "translation",
-    everything: AllOption = False,
-    outputs: Annotated[Outputs, Helps(plot="Draw the speed against batch size.")] = Outputs(
-        output=Path("latency.json")
-    ),
-) -> None:
+class BenchLatency(OutputOptions, TextChoice, LatencyOptions):
+    """Options of the command."""
+
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"source_file", "target_file", "langs", "max_sentences"})
+
+    checkpoints: tuple[CheckpointPath, ...] = CHECKPOINTS
+    split: str = option("test", "Split of --data.", panel=TEXT, recorded=False)
+    task: TaskName | None = TASK
+    demo_model: DemoName = DEMO
+    everything: bool = ALL
+    output: Path = result_option("latency.json")
+    plot: Path | None = plot_option("Draw the speed against batch size.")
+
+
+@command(BenchLatency)
+def bench_latency(options: BenchLatency) -> None:
     """Time the decoding of the same sentences to the same length, checkpoint by checkpoint in turns.
 
     Classifiers (--labelled), embedding models and masked language models (--text) are timed by examples per second,
-    language models (--text) by the tokens per second that they read of a prompt and generate after it.
-
-    The first checkpoint is the baseline of the ratios.
+    language models (--text) by the tokens per second that they read of a prompt and generate after it. The first
+    checkpoint is the baseline of the ratios.
     """
     from prunecli.evaluation.latency import bench_latency as run
     from prunecli.evaluation.options import labels_for
-    from prunecli.evaluation.timing import LatencyOptions
 
-    outputs.check()
-    beams = None if beam is None else _numbers("--beam", beam)
-    batch_sizes = _numbers("--batch-size", batch_size)
-    labels = labels_for(checkpoints_or_demo(checkpoints, demo))
-    if len(labels) > MANY and not (checkpoints or sentences or everything):
-        sentences, no_memory = max(1, USUAL * MANY * 2 // len(labels)), True
+    options.check_outputs()
+    named, usual = options.checkpoints, options.sentences
+    labels = labels_for(checkpoints_or_demo(named, options.demo_model))
+    is_chosen = named or options.everything or "sentences" in options.model_fields_set
+    if len(labels) > MANY and not is_chosen:
+        less = {"sentences": max(1, usual * MANY * 2 // len(labels)), "memory": False}
+        options = options.model_copy(update=less)
         console.note(
-            f"{counted(len(labels), 'checkpoint')}: {counted(sentences, 'sentence')} a run, without load times "
-            "and peak memory, takes about a minute; --all takes everything."
+            f"{counted(len(labels), 'checkpoint')}: {counted(options.sentences, 'sentence')} a run, without load times "
+            "and peak memory, takes about a minute; --all measures everything."
         )
-    options = LatencyOptions(
-        sentences=sentences or USUAL,
-        beams=beams,
-        batch_sizes=batch_sizes,
-        runs=runs,
-        warm_up=warm_up,
-        new_tokens=new_tokens,
-        threads=threads,
-        device=texts.device,
-        dtype=dtype,
-        memory=not no_memory,
+    files = () if options.files else texts_or_demo(None, options.demo_model, "test", named)
+    options = options.model_copy(
+        update={
+            "files": options.files or tuple(file.path for file in files),
+            "whole_files": reads_whole(options, is_demo=bool(files)),
+            "demo": demo_text(named),
+        }
     )
-    files = () if texts.text else texts_or_demo(None, demo, "test", checkpoints)
-    choice = texts.choice(
-        checkpoints,
-        files=texts.text or tuple(file.path for file in files),
-        whole_files=texts.reads_whole(is_demo=bool(files)),
-    )
-    latency = run(labels, choice, options, console.progress(outputs.quiet), console.note, task=task)
-    outputs.write(latency)
-    if outputs.plot is not None:
-        _draw(latency, outputs.plot)
-    outputs.show(latency.to_json, lambda: _show(latency))
+    latency = run(labels, options, options, console.progress(options.quiet), console.note, task=options.task)
+    options.write(latency)
+    if options.plot is not None:
+        from prunecli.report.pictures import speed_pictures
+        from prunecli.report.render import save_pictures
 
-
-def _draw(latency: Latency, plot: Path) -> None:
-    from prunecli.analysis.plots import Speed, save_figure, speed_figure
-
-    speeds = [
-        Speed(
-            result.checkpoint,
-            timing.batch_size,
-            timing.setting,
-            timing.rate[1].median,
-            timing.rate[1].deviation,
-        )
-        for result in latency.results
-        for timing in result.timings
-    ]
-    save_figure(speed_figure(speeds, latency.results[0].timings[0].rate[0]), plot)
-
-
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    numbers = tuple(dict.fromkeys(whole_numbers(text)))
-    if not numbers or min(numbers) < 1:
-        raise UsageError(f"{option} {text}: not a list of numbers of 1 or more", f"Write {option} 1,8.")
-    return numbers
+        save_pictures([speed_pictures(latency)], options.plot)
+    options.show(latency.to_json, lambda: _show(latency))
 
 
 def _show(latency: Latency) -> None:

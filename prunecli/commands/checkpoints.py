@@ -2,28 +2,57 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import typer
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from prunecli.commands import console
 from prunecli.errors import UsageError
-from prunecli.text.hub_data import is_hub_data, parse_hub_data
-from prunecli.text.named import TextFile
+from prunecli.options import TEXT, argument, option
+from prunecli.text.files import TextFile, is_hub_data, parse_hub_data
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.running.layerwise.runner import RunReport
+    from prunecli.text.choice import TextChoice
+
+    Texts = TypeVar("Texts", bound=TextChoice)
 
 DemoName = Literal["translation", "lm"]
-DemoOption = Annotated[
-    DemoName,
-    typer.Option(
-        metavar="NAME",
-        help="The bundled model and text that are taken where none is named: translation, or lm, a language model.",
-    ),
-]
+
+CHECKPOINT = argument(
+    None,
+    "Checkpoint directory, or a hub model (org/name). Default: the bundled demo model.",
+    "CHECKPOINT",
+    role="checkpoint",
+)
+"""Field `checkpoint` of commands for one model."""
+CHECKPOINTS = argument(
+    (),
+    "Checkpoint directories or hub models (org/name), the baseline first.",
+    "CHECKPOINT",
+    role="checkpoint",
+)
+"""Field `checkpoints` of commands for several models."""
+DEMO = option(
+    "translation",
+    "Bundled model and text to use if none is named: translation, or lm, a language model.",
+    flag="--demo",
+    panel=TEXT,
+    recorded=False,
+)
+"""Field `demo_model` of commands for both kinds of model."""
+TASK = option(None, "Task. Default: that of the model.", recorded=False)
+"""Field `task`."""
+ALL = option(
+    False,
+    "If no checkpoint is named: measure on all of the demo's text, however long that takes.",
+    flag="--all",
+    panel=TEXT,
+    recorded=False,
+)
+"""Field `everything`."""
 
 
 def checkpoint_directory(given: Path) -> Path:
@@ -50,7 +79,7 @@ def streamed(given: Path | None) -> Checkpoint:
     from prunecli.model.streamed import stream_model
 
     if given is None:
-        raise UsageError("--stream reads a model of the hub, and none is named.", "Name one: org/name.")
+        raise UsageError("`stream` reads a model of the hub, and none is named.", "Name one: org/name.")
     return stream_model(given, say=console.note, progress=console.progress(console.is_hushed()), bars=False)
 
 
@@ -95,6 +124,20 @@ def demo_text(checkpoints: Path | Sequence[Path] | None, demo: DemoName = "trans
     return LM_DATA if demo == "lm" else DATA
 
 
+def with_demo_text(options: Texts, checkpoints: Path | Sequence[Path] | None) -> Texts:
+    """Return the options with the demo's text, which is read if they name none; see `demo_text`."""
+    return options.model_copy(update={"demo": demo_text(checkpoints)})
+
+
+def reads_whole(options: TextChoice, *, is_demo: bool) -> bool | None:
+    """Return whether each file is one text: as asked; if None, the task decides.
+
+    Args:
+        is_demo: whether the files are the demo's, in which each line is a text.
+    """
+    return False if is_demo and options.whole_files is None else options.whole_files
+
+
 def texts_or_demo(
     given: Sequence[TextFile] | None,
     demo: DemoName,
@@ -113,7 +156,9 @@ def texts_or_demo(
         return tuple(given or ())
     from prunecli.demo import LM_DATA, LM_TEXTS
 
-    console.note(f"No --text given: using the demo's text, {' and '.join(LM_TEXTS)}; give yours with --text.")
+    console.note(
+        f"No `files` given: using the demo's text, {' and '.join(LM_TEXTS)}; give yours with `files`."
+    )
     return tuple(TextFile(LM_DATA / f"{split}.{name}", name) for name in LM_TEXTS)
 
 
@@ -124,3 +169,30 @@ def _bundled(demo: DemoName) -> Path:
     from prunecli.demo import CHECKPOINT, LM_CHECKPOINT
 
     return LM_CHECKPOINT if demo == "lm" else CHECKPOINT
+
+
+def running_by_layer(memory: int | None) -> None:
+    """Prepare a run layer by layer, before torch is imported."""
+    if memory is not None:
+        ask_huge_pages()
+
+
+def ask_huge_pages() -> None:
+    """Have torch ask for huge pages, of which it takes note at its first tensor: see modules.layerwise.machine."""
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
+def report_run(run: RunReport, label: str | None = None, *, back: bool = False) -> None:
+    """Say what a run layer by layer read.
+
+    Args:
+        label: of the checkpoint, where there are several.
+        back: whether it went back through the layers too.
+    """
+    rate = console.bytes_text(run.bytes_read / max(run.seconds, 1e-9))
+    times = "once" if run.readings == 1 else f"in {run.readings} groups"
+    spilled = f"; {console.bytes_text(run.spilled_bytes)} of states in a file" if run.spilled_bytes else ""
+    console.note(
+        f"{'' if label is None else f'{label}: '}Went through the layers{' and back' if back else ''} {times}: "
+        f"{console.bytes_text(run.bytes_read)} of weights read, {rate} a second{spilled}."
+    )

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prunecli import processes
 from prunecli.commands import console
-from prunecli.commands.checkpoints import DemoOption, checkpoint_or_demo, texts_or_demo
-from prunecli.commands.groups import Helps, Without, flattened
-from prunecli.commands.memory_options import MemoryOption, SpillDirOption, ask_huge_pages, report_run
-from prunecli.commands.options import (
-    CheckpointArgument,
-    ComputeDtypeOption,
-    NamedTextOption,
+from prunecli.commands.checkpoints import (
+    CHECKPOINT,
+    DEMO,
+    DemoName,
+    ask_huge_pages,
+    checkpoint_or_demo,
+    reads_whole,
+    report_run,
+    texts_or_demo,
+    with_demo_text,
 )
-from prunecli.commands.outputs import Outputs
-from prunecli.commands.text_options import TextOptions
+from prunecli.commands.command import command
+from prunecli.commands.outputs import OutputOptions, result_option
 from prunecli.errors import UsageError
+from prunecli.evaluation.on_text import MemoryOptions, RunOptions
+from prunecli.methods.scoring import CollectOptions
+from prunecli.options import COMPUTE_DTYPE, CheckpointPath, ComputeDtype
+from prunecli.text.choice import NAMED_TEXT, NamedText, TextChoice
 
 if TYPE_CHECKING:
     from prunecli.results.gates import GateStatistics
@@ -28,106 +33,65 @@ if TYPE_CHECKING:
 ROWS_SHOWN = 12
 
 
-Mode = Literal["forced", "beam"]
+class CollectGates(OutputOptions, TextChoice, MemoryOptions, RunOptions, CollectOptions):
+    """Options of the command."""
+
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"files", "labelled", "plot", "table"})
+
+    checkpoint: CheckpointPath | None = CHECKPOINT
+    text: tuple[NamedText, ...] = NAMED_TEXT
+    dtype: ComputeDtype = COMPUTE_DTYPE
+    demo_model: DemoName = DEMO
+    output: Path = result_option("gates.json", "File of the statistics.")
 
 
-@flattened
-def collect_gates(
-    checkpoint: CheckpointArgument = None,
-    texts: Annotated[TextOptions, Without({"text", "labelled"})] = TextOptions(),
-    mode: Annotated[
-        Mode | None,
-        typer.Option(
-            help="forced: run on the reference, fast; beam: search. Default: forced.",
-        ),
-    ] = None,
-    beam: Annotated[int, typer.Option(min=2, help="Beams per sentence with --mode beam.")] = 4,
-    text: NamedTextOption = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Use only the first N tokens of each --text name."),
-    ] = None,
-    mean_outputs: Annotated[
-        bool,
-        typer.Option(
-            "--mean-outputs",
-            help="Of language models: also write OUTPUT.outputs.safetensors, for prune-experts --constant-experts.",
-        ),
-    ] = False,
-    memory: MemoryOption = None,
-    spill_dir: SpillDirOption = None,
-    demo: DemoOption = "translation",
-    dtype: ComputeDtypeOption = "auto",
-    outputs: Annotated[Outputs, Without({"plot", "table"}), Helps(output="The statistics.")] = Outputs(
-        output=Path("gates.json")
-    ),
-) -> None:
+@command(CollectGates)
+def collect_gates(options: CollectGates) -> None:
     """Collect gate statistics: how often, and how surely, each expert is chosen for each language pair or text.
 
-    Of language models (--text) also how large its outputs are.
-
-    The file holds sums over real tokens, so files of several runs add up. An interrupted run goes on where it stopped
-    when it is started again with the same arguments. A model that does not fit is run layer by layer.
+    The file holds sums, so that files of several runs add up. The same command resumes an interrupted run. A model
+    that does not fit in memory runs layer by layer.
 
     Several processes share the text: torchrun --nproc-per-node 2 -m prunecli collect-gates ….
     """
     from prunecli.model.checkpoint import open_model
-    from prunecli.tensors.quantities import parse_size
-    from prunecli.text.corpus import read_corpora
+    from prunecli.text.plain import read_corpora
 
-    ask_huge_pages()  # though --memory be left out: a model that does not fit is run by layers too
-    budget = None if memory is None else parse_size(memory)
-    choice = texts.choice(checkpoint, whole_files=None, context=None)
-    files = texts_or_demo(text, demo, "val", checkpoint)
-    of_translation = {
-        **choice.given,
-        "--max-sentences": texts.max_sentences is not None,
-        "--mode": mode is not None,
-    }
-    of_text = {
-        "--whole-files": texts.whole_files,
-        "--lines": texts.whole_files is False,
-        "--context": texts.context,
-        "--max-tokens": max_tokens,
-        "--mean-outputs": mean_outputs,
-    }
-    for name, is_given in (of_translation if files else of_text).items():
-        if is_given and files:
-            raise UsageError(
-                f"{name} goes with models that translate, --text with language models", "Give one."
-            )
-        if is_given:
-            raise UsageError(f"{name} goes with --text", "Give --text NAME=FILE, or leave it out.")
+    ask_huge_pages()  # without --memory too: a model that does not fit runs layer by layer
+    files = texts_or_demo(options.text, options.demo_model, "val", options.checkpoint)
+    _check(options, is_text=bool(files))
+    choice = with_demo_text(options, options.checkpoint)
     with processes.together() as process_group, ExitStack() as stack:
         with process_group.in_step():
             if process_group.is_main:  # before a model is fetched
-                outputs.check()
-            opened = stack.enter_context(open_model(checkpoint_or_demo(checkpoint, demo)))
+                options.check_outputs()
+            opened = stack.enter_context(
+                open_model(checkpoint_or_demo(options.checkpoint, options.demo_model))
+            )
 
-            from prunecli.methods.experts.batches import CollectOptions
             from prunecli.methods.experts.collect import collect_gates as collect
 
-            options = CollectOptions(
-                mode or "forced", beam, texts.batch_tokens, texts.context, max_tokens, mean_outputs
-            )
-            whole_files = texts.reads_whole(is_demo=text is None)
             corpora = None
             if files:
+                whole_files = reads_whole(options, is_demo=not options.text)
                 corpora = read_corpora(
-                    files, whole_files=whole_files is not False, max_tokens=max_tokens, say=console.note
+                    files,
+                    whole_files=whole_files is not False,
+                    max_tokens=options.max_tokens,
+                    say=console.note,
                 )
         collected = collect(
             opened,
             corpora or choice,
             options,
-            outputs.output,
-            force=outputs.force,
-            device=texts.device,
-            dtype=dtype,
-            memory=budget,
-            spill_directory=spill_dir,
+            options.output,
+            force=options.force,
+            device=options.device,
+            dtype=options.dtype,
+            memory=options.memory,
+            spill_directory=options.spill_directory,
             process_group=process_group,
-            progress=console.progress(outputs.quiet),
+            progress=console.progress(options.quiet),
             say=console.note,
         )
     if collected.report is not None:
@@ -139,7 +103,29 @@ def collect_gates(
     def document() -> dict[str, Any]:
         return {name: value for name, value in statistics.to_json().items() if name != "entries"}
 
-    outputs.show(document, lambda: _show(statistics))
+    options.show(document, lambda: _show(statistics))
+
+
+def _check(options: CollectGates, *, is_text: bool) -> None:
+    """Refuse options for the other kind of model.
+
+    Raises:
+        UsageError: one is given.
+    """
+    of_text = ("whole_files", "context")
+    given = {name: is_given for name, is_given in options.given.items() if name not in of_text}
+    given |= {"max_sentences": options.max_sentences is not None, "mode": "mode" in options.model_fields_set}
+    if not is_text:
+        names = (*of_text, "max_tokens", "mean_outputs")
+        given = {name: getattr(options, name) not in (None, False) for name in names}
+        given["whole_files=False"] = options.whole_files is False
+    for name, is_given in given.items():
+        if is_given and is_text:
+            raise UsageError(
+                f"`{name}` goes with models that translate, `text` with language models", "Give one."
+            )
+        if is_given:
+            raise UsageError(f"`{name}` goes with `text`", "Give `text=NAME=FILE`, or leave it out.")
 
 
 def _show(statistics: GateStatistics) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from prunecli.commands import console
-from prunecli.commands.groups import Helps, flattened
-from prunecli.commands.outputs import Outputs
+from prunecli.commands.command import command
+from prunecli.commands.outputs import OutputOptions, plot_option, result_option
 from prunecli.errors import UsageError
+from prunecli.options import argument
 
 if TYPE_CHECKING:
     from prunecli.results.similarity import HeadComparison
@@ -20,36 +19,40 @@ FORMS = ("3f", "2g", "3f", "2g")
 """Decimal places of r and p, of both correlations."""
 
 
-@flattened
-def compare_heads(
-    first: Annotated[Path, typer.Argument(metavar="A.json", help="Scores of heads, from score-heads.")],
-    second: Annotated[Path, typer.Argument(metavar="B.json", help="Those on another text or task.")],
-    outputs: Annotated[Outputs, Helps(plot="Also draw a point for each head.")] = Outputs(
-        output=Path("head-comparison.json")
-    ),
-) -> None:
+class CompareHeads(OutputOptions):
+    """Options of the command."""
+
+    first: Path = argument(..., "Scores of heads, from score-heads.", "A.json", role="input")
+    second: Path = argument(..., "Scores of the same heads on another text or task.", "B.json", role="input")
+    output: Path = result_option("head-comparison.json")
+    plot: Path | None = plot_option("Also draw a point for each head.")
+
+
+@command(CompareHeads)
+def compare_heads(options: CompareHeads) -> None:
     """Compare the importance of heads on two texts or tasks.
 
     Correlations of all heads and of each kind of attention: Pearson's of the values, Spearman's of their ranks.
     """
     from prunecli.results.unit_scores import read_scores
 
+    first, second = options.first, options.second
     if first.resolve() == second.resolve():
         raise UsageError(f"{first} is given twice", "Name the scores on two texts or tasks.")
     scores = read_scores(first), read_scores(second)
-    outputs.check()
+    options.check_outputs()
 
     from prunecli.analysis.head_importance import compare_heads as compare
-    from prunecli.analysis.head_importance import scatter_figure
 
     same_name = first.name == second.name
     comparison = compare(scores, (str(first), str(second)) if same_name else (first.name, second.name))
-    outputs.write(comparison)
-    if outputs.plot is not None:
-        from prunecli.analysis.plots import save_figure
+    options.write(comparison)
+    if options.plot is not None:
+        from prunecli.report.pictures import head_comparison
+        from prunecli.report.render import save_pictures
 
-        save_figure(scatter_figure(comparison), outputs.plot)
-    outputs.show(comparison.to_json, lambda: _show(comparison))
+        save_pictures([[head_comparison(comparison)]], options.plot)
+    options.show(comparison.to_json, lambda: _show(comparison))
 
 
 def _show(comparison: HeadComparison) -> None:

@@ -3,76 +3,73 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import ClassVar, Literal
 
-import typer
-
-from prunecli.choices import paths
 from prunecli.commands import console
 from prunecli.commands.checkpoints import (
+    CHECKPOINT,
     checkpoint_directory,
     checkpoint_or_demo,
     checkpoints_here,
+    with_demo_text,
 )
-from prunecli.commands.groups import Helps, Without, flattened
-from prunecli.commands.options import (
-    CheckpointArgument,
-    ComputeDtypeOption,
-    refuse_absent,
-)
-from prunecli.commands.outputs import Outputs
-from prunecli.commands.text_options import TextOptions
+from prunecli.commands.command import command
+from prunecli.commands.outputs import OutputOptions, plot_option, result_option
 from prunecli.errors import UsageError
-from prunecli.tensors.hub.names import checkpoint_path
+from prunecli.evaluation.on_text import RunOptions
+from prunecli.options import (
+    ADVANCED,
+    COMPUTE_DTYPE,
+    TEXT,
+    CheckpointPath,
+    ComputeDtype,
+    argument,
+    option,
+    paths,
+)
+from prunecli.text.choice import TextChoice
 
-MeasureChoice = Literal["cka", "lns", "both"]
-"""Values of --measure."""
+
+class CompareModels(OutputOptions, TextChoice, RunOptions):
+    """Options of the command."""
+
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"whole_files", "labelled"})
+
+    checkpoint: CheckpointPath | None = CHECKPOINT
+    other: CheckpointPath | None = argument(
+        None,
+        "Checkpoint to compare with. Default: CHECKPOINT is compared with itself, component by component.",
+        "OTHER",
+        role="checkpoint",
+    )
+    measure: Literal["cka", "lns", "both"] = option(
+        "both", "cka: linear CKA; lns: local neighbourhood similarity; both."
+    )
+    split: str = option("test", "Split of --data.", panel=TEXT)
+    neighbours: float = option(
+        0.05, "Neighbours of LNS, as a share of the sentences.", panel=ADVANCED, ge=0, le=1
+    )
+    benchmarks: tuple[CheckpointPath, ...] = option(
+        (),
+        "Checkpoint like CHECKPOINT from another seed, whose similarity to it counts as 100%; may be given again.",
+        metavar="CHECKPOINT",
+        panel=ADVANCED,
+        role="checkpoint",
+    )
+    random_baseline: int | None = option(
+        None,
+        "Also the similarity to random weights of CHECKPOINT's architecture: the mean over this number of seeds.",
+        metavar="SEEDS",
+        panel=ADVANCED,
+        ge=1,
+    )
+    dtype: ComputeDtype = COMPUTE_DTYPE
+    output: Path = result_option("similarity.json", "File of the similarities.")
+    plot: Path | None = plot_option("Draw the heat maps of all components.")
 
 
-@flattened
-def compare_models(
-    checkpoint: CheckpointArgument = None,
-    other: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="OTHER",
-            parser=checkpoint_path,
-            callback=refuse_absent,
-            help="The checkpoint to compare it with; default: CHECKPOINT is compared with itself, component by "
-            "component.",
-        ),
-    ] = None,
-    benchmarks: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Checkpoints like CHECKPOINT from other seeds: their similarity to it is 100%; may be given again.",
-            metavar="CHECKPOINT",
-            parser=checkpoint_path,
-            callback=refuse_absent,
-        ),
-    ] = None,
-    random_baseline: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Also the similarity to random weights of CHECKPOINT's architecture, the mean over so many seeds.",
-            metavar="SEEDS",
-        ),
-    ] = None,
-    texts: Annotated[TextOptions, Without({"whole_files", "labelled"})] = TextOptions(split="test"),
-    measure: Annotated[
-        MeasureChoice,
-        typer.Option(help="cka: linear CKA; lns: local neighbourhood similarity."),
-    ] = "both",
-    neighbours: Annotated[
-        float,
-        typer.Option(min=0.0, max=1.0, help="Neighbours of LNS, as a share of the sentences."),
-    ] = 0.05,
-    dtype: ComputeDtypeOption = "auto",
-    outputs: Annotated[
-        Outputs, Helps(plot="Draw the heat maps of all components.", output="The similarities.")
-    ] = Outputs(output=Path("similarity.json")),
-) -> None:
+@command(CompareModels)
+def compare_models(options: CompareModels) -> None:
     """Compare what the components of two models make of the same sentences: every attention and every FFN.
 
     The decoder reads the references. Several language pairs are compared one by one, and averaged.
@@ -98,51 +95,52 @@ def compare_models(
     from prunecli.results.similarity import Similarity
     from prunecli.text.plain import read_plain
 
-    outputs.check()
-    if checkpoint is not None:
-        compared = [checkpoint_directory(path) for path in (checkpoint, other) if path is not None]
+    options.check_outputs()
+    if options.checkpoint is not None:
+        named = filter(None, (options.checkpoint, options.other))
+        compared = [checkpoint_directory(path) for path in named]
     elif here := checkpoints_here():
         of = f", the first of {len(here)} checkpoints here" if len(here) > 1 else ""
         console.note(f"No checkpoint given: comparing the bundled demo model with {here[0]}{of}.")
         compared = [demo.CHECKPOINT, here[0]]
     else:
         compared = [checkpoint_or_demo(None)]
-    if benchmarks and len(compared) == 1:
-        raise UsageError("--benchmarks goes with two models", "Name the checkpoint to compare with.")
-    if random_baseline and len(compared) == 1:
-        raise UsageError("--random-baseline goes with two models", "Name the checkpoint to compare with.")
-    labels = labels_for([*compared, *map(checkpoint_directory, benchmarks or ())])
+    for name in ("benchmarks", "random_baseline"):
+        if getattr(options, name) and len(compared) == 1:
+            raise UsageError(f"`{name}` goes with two models", "Name the checkpoint to compare with.")
+    labels = labels_for([*compared, *map(checkpoint_directory, options.benchmarks)])
     opened = {label: open_model(path) for label, path in labels.items()}
-    options = SimilarityOptions(
-        measures=MEASURES if measure == "both" else (measure,),
-        neighbours=neighbours,
-        batch_tokens=texts.batch_tokens,
-        context=texts.context,
-        device=texts.device,
-        dtype=dtype_name(fitting_dtype(opened, choose_devices(texts.device), dtype, say=console.note)),
-        random_seeds=tuple(range(random_baseline or 0)),
+    dtype = fitting_dtype(opened, choose_devices(options.device), options.dtype, say=console.note)
+    how = SimilarityOptions(
+        measures=MEASURES if options.measure == "both" else (options.measure,),
+        neighbours=options.neighbours,
+        batch_tokens=options.batch_tokens,
+        context=options.context,
+        device=options.device,
+        dtype=dtype_name(dtype),
+        random_seeds=tuple(range(options.random_baseline or 0)),
     )
-    if texts.context is not None and not texts.text:
-        raise UsageError("--context goes with --text", "Leave it out.")
-    choice = texts.choice(compared)
+    if options.context is not None and not options.files:
+        raise UsageError("`context` goes with `files`", "Leave it out.")
+    choice = with_demo_text(options, compared)
     if choice.files:
-        if any(given for name, given in choice.given.items() if name not in ("--text", "--context")):
+        if any(given for name, given in choice.given.items() if name not in ("files", "context")):
             raise UsageError(
-                "--text does not go with --data, --source-file, --target-file, --langs or --pairs",
+                "`files` does not go with `data`, `source_file`, `target_file`, `langs` or `pairs`",
                 "Plain text is for models with one stack; leave out one of the two.",
             )
-        portions = plain_portions(read_plain(paths(choice.files), max_sentences=texts.max_sentences))
+        portions = plain_portions(read_plain(paths(choice.files), max_sentences=options.max_sentences))
     else:
         parallel, directions = choice.parallel(console.note)
-        if texts.pairs is None and texts.langs is None:
+        if options.pairs is None and options.langs is None:
             directions = pruned_pairs(list(labels.values()), directions) or directions
         portions = parallel_portions(parallel, directions)
     names = list(opened)
-    found = compare(opened, portions, options, console.progress(outputs.quiet))
+    found = compare(opened, portions, how, console.progress(options.quiet))
     shown = names[: len(compared)]
     main = found[shown[-1]]
     references = {name: found[name] for name in names[2:]}
-    randoms = [found[random_label(seed)] for seed in options.random_seeds]
+    randoms = [found[random_label(seed)] for seed in how.random_seeds]
     result = similarity_of(
         main,
         list(references.values()),
@@ -150,29 +148,29 @@ def compare_models(
         **header(Similarity.FORMAT, list(opened.values()), None),
         checkpoints=list(opened),
         benchmarks=list(references),
-        **({"random_seeds": list(options.random_seeds)} if randoms else {}),
-        device=options.device,
-        dtype=options.dtype,
-        context=texts.context,
+        **({"random_seeds": list(how.random_seeds)} if randoms else {}),
+        device=how.device,
+        dtype=how.dtype,
+        context=options.context,
         text=[
             {
                 "name": portion.name,
                 "sentences": len(portion),
-                "neighbours": neighbours_of(portion, options),
+                "neighbours": neighbours_of(portion, how),
                 "sha256": portion.sha256,
             }
             for portion in portions
         ],
     )
-    outputs.write(result, leave_out=("matrices",))
-    if outputs.plot is not None:
-        from prunecli.analysis.heat_maps import similarity_figure
-        from prunecli.analysis.plots import save_figure
+    options.write(result, leave_out=("matrices",))
+    if options.plot is not None:
+        from prunecli.report.pictures import component_maps
+        from prunecli.report.render import save_pictures
 
-        save_figure(similarity_figure(main, shown), outputs.plot)
+        save_pictures(component_maps(result), options.plot)
 
     def show() -> None:
-        show_comparison(main, shown, list(references.values()), randoms)
+        show_comparison(result, shown)
         least, width = min(map(len, portions)), max(main.widths)
         many = f"each of {len(portions)} pairs, averaged" if len(portions) > 1 else portions[0].name
         console.out(f"{least:,} sentences of {many}.")
@@ -182,4 +180,4 @@ def compare_models(
                 "give more, or --benchmarks to compare with."
             )
 
-    outputs.show(result.to_json, show)
+    options.show(result.to_json, show)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from prunecli.options import Options
+
 REPORT_EVERY_S = 10.0
 """Seconds between the plain progress lines of an output that is not a terminal."""
 
@@ -62,6 +64,19 @@ def hushed(quiet: bool) -> Iterator[None]:
         _hushed.reset(before)
 
 
+_spelling: ContextVar[Callable[[str], str]] = ContextVar("spelling", default=str)
+
+
+@contextmanager
+def speaking_of(options: type[Options]) -> Iterator[None]:
+    """Lines show the fields of these options as the command line spells them."""
+    before = _spelling.set(options.as_typed)
+    try:
+        yield
+    finally:
+        _spelling.reset(before)
+
+
 def is_hushed() -> bool:
     """Whether notes are not shown."""
     return _hushed.get()
@@ -81,7 +96,7 @@ def warn(text: str) -> None:
 
 def say(text: str) -> None:
     """One plain line on stderr, of whichever process."""
-    print(wrapped(plain(text), sys.stderr), file=sys.stderr, flush=True)  # noqa: T201
+    print(wrapped(plain(_spelling.get()(text)), sys.stderr), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def out(text: str) -> None:

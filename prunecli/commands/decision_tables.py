@@ -1,4 +1,4 @@
-"""A decision as lines and tables: where each place was cut, and the components on either side."""
+"""A decision as lines and tables: the cut on each axis, and the units on either side."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from prunecli.model.decision import Decision
 
 EITHER_SIDE = 4
-"""Components on each side of a cut that --explain shows; all of a place of no more than twice that."""
+"""Number of units on each side of a cut that --explain shows; all units of an axis with no more than twice that."""
 
 
 def show_decision(decision: Decision | None) -> None:
-    """All of it, on stdout: the cut of each place, then the components near it."""
+    """Print the cut on each axis, then the units near it."""
     if decision is None:
         console.out("Nothing was chosen by a value, or among parts: the options say it all.")
         return
@@ -24,7 +24,7 @@ def show_decision(decision: Decision | None) -> None:
 
 
 def show_cuts(decision: Decision) -> None:
-    """What was chosen by what, and a row for each place."""
+    """Print the metric and the text, and a row for each axis."""
     from prunecli.analysis.decisions import CUT_COLUMNS, place_rows, summary
 
     for line in summary(decision):
@@ -35,7 +35,7 @@ def show_cuts(decision: Decision) -> None:
 
 
 def show_components(decision: Decision) -> None:
-    """The components on either side of each cut, highest first; all of small places."""
+    """Print the units on either side of each cut, highest first; all units of small axes."""
     from prunecli.analysis.decisions import nearest, number_text, place_name
 
     rows, is_cut = [], False

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from prunecli.commands import console
-from prunecli.commands.options import JsonOption
+from prunecli.commands.command import command
+from prunecli.options import Options, argument, option
 
 if TYPE_CHECKING:
     from prunecli.analysis.explanation import Explained
 
 
-def explain(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A result of prunecli.")],
-    what: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="WHAT",
-            help='What to explain: expert 7 of layer 3; head 2 of decoder cross-attention layer 1; token "▁house"; '
-            "default: where each layer was cut.",
-        ),
-    ] = None,
-    json: JsonOption = False,
-) -> None:
+class Explain(Options):
+    """Options of the command."""
+
+    directory: Path = argument(..., "A result of prunecli.", "DIR", role="input")
+    what: tuple[str, ...] = argument(
+        (),
+        'What to explain: expert 7 of layer 3; head 2 of decoder cross-attention layer 1; token "▁house". Default: '
+        "where each layer was cut.",
+        "WHAT",
+        repeated=True,
+    )
+    as_json: bool = option(False, "Print the result as JSON.", flag="--json")
+
+
+@command(Explain)
+def explain(options: Explain) -> None:
     """Say why an expert, head, hidden unit, layer or token was kept or dropped, from the result's directory alone.
 
     Experts, heads, layers and units are numbered as in the original model. No weights are read, and the statistics need
@@ -33,20 +36,20 @@ def explain(
     """
     from prunecli.analysis.explanation import Explained, parse_question
 
-    question = parse_question(what) if what else None
-    explained = Explained.open(directory)
+    question = parse_question(options.what) if options.what else None
+    explained = Explained.open(options.directory)
     if question is None:
-        _overview(explained, json=json)
+        _overview(explained, json=options.as_json)
         return
     answers = explained.answers(question)
-    if not json:
+    if not options.as_json:
         for answer in answers:
             console.out(console.plain(answer.text))
         return
     from prunecli import __version__
     from prunecli.results.decisions import Explanation
 
-    asked = " ".join(what or ())
+    asked = " ".join(options.what)
     made = Explanation(format=Explanation.FORMAT, prunecli=__version__, question=asked, answers=answers)
     console.print_json(made.to_json())
 

@@ -69,7 +69,7 @@ def describe(error: BaseException) -> tuple[str, int]:
     if full is not None:
         return (
             f"Error: out of memory on {full}.\nTry a smaller --batch-tokens, --batch-size or --beam, "
-            "--dtype bfloat16, --memory where the command has it, or --device cpu.",
+            "--compute-dtype bfloat16, --memory where the command has it, or --device cpu.",
             1,
         )
     if isinstance(error, OSError) and error.strerror:

@@ -3,290 +3,320 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import typer
+from pydantic import Field
 
 from prunecli import processes
-from prunecli.commands.finetune_options import (
-    CheckpointingOption,
-    DropoutOption,
-    DtypeOutOption,
-    KeepAtOption,
-    LoraOption,
-    SaveEveryOption,
-    TrainingDtypeOption,
-    TrainOption,
-    chosen_dtype,
-    step_numbers,
+from prunecli.commands import console
+from prunecli.commands.checkpoints import (
+    CHECKPOINT,
+    TASK,
+    checkpoint_directory,
+    checkpoint_or_demo,
+    with_demo_text,
 )
-from prunecli.commands.groups import Helps, Without, flattened
-from prunecli.commands.options import (
-    CheckpointArgument,
-    ForceOption,
-    JsonOption,
-    QuietOption,
-    SeedOption,
-    TrainingTaskOption,
-    refuse_absent,
-    refuse_absent_text,
-)
-from prunecli.commands.text_options import TextOptions
+from prunecli.commands.command import command
+from prunecli.commands.rewriting import opened_by, output_option
 from prunecli.errors import UsageError
-from prunecli.tensors.hub.names import checkpoint_path
+from prunecli.options import (
+    ADVANCED,
+    COMPUTE,
+    TEXT,
+    TRAINING,
+    VALIDATION,
+    CheckpointPath,
+    ComputeDtype,
+    StoredDtype,
+    option,
+)
+from prunecli.text.choice import TextChoice
+from prunecli.text.tasks import HEADLESS, TrainingTask
+from prunecli.training.options import TrainingOptions
+
+if TYPE_CHECKING:
+    from prunecli.model.stock import StockSupport
+    from prunecli.results.rewriting import Training
+    from prunecli.training.finetune import Destination
+    from prunecli.training.options import LossOptions
 
 DEMO_STEPS = 100
 STEPS = 1000
 
+MOST_NATS = 700.0
+"""A loss whose exponential a float still holds."""
 
-@flattened
-def finetune(
-    checkpoint: CheckpointArgument = None,
-    from_scratch: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="CONFIG",
-            help="Train random weights instead: a config.json of a known family, or a directory with one and a "
-            "tokenizer.",
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="With --from-scratch: the tokenizer; default: that beside CONFIG.",
-        ),
-    ] = None,
-    teacher: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="CHECKPOINT",
-            parser=checkpoint_path,
-            callback=refuse_absent,
-            help="Checkpoint to learn from, with the same vocabulary: the one that was reduced, say.",
-        ),
-    ] = None,
-    texts: Annotated[
-        TextOptions,
-        Without({"source_file", "target_file"}),
-        Helps(
-            split="Split that is trained on.",
-            batch_tokens="Padded tokens of a batch's longer side; less takes less memory.",
-            max_sentences="Train on the first N lines.",
-            device="auto (a GPU where there is one), cpu, cuda: one for each process.",
-        ),
-    ] = TextOptions(split="train"),
-    valid_split: Annotated[
-        str | None,
-        typer.Option(help="Split to validate with. Default: val, where there is one."),
-    ] = None,
-    valid_text: Annotated[
-        list[Path] | None,
-        typer.Option(callback=refuse_absent_text, metavar="FILE", help="Plain text to validate with."),
-    ] = None,
-    valid_labelled: Annotated[
-        Path | None,
-        typer.Option(
-            callback=refuse_absent_text,
-            metavar="FILE",
-            help="Labelled text to validate with.",
-        ),
-    ] = None,
-    task: TrainingTaskOption = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help=f"Updates. Default: {STEPS}, or until --minutes are over.",
-        ),
-    ] = None,
-    epochs: Annotated[
-        float | None,
-        typer.Option(metavar="E", help="Passes over the text instead."),
-    ] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(metavar="M", help="Stop after so long, validations included."),
-    ] = None,
-    accumulate: Annotated[int, typer.Option(min=1, help="Batches of one update.")] = 1,
-    learning_rate: Annotated[
-        float | None,
-        typer.Option(
-            metavar="R",
-            help="The highest, after the warm-up; then it falls with the inverse square root of the updates. "
-            "Default: 1e-4; 7e-4 from scratch.",
-        ),
-    ] = None,
-    warmup: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Updates in which it rises. Default: 200; 4000 from scratch.",
-        ),
-    ] = None,
-    label_smoothing: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            metavar="S",
-            help="Of the cross-entropy. Default: 0.1.",
-        ),
-    ] = None,
-    distill: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            metavar="W",
-            help="Weight of the teacher's distribution; 1 - W is the cross-entropy's. Default with --teacher: 0.5.",
-        ),
-    ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(metavar="T", help="Of both distributions. Default: 1."),
-    ] = None,
-    hidden_weight: Annotated[
-        float,
-        typer.Option(min=0.0, help="Weight of the distance to its last hidden states."),
-    ] = 0.0,
-    clip_norm: Annotated[float, typer.Option(min=0.0, help="Longest gradient of an update; 0: any.")] = 1.0,
-    dtype: TrainingDtypeOption = "auto",
-    dropout: DropoutOption = None,
-    train: TrainOption = "all",
-    lora: LoraOption = None,
-    gradient_checkpointing: CheckpointingOption = False,
-    eval_every: Annotated[
-        int,
-        typer.Option(min=1, help="Updates between validations; the state is kept too."),
-    ] = 500,
-    metric: Annotated[
-        Literal["loss", "chrf++"], typer.Option(help="By which the best model is chosen.")
-    ] = "loss",
-    beam: Annotated[int, typer.Option(min=1, help="Beams of the translations for chrf++.")] = 1,
-    patience: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Stop after N validations without a better one.",
-        ),
-    ] = None,
-    max_valid: Annotated[
-        int | None,
-        typer.Option(min=1, help="Validate with the first N lines."),
-    ] = None,
-    seed: SeedOption = 0,
-    dtype_out: DtypeOutOption = None,
-    resume: Annotated[
-        Literal["auto", "never"],
-        typer.Option(help="auto: go on where the same command was interrupted."),
-    ] = "auto",
-    keep_state: Annotated[
-        bool, typer.Option("--keep-state", help="Keep OUTPUT.training, from which --steps can go further.")
-    ] = False,
-    save_every: SaveEveryOption = None,
-    keep_at: KeepAtOption = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="The trained checkpoint.")
-    ] = Path("finetuned"),
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    json: JsonOption = False,
-) -> None:
+SHOWN = 9
+"""Validations in the table, apart from the first."""
+
+
+class Finetune(TextChoice, TrainingOptions):
+    """Options of the command."""
+
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"source_file", "target_file"})
+
+    checkpoint: CheckpointPath | None = CHECKPOINT
+    output: Path = output_option("finetuned")
+    dry_run: bool = option(False, "Check options, model and text; show what would be done; write nothing.")
+    force: bool = option(False, "Replace an output that exists.")
+    quiet: bool = option(False, "No notes, no progress, no table.", flag="--quiet -q")
+    as_json: bool = option(False, "Print the result as JSON.", flag="--json")
+    task: TrainingTask | None = TASK
+    from_scratch: Path | None = option(
+        None,
+        "Train random weights instead: a config.json of a known family, or a directory with one and a tokenizer.",
+        metavar="CONFIG",
+        panel=TRAINING,
+        role="input",
+    )
+    tokenizer: Path | None = option(
+        None,
+        "With --from-scratch: the tokenizer. Default: that beside CONFIG.",
+        metavar="DIR",
+        panel=TRAINING,
+        role="input",
+        hidden=True,
+    )
+    steps: int | None = option(None, "Number of updates. Default: 1000, or until --minutes are over.", ge=1)
+    distill: Annotated[float, Field(ge=0, le=1)] | None = option(
+        None,
+        "Weight W of the teacher's distribution; the cross-entropy has 1 - W. Default with --teacher: 0.5.",
+        metavar="W",
+        panel=TRAINING,
+    )
+    temperature: Annotated[float, Field(gt=0)] | None = option(
+        None, "Temperature of both distributions. Default: 1.", metavar="T", panel=TRAINING, hidden=True
+    )
+    hidden_weight: float = option(
+        0.0, "Weight of the distance to the teacher's last hidden states.", panel=TRAINING, ge=0, hidden=True
+    )
+    label_smoothing: Annotated[float, Field(ge=0, le=1)] | None = option(
+        None, "Label smoothing of the cross-entropy. Default: 0.1.", metavar="S", panel=TRAINING, hidden=True
+    )
+    split: str = option("train", "Split of --data to train on.", panel=TEXT)
+    valid_split: str | None = option(
+        None, "Split to validate with. Default: val, if it exists.", panel=VALIDATION
+    )
+    valid_text: tuple[Path, ...] = option(
+        (), "Plain text to validate with; may be given again.", panel=VALIDATION, role="text"
+    )
+    valid_labelled: Path | None = option(
+        None, "Labelled text to validate with.", panel=VALIDATION, role="text"
+    )
+    max_valid: int | None = option(
+        None, "Validate with the first N lines.", panel=VALIDATION, ge=1, hidden=True
+    )
+    dtype: ComputeDtype = option(
+        "auto",
+        "Type to compute in; weights are kept in float32; float16, on a GPU, scales the loss. auto: bfloat16 on a GPU "
+        "of compute capability 8.0 or higher, else float32.",
+        flag="--compute-dtype",
+        metavar="TYPE",
+        panel=COMPUTE,
+    )
+    stored_dtype: StoredDtype | None = option(
+        None,
+        "Type of the stored weights: float16, bfloat16, float32. Default: as in the checkpoint.",
+        flag="--dtype",
+        metavar="TYPE",
+        panel=COMPUTE,
+    )
+    resume: Literal["auto", "never"] = option(
+        "auto", "auto: resume the same command if it was interrupted; never.", panel=ADVANCED, hidden=True
+    )
+    keep_state: bool = option(
+        False, "Keep OUTPUT.training, from which --steps can go further.", panel=ADVANCED, hidden=True
+    )
+    save_every: int | None = option(
+        None,
+        "Also write the model after each N updates, as OUTPUT.steps/step-N.",
+        panel=ADVANCED,
+        hidden=True,
+        beside=".steps",
+        ge=1,
+    )
+    keep_at: tuple[Annotated[int, Field(ge=1)], ...] = option(
+        (),
+        "Also write the model after these updates.",
+        metavar="N,M",
+        panel=ADVANCED,
+        beside=".steps",
+        hidden=True,
+    )
+
+    def check_options(self) -> None:
+        """Refuse options that exclude each other.
+
+        Raises:
+            UsageError: they do.
+        """
+        wrong = (
+            (self.steps and self.epochs, "`steps` and `epochs` were both given", "Give one of them."),
+            (
+                self.teacher is None and (self.distill or self.hidden_weight or self.temperature is not None),
+                "`distill`, `temperature` and `hidden_weight` need a teacher",
+                "Name one with `teacher`.",
+            ),
+            (
+                self.lora is not None and self.train not in ("all", "experts"),
+                f"`lora` and `train={self.train}` were both given",
+                "Give one of them.",
+            ),
+            (
+                self.from_scratch is None and self.tokenizer is not None,
+                "`tokenizer` goes with `from_scratch`",
+                "A checkpoint has its own.",
+            ),
+            (
+                self.from_scratch is not None and self.checkpoint is not None,
+                "a checkpoint and `from_scratch` were both given",
+                "Give one of them.",
+            ),
+        )
+        for is_wrong, message, remedy in wrong:
+            if is_wrong:
+                raise UsageError(message, remedy)
+
+    def losses(self) -> LossOptions:
+        """Return what is minimised."""
+        from prunecli.training.options import LossOptions
+
+        distill = 0.5 if self.teacher else 0.0
+        return LossOptions(
+            0.1 if self.label_smoothing is None else self.label_smoothing,
+            distill if self.distill is None else self.distill,
+            1.0 if self.temperature is None else self.temperature,
+            self.hidden_weight,
+        )
+
+    def with_defaults(self) -> Finetune:
+        """Return the options with the values that stand for None and `auto`."""
+        from prunecli.training import options as training
+
+        is_new = self.from_scratch is not None
+        values: dict[str, Any] = {"loss": self.losses()}
+        scratch = {"learning_rate": training.SCRATCH_RATE, "warmup": training.SCRATCH_WARMUP}
+        values |= {
+            name: value for name, value in scratch.items() if is_new and name not in self.model_fields_set
+        }
+        if self.steps is self.epochs is self.minutes is None:
+            is_demo = self.data is None and not self.files and self.labelled is None
+            values["steps"] = DEMO_STEPS if is_demo else STEPS
+        if self.dtype == "auto":
+            values["dtype"] = _training_dtype(self.device)
+        return self.model_copy(update=values)
+
+
+@command(Finetune)
+def finetune(options: Finetune) -> None:
     """Train a reduced checkpoint further, so that it recovers its quality; or a new model from a config.
 
-    Label-smoothed cross-entropy, mixed with the teacher's distribution where one is given; Adam (0.9, 0.98) with
-    warm-up and inverse square root. What was removed stays removed, what is shared stays shared. The best model by
-    --metric is written; figures go to OUTPUT.finetune.json.
+    Label-smoothed cross-entropy, mixed with the teacher's distribution if there is one; Adam (0.9, 0.98) with warm-up
+    and inverse square root. What was removed stays removed, what is shared stays shared. The best model by --measure is
+    written; figures go to OUTPUT.finetune.json.
 
     Several processes: torchrun --standalone --nproc-per-node 2 -m prunecli finetune …; batches are per process.
     """
-    from prunecli.text.choice import TextChoice
-    from prunecli.training import options as training
-
-    choice = texts.choice(tokenizer or from_scratch or checkpoint)
-    valid = TextChoice(
-        split=valid_split,
-        files=tuple(valid_text or ()),
-        whole_files=texts.whole_files,
-        labelled=valid_labelled,
-        max_sentences=max_valid,
-    )
-    if steps is not None and epochs is not None:
-        raise UsageError("--steps and --epochs were both given", "Give one of them.")
-    positive = {
-        "--learning-rate": learning_rate,
-        "--temperature": temperature,
-        "--epochs": epochs,
-        "--minutes": minutes,
-    }
-    for option, value in positive.items():
-        if value is not None and not 0 < value < math.inf:
-            raise UsageError(f"{option} {value:g}: not a finite number above 0")
-    if teacher is None and (distill or hidden_weight or temperature is not None):
-        raise UsageError(
-            "--distill, --temperature and --hidden-weight need a teacher", "Name one with --teacher DIR."
-        )
-    if lora is not None and train not in ("all", "experts"):
-        raise UsageError(f"--lora and --train {train} were both given", "Give one of them.")
-    if from_scratch is None and tokenizer is not None:
-        raise UsageError("--tokenizer goes with --from-scratch", "A checkpoint has its own.")
-    if from_scratch is not None and checkpoint is not None:
-        raise UsageError("a checkpoint and --from-scratch were both given", "Give one of them.")
-
-    is_new = from_scratch is not None
-    rate, rise = (
-        (training.SCRATCH_RATE, training.SCRATCH_WARMUP)
-        if is_new
-        else (training.FINETUNE_RATE, training.FINETUNE_WARMUP)
-    )
-    no_end = steps is None and epochs is None and minutes is None
-    asked = {"--label-smoothing": label_smoothing, "--distill": distill, "--temperature": temperature}
-    options = training.TrainingOptions(
-        loss=training.LossOptions(
-            0.1 if label_smoothing is None else label_smoothing,
-            (0.5 if teacher else 0.0) if distill is None else distill,
-            1.0 if temperature is None else temperature,
-            hidden_weight,
-        ),
-        steps=(DEMO_STEPS if texts.data is None and not texts.text and texts.labelled is None else STEPS)
-        if no_end
-        else steps,
-        epochs=epochs,
-        minutes=minutes,
-        batch_tokens=texts.batch_tokens,
-        accumulate=accumulate,
-        learning_rate=rate if learning_rate is None else learning_rate,
-        warmup=rise if warmup is None else warmup,
-        clip_norm=clip_norm,
-        dtype=chosen_dtype(dtype, texts.device),
-        device=texts.device,
-        eval_every=eval_every,
-        metric=metric,
-        patience=patience,
-        beam=beam,
-        teacher=teacher,
-        context=texts.context,
-        dropout=dropout,
-        train=train,
-        lora=lora,
-        gradient_checkpointing=gradient_checkpointing,
-        seed=seed,
-    )
-    from prunecli.commands.finetune_run import run
+    from prunecli.progress import unsaid
+    from prunecli.tensors.hub.names import local_path
     from prunecli.training.finetune import Destination
+    from prunecli.training.finetune import finetune as run
     from prunecli.training.start import Start
 
-    run(
-        Start(checkpoint, from_scratch, tokenizer, seed),
-        choice,
-        valid,
-        Destination(output, dtype_out, force, keep_state, save_every, step_numbers(keep_at)),
-        options,
-        task=task,
-        of_logits=[name for name, value in asked.items() if value is not None],
-        resume=resume == "auto",
-        quiet=quiet or processes.rank() != 0,
-        json=json,
+    options.check_options()
+    if options.stored_dtype is not None and "dtype" not in options.model_fields_set:
+        console.note("--dtype is the type of the stored weights; --compute-dtype is the type to compute in.")
+    options = options.with_defaults()
+    named = options.tokenizer or options.from_scratch or options.checkpoint
+    choice = with_demo_text(options, named)
+    valid = TextChoice(
+        split=options.valid_split,
+        files=options.valid_text,
+        whole_files=options.whole_files,
+        labelled=options.valid_labelled,
+        max_sentences=options.max_valid,
     )
+    start = Start(options.checkpoint, options.from_scratch, options.tokenizer, options.seed)
+    destination = Destination(
+        options.output,
+        options.stored_dtype,
+        options.force,
+        options.keep_state,
+        options.save_every,
+        options.keep_at,
+    )
+    quiet = options.quiet or processes.rank() != 0
+    destination.check(local_path(start.checkpoint))  # before anything is fetched
+    if start.config is None:
+        from prunecli import demo
+
+        is_silent = quiet and start.checkpoint is None
+        path = demo.CHECKPOINT if is_silent else checkpoint_or_demo(start.checkpoint)
+        start = replace(start, checkpoint=path)
+    destination.check(start.checkpoint)
+    if options.teacher is not None:
+        options = options.model_copy(update={"teacher": checkpoint_directory(options.teacher)})
+    task = options.task or start.task(console.note)
+    of_logits = [
+        name for name in ("label_smoothing", "distill", "temperature") if getattr(options, name) is not None
+    ]
+    if task in HEADLESS and of_logits:
+        names, goes = " and ".join(f"`{name}`" for name in of_logits), "goes" if len(of_logits) == 1 else "go"
+        them = "it" if len(of_logits) == 1 else "them"
+        raise UsageError(
+            f"{names} {goes} with models that have a head, not with `task={task}`", f"Leave {them} out."
+        )
+    result = run(
+        start,
+        choice,
+        destination,
+        options,
+        valid=valid,
+        task=task,
+        resume=options.resume == "auto",
+        dry_run=options.dry_run,
+        progress=console.progress(quiet or options.as_json),
+        say=unsaid if quiet else console.note,
+        warn=console.note,
+    )
+    if result is not None:
+        if options.as_json:
+            console.print_json(result[0].to_json())
+        elif not quiet:
+            _show(*result, destination)
+    processes.leave()
+
+
+def _training_dtype(device: str) -> str:
+    """Return the type that `auto` stands for on a device."""
+    import torch
+
+    from prunecli.modules.fitting import multiplies_natively
+
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    return "bfloat16" if on_gpu and multiplies_natively(torch.bfloat16, torch.device("cuda")) else "float32"
+
+
+def _show(training: Training, support: StockSupport, destination: Destination) -> None:
+    steps = training.validation
+    columns: dict[str, list[str]] = {
+        "step": [f"{step.step:,}" for step in steps],
+        "loss": [f"{step.loss:.4f}" for step in steps],
+        "perplexity": [],
+        "chrF++": [f"{step.chrf:.2f}" for step in steps if step.chrf is not None],
+        "cosine": [f"{step.cosine:.4f}" for step in steps if step.cosine is not None],
+    }
+    if training.arguments["task"] == "lm":
+        columns["perplexity"] = [f"{math.exp(min(step.loss, MOST_NATS)):,.2f}" for step in steps]
+    shown = {name: column[:1] + column[1:][-SHOWN:] for name, column in columns.items() if column}
+    if shown:
+        rows = [list(row) for row in zip(*shown.values(), strict=True)]
+        console.show(console.table("Validation", tuple(shown), rows))
+    best = training.best
+    chosen = f"; the best, of step {best['step']:,}, is the result" if best else ""
+    speed = f"{training.tokens:,} tokens, {training.tokens_per_second:,.0f} a second"
+    console.out(f"{training.steps:,} updates, {speed}{chosen}")
+    console.out(support.line)
+    console.out(f"Written: {destination.output} ({opened_by(support)}), figures in {destination.figures}")

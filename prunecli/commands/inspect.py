@@ -3,107 +3,90 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prunecli.commands import console
-from prunecli.commands.checkpoints import DemoName, DemoOption, checkpoint_or_demo
-from prunecli.commands.options import (
-    CheckpointArgument,
-    FitBatchOption,
-    FitBeamOption,
-    FitLengthOption,
-    ForceOption,
-    JsonOption,
-    TableOption,
-    fit_load,
-    refuse_without_fit,
-)
-from prunecli.commands.outputs import check_table, write_table, written
-from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.commands.checkpoints import CHECKPOINT, DEMO, DemoName, checkpoint_or_demo
+from prunecli.commands.command import command
+from prunecli.commands.outputs import OutputOptions, check_table, write_table, written
+from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
+from prunecli.methods.options import Balance, LoadOptions
+from prunecli.options import ADVANCED, CheckpointPath, Size, option
 
 if TYPE_CHECKING:
-    from prunecli.methods.experts.budget import Request
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.inventory import Inventory, Quantisation
     from prunecli.model.names import Surmise
     from prunecli.model.sparse_layer import SparseLayer
+    from prunecli.selection.select import Budget
 
 
-def inspect(
-    checkpoint: CheckpointArgument = None,
-    fit: Annotated[
-        str | None,
-        typer.Option(
-            help="Memory, such as 32GiB: what fits in it (whole, pruned, layer by layer), and how long a pass takes.",
-            metavar="SIZE",
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="For --fit: type of the weights; default: as stored.", metavar="TYPE"),
-    ] = None,
-    balance: Annotated[
-        str | None,
-        typer.Option(
-            help="For --fit: experts kept, encoder to decoder; default: as prune-experts.",
-            metavar="E:D",
-        ),
-    ] = None,
-    multiple_of: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="For --fit: experts kept are a multiple of N, as in prune-experts.",
-            show_default=False,
-        ),
-    ] = 1,
-    fit_batch: FitBatchOption = None,
-    fit_beam: FitBeamOption = None,
-    fit_length: FitLengthOption = None,
-    demo: DemoOption = "translation",
-    table: TableOption = None,
-    force: ForceOption = False,
-    json: JsonOption = False,
-) -> None:
+class Inspect(OutputOptions, LoadOptions):
+    """Options of the command."""
+
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"output", "plot", "quiet"})
+
+    checkpoint: CheckpointPath | None = CHECKPOINT
+    fit: Size | None = option(
+        None,
+        "Memory, such as 32GiB: show what fits in it (whole, pruned, layer by layer), and how long a pass takes.",
+        metavar="SIZE",
+    )
+    dtype: str | None = option(
+        None, "For --fit: type of the weights. Default: as in the checkpoint.", metavar="TYPE", panel=ADVANCED
+    )
+    balance: Balance | None = option(
+        None,
+        "For --fit: encoder experts kept per decoder expert. Default: as in prune-experts.",
+        metavar="E:D",
+        panel=ADVANCED,
+    )
+    multiple_of: int = option(
+        1,
+        "For --fit: keep a multiple of N experts in each layer, as prune-experts does.",
+        panel=ADVANCED,
+        ge=1,
+    )
+    demo_model: DemoName = DEMO
+
+
+@command(Inspect)
+def inspect(options: Inspect) -> None:
     """Count a checkpoint's parameters and bytes by part, layers, experts and heads, changed FFNs and embeddings.
 
     Only headers are read (and 16 values of each tensor for the fingerprint that --json prints). With --fit, disk and
-    matrix products are measured too, for two seconds or so.
+    matrix products are measured too, for about two seconds.
     """
     from prunecli.model.inventory import take_inventory
     from prunecli.tensors.dtypes import parse_dtype
-    from prunecli.tensors.quantities import parse_size
 
-    budget = None if fit is None else parse_size(fit)
-    stored_as = None if dtype is None else parse_dtype(dtype)
-    load = fit_load(fit, fit_batch, fit_beam, fit_length)
-    if fit is None:
-        refuse_without_fit(
-            {"--dtype": dtype is not None, "--balance": balance is not None, "--multiple-of": multiple_of > 1}
-        )
-    check_table(table, force=force)
-    with _opened(checkpoint, demo) as opened:
+    stored_as = None if options.dtype is None else parse_dtype(options.dtype)
+    if options.fit is None:
+        for name in ("dtype", "balance", "multiple_of", *LoadOptions.model_fields):
+            if name in options.changed:
+                raise UsageError(f"`{name}` goes with `fit`", "Give `fit`, or leave it out.")
+    table, answer = options.table, None
+    check_table(table, force=options.force)
+    with _opened(options) as opened:
         inventory = take_inventory(opened)
-        request = None if budget is None else _request(opened, balance, multiple_of)
-        answer = None
-        if budget is not None and request is not None:
+        request = None if options.fit is None else _request(opened, options)
+        if options.fit is not None and request is not None:
             from prunecli.evaluation.capacity import what_fits
             from prunecli.model.cost import usual_load
 
-            answer = what_fits(opened, budget, stored_as, request, usual_load(opened, **load))
-        if json or table is not None:
+            answer = what_fits(opened, options.fit, stored_as, request, usual_load(opened, **options.load))
+        if options.as_json or table is not None:
             from prunecli.results.inspection import Inspection
 
             inspection = Inspection.of(opened, inventory, answer)
-            write_table(table, inspection, force=force)
-        if json:
+            write_table(table, inspection, force=options.force)
+        if options.as_json:
             console.print_json(inspection.to_json())
             return
         _show(opened, inventory)
         if answer is not None and request is not None:
-            words = ["prune-experts", str(checkpoint or opened.path), *_how(opened, request, multiple_of)]
+            words = ["prune-experts", str(options.checkpoint or opened.path)]
+            words += _how(opened, request, options.multiple_of)
             from prunecli.commands.inspect_fit import next_steps, show_fits
 
             show_fits(answer, inventory, is_stock=opened.runs_stock)
@@ -113,35 +96,37 @@ def inspect(
             console.note(written(table))
 
 
-def _opened(checkpoint: Path | None, demo: DemoName) -> Checkpoint:
-    """The checkpoint; of a model of the hub that is not here, what config.json and headers say."""
+def _opened(options: Inspect) -> Checkpoint:
+    """The checkpoint; for a hub model that is not here, what config.json and headers say."""
     from prunecli.model.described import describe_checkpoint
 
+    checkpoint = options.checkpoint
     if checkpoint is None:
-        checkpoint = checkpoint_or_demo(None, demo)
+        checkpoint = checkpoint_or_demo(None, options.demo_model)
     return describe_checkpoint(checkpoint, say=console.note, progress=console.progress())
 
 
-def _request(opened: Checkpoint, balance: str | None, multiple_of: int) -> Request:
+def _request(opened: Checkpoint, options: Inspect) -> Budget:
     """How prune-experts removes experts, in whatever number."""
-    from prunecli.methods.experts.budget import Request, parse_balance
-    from prunecli.methods.experts.options import ExpertOptions, check_kind, of_language_model, request_of
+    from prunecli.methods.experts.options import check_kind, of_language_model, request_of
+    from prunecli.methods.options import ExpertOptions
+    from prunecli.selection.select import Budget
 
-    options = ExpertOptions(
-        balance=None if balance is None else parse_balance(balance), multiple_of=multiple_of
-    )
+    asked = ExpertOptions(balance=options.balance, multiple_of=options.multiple_of)
     if opened.family is None or not opened.mixtures:
-        return Request()
-    check_kind(options, of_language_model(opened))
-    return request_of(opened, options, opened.mixtures)
+        return Budget()
+    check_kind(asked, of_language_model(opened))
+    return request_of(opened, asked, opened.mixtures)
 
 
-def _how(opened: Checkpoint, request: Request, multiple_of: int) -> list[str]:
+def _how(opened: Checkpoint, request: Budget, multiple_of: int) -> list[str]:
     """The options of prune-experts that say so."""
     from prunecli.methods.experts.budget import balance_text
     from prunecli.methods.experts.options import of_language_model
 
-    balance = [] if of_language_model(opened) else ["--balance", balance_text(request.balance)]
+    balance = []
+    if request.balance is not None and not of_language_model(opened):
+        balance = ["--balance", balance_text(request.balance)]
     return balance + (["--multiple-of", str(multiple_of)] if multiple_of > 1 else [])
 
 

@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from prunecli.commands import console
-from prunecli.commands.options import ForceOption, JsonOption, QuietOption, TableOption
 from prunecli.errors import UsageError
+from prunecli.options import Options, option
 from prunecli.tensors.documents import refuse_unwritable, write_json
 
 if TYPE_CHECKING:
     from prunecli.results.document import Document
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outputs:
-    """The options that say where a result goes."""
+def result_option(default: str, help: str = "File of the result.") -> Any:  # noqa: A002
+    """Return the field `output` of a command that measures."""
+    return option(Path(default), help, flag="--output -o", role="output", recorded=False)
 
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Also draw it all.")] = None
-    table: TableOption = None
-    output: Annotated[Path, typer.Option("--output", "-o", help="The result.")]
-    force: ForceOption = False
-    quiet: QuietOption = False
-    json: JsonOption = False
 
-    def check(self) -> None:
+def plot_option(help: str = "Also draw a picture.") -> Any:  # noqa: A002
+    """Return the field `plot`."""
+    return option(None, help, metavar="FILE.png|svg|html", role="output", recorded=False)
+
+
+class OutputOptions(Options):
+    """Options of every command that measures: where its result goes."""
+
+    output: Path = result_option("result.json")
+    table: Path | None = option(
+        None,
+        "Also write the tables, unrounded; the ending decides the form: .csv, .md, .tex.",
+        role="output",
+        recorded=False,
+    )
+    plot: Path | None = plot_option()
+    force: bool = option(False, "Replace an output that exists.", recorded=False)
+    quiet: bool = option(False, "No notes, no progress, no table.", flag="--quiet -q", recorded=False)
+    as_json: bool = option(False, "Print the result as JSON.", flag="--json", recorded=False)
+
+    def check_outputs(self) -> None:
         """Refuse what could not be written in the end.
 
         Raises:
@@ -41,7 +52,7 @@ class Outputs:
             check_plot(self.plot, force=self.force)
         check_table(self.table, force=self.force)
         if self.table is not None and self.table.absolute() == self.output.absolute():
-            raise UsageError(f"--table {self.table}: the result is written there", "Choose another name.")
+            raise UsageError(f"`table={self.table}`: the result is written there", "Choose another name.")
 
     def write(self, result: Any, leave_out: Sequence[str] = ()) -> None:
         """Write a result and its tables.
@@ -57,7 +68,7 @@ class Outputs:
 
     def show(self, document: Callable[[], Any], tables: Callable[[], None]) -> None:
         """Print the result as JSON, or as tables with the names of its files; nothing with --quiet alone."""
-        if self.json:
+        if self.as_json:
             console.print_json(document())
         elif not self.quiet:
             tables()
@@ -100,16 +111,18 @@ def written(*paths: Path | None) -> str:
 
 
 def check_plot(plot: Path, *, force: bool) -> None:
-    """Refuse a picture that could not be written in the end.
+    """Check before a long computation that its plot can be written.
 
     Raises:
-        OutputError: it exists and `force` is not given, is a directory, or lies in none.
-        UsageError: it is no PNG file.
-        PruneError: there is no matplotlib.
+        OutputError: the file exists and `force` is not given, it is a directory, or its directory does not exist.
+        UsageError: the suffix is not .png, .svg or .html.
+        PruneError: Altair or vl-convert is not installed.
     """
-    from prunecli.analysis.plots import require_matplotlib
+    from prunecli.report.charts import SUFFIXES, require_packages
 
     refuse_unwritable(plot, force=force)
-    if plot.suffix.lower() != ".png":
-        raise UsageError(f"--plot {plot}: only PNG is drawn", "Choose a name that ends in .png.")
-    require_matplotlib()
+    if plot.suffix.lower() not in SUFFIXES:
+        raise UsageError(
+            f"`plot={plot}`: unknown kind of file", f"Choose a name that ends in {', '.join(SUFFIXES)}."
+        )
+    require_packages()

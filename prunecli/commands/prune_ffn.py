@@ -3,95 +3,50 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import ClassVar
 
 from prunecli.commands import console
-from prunecli.commands.groups import Helps, flattened
-from prunecli.commands.options import (
-    CheckpointArgument,
-    DenseOnlyOption,
-    ScoreFiles,
-    SelectionOptions,
-    SideName,
-)
-from prunecli.commands.rewriting import How
-from prunecli.commands.text_options import UNLABELLED, TextOptions
+from prunecli.commands.checkpoints import with_demo_text
+from prunecli.commands.command import command
+from prunecli.commands.rewriting import RewritingOptions, ScoredOptions, output_option
 from prunecli.errors import UsageError
-from prunecli.methods.names import UnitMetric
+from prunecli.methods.options import NarrowOptions
 
 
-@flattened
-def prune_ffn(
-    checkpoint: CheckpointArgument = None,
-    selection: Annotated[
-        SelectionOptions,
-        Helps(
-            ratio="Fraction of the hidden units to remove from each FFN, rounded up. Default: 0.25.",
-            count="Number of hidden units to remove from all FFNs together, instead of --ratio.",
-            keep="Ids of the hidden units to keep, instead of a metric: what --dry-run --json printed.",
-            least="Number of hidden units that each FFN keeps at least.",
-            multiple_of="Round widths down to a multiple of N.",
-            uniform="Remove the same fraction of every FFN; or rank the units of all FFNs together, each score divided "
-            "by the l2 norm over its FFN, so that widths differ, which no stock config can say. Default: uniform.",
-        ),
-    ] = SelectionOptions(uniform=True, least=1),
-    width: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Hidden units that every FFN keeps, instead of --ratio.",
-        ),
-    ] = None,
-    side: Annotated[
-        SideName | None,
-        typer.Option(help="The only stack whose FFNs get narrower."),
-    ] = None,
-    metric: Annotated[
-        UnitMetric | None,
-        typer.Option(
-            help="What a unit is worth: activation, its root mean square on --data or --text; activation-norm, that "
-            "times the norm of its output weights; norms, of all its weights, without text; random. Default: "
-            "that of --scores, or activation-norm.",
-        ),
-    ] = None,
-    texts: Annotated[TextOptions, UNLABELLED] = TextOptions(),
-    files: ScoreFiles = ScoreFiles(),
-    dense_only: DenseOnlyOption = False,
-    how: How = How(Path("pruned-ffn")),
-) -> None:
-    """Remove the hidden units of FFNs that matter least; of one width everywhere, the result is a stock model.
+class PruneFfn(RewritingOptions, ScoredOptions, NarrowOptions):
+    """Options of the command."""
 
-    Quality comes back by training: prunecli finetune.
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"stream"})
+
+    output: Path = output_option("pruned-ffn")
+
+
+@command(PruneFfn)
+def prune_ffn(options: PruneFfn) -> None:
+    """Remove the hidden units of FFNs that matter least. If all FFNs get the same width, the result is a stock model.
+
+    Recover the quality with prunecli finetune.
     """
-    from prunecli.methods.ffn.narrow import NORMS_WARNING, NarrowOptions, plan_widths
-    from prunecli.methods.units import TextRun
+    from prunecli.methods.ffn.narrow import NORMS_WARNING, plan_widths
 
-    choice = texts.choice(checkpoint)
-    named = choice.first_given
-    options = selection.of(
-        NarrowOptions,
-        width=width,
-        side=side,
-        metric=metric,
-        scores=files.scores,
-        dense_only=dense_only or checkpoint is None,
-    )
-    options.check()
-    if not options.needs_text and named is not None:
-        what = (
-            f"--metric {metric} looks at no text." if metric and not files.scores else "no text is read here."
-        )
-        raise UsageError(f"{named}: {what}", "Leave it out.")
-    save = files.saver(measures=options.needs_text, force=how.force)
-    with how.open(checkpoint) as opened:
-        if checkpoint is None and not dense_only:
-            how.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")
-        if metric == "norms":
+    options = with_demo_text(options, options.checkpoint)
+    is_dense_only = options.dense_only
+    options = options.model_copy(update={"dense_only": is_dense_only or options.checkpoint is None})
+    options.check_options()
+    if not options.needs_text and options.first_given is not None:
+        what = "no text is read here."
+        if options.metric and not options.scores:
+            what = f"`metric={options.metric}` reads no text."
+        raise UsageError(f"{options.first_given}: {what}", "Leave it out.")
+    run = options.text_run(options, measures=options.needs_text)
+    with options.open() as opened:
+        if options.checkpoint is None and not is_dense_only:
+            options.note(
+                "The model is a mixture of experts: only its dense FFNs get narrower (--dense-only)."
+            )
+        if options.metric == "norms":
             console.warn(NORMS_WARNING)
-        run = TextRun(choice, texts.running, save, how.progress, console.note)
         plan = plan_widths(opened, options, run)
-        how.note(*plan.reasons)
-        scored = choice if options.needs_text else None
-        how.prune(opened, plan, options.seed, scored=scored, device=texts.device)
+        options.note(*plan.reasons)
+        scored = options if options.needs_text else None
+        options.prune(opened, plan, options.seed, scored=scored, device=options.device)

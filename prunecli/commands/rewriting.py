@@ -6,25 +6,20 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-
-import typer
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from prunecli.commands import console
-from prunecli.commands.options import (
-    CheckOption,
-    ConfigOnlyOption,
-    DryRunOption,
-    ExplainOption,
-    ForceOption,
-    JsonOption,
-    QuietOption,
-)
+from prunecli.commands.checkpoints import CHECKPOINT
 from prunecli.errors import MemoryShortError, PruneError, UsageError
+from prunecli.evaluation.on_text import RunOptions
+from prunecli.options import ADVANCED, COMPUTE, TEXT, CheckpointPath, Options, option
+from prunecli.tensors.quantities import Names
+from prunecli.text.choice import TextChoice
 
 if TYPE_CHECKING:
     from prunecli.commands.checkpoints import DemoName
     from prunecli.evaluation.quality_check import QualityCheck
+    from prunecli.methods.units import TextRun
     from prunecli.model.axes import Axis, Kind
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.decision import Decision
@@ -34,9 +29,20 @@ if TYPE_CHECKING:
     from prunecli.progress import Progress
     from prunecli.results.rewriting import QualityChange, Rewriting, Selected
     from prunecli.selection.selection import Selection
-    from prunecli.text.choice import TextChoice
 
     Document = TypeVar("Document", bound=Rewriting)
+
+
+def output_option(default: str) -> Any:
+    """Return the field `output` of a command that writes a checkpoint."""
+    return option(
+        Path(default),
+        "Directory of the result.",
+        flag="--output -o",
+        metavar="DIR",
+        role="output",
+        recorded=False,
+    )
 
 
 HOLDERS: Mapping[Kind, str] = {
@@ -49,23 +55,47 @@ HOLDERS: Mapping[Kind, str] = {
 """Kind of units -> what holds them, as the column of a table is called."""
 
 
-@dataclass(frozen=True)
-class How:
-    """The options of a rewriting command that say what becomes of its decision."""
+class RewritingOptions(Options):
+    """Options of every command that writes a checkpoint: the source, and what becomes of the decision."""
 
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Directory of the result.")]
-    check: CheckOption = None
-    dry_run: DryRunOption = False
-    explain: ExplainOption = False
-    config_only: ConfigOnlyOption = False
-    force: ForceOption = False
-    quiet: QuietOption = False
-    json: JsonOption = False
+    checkpoint: CheckpointPath | None = CHECKPOINT
+    output: Path = output_option("")
+    dry_run: bool = option(False, "Show what would be done; write nothing.", recorded=False)
+    force: bool = option(False, "Replace an output that exists.", recorded=False)
+    quiet: bool = option(False, "No notes, no progress, no table.", flag="--quiet -q", recorded=False)
+    as_json: bool = option(False, "Print the result as JSON.", flag="--json", recorded=False)
+    explain: bool = option(
+        False, "Show why each part was kept or removed: values, ranks, cut-offs.", recorded=False
+    )
+    check_text: Path | None = option(
+        None,
+        "Text to measure the loss on before and after: a file, or a directory like --data. Default: text like that of "
+        "the scores, if they come from text.",
+        flag="--check",
+        metavar="TEXT",
+        panel=TEXT,
+        role="input",
+        recorded=False,
+    )
+    stream: bool = option(
+        False,
+        "Hub models (org/name): read only the parts of the weights that the result needs, without storing the rest. An "
+        "interrupted run can be resumed.",
+        panel=COMPUTE,
+        recorded=False,
+    )
+    config_only: bool = option(
+        False,
+        "Write the result without weights; finetune --from-scratch trains them.",
+        panel=ADVANCED,
+        hidden=True,
+        recorded=False,
+    )
 
     @property
     def progress(self) -> Progress:
         """Of the whole command."""
-        return console.progress(self.quiet or self.json)
+        return console.progress(self.quiet or self.as_json)
 
     def note(self, *lines: str) -> None:
         """Lines on stderr, but with --quiet."""
@@ -74,32 +104,29 @@ class How:
 
     def show(self, document: Callable[[], Rewriting], tables: Callable[[], None]) -> None:
         """The result on stdout, in one of two forms; none with --quiet alone."""
-        if self.json:
+        if self.as_json:
             console.print_json(document().to_json())
         elif not self.quiet:
             tables()
 
-    def open(
-        self, checkpoint: Path | None, demo: DemoName = "translation", *, stream: bool = False
-    ) -> Checkpoint:
-        """The checkpoint (default: the demo's); an output that cannot be written is refused before one is fetched.
-
-        Args:
-            stream: --stream: read its weights where they are.
-        """
+    def open(self, demo: DemoName = "translation") -> Checkpoint:
+        """Open the checkpoint, or the demo's; an output that cannot be written is refused before."""
         from prunecli.commands.checkpoints import checkpoint_or_demo, streamed
         from prunecli.model.checkpoint import open_model
         from prunecli.tensors.hub.names import local_path
         from prunecli.tensors.transaction import refuse_target
 
-        without = {"--dry-run": self.dry_run, "--config-only": self.config_only, "--stream": stream}
-        for option in (name for name, is_given in without.items() if is_given and self.check is not None):
-            raise UsageError(f"--check runs the original and the result, {option} has not both.", "Give one.")
+        for name in ("dry_run", "config_only", "stream"):
+            if getattr(self, name) and self.check_text is not None:
+                raise UsageError(
+                    f"`check_text` runs the original and the result; with `{name}` one of them is missing.",
+                    "Give one of the two.",
+                )
         if not self.dry_run:
-            refuse_target(self.output, force=self.force, source=local_path(checkpoint))
-        if stream:
-            return streamed(checkpoint)
-        return open_model(checkpoint_or_demo(checkpoint, demo))
+            refuse_target(self.output, force=self.force, source=local_path(self.checkpoint))
+        if self.stream:
+            return streamed(self.checkpoint)
+        return open_model(checkpoint_or_demo(self.checkpoint, demo))
 
     def prune(
         self,
@@ -111,7 +138,6 @@ class How:
         scored: TextChoice | None = None,
         device: str = "auto",
         table: Callable[[], None] = lambda: None,
-        **details: Any,
     ) -> None:
         """Remove the units that `selection` does not keep, and show the result.
 
@@ -119,7 +145,6 @@ class How:
             rewrite: how the units are removed; None: by `cut`.
             scored, device: as in `apply`.
             table: prints what comes before the table of units.
-            details: what `--json` prints besides.
         """
         from prunecli.selection.cut import cut
 
@@ -129,7 +154,7 @@ class How:
             table()
             shown.show_selected(selection)
 
-        self.show(lambda: shown.selected(selection, seed, **details), tables)
+        self.show(lambda: shown.selected(selection, seed), tables)
 
     def apply(
         self,
@@ -141,7 +166,7 @@ class How:
         """Write the result, or with --dry-run only check it; measure what it costs on a little text.
 
         Args:
-            scored: the text that the scores come from; None: without --check nothing is measured.
+            scored: the text that the scores come from; None: without `check_text` nothing is measured.
             device: that the model runs on.
         """
         from prunecli.pipeline import apply
@@ -168,16 +193,16 @@ class How:
         self, source: Checkpoint, rewrite: Rewrite, scored: TextChoice | None, device: str
     ) -> QualityCheck | None:
         """The measured original, where --check is given or there is text; None too where it does not fit in memory."""
-        wanted = self.check is not None or (scored is not None and (self.json or not self.quiet))
+        wanted = self.check_text is not None or (scored is not None and (self.as_json or not self.quiet))
         if self.dry_run or self.config_only or not wanted:
             return None
         from prunecli.evaluation.quality_check import QualityCheck
 
         steps = rewrite.structure.history
         try:
-            return QualityCheck(source, self.check, scored, steps, device, self.progress)
+            return QualityCheck(source, self.check_text, scored, steps, device, self.progress)
         except PruneError as error:
-            if self.check is not None and not isinstance(error, MemoryShortError):
+            if self.check_text is not None and not isinstance(error, MemoryShortError):
                 raise
             self._unmeasured(error)
             return None
@@ -210,6 +235,64 @@ class How:
             refuse_target(self.output, force=self.force, source=source.path)
 
 
+class WordsOptions(TextChoice):
+    """Options of commands that count the tokens of text."""
+
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset(
+        {"pairs", "source_file", "target_file", "labelled", "whole_files", "context", "max_sentences"}
+    )
+
+    split: str | None = option(
+        None,
+        "Splits of --data. Default: train, val and dev, as far as they exist.",
+        metavar="A,B",
+        panel=TEXT,
+        recorded=False,
+    )
+    langs: Names | None = option(
+        None,
+        "Languages of --data whose text is read. Default: all.",
+        metavar="A,B",
+        panel=TEXT,
+        recorded=False,
+    )
+
+
+class ScoredOptions(TextChoice, RunOptions):
+    """Options of commands that measure units on text, or read what was measured before."""
+
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"source_file", "target_file", "labelled"})
+
+    save_scores: Path | None = option(
+        None,
+        "Also write the scores that are measured on the text, for --scores; with --dry-run too.",
+        panel=TEXT,
+        role="output",
+        recorded=False,
+    )
+
+    def text_run(self, how: RewritingOptions, *, measures: bool) -> TextRun:
+        """Return the text that units are measured on.
+
+        Args:
+            measures: whether the command measures anything.
+
+        Raises:
+            UsageError: scores are to be saved, and nothing is measured.
+            OutputError: the file of scores cannot be written.
+        """
+        from prunecli.methods.units import TextRun
+        from prunecli.tensors.documents import refuse_unwritable, write_json
+
+        save, path = None, self.save_scores
+        if path is not None:
+            if not measures:
+                raise UsageError("`save_scores`: nothing is measured on text here.", "Leave it out.")
+            refuse_unwritable(path, force=how.force)
+            save = lambda scores: write_json(path, scores.to_json(), force=how.force)  # noqa: E731
+        return TextRun(self, self, save, how.progress, console.note)
+
+
 @dataclass(frozen=True)
 class Shown:
     """What every rewriting command says of a result, as a document and as lines."""
@@ -237,16 +320,15 @@ class Shown:
             **more,
         )
 
-    def selected(self, selection: Selection, seed: int | None, **details: Any) -> Selected:
+    def selected(self, selection: Selection, seed: int | None) -> Selected:
         """What `--json` prints of a selection."""
         from prunecli.results.rewriting import Selected
 
         held = {name: len(axis.ids) for name, axis in selected_axes(self.result.source, selection).items()}
-        said = {name: value for name, value in details.items() if value}
         return self.document(
             Selected,
             seed,
-            details=said,
+            details=dict(selection.details),
             held=held,
             kept={name: sorted(selection.kept[name]) for name in held},
         )

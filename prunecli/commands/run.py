@@ -10,57 +10,52 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from prunecli import processes
 from prunecli.commands import console
-from prunecli.commands.options import DryRunOption, ForceOption, QuietOption
+from prunecli.commands.command import command
 from prunecli.errors import UsageError
+from prunecli.options import Options, argument, option
 
 if TYPE_CHECKING:
     from prunecli.recipes.engine import Step
 
 
-def run(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RECIPE",
-            help="A YAML file, or the name of a recipe that comes with prunecli.",
-        ),
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Give a variable of the recipe another value."),
-    ] = None,
-    lists: Annotated[bool, typer.Option("--list", help="Name the recipes that come with prunecli.")] = False,
-    prints: Annotated[
-        bool, typer.Option("--print", help="Print the recipe, to be saved and changed; run nothing.")
-    ] = False,
-    html: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also make a page of all that the recipe made."),
-    ] = None,
-    dry_run: DryRunOption = False,
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-) -> None:
+class Run(Options):
+    """Options of the command."""
+
+    name: str | None = argument(
+        None, "A YAML file, or the name of a recipe that comes with prunecli.", "RECIPE"
+    )
+    assignments: tuple[str, ...] = option(
+        (), "Give a variable of the recipe another value.", flag="--set", metavar="NAME=VALUE", repeated=True
+    )
+    lists: bool = option(False, "Name the recipes that come with prunecli.", flag="--list")
+    prints: bool = option(False, "Print the recipe, to be saved and changed; run nothing.", flag="--print")
+    html: Path | None = option(None, "Also make a page of all that the recipe made.", role="output")
+    dry_run: bool = option(False, "Show what would be done; write nothing.")
+    force: bool = option(False, "Replace outputs that exist.")
+    quiet: bool = option(False, "No notes, no progress, no table.", flag="--quiet -q")
+
+
+@command(Run)
+def run(options: Run) -> None:
     """Run the steps of a recipe in order, skipping those that are up to date.
 
     A step runs when its output is missing, or its arguments, its inputs or the version of prunecli changed.
     --force runs all of them, and replaces outputs that the recipe did not make.
     """
-    from prunecli.commands.signatures import signatures
-    from prunecli.recipes.bundled import find_recipe, shown_name
+    from prunecli.commands.command import parameters
     from prunecli.recipes.closing import closing_table, needing_prunecli
     from prunecli.recipes.engine import resolve
-    from prunecli.recipes.page import page_step
-    from prunecli.recipes.run import preview, read_state, run_steps, state_file
-    from prunecli.recipes.text import parse_override, read_recipe
+    from prunecli.recipes.run import page_step, preview, read_state, run_steps, state_file
+    from prunecli.recipes.text import find_recipe, parse_override, read_recipe, shown_name
 
-    if lists:
+    name, html, force, quiet = options.name, options.html, options.force, options.quiet
+    if options.lists:
         _list()
         return
     if name is None:
@@ -71,16 +66,16 @@ def run(
         )
     recipe = find_recipe(name)
     label = shown_name(recipe)
-    if prints:
+    if options.prints:
         console.verbatim(recipe.read_text(encoding="utf-8").rstrip("\n"))
         return
-    overrides = dict(parse_override(text) for text in assignments or [])
-    plan = resolve(label, read_recipe(recipe), signatures(), overrides, builtin_variables(), console.note)
+    overrides = dict(parse_override(text) for text in options.assignments)
+    plan = resolve(label, read_recipe(recipe), parameters(), overrides, builtin_variables(), console.note)
     steps = plan.steps if html is None else (*plan.steps, page_step(plan.steps, html))
     state = state_file(recipe)
     if plan.left_out is not None:
         console.note(f"{label}: {plan.left_out}")
-    if dry_run:
+    if options.dry_run:
         for outcome in preview(steps, read_state(state), force):
             verdict = "up to date" if outcome.reason is None else f"would run: {outcome.reason}"
             console.verbatim(f"{outcome.step.name}: {verdict}\n  {_shown(outcome.step)}")
@@ -114,8 +109,7 @@ def run(
 
 
 def _list() -> None:
-    from prunecli.recipes.bundled import bundled_recipes
-    from prunecli.recipes.text import read_recipe
+    from prunecli.recipes.text import bundled_recipes, read_recipe
 
     rows = [(known, read_recipe(path).description) for known, path in bundled_recipes().items()]
     console.show(console.table("", ("recipe", "what it does"), rows, text_columns=2))
@@ -124,7 +118,7 @@ def _list() -> None:
 def builtin_variables() -> Mapping[str, str]:
     """Variables of every recipe: the bundled models, their text, and what lies beside the bundled recipes."""
     from prunecli import demo
-    from prunecli.recipes.bundled import DIRECTORY
+    from prunecli.recipes.text import DIRECTORY
 
     return {
         "demo-checkpoint": str(demo.CHECKPOINT),

@@ -4,127 +4,62 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
-
-import typer
 
 from prunecli.commands import console
-from prunecli.commands.groups import Helps, flattened
-from prunecli.commands.memory_options import MemoryOption, SpillDirOption, memory_bytes, report_run
-from prunecli.commands.options import (
-    CheckpointArgument,
-    ComputeDtypeOption,
-    SeedOption,
-    TaskOption,
-    refuse_absent_text,
+from prunecli.commands.checkpoints import (
+    CHECKPOINT,
+    TASK,
+    checkpoint_or_demo,
+    report_run,
+    running_by_layer,
+    with_demo_text,
 )
-from prunecli.commands.outputs import Outputs, write_table
-from prunecli.commands.text_options import TextOptions
-from prunecli.methods.names import EffectMetric
-
-MethodName = Literal["gradient", "ablation", "all-but-one"]
-
-
-ImportanceName = Literal["example", "token"]
+from prunecli.commands.command import command
+from prunecli.commands.outputs import OutputOptions, plot_option, result_option, write_table
+from prunecli.methods.scoring import ScoreOptions
+from prunecli.options import CheckpointPath
+from prunecli.text.choice import TextChoice
+from prunecli.text.tasks import TaskName
 
 
-@flattened
-def score_heads(
-    checkpoint: CheckpointArgument = None,
-    texts: TextOptions = TextOptions(),
-    task: TaskOption = None,
-    method: Annotated[
-        MethodName,
-        typer.Option(
-            help="gradient: one forward and backward pass; ablation: the score without each head; all-but-one: "
-            "with each head alone in its layer.",
-        ),
-    ] = "gradient",
-    importance: Annotated[
-        ImportanceName | None,
-        typer.Option(
-            help="What gradient takes the absolute value of: the sum over each example's tokens, as eq. 2 says, or "
-            "each token, as the authors' code does; default: example.",
-        ),
-    ] = None,
-    metric: Annotated[
-        EffectMetric | None,
-        typer.Option(
-            help="The score of ablation and all-but-one; default: chrf++, accuracy, cosine or loss, by task; loss is "
-            "fast.",
-        ),
-    ] = None,
-    beam: Annotated[int, typer.Option(min=1, help="Beams per sentence for chrf++ and bleu.")] = 4,
-    select_data: Annotated[
-        Path | None,
-        typer.Option(
-            callback=refuse_absent_text,
-            help="all-but-one: choose the best heads on this text (a directory as --data, or a file as --text or "
-            "--labelled), report them on the other.",
-        ),
-    ] = None,
-    select_split: Annotated[
-        str | None,
-        typer.Option(help="The same, by split of the text."),
-    ] = None,
-    bootstrap: Annotated[
-        int, typer.Option(min=1, help="Resamples of the significance test of chrf++ and bleu.")
-    ] = 1000,
-    seed: SeedOption = 12345,
-    memory: MemoryOption = None,
-    spill_dir: SpillDirOption = None,
-    dtype: ComputeDtypeOption = "auto",
-    outputs: Annotated[
-        Outputs,
-        Helps(plot="Draw the heat map, layers by heads; of ablation also a histogram.", output="The scores."),
-    ] = Outputs(output=Path("heads.json")),
-) -> None:
-    """Score attention heads: what the model loses without each.
+class ScoreHeads(OutputOptions, TextChoice, ScoreOptions):
+    """Options of the command."""
 
-    The gradient method's file holds sums over examples, so files of several texts merge in prune-heads.
+    checkpoint: CheckpointPath | None = CHECKPOINT
+    task: TaskName | None = TASK
+    output: Path = result_option("heads.json", "File of the scores.")
+    plot: Path | None = plot_option("Draw a heat map, layers by heads; for ablation also a histogram.")
+
+
+@command(ScoreHeads)
+def score_heads(options: ScoreHeads) -> None:
+    """Score attention heads: what the model loses without each of them.
+
+    The gradient metric stores sums over examples, so that prune-heads can add up the files of several texts.
     """
-    from prunecli.commands.checkpoints import checkpoint_or_demo
     from prunecli.commands.head_tables import draw, show
     from prunecli.model.checkpoint import open_model
 
-    outputs.check()
-    budget = memory_bytes(memory, spill_dir)
-    choice = texts.choice(checkpoint)
-    with open_model(checkpoint_or_demo(checkpoint)) as opened:
-        layers = (
-            opened.layout.require_heads()
-        )  # a family that is not declared is refused before anything heavy
+    options.check_outputs()
+    running_by_layer(options.memory)
+    choice = with_demo_text(options, options.checkpoint)
+    with open_model(checkpoint_or_demo(options.checkpoint)) as opened:
+        layers = opened.layout.require_heads()  # an unknown family is refused before torch is imported
 
-        from prunecli.methods.heads.score import ScoreOptions
         from prunecli.methods.heads.score import score_heads as run
 
-        options = ScoreOptions(
-            method=method,
-            per=importance,
-            metric=metric,
-            beam=beam,
-            batch_tokens=texts.batch_tokens,
-            samples=bootstrap,
-            seed=seed,
-            select_data=select_data,
-            select_split=select_split,
-            device=texts.device,
-            dtype=dtype,
-            memory=budget,
-            spill_directory=spill_dir,
-        )
         scores = run(
             opened,
             choice,
             options,
-            outputs.output,
-            task=task,
-            force=outputs.force,
-            progress=console.progress(outputs.quiet),
+            options.output,
+            task=options.task,
+            force=options.force,
+            progress=console.progress(options.quiet),
             say=console.note,
             report=partial(report_run, back=True),
         )
-    write_table(outputs.table, scores, force=outputs.force)
-    if outputs.plot is not None:
-        draw(scores, layers, outputs.plot)
-    outputs.show(scores.to_json, lambda: show(scores, layers))
+    write_table(options.table, scores, force=options.force)
+    if options.plot is not None:
+        draw(scores, options.plot)
+    options.show(scores.to_json, lambda: show(scores, layers))

@@ -1,4 +1,4 @@
-"""What `share-ffn` and `share-attention` do, as a table and as JSON: what is stored, what goes, what stays."""
+"""Results of `share-ffn` and `share-attention` as a table and as JSON: what is stored, what goes, what stays."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from prunecli.commands import console
-from prunecli.errors import UsageError
 from prunecli.methods.sharing.arrange import Group, SharePlan, kind_of, own_tensors
 from prunecli.model.parts import ranges
 from prunecli.results.rewriting import AttentionSharing, FfnSharing, SharedGroup, Sharing
-from prunecli.tensors.quantities import whole_numbers
 
 if TYPE_CHECKING:
     from prunecli.commands.rewriting import Shown
@@ -20,7 +18,7 @@ INITS = {"mean": "mean of {}", "first": "the first", "last": "the last", "concat
 
 
 def share_document(shown: Shown, plan: SharePlan) -> Sharing:
-    """What `--json` prints."""
+    """The JSON that `--json` prints."""
     parameters, is_ffn = _parameters(shown, plan), plan.part == "FFN"
     layers: Mapping[str, Any] = plan.layers
     groups = []
@@ -70,16 +68,6 @@ def show_shared(shown: Shown, plan: SharePlan) -> None:
     columns = ("layers", plan.part, size, "parameters")
     console.show(console.table(title, columns, rows, text_columns=2))
     shown.show_sizes_and_place()
-
-
-def parse_groups(text: str | None, most: int, remedy: str) -> tuple[int, ...] | None:
-    """--groups: up to `most` whole numbers."""
-    if text is None:
-        return None
-    numbers = whole_numbers(text)
-    if not 1 <= len(numbers) <= most:
-        raise UsageError(f"--groups {text}: not a number of groups.", remedy)
-    return numbers
 
 
 def _parameters(shown: Shown, plan: SharePlan) -> dict[str, int]:

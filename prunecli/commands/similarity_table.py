@@ -1,104 +1,72 @@
-"""How `compare-models` shows what it found."""
+"""Tables of `compare-models`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from prunecli.commands import console
 
 if TYPE_CHECKING:
-    from prunecli.analysis.components import Kind
-    from prunecli.analysis.model_similarity import Comparison, Measure
-    from prunecli.analysis.similarity_results import Pair
+    from prunecli.results.similarity import Similarity
 
-KINDS: dict[Kind, str] = {"self": "self", "cross": "cross", "ffn": "FFN"}
-"""Kind -> its column: self-attention, cross-attention, FFN."""
+KINDS = {"self": "self", "cross": "cross", "ffn": "FFN"}
+"""Kind of a component -> its column: self-attention, cross-attention, FFN."""
+MEANS = {"": ("{}", 3), "_normalised": ("% of the benchmarks", 1), "_random": ("{}, random", 3)}
+"""End of the name of a mean -> its column and digits."""
 
 
-def show_comparison(
-    comparison: Comparison,
-    names: Sequence[str],
-    benchmarks: Sequence[Comparison] = (),
-    randoms: Sequence[Comparison] = (),
-) -> None:
-    """The diagonal of two models, layer by layer, or of one model what follows on what; then the means.
+def show_comparison(result: Similarity, names: Sequence[str]) -> None:
+    """Print the diagonal of two models, layer by layer, or the successive components of one model; then the means.
 
     Args:
-        names: of the first model, and of the second where there is one.
+        names: of the first model, and of the second if there are two.
     """
-    from prunecli.analysis.similarity_results import SIDES, corresponding, successive
-
-    measures = list(comparison.similarities)
-    pairs = corresponding(comparison, benchmarks, randoms) if comparison.second else successive(comparison)
-    if not pairs:
+    known = {component.name: component for component in result.components["first"]}
+    measures, alone = list(result.matrices), result.corresponding is None
+    rows = (result.successive if alone else result.corresponding) or []
+    if not rows:
         console.out("The models have no component in common: only the matrices are written.")
-    for side in SIDES:
-        own = [pair for pair in pairs if pair.first.side == side]
-        if own and comparison.second:
-            _show_layers(f"{names[0]} and {names[1]}, {side}", own, measures)
-        elif own:
-            _show_successive(f"{names[0]}, {side}", own, measures)
-    if pairs:
-        _show_means(pairs, measures, bool(benchmarks), bool(randoms))
-    _show_left_out(comparison, names)
-
-
-def _show_layers(title: str, pairs: Sequence[Pair], measures: Sequence[Measure]) -> None:
-    kinds = [kind for kind in KINDS if any(pair.first.kind == kind for pair in pairs)]
-    found = {
-        (pair.first.layer, measure, pair.first.kind): pair.values[measure]
-        for pair in pairs
-        for measure in measures
-    }
-    rows = [
-        [str(layer), *(_text(found.get((layer, measure, kind))) for measure in measures for kind in kinds)]
-        for layer in sorted({pair.first.layer for pair in pairs})
-    ]
-    columns = [f"{measure.upper()} {KINDS[kind]}" for measure in measures for kind in kinds]
-    console.show(console.table(title, ["layer", *columns], rows))
-
-
-def _show_successive(title: str, pairs: Sequence[Pair], measures: Sequence[Measure]) -> None:
-    rows = [
-        [pair.first.label, pair.second.label, *(_text(pair.values[measure]) for measure in measures)]
-        for pair in pairs
-    ]
-    columns = ["component", "next", *(measure.upper() for measure in measures)]
-    console.show(console.table(title, columns, rows, text_columns=2))
-
-
-def _show_means(
-    pairs: Sequence[Pair], measures: Sequence[Measure], with_benchmarks: bool, with_randoms: bool
-) -> None:
-    from prunecli.analysis.similarity_results import side_means
-
-    columns, rows = ["mean of the"], []
-    for measure in measures:
-        columns += [measure.upper(), *(["% of the benchmarks"] if with_benchmarks else [])]
-        columns += [f"{measure.upper()}, random"] if with_randoms else []
-    for side, mean in side_means(pairs, measures).items():
-        row: list[str] = [side]
-        for measure in measures:
-            row.append(_text(mean.values[measure]))
-            if with_benchmarks:
-                row.append(_text(mean.normalised[measure], 1))
-            if with_randoms:
-                row.append(_text(mean.random[measure]))
-        rows.append(row)
-    console.show(console.table("Means", columns, rows))
-
-
-def _show_left_out(comparison: Comparison, names: Sequence[str]) -> None:
-    from prunecli.analysis.similarity_results import constant_components
-
-    for name, removed, constant in zip(
-        names, comparison.removed, constant_components(comparison), strict=False
-    ):
-        for what, why in ((removed, "removed"), (constant, "the same output for every sentence")):
-            if what:
-                shown = ", ".join(what[:3]) + (f", … ({len(what)} in all)" if len(what) > 3 else "")
+    for side in result.mean:
+        own = [row for row in rows if known[row["first"]].side == side]
+        title, columns, cells = f"{' and '.join(names)}, {side}", ["component", "next"], []
+        if alone:
+            columns += [measure.upper() for measure in measures]
+            for row in own:
+                labels = [known[row[end]].label for end in ("first", "second")]
+                cells.append([*labels, *(_text(row[measure]) for measure in measures)])
+        else:
+            kinds = [kind for kind in KINDS if any(known[row["first"]].kind == kind for row in own)]
+            columns = [
+                "layer",
+                *(f"{measure.upper()} {KINDS[kind]}" for measure in measures for kind in kinds),
+            ]
+            found = {(known[row["first"]].layer or 0, known[row["first"]].kind): row for row in own}
+            for layer in sorted({layer for layer, _ in found}):
+                values = (found.get((layer, kind), {}).get(measure) for measure in measures for kind in kinds)
+                cells.append([str(layer), *map(_text, values)])
+        console.show(console.table(title, columns, cells, text_columns=2 if alone else 1))
+    if rows:
+        _show_means(result.mean, measures)
+    for name, left_out in zip(names, result.left_out.values(), strict=False):
+        for what, why in (("removed", "removed"), ("constant", "the same output for every sentence")):
+            if parts := left_out[what]:
+                shown = ", ".join(parts[:3]) + (f", … ({len(parts)} in all)" if len(parts) > 3 else "")
                 console.out(f"Left out of {name}, {why}: {shown}.")
+
+
+def _show_means(means: Mapping[str, Mapping[str, Any]], measures: Sequence[str]) -> None:
+    stated = next(iter(means.values()))
+    columns = [
+        (f"{measure}{end}", title.format(measure.upper()), digits)
+        for measure in measures
+        for end, (title, digits) in MEANS.items()
+        if f"{measure}{end}" in stated
+    ]
+    rows = [
+        [side, *(_text(mean[name], digits) for name, _, digits in columns)] for side, mean in means.items()
+    ]
+    console.show(console.table("Means", ["mean of the", *(title for _, title, _ in columns)], rows))
 
 
 def _text(value: float | None, digits: int = 3) -> str:

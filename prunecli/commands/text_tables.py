@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prunecli.commands import console
-from prunecli.commands.trees import tree_lines
 
 if TYPE_CHECKING:
     from prunecli.results.languages import Texts
@@ -29,7 +28,7 @@ def show_texts(texts: Texts) -> None:
     console.show(console.table(title, ["text", *texts.texts], rows))
     if texts.clustering is not None:
         console.out(f"Clusters of texts ({texts.linkage} linkage)")
-        console.out("\n".join(tree_lines(texts.clustering.clusters)) + "\n")
+        console.out("\n".join(texts.clustering.lines) + "\n")
     columns = ["layer", "experts", "all texts", *(f"only {text}" for text in texts.texts), "similarity"]
     counts = [
         [
@@ -45,17 +44,9 @@ def show_texts(texts: Texts) -> None:
 
 
 def plot_texts(path: Path, texts: Texts) -> None:
-    """Draw the tree and the matrix.
+    """Draw the tree and the matrix."""
+    from prunecli.report.pictures import similarity_map, trees
+    from prunecli.report.render import save_pictures
 
-    Raises:
-        PruneError: matplotlib is not installed.
-    """
-    import numpy as np
-
-    from prunecli.analysis.plots import languages_figure, save_figure
-
-    tree = texts.clustering
-    trees = {} if tree is None else {"Experts, by text": (tree.texts, np.array(tree.matrix))}
-    matrix = np.array(texts.similarity)
-    figure = languages_figure(trees, None, (texts.texts, matrix), texts.families, title="Jaccard similarity")
-    save_figure(figure, path)
+    drawn = trees({"Experts, by text": texts.clustering}, texts.families)
+    save_pictures([[*drawn, similarity_map("Jaccard similarity", texts.similarity, texts.texts)]], path)

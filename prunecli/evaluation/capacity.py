@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from math import ceil
 from typing import Any
 
@@ -12,13 +13,13 @@ from prunecli.errors import MemoryShortError, PruneError, Shortage, UnsupportedM
 from prunecli.evaluation.hardware import device_name
 from prunecli.methods.experts.budget import (
     MARGIN,
-    Request,
     at_ratios,
     fit_payload,
     margin_bytes,
     nearest_ratio,
 )
-from prunecli.methods.experts.options import ExpertOptions, request_of
+from prunecli.methods.experts.options import request_of
+from prunecli.methods.options import ExpertOptions
 from prunecli.model.cache import find_cache
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import (
@@ -54,6 +55,7 @@ from prunecli.running.layerwise.budget import (
 )
 from prunecli.running.layerwise.parts import make_skeleton
 from prunecli.running.lengths import window_length
+from prunecli.selection.select import Budget
 from prunecli.tensors.dtypes import config_dtype, is_float, itemsize, parse_dtype
 from prunecli.tensors.quantities import bytes_text
 from prunecli.text.tokens import load_tokenizer
@@ -79,7 +81,7 @@ LAYERS_SHARE = 0.8
 """Part of the free memory that `--memory` is advised to take."""
 
 
-def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, request: Request, load: Load) -> Fit:
+def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, request: Budget, load: Load) -> Fit:
     """The ways to hold a model in a memory: whole in each type, without some experts, layer by layer.
 
     Headers are read. If the model can run layer by layer, it is built without weights. If prunecli builds its class
@@ -124,7 +126,10 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, request: R
     unknown = [*find_cache(checkpoint).unknown] if stock else []
     try:
         if not stock or (checkpoint.is_local and refused_by_layer(checkpoint) is None):
-            layered = list(_by_layer(checkpoint, budget))
+            device = found_device()
+            first = choose_dtype("auto", checkpoint, device)
+            dtypes = {first: None, (torch.bfloat16 if device.type == "cpu" else first): None}
+            layered = [layers_in(checkpoint, budget, device, one) for one in dtypes]
     except PruneError as error:
         if not stock:
             raise
@@ -183,15 +188,8 @@ def _whole(checkpoint: Checkpoint, budget: int, target: str | None, load: Load) 
 
 
 def _memory_for(total: int) -> int:
-    """The smallest memory of which the margin leaves so much."""
+    """The smallest memory that holds `total` bytes and the margin."""
     return ceil(total / (1 - MARGIN))
-
-
-def _by_layer(checkpoint: Checkpoint, budget: int) -> Iterator[tuple[Way, int]]:
-    device = found_device()
-    first = choose_dtype("auto", checkpoint, device)
-    for dtype in dict.fromkeys((first, torch.bfloat16 if device.type == "cpu" else first)):
-        yield layers_in(checkpoint, budget, device, dtype)
 
 
 def layers_in(
@@ -205,7 +203,9 @@ def layers_in(
     checkpoint = as_run(checkpoint, dtype)
     skeleton = make_skeleton(checkpoint, device, dtype)
     shape = shape_of(checkpoint, skeleton, dtype)
-    tokenizer, length = _tokenizer(checkpoint), BATCH_LENGTH
+    tokenizer, length = None, BATCH_LENGTH
+    with suppress(PruneError):  # what fits is answered for a checkpoint without a tokenizer too
+        tokenizer = load_tokenizer(checkpoint.path)  # a run holds it
     if checkpoint.runs_stock:
         length = window_length(skeleton.model, tokenizer)
     activations = activation_bytes(shape, max(1, BATCH_TOKENS // length), length, length)
@@ -229,14 +229,6 @@ def layers_in(
         state_tokens=tokens,
     )
     return way, length
-
-
-def _tokenizer(checkpoint: Checkpoint) -> Any:
-    """Its tokenizer, which a run holds too; None: there is none, so that nothing runs, but what fits can be said."""
-    try:
-        return load_tokenizer(checkpoint.path)
-    except PruneError:
-        return None
 
 
 def _measure_pass(checkpoint: Checkpoint, *, sparse: bool) -> Pass:
@@ -296,7 +288,7 @@ def _ways(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
     if shortage.dtype == "float32" and not shortage.trains:
         smaller = weight_bytes(checkpoint, "BF16")
         if smaller <= shortage.room:
-            yield f"--dtype bfloat16 ({bytes_text(smaller)})"
+            yield f"--compute-dtype bfloat16 ({bytes_text(smaller)})"
     if checkpoint.family is None or shortage.dtype == "int8":
         return
     if shortage.by_layer and not checkpoint.runs_stock:

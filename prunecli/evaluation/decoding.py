@@ -16,7 +16,7 @@ from prunecli.text.batching import length_bucketed, pad
 from prunecli.text.tokens import Tokenizer, encode, language_id, languages
 
 USUAL_LENGTH = 64
-"""Tokens of a sentence, by which the memory of a search is reckoned before its text is known."""
+"""Assumed tokens of a sentence, to estimate the memory of a search before its text is known."""
 
 
 _OF_TOKENS = ("_token_id", "_tokens", "_ids", "sequence_bias")
@@ -25,7 +25,7 @@ _OF_TOKENS = ("_token_id", "_tokens", "_ids", "sequence_bias")
 
 @dataclass(frozen=True)
 class DecodingOptions:
-    """How translations are searched for.
+    """Options of beam search.
 
     Attributes:
         beam: hypotheses kept per sentence; 1 is greedy search.
@@ -39,7 +39,7 @@ class DecodingOptions:
 
     @property
     def load(self) -> Load:
-        """What is decoded at a time, with sentences of a usual length and outputs as long."""
+        """The load of one batch: sentences and outputs of the usual length."""
         return Load(max(1, self.batch_tokens // USUAL_LENGTH), self.beam, USUAL_LENGTH)
 
 
@@ -160,9 +160,9 @@ def generate(
 
 @contextmanager
 def sound_settings(model: Any) -> Iterator[None]:
-    """Say which token of generation_config.json the model lacks, where `generate` fails within the block over it.
+    """Name the token of generation_config.json that the model lacks, if `generate` fails in the block because of it.
 
-    Only then: many a value that cannot be is of no consequence.
+    Checked only after a failure: most invalid values have no effect.
 
     Raises:
         CheckpointError: there is one.
@@ -197,10 +197,10 @@ def _is_odd(value: Any, size: int) -> bool:
 
 
 def beam_cache(model: Any) -> Any:
-    """A cache for one `generate` that leaves the cross-attention's keys where they are when beams change places.
+    """A cache for one `generate` that does not reorder the keys of cross-attention with the beams.
 
-    The beams of a sentence share its source, so that moving them, a copy of the whole cache at each step,
-    changes nothing. None, `generate`'s own choice, for models that are not an encoder with a decoder.
+    The beams of a sentence share its source: reordering would copy the whole cache at each step for nothing. None, the
+    default of `generate`, for models that are not an encoder with a decoder.
     """
     if not getattr(model.config, "is_encoder_decoder", False) or hasattr(model, "_reorder_cache"):
         return None

@@ -1,24 +1,27 @@
-"""The quality of checkpoints side by side, at what they are for."""
+"""Measure the quality of checkpoints on the same text, and compare them with the first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prunecli import processes
 from prunecli.errors import PruneError, UsageError
+from prunecli.evaluation.hardware import threads, threads_for
 from prunecli.evaluation.options import EvaluationOptions
-from prunecli.evaluation.partial import PartialTranslations
-from prunecli.evaluation.scoring import spm_file, spm_missing
+from prunecli.evaluation.scoring import SPM_MISSING, spm_file
 from prunecli.evaluation.significance import LEAST
-from prunecli.evaluation.translation import evaluate_translation
+from prunecli.evaluation.tasks import Classification, MaskedLanguageModel, Task
+from prunecli.evaluation.translation import TranslationTask, stored_translations
 from prunecli.model.checkpoint import Checkpoint, directory_of
 from prunecli.model.history import pruned_pairs
+from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import read_config
-from prunecli.tensors.documents import partial_path
+from prunecli.tensors.documents import refuse_unwritable
 from prunecli.tensors.quantities import counted
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.parallel import ParallelText
@@ -42,22 +45,22 @@ def evaluate(
     warn: Say = unsaid,
     report: Callable[[str, RunReport], None] = lambda _label, _run: None,
 ) -> Evaluation | None:
-    """Measure each checkpoint at `task` on the text that `choice` names, compare with the first.
+    """Measure each checkpoint at `task` on the text that `choice` names, and compare it with the first.
 
-    Where no pairs are chosen, those are translated that the checkpoints were pruned for. Several processes share the
-    sentences of a translation; an interrupted one goes on from what lies beside `output`.
+    If no pairs are chosen, translation takes the pairs that the checkpoints were pruned for. Several processes share
+    the sentences of a translation; an interrupted translation resumes from the state stored beside `output`.
 
     Args:
-        checkpoints: label -> an open model, a directory or a name of the hub, the baseline first.
-        output: file that the result is written to; None: none, and nothing to go on from.
-        task: None: what the models are for.
+        checkpoints: label -> an open model, a directory or a name on the hub, the baseline first.
+        output: file for the result; None: nothing is written, and an interrupted run cannot resume.
+        task: None: the task of the models.
         force: replace `output`.
-        say: hears what is chosen by itself, and why.
-        warn: hears what is left behind by an interrupt.
-        report: called for each checkpoint that was run layer by layer with what that took.
+        say: called with each automatic choice and its reason.
+        warn: called with a line about the state that an interrupt leaves behind.
+        report: called for each checkpoint that was run layer by layer with statistics of the run.
 
     Returns:
-        The result; None on other processes than the first.
+        The result; None on processes other than the first.
 
     Raises:
         PruneError: a checkpoint, text, option or output that cannot be used.
@@ -68,80 +71,117 @@ def evaluate(
     output = None if output is None else Path(output)
     directories = {label: directory_of(model, say) for label, model in checkpoints.items()}
     task = task or task_of_all(list(directories.values()), task_of)
-    choice.check(task, options.given)
+    choice.check_task(task, options.of_tasks)
     options.gate.check(task, len(directories))
-    if task == "translation":
-        return _translation(directories, choice, options, output, force, progress, say, warn)
-    from prunecli.evaluation.tasks import evaluate_task
-
-    if processes.world_size() > 1:
-        raise UsageError(f"--task {task}: one process does it", "Start it without torchrun.")
-    return evaluate_task(
-        directories,
-        choice.read(task, say),
-        options,
-        output,
-        force=force,
-        progress=progress,
-        report=report,
-        say=say,
-    )
-
-
-def _translation(
-    checkpoints: Mapping[str, Path],
-    choice: TextChoice,
-    options: EvaluationOptions,
-    output: Path | None,
-    force: bool,
-    progress: Progress,
-    say: Say,
-    warn: Say,
-) -> Evaluation | None:
-    data = choice.read("translation", say)
+    if task != "translation":
+        if processes.world_size() > 1:
+            raise UsageError(f"`task={task}`: one process does it", "Start it without torchrun.")
+        data = choice.read(task, say)
+        return evaluate_data(
+            directories, data, options, output, force=force, progress=progress, report=report, say=say
+        )
+    data = choice.read(task, say)
     if choice.pairs is None:
-        data = _pruned_for(list(checkpoints.values()), data, say)
+        data = _pruned_for(list(directories.values()), data, say)
     if options.most_translations is not None:
-        data = _at_most(options.most_translations, len(checkpoints), data, say)
-    for path in checkpoints.values():  # before a word on what is left out
+        data = _at_most(options.most_translations, len(directories), data, say)
+    for path in directories.values():  # a missing checkpoint is reported before missing scores
         read_config(path)
-    options = replace(options, spm=spm_file(options.spm))
+    options = options.model_copy(update={"spm": spm_file(options.spm)})
     if options.spm is None:
-        say(spm_missing())
-    partial = None if output is None else partial_path(output)
-    if partial is not None and len(PartialTranslations(partial)):
-        say(f"Going on from {partial}, which an interrupted run left behind.")
+        say(SPM_MISSING)
+    stored = stored_translations(output)
+    if stored.records:
+        say(f"Going on from {stored.path}, which an interrupted run left behind.")
     try:
-        with processes.together() as process_group:
-            return evaluate_translation(
-                checkpoints,
+        with processes.together() as group:
+            return evaluate_data(
+                directories,
                 data,
                 options,
                 output,
                 force=force,
                 progress=progress,
-                process_group=process_group,
+                process_group=group,
                 say=say,
             )
     except (KeyboardInterrupt, SystemExit, PruneError):
-        if partial is not None and partial.is_file():
+        if stored.path is not None and stored.path.is_file():
             warn("Finished pairs are kept: the same command goes on from them.")
         raise
 
 
+def evaluate_data(
+    checkpoints: Mapping[str, Path],
+    data: Dataset,
+    options: EvaluationOptions,
+    output: Path | None = None,
+    *,
+    force: bool = False,
+    progress: Progress = silent,
+    process_group: ProcessGroup = ALONE,
+    report: Callable[[str, RunReport], None] = lambda _label, _work: None,
+    say: Say = unsaid,
+) -> Evaluation | None:
+    """Measure each checkpoint at the task of `data`, compare it with the first, and write `output`.
+
+    Arguments, result and errors are those of `evaluate`.
+    """
+    from prunecli.model.checkpoint import open_model
+    from prunecli.results.evaluation import Evaluation
+    from prunecli.results.header import header
+
+    with process_group.in_step():
+        if output is not None and process_group.is_main:  # before the work
+            refuse_unwritable(output, force=force)
+    opened = {label: open_model(path) for label, path in checkpoints.items()}
+    kind = _task_class(data.task)
+    task = kind(opened, data, options, progress, say, process_group, report, output, force)
+    with closing(task), threads(threads_for(opened.values())):
+        for label in opened:
+            task.measure(label)
+    if not process_group.is_main:
+        return None
+    fields = {
+        **header(Evaluation.FORMAT, list(opened.values()), task.seed),
+        "task": data.task,
+        **task.fields(),
+    }
+    evaluation = Evaluation.model_validate(fields)
+    task.save(evaluation)
+    return evaluation
+
+
+def _task_class(name: TaskName) -> type[Task]:
+    if name == "lm":
+        from prunecli.evaluation.language_model import CausalLanguageModel
+
+        return CausalLanguageModel
+    if name == "embedding":
+        from prunecli.evaluation.embedding import Embedding
+
+        return Embedding
+    tasks = {
+        "translation": TranslationTask,
+        "mlm": MaskedLanguageModel,
+        "classification": Classification,
+    }
+    return tasks[name]
+
+
 def _pruned_for(checkpoints: Sequence[Path], data: Dataset, say: Say) -> Dataset:
-    """Only the pairs that the pruned checkpoints were pruned for, where that is anything."""
+    """Only the pairs that the checkpoints were pruned for, if any."""
     kept = pruned_pairs(checkpoints, data.pairs)
     if not kept or kept == data.pairs:
         return data
     say(
-        f"{len(kept)} of {len(data.pairs)} pairs: what the checkpoints were pruned for (--pairs chooses others)."
+        f"{len(kept)} of {len(data.pairs)} pairs: what the checkpoints were pruned for (`pairs` chooses others)."
     )
     return replace(data, pairs=kept)
 
 
 def _at_most(count: int, checkpoints: int, data: Dataset, say: Say) -> Dataset:
-    """At most `count` translations: first fewer sentences, as many as a test takes; then every n-th pair."""
+    """Limit the number of translations: fewer sentences, down to those that a test needs; then every n-th pair."""
     text, pairs = data.text, data.pairs
     assert isinstance(text, ParallelText)
     sentences = min(len(text), max(LEAST, count // (checkpoints * len(pairs))))
@@ -150,6 +190,6 @@ def _at_most(count: int, checkpoints: int, data: Dataset, say: Say) -> Dataset:
         return data
     say(
         f"About a minute: {counted(checkpoints, 'checkpoint')} x {len(pairs)} of {counted(len(data.pairs), 'pair')} x "
-        f"{sentences} of {counted(len(text), 'sentence')}. --all takes everything."
+        f"{sentences} of {counted(len(text), 'sentence')} (`everything`: all)."
     )
     return replace(data, text=text.first(sentences), pairs=pairs)

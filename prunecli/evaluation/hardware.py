@@ -1,7 +1,6 @@
-"""What a measurement ran on, and what a model costs there: its size, load time and peak memory.
+"""The machine of a measurement: devices, threads; load time and peak memory of a model.
 
-Load time and peak memory are measured in a process for each model: several models in one process cannot be told apart,
-and a peak never goes down again.
+Load time and peak memory are measured in a separate process for each model: a process has one peak, which never falls.
 """
 
 from __future__ import annotations
@@ -13,18 +12,17 @@ import platform
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import PruneError
-from prunecli.evaluation.workload import Workload
+from prunecli.evaluation.workloads import Workload
 from prunecli.progress import Say, unsaid
-from prunecli.tensors.json_files import read_json
+from prunecli.tensors.json_files import parsed
 from prunecli.tensors.quantities import counted
 
 if TYPE_CHECKING:
@@ -39,7 +37,7 @@ Decoding with 2.4 million parameters, two threads on two cores: 0.99 of the spee
 0.06 of the speed. With 40 million 1.2 and 0.1: each operation waits for the thread that has no core.
 """
 WATCH_S = 0.5
-"""Seconds for which the cores are watched."""
+"""Seconds of the measurement of idle cores."""
 
 MEMORY_SHARE = 0.8
 """Models are held at once if they fit in this share of the free memory."""
@@ -66,28 +64,17 @@ def model_sizes(model: Any) -> dict[str, int]:
 
 
 def device_name(device: Any) -> str:
-    """`cpu (AMD EPYC 7B13)`, `cuda:0 (NVIDIA H100)`."""
+    """Name of a device with its hardware: `cpu (AMD EPYC 7B13)`, `cuda:0 (NVIDIA H100)`."""
     if device.type == "cuda":
         import torch
 
         return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"{device} ({_cpu_name() or platform.machine()})"
-
-
-def device_names(model: Any) -> list[str]:
-    """`device_name` of each that holds the model."""
-    from prunecli.modules.devices import devices_of
-
-    return [device_name(device) for device in devices_of(model)]
-
-
-def _cpu_name() -> str:
-    try:
+    name = platform.machine()
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "")
+        found = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        name = next(found, "") or name
+    return f"{device} ({name})"
 
 
 @contextmanager
@@ -117,32 +104,29 @@ def idle_threads(checkpoints: Iterable[Checkpoint], say: Say = unsaid) -> int:
     Args:
         say: called if there are fewer idle cores than threads.
     """
-    wanted = threads_for(checkpoints)
-    idle = wanted if wanted == 1 else max(1, min(wanted, _idle_cores()))
+    import psutil
+
+    wanted = idle = threads_for(checkpoints)
+    if wanted > 1:
+        busy = psutil.cpu_percent(WATCH_S, percpu=True)
+        mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(busy))
+        # The time in which nothing used a core counts as a fraction of this core.
+        idle = max(1, min(wanted, round(sum(1 - busy[core] / 100 for core in mine))))
     if idle < wanted:
         say(
             f"Other work keeps the CPU busy: {counted(idle, 'thread')} instead of {wanted} "
-            "(--threads takes another number)."
+            "(`threads` takes another number)."
         )
     return idle
 
 
-def _idle_cores() -> int:
-    """Number of cores of this process, of which the time counts that nothing used for `WATCH_S`."""
-    import psutil
-
-    busy = psutil.cpu_percent(WATCH_S, percpu=True)
-    mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(busy))
-    return round(sum(1 - busy[core] / 100 for core in mine))
-
-
 @dataclass(frozen=True)
 class MemoryTask:
-    """What the process does: load, then run one batch.
+    """Work of the separate process: load a model, then run one batch.
 
     Attributes:
         work: the batch.
-        room: bytes that the run holds beside the weights.
+        room: bytes that the run holds besides the weights.
     """
 
     checkpoint: str
@@ -156,12 +140,12 @@ class MemoryTask:
 
 @dataclass(frozen=True)
 class Cost:
-    """What it took.
+    """Load time and peak memory.
 
     Attributes:
-        load_s: seconds of `load_model`, imports not counted.
+        load_s: seconds of `load_model`, without imports.
         resident_before: peak resident bytes before loading: Python, torch and transformers.
-        resident_peak: peak resident bytes in all.
+        resident_peak: peak resident bytes of the process.
         device_peak: peak bytes that torch held on the GPUs; None on a CPU.
     """
 
@@ -177,44 +161,34 @@ def measure_cost(task: MemoryTask) -> Cost:
     Raises:
         PruneError: the process failed; with its last line.
     """
-    with tempfile.TemporaryDirectory(prefix="prunecli-") as folder:
-        result = Path(folder) / "cost.json"
-        environment = dict(os.environ)
-        # The same prunecli, also where it is not installed.
-        here = str(Path(__file__).resolve().parents[2])
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [here, environment.get("PYTHONPATH")]))
-        command = [sys.executable, "-m", "prunecli.evaluation.hardware", str(result)]
-        done = subprocess.run(
-            command,
-            input=pickle.dumps(task),
-            env=environment,
-            capture_output=True,
-            check=False,
+    environment = dict(os.environ)
+    # The same prunecli, even if it is not installed.
+    here = str(Path(__file__).resolve().parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [here, environment.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "prunecli.evaluation.hardware"]
+    done = subprocess.run(
+        command, input=pickle.dumps(task), env=environment, capture_output=True, check=False
+    )
+    if done.returncode == 0:
+        return Cost(**parsed(done.stdout.splitlines()[-1]))
+    remedy = "Leave this measurement out with `memory=False`."
+    if done.returncode == -signal.SIGKILL:
+        remedy = (
+            "The machine most likely ran out of memory: try `dtype`, a smaller model, or a smaller batch."
         )
-        if done.returncode != 0 or not result.is_file():
-            remedy = "Leave this measurement out with --no-memory."
-            if done.returncode == -signal.SIGKILL:
-                remedy = "The machine most likely ran out of memory: try --dtype, a smaller model, or a smaller batch."
-            raise PruneError(f"{task.checkpoint}: could not be measured: {_reason(done)}", remedy)
-        return Cost(**read_json(result))
-
-
-def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
-    if done.returncode < 0:
-        return f"its process was ended by {signal.Signals(-done.returncode).name}"
     lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else f"its process ended with status {done.returncode}"
+    reason = lines[-1] if lines else f"its process ended with status {done.returncode}"
+    if done.returncode < 0:
+        reason = f"its process was ended by {signal.Signals(-done.returncode).name}"
+    raise PruneError(f"{task.checkpoint}: could not be measured: {reason}", remedy)
 
 
 def peak_resident() -> int:
     """Peak resident bytes of this process so far."""
-    try:
+    with suppress(OSError, IndexError):
         # ru_maxrss would do, but on Linux a new process inherits it from the one that started it.
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -242,14 +216,14 @@ def run_task(task: MemoryTask) -> Cost:
     return Cost(load_s, before, peak_resident(), device_peak)
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run the task that stdin holds pickled, and write its `Cost` as JSON into the file that is named."""
+def main() -> None:
+    """Run the pickled task on stdin, and print its `Cost` as JSON."""
     try:
         cost = run_task(pickle.load(sys.stdin.buffer))
     except PruneError as error:
         raise SystemExit(error.message) from None
-    Path(arguments[0]).write_text(json.dumps(asdict(cost)), encoding="utf-8")
+    sys.stdout.write(f"\n{json.dumps(asdict(cost))}\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,89 +1,294 @@
-"""How well a language model predicts text: perplexity, bits per byte; the loss of hidden tokens."""
+"""`evaluate --task lm`: perplexity, bits per byte, divergence from the first model, and greedy continuations."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, groupby, takewhile
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prunecli.progress import Progress, silent
+from prunecli.errors import DataError, UsageError
+from prunecli.evaluation.decoding import end_ids
+from prunecli.evaluation.divergence import Compared, Reference
+from prunecli.evaluation.tasks import T_TEST, WINDOWS_TEST, Measured, ModelTask, perplexity
+from prunecli.model.cost import head_bytes
+from prunecli.running.encoding import filling, padding_id
+from prunecli.running.lengths import position_count, window_length
 from prunecli.running.losses import measure_losses
-from prunecli.running.masking import mlm_examples
-from prunecli.running.runner import Runner
-from prunecli.running.windows import Window
+from prunecli.running.runner import Runner, chunks, ignored
+from prunecli.running.windows import Window, lm_windows, window_examples
+from prunecli.tensors.dtypes import parse_dtype
+from prunecli.text.plain import PlainText
+from prunecli.text.tokens import Tokenizer, load_tokenizer
 
-Number = TypeVar("Number", np.float64, np.int64)
+if TYPE_CHECKING:
+    import torch
+
+    from prunecli.model.checkpoint import Checkpoint
+
+PROMPT = 32
+"""Tokens of a prompt, halved until a prompt is at most half of its text: few lengths, so that many run together."""
+NEW_TOKENS = 64
+"""Default limit on the tokens of a continuation."""
+Ids = Sequence[int]
 
 
-@dataclass(frozen=True)
-class TextLosses:
-    """What each text costs.
+class CausalLanguageModel(ModelTask):
+    """Measures causal language models; compares the next-token distributions of all with those of the first.
 
-    Attributes:
-        nats: `[texts]` float64: sum of -log p over its counted tokens.
-        tokens: `[texts]` int64: how many those are; 0 for a text in which there is nothing to predict.
+    The paired t-test is over the texts' bits per byte, or over the windows' losses if files are whole documents.
     """
 
-    nats: NDArray[np.float64]
-    tokens: NDArray[np.int64]
+    by_layer = True
 
-    @property
-    def loss(self) -> float:
-        """Mean of -log p over all counted tokens, in nats."""
-        return float(self.nats.sum() / self.tokens.sum())
+    def prepare(self) -> None:
+        """Find the models that can be compared with the first.
+
+        Raises:
+            UsageError: continuations are asked for, and a model cannot be compared.
+            CheckpointError: no tokenizer.
+        """
+        text = self.data.text
+        assert isinstance(text, PlainText)
+        self.text = text
+        self.test = (WINDOWS_TEST, "perplexity") if text.whole_files else (T_TEST, "bits_per_byte")
+        self.first, *others = self.opened
+        if self.options.continuations and not others:
+            raise UsageError(
+                "`continuations` compares checkpoints, one was given", "Name the one to compare with first."
+            )
+        self.comparable = {self.first} if others else set()
+        tokens = load_tokenizer(self.opened[self.first].path).get_vocab() if others else {}
+        for label in others:
+            if load_tokenizer(self.opened[label].path).get_vocab() == tokens:
+                self.comparable.add(label)
+            else:
+                self._say_not_compared(label, "its tokenizer has other tokens")
+        self.reference: Reference | None = None
+        self.windows: list[Window] = []
+        self.prompts: dict[str, list[str]] = {}
+        self.continued: dict[str, dict[str, list[list[int]]]] = {}
+        self.outputs: dict[str, dict[str, list[str]]] = {}
+
+    def kept_bytes(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Mapping[str, int]:
+        """The first model's head, which is kept for the others (see `Reference`)."""
+        first = self.opened[self.first]
+        if checkpoint is first or not (size := head_bytes(first, parse_dtype(str(dtype)))):
+            return {}
+        return {"head of the first model": size}
+
+    def close(self) -> None:
+        """See `Task`."""
+        if self.reference is not None:
+            self.reference.close()
+
+    def run(self, label: str, runner: Runner, tokenizer: Tokenizer) -> Measured:
+        """See `ModelTask`. The first model cannot be used afterwards."""
+        options, texts, model = self.options, self.text.texts, runner.model
+        length = window_length(model, tokenizer, self.data.context)
+        cut = {"context": length, "stride": length - 1 if options.stride is None else options.stride}
+        windows = lm_windows(tokenizer, model, texts, **cut)
+        if label == self.first:
+            self.windows = windows
+        elif label in self.comparable and windows != self.windows:
+            self.comparable.remove(label)
+            self._say_not_compared(
+                label, "it reads the texts in other windows (the same `context` makes them alike)"
+            )
+        is_compared = label in self.comparable
+        continued = (
+            self._continue(label, model, tokenizer, windows) if is_compared and options.continuations else {}
+        )
+        batches = window_examples(windows, *filling(model, tokenizer)).batches(options.decoding.batch_tokens)
+        what = f"{label}: reading"
+        if not is_compared:
+            nats, tokens = measure_losses(runner, batches, len(windows), what, self.progress)
+            agreed = np.zeros(len(windows), np.int64)
+            read = Compared(nats, tokens[:, None], np.zeros((len(windows), 1)), agreed)
+        elif self.reference is not None:
+            read = self.reference.compare(runner, what, self.progress)
+        else:
+            self.reference = Reference(batches, options.spill_directory)
+            read = self.reference.record(runner, what, self.progress)
+        of_texts = Compared(*(sum_by_text(values, windows, len(texts)) for values in vars(read).values()))
+        shown = is_compared and label != self.first
+        scores = {
+            name: self._scores(of_texts, rows, name, compared=shown) | continued.get(name, {})
+            for name, rows in {"": range(len(texts)), **self.text.by_name}.items()
+        }
+        if not self.text.whole_files:
+            values = of_texts.nats / np.log(2) / np.array([len(text.encode()) for text in texts])
+        elif windows == self.windows:
+            values = read.nats / read.tokens.sum(axis=1)
+        else:
+            values = np.zeros(0)  # other windows cannot be tested against the first model's
+        return Measured(scores.pop(""), values, cut, scores)
+
+    def _scores(self, found: Compared, rows: Sequence[int], name: str, *, compared: bool) -> dict[str, Any]:
+        """Scores of some of the texts."""
+        by_span = found.tokens[rows].sum(axis=0)
+        tokens, counted = int(by_span.sum()), [row for row in rows if found.tokens[row].any()]
+        if not tokens:
+            whose = f"{name}: " if name else ""
+            raise DataError(f"{whose}the text has no token to predict", "Leave it out, or give longer text.")
+        nats = found.nats[rows].sum()
+        texts = [self.text.texts[row] for row in counted]
+        scores: dict[str, Any] = {
+            "perplexity": perplexity(nats / tokens),
+            "loss": float(nats / tokens),
+            "bits_per_byte": float(nats / (math.log(2) * sum(len(text.encode()) for text in texts))),
+            "bits_per_character": float(nats / (math.log(2) * sum(map(len, texts)))),
+            "tokens": tokens,
+        }
+        if compared:
+            divergence = found.divergence[rows].sum(axis=0)
+            scores["kl_divergence"] = float(found.divergence[rows].sum() / tokens)
+            scores["top1_agreement"] = float(found.agreed[rows].sum() / tokens)
+            # Mean divergence by how many tokens of the window come before (2510.13999, Figure 4c).
+            scores["by_position"] = [
+                {
+                    "first": 1 << n,
+                    "last": (2 << n) - 1,
+                    "tokens": int(by_span[n]),
+                    "kl_divergence": round(divergence[n] / by_span[n], 6),
+                }
+                for n in np.flatnonzero(by_span).tolist()
+            ]
+        return scores
+
+    def _continue(
+        self, label: str, model: Any, tokenizer: Any, windows: Sequence[Window]
+    ) -> dict[str, dict[str, float]]:
+        """Continue prompts of each name of texts; return name ("": all texts) -> agreement with the first model."""
+        options, prompts = self.options.decoding, dict[str, list[Ids]]()
+        for name, rows in (self.text.by_name or {"": [*range(len(self.text))]}).items():
+            chosen = set(rows)
+            texts = [window.ids for window in windows if window.text in chosen]
+            prompts[name] = choose_prompts(texts, self.options.continuations)
+        with self.progress(f"{label}: continuing", sum(map(len, prompts.values())), "prompts") as advance:
+            made = {
+                name: continue_greedily(
+                    model, tokenizer, own, options.batch_tokens, options.max_new_tokens, advance
+                )
+                for name, own in prompts.items()
+            }
+        self.continued[label] = made
+        self.outputs[label] = {name: tokenizer.batch_decode(own) for name, own in made.items()}
+        if label == self.first:
+            self.prompts = {name: tokenizer.batch_decode(own) for name, own in prompts.items()}
+            return {}
+        first = self.continued[self.first]
+        both = {name: (first[name], own) for name, own in made.items()}
+        both[""] = ([*chain(*first.values())], [*chain(*made.values())])
+        return {name: agreement(*pair) for name, pair in both.items()}
+
+    def fields(self) -> dict[str, Any]:
+        """See `Task`; with the prompts whose continuations differ most from the first model's."""
+        found = []
+        for name, prompts in self.prompts.items():
+            for row, prompt in enumerate(prompts):
+                first, *others = (continued[name][row] for continued in self.continued.values())
+                alike = sum(agreement([first], [other])["equal_tokens"] for other in others)
+                outputs = {label: own[name][row] for label, own in self.outputs.items()}
+                found.append((alike, {"text": name or None, "source": prompt, "outputs": outputs}))
+        found = sorted(found, key=lambda one: one[0])[: self.options.examples]
+        return {**super().fields(), "examples": [example for _, example in found]}
+
+    def _say_not_compared(self, label: str, reason: str) -> None:
+        """Say that a model is not compared with the first; refuse it if an option asks for the comparison."""
+        line = f"{label}: no comparison of next tokens with {self.first}: {reason}"
+        if self.options.continuations:
+            raise UsageError(line, "Leave `continuations` out, or compare models of one tokenizer.")
+        self.say(f"{line}.")
 
 
-def of_texts(values: NDArray[Number], windows: Sequence[Window], count: int) -> NDArray[Number]:
-    """Sums `[count, …]` over the windows of each text of `values` `[windows, …]`, in their type."""
+def sum_by_text(values: NDArray[Any], windows: Sequence[Window], count: int) -> NDArray[Any]:
+    """Sums `[count, …]` of `values` `[windows, …]` over the windows of each text."""
     sums = np.zeros((count, *values.shape[1:]), values.dtype)
     np.add.at(sums, np.array([window.text for window in windows]), values)
     return sums
 
 
-def mlm_losses(
-    runner: Runner,
-    tokenizer: Any,
-    texts: Sequence[str],
-    batch_tokens: int,
-    *,
-    context: int | None = None,
-    seed: int = 0,
-    what: str = "reading",
-    progress: Progress = silent,
-) -> TextLosses:
-    """Losses of a masked language model on the tokens that `mlm_examples` hides.
-
-    Args:
-        context, seed: see `mlm_examples`.
-        what: is done, for the progress.
+def choose_prompts(texts: Sequence[Ids], count: int) -> list[Ids]:
+    """The beginnings of `count` of the texts, spread evenly over them, or of all if there are fewer.
 
     Raises:
-        PruneError: as `mlm_examples` and `runner`; a loss that is not finite.
+        DataError: no text has two tokens.
     """
-    examples = mlm_examples(tokenizer, runner.model, texts, context=context, seed=seed)
-    return TextLosses(*measure_losses(runner, examples.batches(batch_tokens), len(texts), what, progress))
+    texts = [ids for ids in texts if len(ids) > 1]
+    if not texts:
+        raise DataError("no text has two tokens, of which one is a prompt", "Give longer text.")
+    number, prompts = min(count, len(texts)), []
+    for index in range(number):
+        ids, length = texts[index * len(texts) // number], PROMPT
+        while length > len(ids) // 2:
+            length //= 2
+        prompts.append(ids[:length])
+    return prompts
 
 
-def perplexity(loss: float) -> float:
-    """`exp(loss)`, the loss in nats; bounded, so that it stays a number."""
-    return math.exp(min(loss, 700.0))
+def continue_greedily(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[Ids],
+    batch_tokens: int,
+    max_new_tokens: int | None = None,
+    advance: Callable[[float], None] = ignored,
+) -> list[list[int]]:
+    """Continue prompts with the most probable next token, until the end token or `max_new_tokens`.
 
-
-def bits_per(losses: TextLosses, texts: Sequence[str], measure: Callable[[str], int]) -> float:
-    """`sum nats / (ln 2 * sum sizes)` over the texts that have a counted token.
+    Prompts of one length run together, without padding. Of the checkpoint's generation_config.json only the end
+    tokens are used: no sampling, no penalties.
 
     Args:
-        measure: a text's size: `utf8_bytes` or `len`. Unlike perplexity, the result compares models of different
-            tokenizers.
+        model: in evaluation mode, on its device.
+        max_new_tokens: None: `NEW_TOKENS`; never more than the model has positions for.
+        advance: called with the number of finished prompts.
+
+    Returns:
+        For each prompt the new tokens, an end token included.
     """
-    size = sum(measure(text) for text, tokens in zip(texts, losses.tokens, strict=True) if tokens)
-    return float(losses.nats.sum() / (math.log(2) * size))
+    import torch
+    from transformers import GenerationConfig
+
+    ends = end_ids(model, tokenizer)
+    model.generation_config = GenerationConfig(
+        do_sample=False, eos_token_id=sorted(ends) or None, pad_token_id=padding_id(model, tokenizer)
+    )
+    positions, asked = position_count(model), max_new_tokens or NEW_TOKENS
+    made: dict[int, list[int]] = {}
+    order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
+    for length, alike in groupby(order, key=lambda row: len(prompts[row])):
+        limit = asked if positions is None else max(1, min(asked, positions - length))
+        for rows in chunks(alike, max(1, batch_tokens // (length + asked))):
+            ids = torch.tensor([list(prompts[row]) for row in rows], device=model.device)
+            with torch.inference_mode():
+                output = model.generate(
+                    input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit
+                )
+            for row, line in zip(rows, output[:, length:].tolist(), strict=True):
+                kept = len(list(takewhile(lambda token: token not in ends, line)))
+                made[row] = line[: kept + 1]
+            advance(len(rows))
+    return [made[row] for row in range(len(prompts))]
 
 
-def utf8_bytes(text: str) -> int:
-    """Bytes of a text in UTF-8."""
-    return len(text.encode())
+def agreement(first: Sequence[Ids], other: Sequence[Ids]) -> dict[str, float]:
+    """Compare one model's continuations with the first model's, of the same prompts.
+
+    Returns:
+        `continuations`: their number; `continued_tokens`: mean length of the first model's, end tokens included;
+        `tokens_until_difference`: mean number of tokens before the first that differs; `equal_tokens`: fraction of the
+        first model's tokens that the other has at the same place.
+    """
+    same = [[a == b for a, b in zip(*pair, strict=False)] for pair in zip(first, other, strict=True)]
+    tokens = sum(map(len, first))
+    return {
+        "continuations": len(first),
+        "continued_tokens": tokens / len(first),
+        "tokens_until_difference": sum(len(list(takewhile(bool, one))) for one in same) / len(first),
+        "equal_tokens": sum(map(sum, same)) / tokens,
+    }

@@ -1,8 +1,8 @@
-"""Speed of several checkpoints, run in turns so that a machine's drift hits all of them alike.
+"""Speed of several checkpoints, run in turns: a machine's drift affects all of them alike.
 
-Every checkpoint decodes the same sentences to the same number of tokens (end-of-sentence is held back), so
-that a model that stops early does not look fast. 5 runs, batch 1 and beam 5 are from 2309.01826, section 3;
-examples per second of a model that does not generate are Table 4 of 1905.10650. What a task times is a `Workload`.
+Every checkpoint decodes the same sentences to the same number of tokens (the end token is suppressed), so that a model
+that stops early does not look fast. 5 runs, batch 1 and beam 5 are from 2309.01826, section 3; examples per second of a
+model that does not generate are Table 4 of 1905.10650.
 """
 
 from __future__ import annotations
@@ -10,20 +10,26 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prunecli.evaluation.hardware import MemoryTask, idle_threads, measure_cost, threads
-from prunecli.evaluation.timing import LatencyOptions, Setting, Turns, measure_seconds
-from prunecli.evaluation.workload import Phase, Workload
-from prunecli.evaluation.workloads import workload
+from prunecli.evaluation.hardware import (
+    MemoryTask,
+    device_name,
+    fit_together,
+    idle_threads,
+    measure_cost,
+    model_sizes,
+    threads,
+)
+from prunecli.evaluation.options import LatencyOptions
+from prunecli.evaluation.workloads import Phase, Workload, workload
 from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.cost import Load
 from prunecli.model.history import pruned_pairs
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.text.choice import Dataset, TextChoice
-from prunecli.text.columns import described
+from prunecli.text.choice import Dataset, TextChoice, described
 from prunecli.text.parallel import pair_name
 from prunecli.text.tasks import TaskName, task_of, task_of_all
 
@@ -31,7 +37,11 @@ if TYPE_CHECKING:
     from prunecli.results.latency import Latency, Timing
 
 BEAM = 5
-"""Of translation, where none is asked for."""
+"""Default beam of translation."""
+
+
+Setting = tuple[int, int]
+"""(batch size, beam)."""
 
 
 def bench_latency(
@@ -45,12 +55,12 @@ def bench_latency(
 ) -> Latency:
     """Measure the speed of each checkpoint at `task`, on the first texts that `choice` names.
 
-    Translation: sentences of the first pair of `choice` that all checkpoints were pruned for.
+    Translation takes sentences of the first pair of `choice` that all checkpoints were pruned for.
 
     Args:
-        checkpoints: label -> an open model, a directory or a name of the hub, the baseline first.
-        say: hears what is chosen by itself, and why.
-        task: None: what the models are for where plain or labelled text is chosen, else translation.
+        checkpoints: label -> an open model, a directory or a name on the hub, the baseline first.
+        say: called with each automatic choice and its reason.
+        task: None: the task of the models if plain or labelled text is chosen, else translation.
 
     Returns:
         latency.json; nothing is written.
@@ -63,18 +73,21 @@ def bench_latency(
     if task is None:
         named = choice.files or choice.labelled is not None
         task = task_of_all(list(directories.values()), task_of) if named else "translation"
-    choice.check(task, {"--beam": options.beams is not None})
+    choice.check_task(task, {"beam": options.beams is not None})
     data = choice.read(task, say)
     if task == "translation":
         data = replace(data, pairs=pruned_pairs(list(directories.values()), data.pairs) or data.pairs)
+    if options.beams is None:
+        beams = (BEAM,) if task == "translation" else (1,)
+        options = options.model_copy(update={"beams": beams})
     opened = {label: open_model(path) for label, path in directories.items()}
     with threads(options.threads or idle_threads(opened.values(), say)):
-        workloads = {
+        work = {
             label: workload(checkpoint, data, options.count, options.new_tokens)
             for label, checkpoint in opened.items()
         }
         gc.collect()
-        return _latency(opened, workloads, data, options, progress, say)
+        return _latency(opened, work, data, options, progress, say)
 
 
 def _latency(
@@ -90,22 +103,20 @@ def _latency(
     from prunecli.modules.devices import choose_devices
     from prunecli.modules.fitting import COMPUTE, decoding, decoding_room, dtype_name, fitting_dtype
     from prunecli.results.header import header
-    from prunecli.results.latency import Latency, Timed
+    from prunecli.results.latency import Latency
 
-    if options.beams is None:
-        options = replace(options, beams=(BEAM,) if data.task == "translation" else (1,))
     beam, largest = max(options.beams or (1,)), max(options.batch_sizes)
-    longest = max(work.longest for work in workloads.values())
+    longest = max(len(row) for work in workloads.values() for row in work.rows)
     load = Load(largest, beam, max(longest, options.new_tokens))
-    # One type for all models: speeds of two types say nothing of the models.
+    # One type for all models: speeds in two types cannot be compared.
     dtype = fitting_dtype(
         opened, choose_devices(options.device), options.dtype, beside=decoding(load), only_runs=True, say=say
     )
-    options = replace(options, dtype=dtype_name(dtype))
+    options = options.model_copy(update={"dtype": dtype_name(dtype)})
     rooms = {
         label: decoding_room(checkpoint, load, COMPUTE[options.dtype]) for label, checkpoint in opened.items()
     }
-    costs = {}
+    costs: dict[str, dict[str, Any]] = {label: {} for label in opened}
     if options.memory:
         with progress("loading each by itself", len(opened), "checkpoints") as advance:
             for label, checkpoint in opened.items():
@@ -118,51 +129,126 @@ def _latency(
                     beam=beam,
                     room=rooms[label],
                 )
-                costs[label] = measure_cost(task)
+                costs[label] = asdict(measure_cost(task))
                 advance(1)
     turns = Turns(opened, workloads, rooms, options)
-    seconds = measure_seconds(turns, options, progress)
+    seconds = _measure(turns, list(opened), options, progress)
     first = next(iter(opened))
     results = [
-        Timed(
-            checkpoint=label,
-            dtype=options.dtype,
+        {
+            "checkpoint": label,
+            "dtype": options.dtype,
             **turns.sizes[label],
-            checkpoint_bytes=checkpoint.total_bytes,
-            devices=turns.devices[label] if len(turns.devices[label]) > 1 else None,
-            **(asdict(costs[label]) if label in costs else {}),
-            timings=[
+            "checkpoint_bytes": checkpoint.total_bytes,
+            "devices": turns.devices[label] if len(turns.devices[label]) > 1 else None,
+            **costs[label],
+            "timings": [
                 _timing(setting, phase, by_label[label], by_label[first], workloads[label])
                 for (setting, phase), by_label in seconds.items()
             ],
-        )
+        }
         for label, checkpoint in opened.items()
     ]
-    about: dict[str, Any] = {
-        "task": data.task,
-        "data": described(data.text),
-    }
-    if data.task == "translation":  # as ever
-        about = {"pair": pair_name(*data.pairs[0])}
+    if data.task == "translation":
+        about: dict[str, Any] = {"pair": pair_name(*data.pairs[0])}
+    else:
+        about = {"task": data.task, "data": described(data.text)}
     if data.context is not None:
         about["context"] = data.context
-    generated: dict[str, Any] = (
-        {"new_tokens": options.new_tokens} if data.task in ("translation", "lm") else {}
+    if data.task in ("translation", "lm"):
+        about["new_tokens"] = options.new_tokens
+    return Latency.model_validate(
+        {
+            **header(Latency.FORMAT, list(opened.values()), None),
+            **about,
+            "sentences": len(workloads[first]),
+            "runs": options.runs,
+            "warm_up": options.warm_up,
+            "device": ", ".join(dict.fromkeys(chain(*turns.devices.values()))),
+            "dtype": options.dtype,
+            "threads": torch.get_num_threads(),
+            "torch": str(torch.__version__),
+            "interleaved": turns.together,
+            "results": results,
+        }
     )
-    return Latency(
-        **header(Latency.FORMAT, list(opened.values()), None),
-        **about,
-        sentences=len(workloads[first]),
-        **generated,
-        runs=options.runs,
-        warm_up=options.warm_up,
-        device=", ".join(dict.fromkeys(chain(*turns.devices.values()))),
-        dtype=options.dtype,
-        threads=torch.get_num_threads(),
-        torch=str(torch.__version__),
-        interleaved=turns.together,
-        results=results,
-    )
+
+
+class Turns:
+    """Runs the checkpoints in turns; holds all models if they fit in memory, else one at a time.
+
+    Attributes:
+        together: whether all models are held, so that their runs alternate.
+        sizes: label -> parameters and bytes of its model, once it was loaded.
+        devices: label -> names of the devices of its model, once it was loaded.
+
+    Args:
+        rooms: label -> bytes that a run holds besides the weights.
+    """
+
+    def __init__(
+        self,
+        opened: Mapping[str, Checkpoint],
+        workloads: Mapping[str, Workload],
+        rooms: Mapping[str, int],
+        options: LatencyOptions,
+    ) -> None:
+        from prunecli.modules.devices import choose_devices
+        from prunecli.modules.fitting import COMPUTE
+
+        self._opened, self._workloads, self._rooms, self._dtype = opened, workloads, rooms, options.dtype
+        self._models: dict[str, Any] = {}
+        self.sizes: dict[str, dict[str, int]] = {}
+        self.devices: dict[str, list[str]] = {}
+        devices = choose_devices(options.device)
+        self.together = fit_together(list(opened.values()), devices.first, COMPUTE[options.dtype])
+        self._side_by_side = self.together and len(opened) > 1
+        self._devices = devices.alone if self._side_by_side else devices
+
+    def seconds(self, label: str, batch_size: int, beam: int) -> dict[Phase, float]:
+        """Time of each phase of one pass over the examples."""
+        model, work = self.model(label), self._workloads[label]
+        total: dict[Phase, float] = {}
+        for start in range(0, len(work), batch_size):
+            for phase, elapsed in work.part(start, start + batch_size).run(model, beam).items():
+                total[phase] = total.get(phase, 0.0) + elapsed
+        return total
+
+    def model(self, label: str) -> Any:
+        """The model of a checkpoint, loaded at its first turn."""
+        if label not in self._models:
+            from prunecli.modules.devices import devices_of
+            from prunecli.modules.loading import load_for_decoding, load_model
+
+            if not self.together:
+                self._models.clear()
+                gc.collect()
+            load = load_for_decoding if self._workloads[label].decodes else load_model
+            room = 0 if self._side_by_side else self._rooms[label]
+            model = load(self._opened[label].path, device=self._devices, dtype=self._dtype, room=room)
+            self._models[label] = model
+            self.sizes[label] = model_sizes(model)
+            self.devices[label] = [device_name(device) for device in devices_of(model)]
+        return self._models[label]
+
+
+def _measure(
+    turns: Turns, labels: Sequence[str], options: LatencyOptions, progress: Progress
+) -> dict[tuple[Setting, Phase], dict[str, list[float]]]:
+    """Setting and phase -> label -> seconds of each timed run."""
+    passes = range(options.warm_up + options.runs)
+    order = list(product(product(options.batch_sizes, options.beams or ()), passes, labels))
+    if not turns.together:
+        order.sort(key=lambda turn: labels.index(turn[2]))  # stable: each checkpoint has its runs in a row
+    seconds: dict[tuple[Setting, Phase], dict[str, list[float]]] = {}
+    with progress("timing", len(order), "runs") as advance:
+        for setting, number, label in order:
+            phases = turns.seconds(label, *setting)
+            if number >= options.warm_up:
+                for phase, elapsed in phases.items():
+                    seconds.setdefault((setting, phase), {}).setdefault(label, []).append(elapsed)
+            advance(1)
+    return seconds
 
 
 def _timing(
@@ -184,7 +270,7 @@ def _timing(
         seconds=[round(value, 6) for value in seconds],
         tokens_per_second=Spread.of([tokens / value for value in seconds]),
         seconds_per_sentence=Spread.of([value / count for value in seconds]),
-        # Run i against run i of the baseline: what slows the machine for a while cancels out, but for the runs in which
-        # it begins and ends, one ratio of which may be any number.
+        # Run i against run i of the baseline: slow phases of the machine cancel out, except in the runs in which they
+        # begin and end, where one ratio may be any number; hence the median.
         speedup=Spread.of([base / value for base, value in zip(baseline, seconds, strict=True)]),
     )

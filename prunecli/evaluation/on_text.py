@@ -1,35 +1,73 @@
-"""A model and its text, for methods that measure something by running it: which text, in which batches."""
+"""Text and batches for methods that run a model over text."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import model_validator
+
 from prunecli.errors import UsageError
+from prunecli.options import COMPUTE, Options, Size, option
 from prunecli.progress import Say, unsaid
-from prunecli.text.choice import Dataset, TextChoice
-from prunecli.text.columns import described
+from prunecli.text.choice import Dataset, TextChoice, described
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import PlainText
 from prunecli.text.tasks import TaskName, task_of
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.modules.pooling import Pooling
     from prunecli.running.examples import Batch
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """How the model runs.
+def device_option() -> Any:
+    """Return the field `device`."""
+    return option(
+        "auto",
+        "auto (a GPU if there is one; if it does not hold the model, all GPUs), cpu, cuda, cuda:1, …",
+        metavar="NAME",
+        panel=COMPUTE,
+        recorded=False,
+    )
 
-    Attributes:
-        batch_tokens: padded tokens in a batch.
-        device: as in `load_model`.
-    """
 
-    batch_tokens: int = 4096
-    device: str = "auto"
+class RunOptions(Options):
+    """How a model runs on text."""
+
+    batch_tokens: int = option(
+        4096, "Padded tokens in a batch; fewer take less memory.", panel=COMPUTE, recorded=False, ge=1
+    )
+    device: str = device_option()
+
+
+class MemoryOptions(Options):
+    """Options of a run layer by layer."""
+
+    memory: Size | None = option(
+        None,
+        "Run the model layer by layer within this memory, such as 8GiB.",
+        metavar="SIZE",
+        panel=COMPUTE,
+    )
+    spill_directory: Path | None = option(
+        None,
+        "With --memory: directory for hidden states that do not fit. Default: that of temporary files.",
+        flag="--spill-dir",
+        metavar="DIR",
+        panel=COMPUTE,
+        hidden=True,
+    )
+
+    @model_validator(mode="after")
+    def _spills(self) -> Self:
+        if self.memory is None and self.spill_directory is not None:
+            raise ValueError(
+                UsageError("`spill_directory` goes with `memory`.", "Give `memory`, or leave it out.")
+            )
+        return self
 
 
 def measured_text(
@@ -55,21 +93,23 @@ def measured_text(
     other_way = "" if without is None else f" Or choose without text: {without}."
     if len(checkpoint.require_architecture().stacks) > 1:
         if not (choice.files or choice.first_given or choice.demo):
-            raise UsageError(f"{what} needs text.", f"Give parallel text: --data DIR.{other_way}")
+            raise UsageError(f"{what} needs text.", f"Give parallel text: `data=DIR`.{other_way}")
         if choice.files:
-            raise UsageError("--text goes with models that have one side.", "Give parallel text: --data DIR.")
+            raise UsageError(
+                "`files` goes with models that have one stack.", "Give parallel text: `data=DIR`."
+            )
         return choice.read("translation", say)
-    plain = ("--text", "--whole-files", "--lines", "--context")
+    plain = ("files", "whole_files", "context")
     other = next((name for name, given in choice.given.items() if given and name not in plain), None)
     if other is not None:
-        raise UsageError(f"{other} goes with models that translate.", "Give --text FILE.")
+        raise UsageError(f"`{other}` goes with models that translate.", "Give `files=FILE`.")
     if not choice.files:
-        raise UsageError(f"{what} needs text.", f"Give --text FILE.{other_way}")
+        raise UsageError(f"{what} needs text.", f"Give `files=FILE`.{other_way}")
     return choice.read(task or ("lm" if task_of(checkpoint) == "lm" else "mlm"), say)
 
 
 def describe(data: Dataset, choice: TextChoice) -> dict[str, Any]:
-    """What a history says of the text."""
+    """The fields of a history that describe the text."""
     if isinstance(data.text, ParallelText):
         names = [pair_name(*pair) for pair in data.pairs]
         return {"split": choice.split or "val", "pairs": names, "sentences": len(data.text)}

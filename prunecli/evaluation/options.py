@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, model_validator
 
 from prunecli import demo
-from prunecli.choices import Choices
 from prunecli.errors import UsageError
-from prunecli.evaluation.decoding import DecodingOptions
-from prunecli.evaluation.significance import SAMPLES, SEED
-from prunecli.results.evaluation import SCORES
+from prunecli.evaluation.on_text import MemoryOptions, RunOptions, device_option
+from prunecli.options import ADVANCED, COMPUTE, RUNNING_DTYPE, TEXT, Options, RunningDtype, option
 from prunecli.tensors.hub.names import origin
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from prunecli.evaluation.decoding import DecodingOptions
     from prunecli.results.evaluation import Evaluation
-
-LEVEL = 0.05
-"""A difference counts as significant below this p-value, unless another level is asked for."""
-
 
 LOWER_IS_BETTER = ("perplexity", "loss")
 """Scores of `RATED` whose ratio is the first checkpoint's score divided by the other one."""
@@ -56,9 +55,11 @@ class Gate:
         Raises:
             UsageError: a name that is no score of `task`, or a ratio and one checkpoint.
         """
+        from prunecli.results.evaluation import SCORES  # imports numpy
+
         if self.min_ratio is not None and checkpoints < 2:
             raise UsageError(
-                "--min-ratio compares checkpoints, one was given", "Name the one to compare with first."
+                "`min_ratio` compares checkpoints, one was given", "Name the one to compare with first."
             )
         known = [*SCORES[task], *(OF_OUTPUTS if task == "translation" else ())]
         for name in (*self.least, *self.most):
@@ -82,7 +83,7 @@ class Gate:
         (baseline, first), *others = scores.items()
         rated = [name for name in RATED[evaluation.task] if name in first]
         if not rated:
-            yield f"{' or '.join(RATED[evaluation.task])} was not measured, which --min-ratio compares."
+            yield f"{' or '.join(RATED[evaluation.task])} was not measured, which `min_ratio` compares."
         for name in rated:
             for label, own in others:
                 pair = (own[name], first[name])
@@ -94,73 +95,192 @@ class Gate:
                     )
 
 
-@dataclass(frozen=True)
-class EvaluationOptions(Choices):
-    """What an evaluation depends on beside the checkpoints and the text.
+class EvaluationOptions(MemoryOptions, RunOptions):
+    """Options of `evaluate`, apart from the checkpoints and the text.
 
     Attributes:
-        decoding: of translation; its `batch_tokens` hold at every task.
-        device, dtype: as in `load_model`.
-        samples: resamples of the significance test of translation; 0: no test.
-        seed: of the resamples, and of the tokens that `mlm` hides.
-        level: a difference counts as significant below this p-value; in (0, 1).
-        spm: FLORES-200's SentencePiece model; None: where sacrebleu keeps it, or no spBLEU.
-        comet: model of COMET, for its score; None: no such score.
-        hypotheses: directory that translations are written to, or None.
-        groups: file of groups of languages, for means by group; see `read_groups`.
-        stride: of the windows of `lm`; None: context - 1.
-        continuations: prompts of each text from which `lm` compares what models go on with; 0: none.
-        memory: bytes in which `lm` and `mlm` run layer by layer; None: the whole model is held.
-        spill_directory: with `memory`: as in `Resources`.
-        examples: number of inputs to store with the outputs of all checkpoints: those where the outputs differ most.
         most_translations: limit on the translations of all checkpoints and pairs together; None: no limit.
-        gate: scores that the checkpoints must reach; checked before the work, see `Gate.missed`.
     """
 
-    decoding: DecodingOptions = field(default_factory=DecodingOptions)
-    device: str = "auto"
-    dtype: str = "auto"
-    samples: int = SAMPLES
-    seed: int = SEED
-    level: float = LEVEL
-    spm: Path | None = None
-    comet: str | None = None
-    hypotheses: Path | None = None
-    groups: Path | None = None
-    stride: int | None = None
-    continuations: int = 0
-    memory: int | None = None
-    spill_directory: Path | None = None
-    examples: int = 3
+    beam: int = option(4, "Beam size; 1 is greedy search.", panel=COMPUTE, ge=1)
+    batch_tokens: int = option(2048, "Padded tokens in a batch; fewer take less memory.", panel=COMPUTE, ge=1)
+    dtype: RunningDtype = RUNNING_DTYPE
+    max_new_tokens: int | None = option(
+        None,
+        "Longest output. Default: 3 x source tokens + 50 (--continuations: 64), within the model's positions.",
+        panel=COMPUTE,
+        ge=1,
+    )
+    stride: int | None = option(
+        None,
+        "lm: tokens from one window to the next; fewer make windows overlap. Default: context - 1.",
+        panel=TEXT,
+        ge=1,
+        hidden=True,
+    )
+    continuations: int = option(
+        0,
+        "lm: number of prompts of each text whose greedy continuations are compared with the first checkpoint's.",
+        panel=TEXT,
+        ge=0,
+    )
+    groups: Path | None = option(
+        None,
+        "Also means by group of languages: a language, a tab and its group on each line, or {language: group} "
+        "in .json.",
+        panel=TEXT,
+        role="text",
+        hidden=True,
+    )
+    spm: Path | None = option(
+        None,
+        "FLORES-200's SentencePiece model, for spBLEU. Default: where sacrebleu stores it.",
+        panel=ADVANCED,
+        role="text",
+        hidden=True,
+    )
+    comet: str | None = option(
+        None,
+        "Also COMET with this model (Unbabel/wmt22-comet-da, or a .ckpt file); needs comet-score.",
+        metavar="MODEL",
+        panel=ADVANCED,
+    )
+    hypotheses: Path | None = option(
+        None,
+        "Store the outputs: SPLIT.PAIR.hyp in a directory for each checkpoint.",
+        metavar="DIR",
+        panel=ADVANCED,
+        role="output",
+    )
+    examples: int = option(
+        3,
+        "Number of inputs to show with all outputs, those where the outputs differ most (lm: with --continuations).",
+        panel=ADVANCED,
+        ge=0,
+        hidden=True,
+    )
+    samples: int = option(
+        1000, "Resamples of the significance test; 0: no test.", flag="--bootstrap", panel=ADVANCED, ge=0
+    )
+    level: float = option(
+        0.05,
+        "A difference counts as significant below this p-value.",
+        flag="--significance",
+        metavar="LEVEL",
+        panel=ADVANCED,
+        gt=0,
+        lt=1,
+        hidden=True,
+    )
+    seed: int = option(
+        12345, "Seed of the resamples, and of the tokens that mlm hides.", panel=ADVANCED, hidden=True
+    )
+    min_ratio: float | None = option(
+        None,
+        "Exit with status 1 if another checkpoint has less than this share of the first checkpoint's score.",
+        metavar="RATIO",
+        panel=ADVANCED,
+        ge=0,
+        hidden=True,
+    )
+    least: tuple[str, ...] = option(
+        (),
+        "Exit with status 1 if a checkpoint's score is lower, such as chrF++=50; may be given again.",
+        flag="--min",
+        metavar="SCORE=X",
+        panel=ADVANCED,
+        repeated=True,
+    )
+    most: tuple[str, ...] = option(
+        (),
+        "Exit with status 1 if a checkpoint's score is higher, such as perplexity=20; may be given again.",
+        flag="--max",
+        metavar="SCORE=X",
+        panel=ADVANCED,
+        repeated=True,
+    )
     most_translations: int | None = None
-    gate: Gate = field(default_factory=Gate)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.level < 1:
-            raise UsageError(
-                f"a significance level of {self.level:g}", "Choose one between 0 and 1, such as 0.05 or 0.01."
-            )
-
-        if self.continuations and self.memory is not None:
-            raise UsageError(
-                "--continuations does not go with --memory: layer by layer there is no decoding",
-                "Leave one of them out.",
-            )
 
     @property
-    def given(self) -> dict[str, bool]:
-        """Option that goes with some tasks only -> whether it was given."""
-        values = {
-            "--stride": self.stride,
-            "--continuations": self.continuations or None,
-            "--spm": self.spm,
-            "--comet": self.comet,
-            "--hypotheses": self.hypotheses,
-            "--groups": self.groups,
-            "--memory": self.memory,
-        }
-        return {name: value is not None for name, value in values.items()}
+    def decoding(self) -> DecodingOptions:
+        """How translations are searched for."""
+        from prunecli.evaluation.decoding import DecodingOptions  # imports torch
+
+        return DecodingOptions(self.beam, self.batch_tokens, self.max_new_tokens)
+
+    @property
+    def gate(self) -> Gate:
+        """Scores that the checkpoints must reach."""
+        return Gate(self.min_ratio, _limits("least", self.least), _limits("most", self.most))
+
+    @property
+    def of_tasks(self) -> dict[str, bool]:
+        """Name of each option that goes with some tasks only -> whether it was given."""
+        names = ("stride", "continuations", "spm", "comet", "hypotheses", "groups", "memory")
+        return {name: getattr(self, name) not in (None, 0) for name in names}
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.continuations and self.memory is not None:
+            raise ValueError(
+                UsageError(
+                    "`continuations` does not go with `memory`: layer by layer there is no decoding",
+                    "Leave one of them out.",
+                )
+            )
+        return self
+
+
+def _limits(name: str, given: Sequence[str]) -> dict[str, float]:
+    """Limit of each score of `SCORE=X` texts; scores in lower case, as in evaluation.json."""
+    limits = {}
+    for text in given:
+        score, _, value = text.rpartition("=")
+        try:
+            limits[score.strip().lower()] = float(value)
+        except ValueError as error:
+            raise UsageError(f"`{name}={text}`: no number", f"Write `{name}=chrF++=50`.") from error
+    return limits
+
+
+class LatencyOptions(Options):
+    """Options of `bench-latency`, apart from the checkpoints and the text."""
+
+    sentences: int = option(8, "Sentences, examples or prompts per run.", panel=TEXT, ge=1)
+    batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = option(
+        (1,), "Sentences at a time; several with commas. Default: 1.", flag="--batch-size", metavar="N,…"
+    )
+    beams: tuple[Annotated[int, Field(ge=1)], ...] | None = option(
+        None, "Translation: beam size; several with commas. Default: 5.", flag="--beam", metavar="N,…"
+    )
+    new_tokens: int = option(
+        32,
+        "Tokens generated per sentence or prompt, the same for all checkpoints.",
+        flag="--max-new-tokens",
+        ge=2,
+    )
+    runs: int = option(5, "Timed runs.", panel=COMPUTE, ge=1)
+    warm_up: int = option(1, "Runs before them that do not count.", flag="--warmup", panel=COMPUTE, ge=0)
+    threads: int | None = option(
+        None,
+        "CPU threads. Default: one for small models, else the number of idle cores.",
+        panel=COMPUTE,
+        ge=1,
+    )
+    device: str = device_option()
+    dtype: RunningDtype = RUNNING_DTYPE
+    memory: bool = option(
+        True,
+        "Leave out load time and peak memory, for which each checkpoint is loaded once more.",
+        flag="--no-memory",
+        panel=COMPUTE,
+    )
+
+    @property
+    def count(self) -> int:
+        """Sentences of a run: a batch is full at every size, so that its speed is that of the size."""
+        largest = max(self.batch_sizes)
+        return -(-self.sentences // largest) * largest
 
 
 def labels_for(paths: Sequence[Path]) -> dict[str, Path]:

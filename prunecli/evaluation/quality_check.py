@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from prunecli.evaluation.embedding import cosines, text_vectors
-from prunecli.evaluation.language_model import perplexity
 from prunecli.evaluation.on_text import measured_text
+from prunecli.evaluation.tasks import perplexity
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.history import pairs_of_steps
 from prunecli.modules.devices import choose_devices
@@ -112,33 +113,30 @@ class QualityCheck:
     def _measure(self, path: Path) -> NDArray[Any]:
         """By task: the vectors of the texts, their logits, or the sum of all losses and the number of tokens `[2]`."""
         model, tokenizer = load_model(path, device=self._devices, dtype=self._dtype), load_tokenizer(path)
-        runner, data = InMemory(model), self._data
+        runner, data, found = InMemory(model), self._data, dict[tuple[int, ...], NDArray[Any]]()
         if self._task == "embedding" and isinstance(data.text, PlainText):
             texts = list(data.text.texts)
             return text_vectors(runner, tokenizer, read_pooling(path), texts, BATCH_TOKENS)
-        found: list[tuple[tuple[int, ...], NDArray[Any]]] = []
 
-        def logits_of(batch: Batch) -> Tensor:
-            logits: Tensor = model(**batch.arguments(model)).logits
-            return logits
-
-        def sums_of(batch: Batch) -> Tensor:
+        def forward(batch: Batch) -> Tensor:
+            if self._task == "classification":
+                logits: Tensor = model(**batch.arguments(model)).logits
+                return logits
             losses, counts = token_losses(model, batch)
             return losses.new_tensor([[float(losses.double().sum()), float(counts.sum())]])
 
         def finish(batch: Batch, values: Tensor) -> int:
-            found.append((batch.indices, values.double().cpu().numpy()))
+            found[batch.indices] = values.double().cpu().numpy()
             return len(batch.indices)
 
         if self._task == "classification" and isinstance(data.text, PlainText):
-            forward, batches = logits_of, text_examples(tokenizer, model, data.text.texts).batches(1)
+            batches = text_examples(tokenizer, model, data.text.texts).batches(1)
         else:
-            named = task_batches(tokenizer, model, data, BATCH_TOKENS)
-            forward, batches = sums_of, [batch for of_text in named.values() for batch in of_text]
+            batches = [*chain(*task_batches(tokenizer, model, data, BATCH_TOKENS).values())]
         line = "measuring the quality", sum(len(batch.indices) for batch in batches), "examples"
         run_forward(runner, batches, forward, finish, line, self._progress)
-        values = np.concatenate([rows for _, rows in sorted(found, key=lambda one: one[0])])
-        return values if forward is logits_of else values.sum(axis=0)
+        values = np.concatenate([found[rows] for rows in sorted(found)])
+        return values if self._task == "classification" else values.sum(axis=0)
 
 
 def little(data: Dataset, steps: Sequence[Mapping[str, Any]] = ()) -> Dataset:
@@ -165,29 +163,29 @@ def _read(source: Checkpoint, named: Path | None, scored: TextChoice | None) -> 
         folder = named or choice.data or (None if choice.source_file else choice.demo)
         if folder is None:
             return choice.read("translation"), True
-        used = choice.split if named is None else None
+        used = (choice.split_read or "val") if named is None else None
         others = (name for name in ("test", "dev", "val") if name != used and has_split(Path(folder), name))
-        split = next(others, choice.split)
+        split = next(others, used)
         text = TextChoice(data=folder, split=split, langs=choice.langs, pairs=choice.pairs)
         return text.read("translation"), split == used
     if named is not None:
         choice = TextChoice(files=(named,))
 
     def read(choice: TextChoice) -> tuple[Dataset, PlainText]:
-        data = choice.read("lm") if source.family is None else measured_text(source, choice, "--check")
+        data = choice.read("lm") if source.family is None else measured_text(source, choice, "`check_text`")
         assert isinstance(data.text, PlainText)
         return data, data.text
 
     data, plain = read(choice)
     if named is None and choice.max_sentences is not None:
-        rest = read(replace(choice, max_sentences=None))[1].texts[len(plain) :]
+        rest = read(choice.model_copy(update={"max_sentences": None}))[1].texts[len(plain) :]
         if rest:
             return replace(data, text=PlainText(plain.files, rest)), False
     return data, named is None
 
 
 def change_line(change: QualityChange) -> str:
-    """What was measured, in a line."""
+    """One line about a quality change, for the terminal."""
     text = ", ".join(change.text) + (" (the text of the scores)" if change.text_of_scores else "")
     if change.measure == "cosine":
         return (

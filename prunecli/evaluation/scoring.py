@@ -1,48 +1,50 @@
-"""Translation scores: chrF++, chrF, BLEU and spBLEU through sacrebleu, length ratio, over-generation."""
+"""Translation scores: chrF++, chrF, BLEU and spBLEU by sacrebleu, COMET, length ratio, over-generation; their means.
+
+COMET runs as the program `comet-score` of its own installation: unbabel-comet (2.2.7) needs transformers 4,
+huggingface_hub 0 and numpy 1, and cannot be installed with prunecli.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prunecli.errors import DataError
+import numpy as np
+from numpy.typing import NDArray
+
+from prunecli.errors import DataError, PruneError
 from prunecli.evaluation.decoding import Translation
-from prunecli.tensors.git_lfs import refuse_pointer
+from prunecli.tensors.json_files import read_json, refuse_pointer
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SPM_NAME = "flores200sacrebleuspm"
-"""What sacrebleu calls FLORES-200's SentencePiece model on disk."""
+"""sacrebleu's file name for FLORES-200's SentencePiece model."""
+COMET = "comet-score"
 
 OVER_FACTOR = 2.0
 OVER_MARGIN = 20
 
-
-@dataclass(frozen=True)
-class Scores:
-    """The scores of one checkpoint on one pair.
-
-    Attributes:
-        values: metric -> corpus score, 0 to 100.
-        length_ratio: characters of all outputs / characters of all references.
-        over_generated: share of the outputs that are over-generated (`is_over_generated`), 0 to 1.
-    """
-
-    values: Mapping[str, float]
-    length_ratio: float
-    over_generated: float
+Scores = dict[str, float]
+"""Scores of one checkpoint on one pair: metric -> corpus score, 0 to 100; `length_ratio` (characters of the outputs
+divided by those of the references); `over_generated` (fraction of the outputs that `is_over_generated`)."""
 
 
 def spm_file(given: Path | None) -> Path | None:
-    """FLORES-200's SentencePiece model: `given`, or where sacrebleu keeps it, or None. Nothing is downloaded.
+    """FLORES-200's SentencePiece model: `given`, or the file in sacrebleu's cache, or None. Nothing is downloaded.
 
     Raises:
         DataError: `given` does not exist, or is a Git LFS pointer.
     """
     if given is not None:
         if not given.is_file():
-            raise DataError(f"{given}: no such file", "Name FLORES-200's SentencePiece model with --spm.")
+            raise DataError(f"{given}: no such file", "Name FLORES-200's SentencePiece model with `spm`.")
         refuse_pointer(given, DataError)
         return given
     folder = os.environ.get("SACREBLEU") or str(Path.home() / ".sacrebleu")
@@ -50,16 +52,14 @@ def spm_file(given: Path | None) -> Path | None:
     return path if path.is_file() else None
 
 
-def spm_missing() -> str:
-    """The line that says how to get spBLEU."""
-    return (
-        f"No spBLEU: FLORES-200's SentencePiece model is not on this machine. Give it with --spm FILE, or "
-        f"put it at ~/.sacrebleu/models/{SPM_NAME} (`sacrebleu --tokenize flores200` downloads it there)."
-    )
+SPM_MISSING = (
+    f"No spBLEU: FLORES-200's SentencePiece model is not on this machine. Give it with `spm=FILE`, or "
+    f"put it at ~/.sacrebleu/models/{SPM_NAME} (`sacrebleu --tokenize flores200` downloads it there)."
+)
 
 
 def make_metrics(spm: Path | None) -> dict[str, Any]:
-    """sacrebleu's metrics by name: chrF++ (word order 2), chrF, BLEU (13a), and spBLEU where `spm` is given.
+    """sacrebleu's metrics by name: chrF++ (word order 2), chrF, BLEU (13a), and spBLEU if `spm` is given.
 
     Raises:
         DataError: `spm` is not a SentencePiece model.
@@ -74,13 +74,13 @@ def make_metrics(spm: Path | None) -> dict[str, Any]:
     if spm is not None:
         spbleu = BLEU(tokenize="none")
         spbleu.tokenizer = _Pieces(spm)
-        spbleu.tokenizer_signature = spbleu.tokenizer.signature()
+        spbleu.tokenizer_signature = "flores200"
         metrics["spbleu"] = spbleu
     return metrics
 
 
 class _Pieces:
-    """sacrebleu's flores200 tokenizer, from a given file: sacrebleu's own would download a missing one."""
+    """sacrebleu's flores200 tokenizer with a given file: sacrebleu's own class would download a missing one."""
 
     def __init__(self, path: Path) -> None:
         import sentencepiece
@@ -92,9 +92,6 @@ class _Pieces:
             raise DataError(f"{path}: not a SentencePiece model") from error
         self._known: dict[str, str] = {}
 
-    def signature(self) -> str:
-        return "flores200"
-
     def __call__(self, line: str) -> str:
         if line not in self._known:
             self._known[line] = " ".join(self._processor.EncodeAsPieces(line))
@@ -102,10 +99,9 @@ class _Pieces:
 
 
 def is_over_generated(translation: Translation, reference: str) -> bool:
-    """Whether an output runs on: right at first, then repetition or hallucination (2212.09811, section 6.4).
+    """Whether an output runs on into repetition or hallucination (2212.09811, section 6.4).
 
-    The paper gives no rule; this one is ours. It does where decoding was ended by the length limit, or where the
-    output has more than twice as many characters as the reference, plus 20: `len(output) > 2 * len(reference) + 20`.
+    The paper gives no rule. Ours: decoding was ended by the length limit, or `len(output) > 2 * len(reference) + 20`.
     """
     return not translation.finished or len(translation.text) > OVER_FACTOR * len(reference) + OVER_MARGIN
 
@@ -115,32 +111,132 @@ def score(
 ) -> Scores:
     """Score the outputs of one pair against one reference each."""
     texts = [translation.text for translation in translations]
-    values = {
-        name: float(metric.corpus_score(texts, [list(references)]).score) for name, metric in metrics.items()
-    }
     over = [is_over_generated(made, right) for made, right in zip(translations, references, strict=True)]
-    return Scores(
-        values=values,
-        length_ratio=sum(map(len, texts)) / max(1, sum(map(len, references))),
-        over_generated=sum(over) / len(over),
-    )
-
-
-def scores_json(scores: Scores) -> dict[str, Any]:
-    """The scores as evaluation.json has them."""
-    rounded = {name: round(value, 4) for name, value in scores.values.items()}
     return {
-        **rounded,
-        "length_ratio": round(scores.length_ratio, 4),
-        "over_generated": round(scores.over_generated, 6),
+        **{name: metric.corpus_score(texts, [list(references)]).score for name, metric in metrics.items()},
+        "length_ratio": sum(map(len, texts)) / max(1, sum(map(len, references))),
+        "over_generated": sum(over) / len(over),
     }
 
 
-def mean_scores(scores: Sequence[Scores]) -> Scores:
-    """The plain mean over pairs, each pair counting the same."""
-    count = len(scores)
-    return Scores(
-        values={name: sum(s.values[name] for s in scores) / count for name in scores[0].values},
-        length_ratio=sum(s.length_ratio for s in scores) / count,
-        over_generated=sum(s.over_generated for s in scores) / count,
-    )
+def rounded(scores: Mapping[str, float]) -> Scores:
+    """Scores with the digits of evaluation.json."""
+    return {name: round(value, 6 if name == "over_generated" else 4) for name, value in scores.items()}
+
+
+def means(scores: pd.DataFrame, baseline: pd.DataFrame | None) -> dict[str, Any]:
+    """Means over pairs, each pair counting the same; and how the scores differ from the baseline's over the pairs.
+
+    Args:
+        scores: a row for each pair.
+        baseline: scores of the first checkpoint; None if `scores` are the first checkpoint's.
+    """
+    mean = {"pairs": len(scores), **rounded(scores.mean().to_dict())}
+    if baseline is None:
+        return mean
+    spreads = (scores - baseline.loc[scores.index]).drop(columns=["length_ratio", "over_generated"])
+    figures = {
+        "mean": spreads.mean(),
+        "std": spreads.std(ddof=0),
+        "lowest": spreads.min(),
+        "highest": spreads.max(),
+    }
+    of_metric = {
+        metric: {name: round(float(values[metric]), 4) for name, values in figures.items()}
+        for metric in spreads
+    }
+    return {**mean, "difference": of_metric}
+
+
+def grouped_means(
+    scores: pd.DataFrame, groups: Mapping[str, str], baseline: pd.DataFrame | None = None
+) -> dict[str, Any]:
+    """The fields `by_source`, `by_target` and, with `groups`, `by_group` of a checkpoint in evaluation.json.
+
+    Without groups the result is empty if all pairs have one source or one target: the means would repeat those of all
+    pairs, or the pairs.
+
+    Args:
+        scores: a row for each pair, indexed by source and target.
+        groups: language -> group, for every language of the pairs; empty: no groups.
+        baseline: scores of the first checkpoint; None if `scores` are the first checkpoint's.
+    """
+    sources, targets = (scores.index.get_level_values(side) for side in (0, 1))
+    if not groups and min(sources.nunique(), targets.nunique()) < 2:
+        return {}
+    found: dict[str, Any] = {
+        f"by_{side}": {name: means(rows, baseline) for name, rows in scores.groupby(level=level, sort=False)}
+        for level, side in enumerate(("source", "target"))
+    }
+    if groups:
+        order = list(dict.fromkeys(groups.values()))
+        by = [[order.index(groups[name]) for name in side] for side in (sources, targets)]
+        found["by_group"] = [
+            {"source": order[source], "target": order[target], **means(rows, baseline)}
+            for (source, target), rows in scores.groupby(by)
+        ]
+    return found
+
+
+def require_comet() -> str:
+    """Return the path of `comet-score`.
+
+    Raises:
+        PruneError: the program is not on the path.
+    """
+    program = shutil.which(COMET)
+    if program is None:
+        raise PruneError(
+            f"`comet`: {COMET} is not installed",
+            "Install it beside prunecli, in an environment of its own: pipx install unbabel-comet.",
+        )
+    return program
+
+
+def comet_scores(
+    model: str,
+    sources: Sequence[str],
+    references: Sequence[str],
+    systems: Mapping[str, Sequence[str]],
+    *,
+    gpu: bool = False,
+) -> dict[str, NDArray[np.float64]]:
+    """Score each sentence of each system with COMET, 0 to 100 (the program's score times 100).
+
+    Args:
+        model: name on the hub, or a `.ckpt` file. References are passed to models without references too.
+        systems: label -> outputs, in the order of `sources` and `references`.
+        gpu: whether the program uses a GPU.
+
+    Returns:
+        Label -> `[sentences]`.
+
+    Raises:
+        PruneError: the program is not installed, or failed; with its last line.
+    """
+    program = require_comet()
+    model = str(Path(model).resolve()) if Path(model).is_file() else model
+    names = {label: f"system-{number}.txt" for number, label in enumerate(systems)}
+    texts = {"sources.txt": sources, "references.txt": references}
+    texts |= {names[label]: outputs for label, outputs in systems.items()}
+    with tempfile.TemporaryDirectory(prefix="prunecli-") as folder:
+        for name, lines in texts.items():
+            text = "".join(f"{' '.join(line.split())}\n" for line in lines)
+            Path(folder, name).write_text(text, encoding="utf-8")
+        command = [program, "-s", "sources.txt", "-r", "references.txt", "--model", model, "--quiet"]
+        command += ["--gpus", "1" if gpu else "0", "--to_json", "scores.json", "-t", *names.values()]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        result = Path(folder, "scores.json")
+        if done.returncode != 0 or not result.is_file():
+            lines = done.stderr.split("\n")
+            why = next(
+                (line.strip() for line in reversed(lines) if line.strip()), f"status {done.returncode}"
+            )
+            raise PruneError(f"{COMET} --model {model}: {why}", "Leave `comet` out, or correct its model.")
+        payload = read_json(result, error=PruneError)
+    scores = {
+        label: np.array([100 * float(row["COMET"]) for row in payload[name]]) for label, name in names.items()
+    }
+    if any(len(values) != len(sources) or not np.isfinite(values).all() for values in scores.values()):
+        raise PruneError(f"{COMET} --model {model}: not a finite score for each sentence")
+    return scores

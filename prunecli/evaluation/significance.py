@@ -1,15 +1,15 @@
-"""Whether two systems' scores differ by more than chance: sacrebleu's paired bootstrap test."""
+"""Paired tests: whether two systems' scores of the same examples differ by more than chance."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from prunecli.errors import UsageError
 
@@ -17,18 +17,18 @@ SAMPLES = 1000
 SEED = 12345
 """sacrebleu's own defaults."""
 LEAST = 30
-"""Examples from which tests are shown: on fewer neither resampling nor a t-test holds what it promises."""
+"""Examples from which tests are shown: with fewer, neither resampling nor a t-test is reliable."""
 
 
 @dataclass(frozen=True)
 class Significance:
-    """One score of one system beside the baseline's.
+    """One score of one system compared with the baseline's.
 
     Attributes:
-        p_value: probability of a difference this large by chance (two-sided); None for the baseline itself; 1
-            where the scores are equal (sacrebleu's count of larger differences would call that significant).
+        p_value: two-sided probability of a difference this large by chance; None for the baseline. Equal scores have
+            the p-value 1 (sacrebleu counts larger differences, and would report a significant one).
         mean: mean of the score over the resamples.
-        ci95: half the width of its 95 % confidence interval.
+        ci95: half the width of the 95 % confidence interval.
     """
 
     p_value: float | None
@@ -37,14 +37,14 @@ class Significance:
 
 
 def too_few(examples: int, what: str) -> str | None:
-    """What is said in the place of a test on so few examples; None where there are enough."""
+    """The message that replaces a test on too few examples; None if there are enough."""
     if examples >= LEAST:
         return None
     return f"{examples:,} {what} are too few for a test of significance: {LEAST} or more would do."
 
 
 def check_bootstrap(samples: int, seed: int) -> None:
-    """Refuse what `paired_bootstrap` cannot do.
+    """Check the arguments of `paired_bootstrap`.
 
     Raises:
         UsageError: `samples` or `seed` is less than 1.
@@ -62,16 +62,16 @@ def paired_bootstrap(
     samples: int = SAMPLES,
     seed: int = SEED,
 ) -> list[dict[str, Significance]]:
-    """Test every system against the first (Koehn 2004, as in sacrebleu): the same resamples for all of them.
+    """Test every system against the first on the same resamples, by sacrebleu's paired bootstrap (Koehn 2004).
 
     Args:
         systems: outputs of each system, in the order of `references`.
         metrics: name -> sacrebleu metric.
-        samples: resamples of the sentences, with replacement.
+        samples: number of resamples of the sentences, with replacement.
         seed: of the resamples; at least 1 (sacrebleu takes 0 for "none").
 
     Returns:
-        Per system: metric -> significance.
+        For each system: metric -> significance.
 
     Raises:
         UsageError: `samples` or `seed` is less than 1.
@@ -81,54 +81,66 @@ def paired_bootstrap(
 
     tests: list[dict[str, Significance]] = [{} for _ in systems]
     named = [(str(index), list(outputs)) for index, outputs in enumerate(systems)]
-    for name, metric in metrics.items():
-        # One test per metric: sacrebleu keys them by the score's name, which BLEU and spBLEU share.
-        with _sacrebleu_seed(seed):
+    # sacrebleu reads its seed from the environment only.
+    with patch.dict(os.environ, SACREBLEU_SEED=str(seed)):
+        for name, metric in metrics.items():
+            # One test for each metric: sacrebleu keys them by the score's name, which BLEU and spBLEU share.
             test = PairedTest(named, {name: metric}, [list(references)], "bs", n_samples=samples, n_jobs=1)
-            _, table = test()
-        results = next(column for key, column in table.items() if key != "System")
-        for test_of, result in zip(tests, results, strict=True):
-            p_value = None if result.p_value is None else float(result.p_value)
-            if p_value is not None and result.score == results[0].score:
-                p_value = 1.0
-            test_of[name] = Significance(p_value, float(result.mean), float(result.ci))
+            _, results = test()[1].values()
+            for found, result in zip(tests, results, strict=True):
+                p_value = None if result.p_value is None else float(result.p_value)
+                if p_value is not None and result.score == results[0].score:
+                    p_value = 1.0
+                found[name] = Significance(p_value, float(result.mean), float(result.ci))
     return tests
 
 
 def bootstrap_of_means(
     systems: Sequence[NDArray[np.float64]], samples: int = SAMPLES, seed: int = SEED
 ) -> list[Significance]:
-    """`paired_bootstrap` of a score that is the mean of the sentences' own.
+    """`paired_bootstrap` for a score that is the mean of the sentences' scores.
 
     Args:
-        systems: `[sentences]` of each system.
+        systems: `[sentences]` for each system.
     """
-    random = np.random.default_rng(seed)
-    means = np.empty((len(systems), samples))
-    for sample in range(samples):
-        drawn = random.integers(len(systems[0]), size=len(systems[0]))
-        means[:, sample] = [values[drawn].mean() for values in systems]
+    count = len(systems[0])
+    drawn = np.random.default_rng(seed).integers(count, size=(samples, count))
     found: list[Significance] = []
-    for values, own in zip(systems, means, strict=True):
-        p_value = None
+    baseline = systems[0][drawn].mean(axis=1)
+    for values in systems:
+        p_value, means = None, values[drawn].mean(axis=1)
         if found:
-            difference, differences = values.mean() - systems[0].mean(), own - means[0]
+            difference, differences = values.mean() - systems[0].mean(), means - baseline
             larger = np.abs(differences - differences.mean()) > abs(difference)
             p_value = 1.0 if difference == 0 else float((larger.sum() + 1) / (samples + 1))
-        low, high = np.quantile(own, [0.025, 0.975])
-        found.append(Significance(p_value, float(own.mean()), float(high - low) / 2))
+        low, high = np.quantile(means, [0.025, 0.975])
+        found.append(Significance(p_value, float(means.mean()), float(high - low) / 2))
     return found
 
 
-@contextmanager
-def _sacrebleu_seed(seed: int) -> Iterator[None]:
-    """sacrebleu reads its seed from the environment only."""
-    before = os.environ.get("SACREBLEU_SEED")
-    os.environ["SACREBLEU_SEED"] = str(seed)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["SACREBLEU_SEED"]
-        else:
-            os.environ["SACREBLEU_SEED"] = before
+def paired_t_test(first: ArrayLike, second: ArrayLike) -> float | None:
+    """Two-sided p-value of Student's t-test for paired samples; None for fewer than two examples."""
+    differences = np.asarray(second, np.float64) - np.asarray(first, np.float64)
+    if len(differences) < 2:
+        return None
+    if np.all(differences == differences[0]):
+        return 1.0 if differences[0] == 0 else 0.0
+    from scipy.stats import ttest_1samp
+
+    return float(ttest_1samp(differences, 0.0).pvalue)
+
+
+def mcnemar_test(first: ArrayLike, second: ArrayLike) -> float:
+    """Two-sided p-value of McNemar's exact test.
+
+    Of the examples that only one of two models gets right, each falls to either model with probability 1/2 under the
+    null hypothesis.
+
+    Args:
+        first, second: `[examples]` bool: whether each model is right.
+    """
+    from scipy.stats import binomtest
+
+    a, b = np.asarray(first, bool), np.asarray(second, bool)
+    differing = int(np.sum(a != b))
+    return float(binomtest(int(np.sum(a & ~b)), differing).pvalue) if differing else 1.0

@@ -1,261 +1,357 @@
-"""Checkpoints side by side at classification, masked and causal language modelling, and vectors of texts."""
+"""The base of the tasks that `evaluate` measures; masked language modelling and classification."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import replace
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prunecli.errors import UsageError
-from prunecli.evaluation.hardware import threads, threads_for
-from prunecli.evaluation.measured import Measured
 from prunecli.evaluation.options import EvaluationOptions
+from prunecli.evaluation.significance import mcnemar_test, paired_t_test
+from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.text.choice import Dataset
-from prunecli.text.columns import described
+from prunecli.text.choice import Dataset, described
 from prunecli.text.labelled import LabelledText, label_ids
 from prunecli.text.plain import PlainText
 
 if TYPE_CHECKING:
     import torch
 
-    from prunecli.evaluation.causal import CausalModels
-    from prunecli.evaluation.embedding import EmbeddingModels
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.results.evaluation import Evaluation
+    from prunecli.running.batches import Line
     from prunecli.running.layerwise.runner import RunReport
     from prunecli.running.runner import Runner
+    from prunecli.text.tokens import Tokenizer
+
+T_TEST, MCNEMAR = "paired t-test", "McNemar, exact"
+WINDOWS_TEST = f"{T_TEST} over the windows' losses"
+"""Test for `lm` if each file is one document."""
 
 
-OtherTask = Literal["classification", "mlm", "lm", "embedding"]
-"""What is measured but translation, which has `prunecli.evaluation.translation`."""
-TESTS: Mapping[OtherTask, tuple[str, str]] = {
-    "classification": ("McNemar, exact", "accuracy"),
-    "mlm": ("paired t-test", "loss"),
-    "lm": ("paired t-test", "bits_per_byte"),
-}
-"""Task -> the test of significance, and the score that it tests."""
-OF_WINDOWS = ("paired t-test over the windows' losses", "perplexity")
-"""The same for `lm` where files are whole documents."""
-LAYER_MAJOR: tuple[OtherTask, ...] = ("lm", "mlm")
-"""Tasks that can run layer by layer."""
+@dataclass
+class Task(ABC):
+    """One evaluation: measures checkpoints one after another, the baseline first, then compares them.
 
-
-def evaluate_task(
-    checkpoints: Mapping[str, Path],
-    data: Dataset,
-    options: EvaluationOptions,
-    output: Path | None = None,
-    *,
-    force: bool = False,
-    progress: Progress = silent,
-    report: Callable[[str, RunReport], None] = lambda _label, _work: None,
-    say: Say = unsaid,
-) -> Evaluation:
-    """Measure each checkpoint at the task of `data`, compare with the first, write `output`.
-
-    `lm`: perplexity and bits per byte, divergence from the first (`CausalModels`); paired t-test over the texts' bits
-    per byte, or over the windows' losses where files are whole documents. `mlm`: the loss of hidden tokens;
-    paired t-test over the texts' mean losses. `classification`: accuracy, F1 and Matthews correlation;
-    McNemar's exact test. `embedding`: cosine to the first one's vectors; of scored pairs Spearman's correlation, of
-    aligned sentences the accuracy of retrieval, by McNemar's exact test.
-
-    Args:
-        checkpoints: label -> directory, the baseline first.
-        data: plain text, labelled for classification, any for embedding.
-        output: None: nothing is written.
-        report: called for each checkpoint that was run layer by layer with what that took.
-        say: hears of the type that all are computed in, where it is not what is stored.
-
-    Returns:
-        What was written.
-
-    Raises:
-        PruneError: a checkpoint, text, option or output that cannot be used.
+    Attributes:
+        opened: label -> checkpoint.
+        output: file for the result, replaced with `force`; None: nothing is written.
+        report: called with the label and statistics of each checkpoint that was run layer by layer.
+        seed: seed that the result depends on, if any.
     """
-    from prunecli.evaluation.paired import mcnemar_test, paired_t_test
-    from prunecli.model.checkpoint import open_model
-    from prunecli.results.evaluation import Evaluated, Evaluation
-    from prunecli.results.header import header, sizes
-    from prunecli.tensors.documents import refuse_unwritable, write_json
 
-    if output is not None:
-        refuse_unwritable(output, force=force)
-    task, text = data.task, data.text
-    assert task != "translation"
-    opened = {label: open_model(path) for label, path in checkpoints.items()}
-    if isinstance(text, LabelledText) and task == "classification":
-        for checkpoint in opened.values():  # an unknown label is refused before a model is loaded
-            if isinstance(names := checkpoint.config.get("id2label"), Mapping):
-                label_ids(text, {int(number): str(name) for number, name in names.items()})
-    if options.memory is not None:
-        _check_by_layer(opened.values())
-    options = replace(options, dtype=_dtype(opened, task, options, say))
-    with ExitStack() as kept:
-        kept.enter_context(threads(threads_for(opened.values())))
-        causal = embedding = None
-        if task == "lm" and isinstance(text, PlainText):
-            from prunecli.evaluation.causal import CausalModels
+    opened: Mapping[str, Checkpoint]
+    data: Dataset
+    options: EvaluationOptions
+    progress: Progress = silent
+    say: Say = unsaid
+    process_group: ProcessGroup = ALONE
+    report: Callable[[str, RunReport], None] = lambda _label, _work: None
+    output: Path | None = None
+    force: bool = False
+    seed: int | None = None
 
-            causal = kept.enter_context(CausalModels(checkpoints, text, data.context, options, say))
-        elif task == "embedding":
-            from prunecli.evaluation.embedding import EmbeddingModels
+    def __post_init__(self) -> None:
+        """Check everything that can be checked before a model is loaded, and choose one dtype for all models.
 
-            embedding = EmbeddingModels(data, options.decoding.batch_tokens, say)
-        measured = {
-            label: _measure(label, checkpoint, causal or embedding, data, options, progress, report)
-            for label, checkpoint in opened.items()
-        }
-    whole = isinstance(text, PlainText) and text.whole_files and task == "lm"
-    test = OF_WINDOWS if whole else TESTS.get(task) if embedding is None else embedding.test
-    examples = [] if causal is None else causal.examples()
-    (baseline, first), results = next(iter(measured.items())), []
-    for label, one in measured.items():
-        compared: dict[str, Any] = {}
-        if label != baseline and test is not None:
-            function, p_value = mcnemar_test if test[0].startswith("McNemar") else paired_t_test, None
-            if len(first.values) == len(one.values):  # else windows of another tokenizer
-                p_value = function(first.values, one.values)
-            compared["p_value"] = None if p_value is None else round(p_value, 6)
-        results.append(
-            Evaluated(
-                checkpoint=label,
-                dtype=options.dtype,
-                **one.windows,
-                **sizes(opened[label]),
-                scores=_rounded(one.scores),
-                by_text={name: _rounded(own) for name, own in one.by_text.items()},
-                **compared,
+        Raises:
+            PruneError: a checkpoint, text or option that cannot be used.
+        """
+        self.prepare()
+        self.options = self.options.model_copy(update={"dtype": self.choose_dtype()})
+
+    def prepare(self) -> None:  # noqa: B027 (nothing to check by default)
+        """Check the options of the task."""
+
+    @abstractmethod
+    def choose_dtype(self) -> str:
+        """The type that all models are computed in."""
+
+    @abstractmethod
+    def measure(self, label: str) -> None:
+        """Run one checkpoint, and store what `fields` needs."""
+
+    @abstractmethod
+    def fields(self) -> dict[str, Any]:
+        """The fields of evaluation.json that this task fills."""
+
+    def save(self, evaluation: Evaluation) -> None:
+        """Write the result, if it has a file."""
+        from prunecli.tensors.documents import write_json
+
+        if self.output is not None:
+            write_json(self.output, evaluation.to_json(), force=self.force)
+
+    def close(self) -> None:  # noqa: B027 (nothing to close by default)
+        """Free what is stored between checkpoints."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Scores of one checkpoint.
+
+    Attributes:
+        scores: of all texts.
+        values: one for each example, for the paired test against the baseline's.
+        windows: `context` and `stride`, for the file.
+        by_text: name of texts -> their scores.
+    """
+
+    scores: Mapping[str, Any]
+    values: NDArray[Any] = field(default_factory=lambda: np.zeros(0))
+    windows: Mapping[str, Any] = field(default_factory=dict)
+    by_text: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+class ModelTask(Task):
+    """A task that runs a loaded model over batches and scores each example; all tasks except translation.
+
+    Attributes:
+        test: name of the paired test over the examples, and the score that it tests; None: no test.
+        by_layer: whether the task can run layer by layer.
+    """
+
+    test: tuple[str, str] | None = None
+    by_layer: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """See `Task`."""
+        self.measured: dict[str, Measured] = {}
+        super().__post_init__()
+
+    @abstractmethod
+    def run(self, label: str, runner: Runner, tokenizer: Tokenizer) -> Measured:
+        """Measure one checkpoint.
+
+        Raises:
+            PruneError: a model or text that cannot be used; a result that is not finite.
+        """
+
+    def kept_bytes(self, _checkpoint: Checkpoint, _dtype: torch.dtype) -> Mapping[str, int]:
+        """Bytes that are kept from earlier models while a checkpoint runs, by name."""
+        return {}
+
+    def choose_dtype(self) -> str:
+        """The type of all models: any size fits layer by layer, else the type that fits in memory."""
+        from prunecli.modules.devices import choose_devices
+        from prunecli.modules.fitting import candidates, dtype_name, fitting_dtype
+        from prunecli.modules.stock_model import refused_by_layer
+        from prunecli.modules.stock_names import REMEDY
+
+        devices, asked = choose_devices(self.options.device), self.options.dtype
+        if self.options.memory is None:
+            by_layer = "--memory" if self.by_layer else ""
+            dtype = fitting_dtype(
+                self.opened,
+                devices,
+                asked,
+                beside=self.kept_bytes,
+                only_runs=True,
+                by_layer=by_layer,
+                say=self.say,
             )
-        )
-    tested = None
-    if test is not None and len(measured) > 1:
-        tested = {
-            "test": test[0],
-            "of": test[1],
-            "level": options.level,
-            "baseline": baseline,
-            "examples": len(first.values),
-        }
-    evaluation = Evaluation(
-        **header(Evaluation.FORMAT, list(opened.values()), options.seed if task == "mlm" else None),
-        task=task,
-        data={"texts": len(text), **described(text)},
-        significance=tested,
-        results=results,
-        examples=examples,
-    )
-    if output is not None:
-        write_json(output, evaluation.to_json(), force=force)
-    return evaluation
+            return dtype_name(dtype)
+        for checkpoint in self.opened.values():
+            if checkpoint.runs_stock and (refused := refused_by_layer(checkpoint)) is not None:
+                raise UsageError(f"`memory`: {refused}", REMEDY)
+        return dtype_name(candidates(asked, self.opened.values(), devices.first)[0])
+
+    def measure(self, label: str) -> None:
+        """See `Task`."""
+        from prunecli.modules.devices import choose_device
+        from prunecli.modules.fitting import choose_dtype
+        from prunecli.modules.loading import load_model
+        from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
+        from prunecli.running.runner import InMemory
+        from prunecli.text.tokens import load_tokenizer
+
+        checkpoint, options, work = self.opened[label], self.options, RunReport()
+        tokenizer = load_tokenizer(checkpoint.path)
+        runner: Runner
+        if options.memory is None:
+            runner = InMemory(load_model(checkpoint.path, device=options.device, dtype=options.dtype))
+        else:
+            device = choose_device(options.device)
+            dtype = choose_dtype(options.dtype, checkpoint, device)
+            resources = Resources(device, dtype, options.memory, options.spill_directory)
+            runner = Layerwise(checkpoint, resources, work, output=True)
+        self.measured[label] = self.run(label, runner, tokenizer)
+        if options.memory is not None:
+            self.report(label, work)
+        del runner
+        gc.collect()  # before the next checkpoint is loaded
+
+    def fields(self) -> dict[str, Any]:
+        """See `Task`."""
+        from prunecli.results.header import sizes
+
+        (baseline, first), rows = next(iter(self.measured.items())), []
+        for label, own in self.measured.items():
+            row: dict[str, Any] = {
+                "checkpoint": label,
+                "dtype": self.options.dtype,
+                **own.windows,
+                **sizes(self.opened[label]),
+                "scores": rounded(own.scores),
+                "by_text": {name: rounded(scores) for name, scores in own.by_text.items()},
+            }
+            if label != baseline and self.test is not None:
+                function = mcnemar_test if self.test[0] == MCNEMAR else paired_t_test
+                # Windows of another tokenizer are other examples.
+                same = len(first.values) == len(own.values)
+                p_value = function(first.values, own.values) if same else None
+                row["p_value"] = None if p_value is None else round(p_value, 6)
+            rows.append(row)
+        tested = None
+        if self.test is not None and len(rows) > 1:
+            tested = {
+                "test": self.test[0],
+                "of": self.test[1],
+                "level": self.options.level,
+                "baseline": baseline,
+                "examples": len(first.values),
+            }
+        text = self.data.text
+        data = {"texts": len(text), **described(text)}
+        return {"data": data, "significance": tested, "results": rows, "examples": []}
 
 
-def _check_by_layer(checkpoints: Iterable[Checkpoint]) -> None:
-    """Refuse a mixture that is not run layer by layer before another checkpoint is measured."""
-    from prunecli.modules.stock_model import refused_by_layer
-    from prunecli.modules.stock_names import REMEDY
+class MaskedLanguageModel(ModelTask):
+    """`mlm`: the loss of hidden tokens; paired t-test over the texts' mean losses."""
 
-    for checkpoint in checkpoints:
-        if checkpoint.runs_stock and (refused := refused_by_layer(checkpoint)) is not None:
-            raise UsageError(f"--memory: {refused}", REMEDY)
+    test = (T_TEST, "loss")
+    by_layer = True
 
+    def prepare(self) -> None:
+        """See `Task`."""
+        self.seed = self.options.seed
 
-def _dtype(opened: Mapping[str, Checkpoint], task: OtherTask, options: EvaluationOptions, say: Say) -> str:
-    """The type of all models; layer by layer any size fits."""
-    from prunecli.model.cost import head_bytes
-    from prunecli.modules.devices import choose_devices
-    from prunecli.modules.fitting import candidates, dtype_name, fitting_dtype
-    from prunecli.tensors.dtypes import parse_dtype
+    def run(self, label: str, runner: Runner, tokenizer: Tokenizer) -> Measured:
+        """See `ModelTask`."""
+        from prunecli.running.lengths import window_length
+        from prunecli.running.losses import measure_losses
+        from prunecli.running.masking import mlm_examples
 
-    devices = choose_devices(options.device)
-    if options.memory is not None:
-        return dtype_name(candidates(options.dtype, opened.values(), devices.first)[0])
-    by_layer, first = "--memory" if task in LAYER_MAJOR else "", next(iter(opened.values()))
-
-    def head(checkpoint: Checkpoint, dtype: torch.dtype) -> Mapping[str, int]:
-        """The head of the model that others are compared with (see `divergence.Reference`)."""
-        kept = 0 if task != "lm" or checkpoint is first else head_bytes(first, parse_dtype(str(dtype)))
-        return {"head of the first model": kept} if kept else {}
-
-    return dtype_name(
-        fitting_dtype(opened, devices, options.dtype, beside=head, only_runs=True, by_layer=by_layer, say=say)
-    )
+        text, options = self.data.text, self.options
+        assert isinstance(text, PlainText)
+        length = window_length(runner.model, tokenizer, self.data.context)
+        examples = mlm_examples(tokenizer, runner.model, text.texts, context=length, seed=options.seed)
+        batches = examples.batches(options.decoding.batch_tokens)
+        nats, tokens = measure_losses(runner, batches, len(text), f"{label}: reading", self.progress)
+        loss = float(nats.sum() / tokens.sum())
+        scores = {"perplexity": perplexity(loss), "loss": loss, "tokens": int(tokens.sum())}
+        return Measured(scores, nats / np.maximum(tokens, 1), {"context": length})
 
 
-def _measure(
-    label: str,
-    checkpoint: Checkpoint,
-    side_by_side: CausalModels | EmbeddingModels | None,
-    data: Dataset,
-    options: EvaluationOptions,
-    progress: Progress,
-    report: Callable[[str, RunReport], None],
-) -> Measured:
-    from prunecli.evaluation.classification import accuracy, classify, f1_scores, matthews_correlation
-    from prunecli.evaluation.embedding import EmbeddingModels
-    from prunecli.evaluation.language_model import mlm_losses, perplexity
-    from prunecli.modules.devices import choose_device
-    from prunecli.modules.fitting import choose_dtype
-    from prunecli.modules.loading import load_model
-    from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
-    from prunecli.running.lengths import window_length
-    from prunecli.running.runner import InMemory
-    from prunecli.text.tokens import load_tokenizer
+class Classification(ModelTask):
+    """`classification`: accuracy, F1 and Matthews correlation; McNemar's exact test."""
 
-    text, tokenizer, batch_tokens = data.text, load_tokenizer(checkpoint.path), options.decoding.batch_tokens
-    runner: Runner
-    if options.memory is not None and isinstance(text, PlainText):
-        device, run_report = choose_device(options.device), RunReport()
-        dtype = choose_dtype(options.dtype, checkpoint, device)
-        resources = Resources(device, dtype, options.memory, options.spill_directory)
-        runner = Layerwise(checkpoint, resources, run_report, output=True)
-    else:
-        run_report = None
-        runner = InMemory(load_model(checkpoint.path, device=options.device, dtype=options.dtype))
-    if isinstance(side_by_side, EmbeddingModels):
-        measured = side_by_side.measure(label, checkpoint.path, runner, tokenizer, progress)
-    elif side_by_side is not None:
-        measured = side_by_side.measure(label, runner, tokenizer, progress)
-    elif isinstance(text, LabelledText):
-        predictions = classify(
-            runner, tokenizer, text, batch_tokens, what=f"{label}: classifying", progress=progress
-        )
-        by_class, names = f1_scores(predictions), runner.model.config.id2label
-        scores = {
-            "accuracy": accuracy(predictions),
+    test = (MCNEMAR, "accuracy")
+
+    def prepare(self) -> None:
+        """Refuse an unknown label."""
+        assert isinstance(self.data.text, LabelledText)
+        for checkpoint in self.opened.values():
+            if isinstance(names := checkpoint.config.get("id2label"), Mapping):
+                label_ids(self.data.text, {int(number): str(name) for number, name in names.items()})
+
+    def run(self, label: str, runner: Runner, tokenizer: Tokenizer) -> Measured:
+        """See `ModelTask`."""
+        text, batch_tokens = self.data.text, self.options.decoding.batch_tokens
+        assert isinstance(text, LabelledText)
+        line = f"{label}: classifying", len(text), "examples"
+        chosen, labels, losses = classify(runner, tokenizer, text, batch_tokens, line, self.progress)
+        by_class, names = f1_scores(chosen, labels), runner.model.config.id2label
+        scores: dict[str, Any] = {
+            "accuracy": float((chosen == labels).mean()),
             "f1": float(np.mean(list(by_class.values()))),
-            "matthews": matthews_correlation(predictions),
-            "loss": float(predictions.losses.mean()),
+            "matthews": matthews_correlation(chosen, labels),
+            "loss": float(losses.mean()),
             "f1_by_class": {str(names[number]): round(value, 6) for number, value in by_class.items()},
         }
-        measured = Measured(scores, predictions.right)
-    else:
-        assert isinstance(text, PlainText)
-        length = window_length(runner.model, tokenizer, data.context)
-        losses = mlm_losses(
-            runner,
-            tokenizer,
-            text.texts,
-            batch_tokens,
-            context=length,
-            seed=options.seed,
-            what=f"{label}: reading",
-            progress=progress,
-        )
-        loss = losses.loss
-        scores = {"perplexity": perplexity(loss), "loss": loss, "tokens": int(losses.tokens.sum())}
-        measured = Measured(scores, losses.nats / np.maximum(losses.tokens, 1), {"context": length})
-    if run_report is not None:
-        report(label, run_report)
-    del runner
-    gc.collect()  # before the next checkpoint is loaded
-    return measured
+        return Measured(scores, chosen == labels)
 
 
-def _rounded(scores: Mapping[str, Any]) -> dict[str, Any]:
+def classify(
+    runner: Runner,
+    tokenizer: Tokenizer,
+    text: LabelledText,
+    batch_tokens: int,
+    line: Line,
+    progress: Progress = silent,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Let a model choose the class of every example.
+
+    Returns:
+        `[examples]` each: the class of the largest logit (the first of equal ones), the right class, and the
+        cross-entropy in nats.
+
+    Raises:
+        PruneError: as `labelled_examples` and `runner`; a loss that is not finite.
+    """
+    from torch import Tensor
+    from torch.nn.functional import cross_entropy
+
+    from prunecli.running.batches import run_forward
+    from prunecli.running.encoding import labelled_examples
+    from prunecli.running.examples import Batch
+    from prunecli.running.losses import require_finite
+
+    chosen, labels = np.zeros((2, len(text)), np.int64)
+    losses = np.zeros(len(text))
+
+    def logits_of(batch: Batch) -> Tensor:
+        logits: Tensor = runner.model(**batch.arguments(runner.model)).logits
+        return logits
+
+    def finish(batch: Batch, logits: Tensor) -> int:
+        logits, rows = logits.float().cpu(), list(batch.indices)
+        batch_losses = cross_entropy(logits, batch.labels, reduction="none")
+        require_finite(batch_losses, batch)
+        chosen[rows] = logits.argmax(dim=1).numpy()
+        labels[rows] = batch.labels.numpy()
+        losses[rows] = batch_losses.double().numpy()
+        return len(rows)
+
+    batches = labelled_examples(tokenizer, runner.model, text).batches(batch_tokens)
+    run_forward(runner, batches, logits_of, finish, line, progress)
+    return chosen, labels, losses
+
+
+def f1_scores(chosen: NDArray[np.int64], labels: NDArray[np.int64]) -> dict[int, float]:
+    """`F1 = 2 TP / (2 TP + FP + FN)` of every class in `chosen` or `labels`; their mean is macro F1."""
+    hits = {int(number): (chosen == number, labels == number) for number in np.union1d(chosen, labels)}
+    return {number: float(2 * np.sum(a & b) / (np.sum(a) + np.sum(b))) for number, (a, b) in hits.items()}
+
+
+def matthews_correlation(chosen: NDArray[np.int64], labels: NDArray[np.int64]) -> float:
+    """Matthews' correlation of chosen and right classes, for any number of classes (Gorodkin 2004); CoLA's measure.
+
+    Returns:
+        The correlation; 0 if all labels, or all chosen classes, are equal.
+    """
+    size = int(max(chosen.max(), labels.max())) + 1
+    table = np.zeros((size, size))
+    np.add.at(table, (labels, chosen), 1)
+    true, called, examples = table.sum(axis=1), table.sum(axis=0), table.sum()
+    spreads = (examples**2 - called @ called) * (examples**2 - true @ true)
+    covariance = examples * table.trace() - called @ true
+    return float(covariance / np.sqrt(spreads)) if spreads > 0 else 0.0
+
+
+def perplexity(loss: float) -> float:
+    """`exp(loss)`, the loss in nats; bounded, to remain finite."""
+    return math.exp(min(loss, 700.0))
+
+
+def rounded(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """Scores with the digits of evaluation.json."""
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in scores.items()}

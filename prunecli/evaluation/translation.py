@@ -1,222 +1,328 @@
-"""Translation quality of several checkpoints on the same sentences, compared with the first."""
+"""`evaluate --task translation`: translate the same sentences with each checkpoint, score, compare with the first."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from prunecli.evaluation.comet import require_comet
+import numpy as np
+from numpy.typing import NDArray
+
 from prunecli.evaluation.decoding import Translation, translate
-from prunecli.evaluation.examples import examples_of
-from prunecli.evaluation.hardware import threads, threads_for
-from prunecli.evaluation.options import EvaluationOptions
-from prunecli.evaluation.partial import PartialTranslations, key_of
-from prunecli.evaluation.scoring import make_metrics
-from prunecli.evaluation.significance import check_bootstrap
-from prunecli.evaluation.translation_scores import score_translations
-from prunecli.processes import ALONE, ProcessGroup
-from prunecli.progress import Progress, Say, foretelling, silent, unsaid
-from prunecli.tensors.documents import partial_path
+from prunecli.evaluation.scoring import (
+    Scores,
+    comet_scores,
+    grouped_means,
+    make_metrics,
+    means,
+    require_comet,
+    rounded,
+    score,
+)
+from prunecli.evaluation.significance import (
+    Significance,
+    bootstrap_of_means,
+    check_bootstrap,
+    paired_bootstrap,
+)
+from prunecli.evaluation.tasks import Task
+from prunecli.progress import foretelling
+from prunecli.tensors.documents import partial_path, refuse_unwritable
 from prunecli.tensors.quantities import counted
-from prunecli.text.choice import Dataset
-from prunecli.text.groups import groups_of, read_groups
-from prunecli.text.parallel import ParallelText, lines_sha256, pair_name
+from prunecli.tensors.unfinished import Store, digest
+from prunecli.text.parallel import ParallelText, groups_of, lines_sha256, pair_name, read_groups
 
 if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
     from prunecli.results.evaluation import Evaluation
 
+EXAMPLE_CANDIDATES = 200
+"""Sentences of all pairs among which the examples are chosen, spread evenly."""
 
-def evaluate_translation(
-    checkpoints: Mapping[str, Path],
-    data: Dataset,
-    options: EvaluationOptions,
-    output: Path | None = None,
-    *,
-    force: bool = False,
-    progress: Progress = silent,
-    process_group: ProcessGroup = ALONE,
-    say: Say = unsaid,
-) -> Evaluation | None:
-    """Translate with each checkpoint, score, compare with the first, write `output`.
 
-    Finished (checkpoint, pair) translations are kept in `partial_path(output)` until `output` is written. Of several
-    processes each translates some of the batches; the first scores and writes.
+def stored_translations(output: Path | None) -> Store:
+    """The finished translations of an interrupted run that writes `output`; if None, nothing is stored."""
+    return Store(None if output is None else partial_path(output), "prunecli.translations/1")
 
-    All models are computed in one type. An interrupted run keeps to the type that it began in, whatever memory is free.
 
-    Args:
-        checkpoints: label -> directory, the baseline first.
-        data: parallel text and its directions.
-        output: None: nothing is written, and nothing kept on the way.
-        say: hears of that type, where it is not what is stored.
+class TranslationTask(Task):
+    """Translates each pair with each checkpoint; scores every pair, and tests it against the first checkpoint.
 
-    Returns:
-        What was written; None on other processes than the first.
-
-    Raises:
-        PruneError: a checkpoint, language, option or output that cannot be used.
+    Finished translations of a checkpoint and pair are stored in `partial` until the result is written. Several
+    processes share the batches; the first scores. An interrupted run keeps the dtype that it began with.
     """
-    from prunecli.model.checkpoint import open_model
-    from prunecli.results.evaluation import Evaluation
-    from prunecli.results.header import header
-    from prunecli.tensors.documents import refuse_unwritable, write_json
 
-    text, pairs = data.text, data.pairs
-    assert isinstance(text, ParallelText)
-    file, groups = options.groups, dict[str, str]()
-    if file is not None:
-        groups = groups_of(chain(*pairs), read_groups(file), file)
-    names = [pair_name(*pair) for pair in pairs]
-    folder = options.hypotheses
-    hypotheses = {}
-    if folder is not None:
-        for label, name in product(checkpoints, names):
-            hypotheses[hypothesis_path(folder, label, text.split, name)] = (label, name)
-    with process_group.in_step():
-        if process_group.is_main:  # what would be refused after the work
-            if output is not None:
-                refuse_unwritable(output, force=force)
-            for path in hypotheses:
-                if path.exists():  # directories that are missing will be made
-                    refuse_unwritable(path, force=force)
-    if options.samples:
-        check_bootstrap(options.samples, options.seed)
-    if options.comet is not None and process_group.is_main:
-        require_comet()
-    metrics = make_metrics(options.spm)
-    opened = {label: open_model(path) for label, path in checkpoints.items()}
-    partial = PartialTranslations(None if output is None else partial_path(output))
-    models = sorted([checkpoint.fingerprint, checkpoint.total_bytes] for checkpoint in opened.values())
-    run = key_of({"models": models, "device": options.device})  # what the type is chosen by
-    options = replace(options, dtype=_dtype(opened, options, partial.dtypes.get(run), process_group, say))
-    keys = {
-        label: {pair: _key(checkpoint, text.sentences[pair[0]], pair, options) for pair in pairs}
-        for label, checkpoint in opened.items()
-    }
-    left = sum(
-        partial.get(key, len(text)) is None for key in {key for own in keys.values() for key in own.values()}
-    )
-    counts = ((len(opened), "checkpoint"), (len(pairs), "pair"), (len(text), "sentence"))
-    what = " x ".join(counted(count, unit) for count, unit in counts)
-    less = "--max-sentences and --pairs take fewer"
-    foretold = foretelling(progress, left * len(text), say, what, less)
-    with threads(threads_for(opened.values())):
-        translations = {
-            label: _translate_checkpoint(
-                label, checkpoint, text, keys[label], options, partial, run, foretold, process_group
-            )
-            for label, checkpoint in opened.items()
-        }
-    if not process_group.is_main:
-        return None
-    evaluation = Evaluation(
-        **header(Evaluation.FORMAT, list(opened.values()), options.seed),
-        task="translation",
-        data={"split": text.split, "sentences": len(text), "sha256": text.sha256},
-        pairs=names,
-        decoding=asdict(options.decoding),
-        **score_translations(opened, translations, text, pairs, groups, metrics, options, progress),
-        examples=examples_of(translations, text, pairs, options.examples),
-    )
-    for path, (label, pair) in hypotheses.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # One line each, so that the file stays aligned with the source whatever the model made.
-        lines = [" ".join(sentence.text.split("\n")) for sentence in translations[label][pair]]
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    if output is not None:
-        write_json(output, evaluation.to_json(), force=force)
-    partial.remove()
-    return evaluation
+    def prepare(self) -> None:
+        """Check what would fail after the work, and find the translations of an interrupted run."""
+        options, data = self.options, self.data
+        assert isinstance(data.text, ParallelText)
+        self.text, self.names = data.text, {pair_name(*pair): pair for pair in data.pairs}
+        self.groups: dict[str, str] = {}
+        if options.groups is not None:
+            self.groups = groups_of(chain(*data.pairs), read_groups(options.groups), options.groups)
+        with self.process_group.in_step():
+            for _, _, path in self._hypothesis_paths() if self.process_group.is_main else ():
+                if path.exists():  # missing directories will be made
+                    refuse_unwritable(path, force=self.force)
+        if options.samples:
+            check_bootstrap(options.samples, options.seed)
+        if options.comet is not None and self.process_group.is_main:
+            require_comet()
+        self.seed, self.metrics = options.seed, make_metrics(options.spm)
+        self.partial = stored_translations(self.output)
+        self.translations: dict[str, dict[str, Sequence[Translation]]] = {}
+        models = sorted([one.fingerprint, one.total_bytes] for one in self.opened.values())
+        self.run_key = digest({"models": models, "device": options.device})  # what the dtype depends on
 
+    def choose_dtype(self) -> str:
+        """The dtype as asked, or of the interrupted run, or the one that fits in memory."""
+        from prunecli.modules.devices import choose_devices
+        from prunecli.modules.fitting import COMPUTE, decoding, dtype_name, fitting_dtype
 
-def _dtype(
-    opened: Mapping[str, Checkpoint],
-    options: EvaluationOptions,
-    earlier: str | None,
-    process_group: ProcessGroup,
-    say: Say,
-) -> str:
-    """The type of all models: as asked, as an interrupted run had it (`earlier`), or as they fit."""
-    from prunecli.modules.devices import choose_devices
-    from prunecli.modules.fitting import COMPUTE, decoding, dtype_name, fitting_dtype
-
-    earlier = process_group.broadcast(earlier)
-    if earlier in COMPUTE and options.dtype == "auto":  # what a damaged state says may be none
-        say(f"Computed in {earlier}, as before the interruption.")
-        return earlier
-    devices = choose_devices(options.device)
-    beside = decoding(options.decoding.load)
-    return dtype_name(
-        fitting_dtype(
-            opened,
-            devices,
-            options.dtype,
-            beside=beside,
+        dtypes = {record["run"]: record["dtype"] for record in self.partial.records.values()}
+        earlier = self.process_group.broadcast(dtypes.get(self.run_key))
+        if earlier in COMPUTE and self.options.dtype == "auto":  # a damaged file may name another type
+            self.say(f"Computed in {earlier}, as before the interruption.")
+            return str(earlier)
+        dtype = fitting_dtype(
+            self.opened,
+            choose_devices(self.options.device),
+            self.options.dtype,
+            beside=decoding(self.options.decoding.load),
             only_runs=True,
-            process_group=process_group,
-            say=say,
+            process_group=self.process_group,
+            say=self.say,
         )
-    )
+        return dtype_name(dtype)
 
-
-def _translate_checkpoint(
-    label: str,
-    checkpoint: Checkpoint,
-    text: ParallelText,
-    keys: Mapping[tuple[str, str], str],
-    options: EvaluationOptions,
-    partial: PartialTranslations,
-    run: str,
-    progress: Progress,
-    process_group: ProcessGroup,
-) -> dict[str, Sequence[Translation]]:
-    kept = process_group.broadcast({pair: partial.get(key, len(text)) for pair, key in keys.items()})
-    left = [pair for pair in keys if kept[pair] is None]
-    translations = {pair_name(*pair): done for pair, done in kept.items() if done is not None}
-    if left:
-        from prunecli.modules.fitting import COMPUTE, decoding_room
-        from prunecli.modules.loading import load_for_decoding
-        from prunecli.text.tokens import language_id, languages, load_tokenizer
-
-        tokenizer = load_tokenizer(checkpoint.path)
-        for language in {name for pair in left for name in pair} if languages(tokenizer) else ():
-            language_id(tokenizer, language)  # refused before the model is loaded
-        room = decoding_room(checkpoint, options.decoding.load, COMPUTE[options.dtype])
-        model = load_for_decoding(checkpoint.path, device=options.device, dtype=options.dtype, room=room)
-        with progress(f"{label}: translating", len(left) * len(text), "sentences") as advance:
-            for pair in left:
-                sentences = text.sentences[pair[0]]
-                done = translate(model, tokenizer, sentences, pair, options.decoding, advance, process_group)
-                if process_group.is_main:
-                    partial.add(keys[pair], done, run, options.dtype)
-                translations[pair_name(*pair)] = done
-        del model
-        gc.collect()  # before the next checkpoint is loaded
-    return {pair_name(*pair): translations[pair_name(*pair)] for pair in keys}
-
-
-def _key(
-    checkpoint: Checkpoint, sentences: Sequence[str], pair: tuple[str, str], options: EvaluationOptions
-) -> str:
-    return key_of(
-        {
-            "fingerprint": checkpoint.fingerprint,
-            "bytes": checkpoint.total_bytes,  # a float16 copy has its original's fingerprint
-            "config": checkpoint.config,
-            "pair": pair,
-            "sentences": lines_sha256(sentences),
-            "decoding": asdict(options.decoding),
-            "device": options.device,
-            "dtype": options.dtype,
+    def __post_init__(self) -> None:
+        """See `Task`; then announce the length of the work."""
+        super().__post_init__()
+        count = len(self.text)
+        self.keys = {
+            label: {name: self._key(label, pair) for name, pair in self.names.items()}
+            for label in self.opened
         }
-    )
+        left = sum(self._finished(key) is None for key in {*chain(*map(dict.values, self.keys.values()))})
+        counts = ((len(self.opened), "checkpoint"), (len(self.names), "pair"), (count, "sentence"))
+        what = " x ".join(counted(number, unit) for number, unit in counts)
+        fewer = "`max_sentences` and `pairs` take fewer"
+        self.progress = foretelling(self.progress, left * count, self.say, what, fewer)
+
+    def _key(self, label: str, pair: tuple[str, str]) -> str:
+        """Hash of everything that the translations of a checkpoint and pair depend on."""
+        checkpoint, options = self.opened[label], self.options
+        return digest(
+            {
+                "fingerprint": checkpoint.fingerprint,
+                "bytes": checkpoint.total_bytes,  # a float16 copy has its original's fingerprint
+                "config": checkpoint.config,
+                "pair": pair,
+                "sentences": lines_sha256(self.text.sentences[pair[0]]),
+                "decoding": asdict(options.decoding),
+                "device": options.device,
+                "dtype": options.dtype,
+            }
+        )
+
+    def _finished(self, key: str) -> list[Translation] | None:
+        """The translations under `key` of an interrupted run; None if some of the text are missing."""
+        rows = self.partial.records.get(key, {"translations": []})["translations"]
+        return [Translation(*row) for row in rows] if len(rows) == len(self.text) else None
+
+    def measure(self, label: str) -> None:
+        """Translate the pairs that are not in `partial`."""
+        checkpoint, options, group, text = self.opened[label], self.options, self.process_group, self.text
+        keys = self.keys[label]
+        found = group.broadcast({name: self._finished(key) for name, key in keys.items()})
+        left = [name for name, done in found.items() if done is None]
+        if left:
+            from prunecli.modules.fitting import COMPUTE, decoding_room
+            from prunecli.modules.loading import load_for_decoding
+            from prunecli.text.tokens import language_id, languages, load_tokenizer
+
+            tokenizer = load_tokenizer(checkpoint.path)
+            if languages(tokenizer):
+                for language in {*chain(*(self.names[name] for name in left))}:
+                    language_id(tokenizer, language)  # refused before the model is loaded
+            room = decoding_room(checkpoint, options.decoding.load, COMPUTE[options.dtype])
+            model = load_for_decoding(checkpoint.path, device=options.device, dtype=options.dtype, room=room)
+            with self.progress(f"{label}: translating", len(left) * len(text), "sentences") as advance:
+                for name in left:
+                    pair = self.names[name]
+                    sentences = text.sentences[pair[0]]
+                    done = translate(model, tokenizer, sentences, pair, options.decoding, advance, group)
+                    if group.is_main:
+                        rows = [[one.text, one.finished] for one in done]
+                        record = {"run": self.run_key, "dtype": options.dtype, "translations": rows}
+                        self.partial.put(keys[name], record)
+                    found[name] = done
+            del model
+            gc.collect()  # before the next checkpoint is loaded
+        self.translations[label] = {name: done for name, done in found.items() if done is not None}
+
+    def fields(self) -> dict[str, Any]:
+        """See `Task`."""
+        import pandas as pd
+
+        from prunecli.results.header import sizes
+
+        options, labels = self.options, list(self.opened)
+        compare = len(labels) > 1 and options.samples > 0
+        scores: dict[str, dict[str, Scores]] = {label: {} for label in labels}
+        tests: dict[str, dict[str, dict[str, Significance]]] = {label: {} for label in labels}
+        comet = self._comet()
+        with self.progress("scoring", len(self.names), "pairs") as advance:
+            for name, pair in self.names.items():
+                references = self.text.sentences[pair[1]]
+                outputs = [self.translations[label][name] for label in labels]
+                found = [score(own, references, self.metrics) for own in outputs]
+                if compare:
+                    systems = [[made.text for made in own] for own in outputs]
+                    bootstrap = paired_bootstrap(
+                        systems, references, self.metrics, options.samples, options.seed
+                    )
+                if comet:
+                    values = [comet[label][name] for label in labels]
+                    found = [{"comet": float(v.mean()), **own} for v, own in zip(values, found, strict=True)]
+                    if compare:
+                        of_means = bootstrap_of_means(values, options.samples, options.seed)
+                        for own_tests, test in zip(bootstrap, of_means, strict=True):
+                            own_tests["comet"] = test
+                for number, label in enumerate(labels):
+                    scores[label][name] = found[number]
+                    if compare:
+                        tests[label][name] = bootstrap[number]
+                advance(1)
+        metrics = [*self.metrics, *(["comet"] if comet else [])]
+        columns = [*metrics, "length_ratio", "over_generated"]
+        pairs = pd.MultiIndex.from_tuples(self.names.values(), names=["source", "target"])
+        frames = {
+            label: pd.DataFrame([*own.values()], columns=columns, index=pairs)
+            for label, own in scores.items()
+        }
+        results: list[dict[str, Any]] = []
+        for label, own in scores.items():
+            rows: dict[str, dict[str, Any]] = {
+                name: {**rounded({column: found[column] for column in columns})}
+                for name, found in own.items()
+            }
+            for name, by_metric in tests[label].items():
+                rows[name]["bootstrap"] = {metric: _test_json(test) for metric, test in by_metric.items()}
+            first = None if label == labels[0] else frames[labels[0]]
+            mean = means(frames[label], first if len(own) > 1 else None)
+            mean.pop("pairs")
+            if compare and first is not None:
+                changes = frames[label] - first
+                mean["significant"] = {
+                    metric: self._significant(changes[metric].tolist(), metric, tests[label])
+                    for metric in metrics
+                }
+            results.append(
+                {
+                    "checkpoint": label,
+                    "dtype": options.dtype,
+                    "mean": mean,
+                    "pairs": rows,
+                    **grouped_means(frames[label], self.groups, first),
+                    **sizes(self.opened[label]),
+                }
+            )
+        signatures = {name: str(metric.get_signature()) for name, metric in self.metrics.items()}
+        if comet:
+            signatures["comet"] = f"model:{options.comet}|scale:100"
+        significance = {
+            "test": "paired bootstrap",
+            "samples": options.samples,
+            "seed": options.seed,
+            "level": options.level,
+            "baseline": labels[0],
+        }
+        return {
+            "data": {"split": self.text.split, "sentences": len(self.text), "sha256": self.text.sha256},
+            "pairs": list(self.names),
+            "decoding": asdict(options.decoding),
+            **({"groups": self.groups} if self.groups else {}),
+            "signatures": signatures,
+            "significance": significance if compare else None,
+            "results": results,
+            "examples": self._examples(),
+        }
+
+    def _significant(
+        self, changes: Sequence[float], metric: str, tests: dict[str, dict[str, Significance]]
+    ) -> dict[str, int]:
+        """Number of pairs that are significantly worse and better than the baseline."""
+        p_values = [tests[name][metric].p_value or 0.0 for name in self.names]
+        certain = [c for c, p_value in zip(changes, p_values, strict=True) if p_value < self.options.level]
+        return {"worse": sum(c < 0 for c in certain), "better": sum(c > 0 for c in certain)}
+
+    def _comet(self) -> dict[str, dict[str, NDArray[np.float64]]]:
+        """Label -> pair -> COMET of each sentence, from one run of the program; empty without --comet."""
+        if self.options.comet is None:
+            return {}
+        from prunecli.modules.devices import choose_device
+
+        sides = [[line for pair in self.data.pairs for line in self.text.sentences[pair[i]]] for i in (0, 1)]
+        systems = {
+            label: [made.text for name in self.names for made in own[name]]
+            for label, own in self.translations.items()
+        }
+        total = len(systems) * len(sides[0])
+        with self.progress("COMET", total, "sentences") as advance:
+            gpu = choose_device(self.options.device).type == "cuda"
+            found = comet_scores(self.options.comet, sides[0], sides[1], systems, gpu=gpu)
+            advance(total)
+        count = len(self.names)
+        return {
+            label: dict(zip(self.names, np.split(own, count), strict=True)) for label, own in found.items()
+        }
+
+    def _examples(self) -> list[dict[str, Any]]:
+        """The sentences where the other outputs are least like those of the first checkpoint, by chrF++.
+
+        The outputs of a single checkpoint are compared with the references.
+        """
+        from sacrebleu.metrics import CHRF
+
+        metric, (first, *others) = CHRF(word_order=2), self.translations.values()
+        rows, found = list(product(self.names, range(len(self.text)))), []
+        for name, index in rows[:: -(-len(rows) // EXAMPLE_CANDIDATES)]:
+            source, reference = (self.text.sentences[language][index] for language in self.names[name])
+            right = first[name][index].text if others else reference
+            alike = sum(
+                metric.sentence_score(own[name][index].text, [right]).score for own in others or [first]
+            )
+            outputs = {label: own[name][index].text for label, own in self.translations.items()}
+            example = {"pair": name, "source": source, "reference": reference, "outputs": outputs}
+            found.append((alike, example))
+        return [example for _, example in sorted(found, key=lambda one: one[0])[: self.options.examples]]
+
+    def save(self, evaluation: Evaluation) -> None:
+        """Write the translations, then the result; the stored translations are no longer needed."""
+        for label, name, path in self._hypothesis_paths():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # One line each: the file stays aligned with the source whatever the model returned.
+            lines = [" ".join(made.text.split("\n")) for made in self.translations[label][name]]
+            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        super().save(evaluation)
+        self.partial.remove()
+
+    def _hypothesis_paths(self) -> Iterator[tuple[str, str, Path]]:
+        """Label, pair, and file of the translations; nothing without --hypotheses."""
+        if (folder := self.options.hypotheses) is not None:
+            for label, name in product(self.opened, self.names):
+                yield label, name, hypothesis_path(folder, label, self.text.split, name)
 
 
 def hypothesis_path(directory: Path, label: str, split: str, pair: str) -> Path:
-    """Where the outputs of one checkpoint and pair are kept: DIR/LABEL/SPLIT.PAIR.hyp."""
+    """The file of the translations of one checkpoint and pair: DIR/LABEL/SPLIT.PAIR.hyp."""
     return directory / label.strip("/").replace("/", "_") / f"{split}.{pair}.hyp"
+
+
+def _test_json(test: Significance) -> dict[str, float]:
+    row = {"mean": round(test.mean, 4), "ci95": round(test.ci95, 4)}
+    return row if test.p_value is None else {"p_value": round(test.p_value, 6), **row}

@@ -1,35 +1,75 @@
-"""What `bench-latency` times of each task.
+"""The work that `bench-latency` times for each task.
 
 | task | timed | phases |
 | --- | --- | --- |
 | translation | decoding of sentences to one length | |
 | lm | reading of a prompt; then one token after another, with the cache | prefill, decode |
 | classification, mlm | one pass over a batch of examples | |
-| embedding | the same, without a head that the model has, and the pooling | |
+| embedding | one pass without the head, and the pooling | |
 """
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import generate
-from prunecli.evaluation.passes import classified, embedded, masked, without_weights
-from prunecli.evaluation.workload import Phase, Workload, finished_at
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.running.lengths import max_positions, position_count, vocabulary_size
-from prunecli.text.choice import Dataset
+from prunecli.text.choice import Dataset, columns
 from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText, bounded
-from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
+from prunecli.text.tokens import Tokenizer, encode, language_id, languages, load_tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Phase = Literal["prefill", "decode"] | None
+"""None: the whole pass, for tasks without phases."""
+Rows = Sequence[Sequence[int]]
+"""Token ids of each example."""
 
 PROMPT = 128
-"""Tokens of a prompt that is cut out of a document where no `context` is given."""
+"""Tokens of a prompt that is cut out of a document if no `context` is given."""
+
+
+@dataclass(frozen=True)
+class Workload(ABC):
+    """The examples of a checkpoint, as token ids of its own tokenizer.
+
+    Attributes:
+        rows: tokens that are read, for each example.
+        pad_id: padding token of a batch.
+    """
+
+    decodes: ClassVar[bool] = True
+    """Whether the model is loaded for decoding, and tokens are counted."""
+
+    rows: Rows
+    pad_id: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def part(self, start: int, stop: int) -> Self:
+        """Some of the examples."""
+        return replace(self, rows=self.rows[start:stop])
+
+    @property
+    @abstractmethod
+    def tokens(self) -> dict[Phase, int]:
+        """Number of tokens that each phase reads, or generates, over all examples."""
+
+    @abstractmethod
+    def run(self, model: Any, beam: int) -> dict[Phase, float]:
+        """Seconds of each phase, all examples in one batch."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +78,7 @@ class Decoding(Workload):
 
     Attributes:
         forced_id: first output token (the target language), or None.
-        new_tokens: of each output.
+        new_tokens: length of each output.
     """
 
     forced_id: int | None
@@ -91,13 +131,64 @@ class Continuation(Workload):
         return {"prefill": first - start, "decode": end - first}
 
 
+@dataclass(frozen=True)
+class Passes(Workload):
+    """Examples that go through the model once.
+
+    Attributes:
+        types: `token_type_ids` of each example, or None.
+        pooled: directory whose `modules.json` says how texts are pooled to vectors; None: the model's own output.
+    """
+
+    decodes: ClassVar[bool] = False
+
+    types: Rows | None = None
+    pooled: Path | None = None
+
+    def part(self, start: int, stop: int) -> Self:
+        """See `Workload`."""
+        types = None if self.types is None else self.types[start:stop]
+        return replace(self, rows=self.rows[start:stop], types=types)
+
+    @property
+    def tokens(self) -> dict[Phase, int]:
+        """See `Workload`."""
+        return {None: sum(map(len, self.rows))}
+
+    def run(self, model: Any, _beam: int) -> dict[Phase, float]:
+        """See `Workload`."""
+        import torch
+
+        from prunecli.modules.pooling import read_pooling
+        from prunecli.running.examples import Batch, Sequences
+        from prunecli.running.vectors import batch_vectors
+
+        every = range(len(self))
+        inputs = Sequences(self.rows).inputs(every, self.pad_id)
+        if self.types is not None:
+            inputs["token_type_ids"] = Sequences(self.types).padded(every, 0)
+        batch = Batch(inputs, torch.empty(0), tuple(every))
+        pooling = None if self.pooled is None else read_pooling(self.pooled)
+        finished_at(model)
+        start = time.perf_counter()
+        with torch.inference_mode():
+            if pooling is None:
+                model(**batch.arguments(model))
+            else:
+                batch_vectors(model, pooling, batch)
+        return {None: finished_at(model) - start}
+
+
+def finished_at(model: Any) -> float:
+    """The time at which the device has finished its work."""
+    import torch
+
+    getattr(torch, model.device.type).synchronize()
+    return time.perf_counter()
+
+
 def decode(
-    model: Any,
-    sources: Sequence[Sequence[int]],
-    beam: int,
-    new_tokens: int,
-    pad_id: int,
-    forced_id: int | None,
+    model: Any, sources: Rows, beam: int, new_tokens: int, pad_id: int, forced_id: int | None
 ) -> list[list[int]]:
     """Exactly `new_tokens` tokens for each of `sources`, one batch, after the decoder's start."""
     settings = _without_an_end(model, new_tokens)
@@ -107,10 +198,10 @@ def decode(
 
 
 def _without_an_end(model: Any, new_tokens: int) -> dict[str, Any]:
-    """Settings of `generate` that hold the end of a text back for all of so many tokens.
+    """Settings of `generate` that suppress the end token for all of `new_tokens` tokens.
 
-    Its own `min_new_tokens` looks the end up among all tokens of the vocabulary at every step: at batch 1 as long as a
-    layer takes.
+    Its own `min_new_tokens` searches the whole vocabulary for the end at every step: at batch 1 this takes as long as a
+    layer.
     """
     settings, ends = model.generation_config, model.generation_config.eos_token_id
     if ends is None or settings.forced_eos_token_id is not None:
@@ -128,65 +219,95 @@ def _without_an_end(model: Any, new_tokens: int) -> dict[str, Any]:
 
 
 def workload(checkpoint: Checkpoint, data: Dataset, count: int, new_tokens: int) -> Workload:
-    """What is timed of a checkpoint: the first `count` examples of `data`, of translation those of its first pair.
+    """The first `count` examples of `data` (for translation of its first pair), as a checkpoint reads them.
 
     Raises:
         UnsupportedModelError: the model has no head for the task.
-        UsageError: more tokens than the model has positions.
+        UsageError: more tokens than the model has positions, or padding that it does not have.
         DataError: fewer examples than `count`, or some that the model cannot read.
     """
-    text = data.text
+    import torch
+
+    from prunecli.modules.building import assemble
+    from prunecli.modules.loading import load_model
+    from prunecli.modules.pooling import read_pooling
+    from prunecli.running.encoding import (
+        embedding_examples,
+        labelled_examples,
+        require_task,
+        text_examples,
+    )
+
+    text, directory = data.text, checkpoint.path
+    if isinstance(text, ParallelText) and data.task == "translation":
+        sentences = text.first(count).sentences[data.pairs[0][0]]
+        return decoding(checkpoint, sentences, data.pairs[0], new_tokens)
+    # The class is asked about the task; prunecli builds it without weights if it can.
+    model = (
+        load_model(directory, device="cpu")
+        if checkpoint.runs_stock
+        else assemble(checkpoint, torch.device("meta"), torch.float32)
+    )
+    tokenizer = load_tokenizer(directory)
     if data.task == "embedding":
-        return embedded(checkpoint, data, count)
-    if isinstance(text, ParallelText):
-        return decoding(checkpoint, text.first(count).sentences[data.pairs[0][0]], data.pairs[0], new_tokens)
-    model, tokenizer = without_weights(checkpoint), load_tokenizer(checkpoint.path)
+        texts = [one for own in columns(text.first(count), data.pairs).values() for one in own][:count]
+        examples = embedding_examples(tokenizer, model, read_pooling(directory), texts, data.context)
+        return Passes(examples.ids.rows(), examples.pad_id, pooled=directory)
     if isinstance(text, LabelledText):
-        return classified(checkpoint, model, tokenizer, text.first(count))
+        examples = labelled_examples(tokenizer, model, text.first(count))
+        if examples.max_rows == 1 and count > 1:
+            raise UsageError(
+                f"{directory}: config.json names no padding token, so the model takes one example at a time",
+                "Give `batch_sizes=1` and `sentences=1`, or set pad_token_id in config.json.",
+            )
+        types = None if examples.types is None else examples.types.rows()
+        return Passes(examples.ids.rows(), examples.pad_id, types)
+    assert isinstance(text, PlainText)
     if data.task == "lm":
-        return _continued(checkpoint, model, tokenizer, text, data.context, count, new_tokens)
-    return masked(model, tokenizer, text.first(count), data.context)
+        return _continuation(checkpoint, model, tokenizer, text, data.context, count, new_tokens)
+    require_task(model, "mlm")
+    examples = text_examples(tokenizer, model, text.first(count).texts, data.context, skip_empty=False)
+    return Passes(examples.ids.rows(), examples.pad_id)
 
 
 def decoding(
     checkpoint: Checkpoint, sentences: Sequence[str], pair: tuple[str, str], new_tokens: int
 ) -> Decoding:
-    """Sentences that are decoded from the first to the second of `pair`.
+    """Sentences that are decoded from the first to the second language of `pair`.
 
     Raises:
         UnsupportedModelError, UsageError, DataError: as `workload`; a language that the tokenizer lacks.
     """
     config: Any = SimpleNamespace(**checkpoint.config)
-    if checkpoint.architecture is not None:  # of another family, what it can do is known once it is loaded
+    if checkpoint.architecture is not None:  # other families are checked once they are loaded
         from prunecli.modules.building import model_class, stock_config
 
         stock, config = model_class(checkpoint), stock_config(checkpoint)  # with its own names and defaults
         if not stock.can_generate():
             raise UnsupportedModelError(
                 f"{checkpoint.path}: the model is a {stock.__name__}, which generates no text",
-                "Name a checkpoint of a translation or language model, or give the text of its task: --text, "
-                "--labelled.",
+                "Name a checkpoint of a translation or language model, or give the text of its task: `files` or "
+                "`labelled`.",
             )
     tokenizer = load_tokenizer(checkpoint.path)
     vocabulary = vocabulary_size(config)
     forced = language_id(tokenizer, pair[1], vocabulary) if languages(tokenizer) else None
-    limit = max_positions(config)  # None: nothing bounds them
+    limit = max_positions(config)  # None: no limit
     if limit is not None:
         _require_positions(checkpoint, new_tokens, limit)
     ids = encode(tokenizer, sentences, pair[0], max_length=limit, vocabulary=vocabulary)
-    if limit is not None and not getattr(config, "is_encoder_decoder", False):  # shared with what follows
+    if limit is not None and not getattr(config, "is_encoder_decoder", False):  # shared with the output
         ids = [row[: limit - new_tokens] for row in ids]
     pad_id = tokenizer.pad_token_id
     has_row = pad_id is not None and (vocabulary is None or pad_id < vocabulary)
-    return Decoding(
-        tuple(map(tuple, ids)), pad_id if has_row else 0, forced, new_tokens
-    )  # masked: any will do
+    # Padding is masked: without a padding token, any token serves.
+    return Decoding(tuple(map(tuple, ids)), pad_id if has_row else 0, forced, new_tokens)
 
 
-def _continued(
+def _continuation(
     checkpoint: Checkpoint,
     model: Any,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     text: PlainText,
     context: int | None,
     count: int,
@@ -194,24 +315,22 @@ def _continued(
 ) -> Continuation:
     """Each line is a prompt, or each stretch of `PROMPT` tokens of a document.
 
-    With `context` the texts stand one after another, and are cut to prompts of so many tokens.
+    With `context`, the texts are concatenated and cut into prompts of `context` tokens.
     """
     from prunecli.running.encoding import padding_id, require_task, text_examples
     from prunecli.running.windows import packed_examples
 
     require_task(model, "lm")
-    limit = position_count(model)
-    room = (
-        None if limit is None else limit - new_tokens - 1
-    )  # the prefill's token, which is the first that is fed
-    if room is not None and limit is not None:
+    limit, room = position_count(model), None
+    if limit is not None:
         _require_positions(checkpoint, new_tokens + 1, limit)
-    if room is not None and context is not None and context > room:
-        raise UsageError(
-            f"{checkpoint.path}: prompts of {context:,} tokens and {new_tokens + 1:,} new ones were asked for, the "
-            f"model has {limit:,} positions",
-            f"Ask for at most --context {room}.",
-        )
+        room = limit - new_tokens - 1  # the prefill's token is the first that is fed
+        if context is not None and context > room:
+            raise UsageError(
+                f"{checkpoint.path}: prompts of {context:,} tokens and {new_tokens + 1:,} new ones were asked for, "
+                f"the model has {limit:,} positions",
+                f"Ask for at most `context={room}`.",
+            )
     length = context or min(PROMPT, room or PROMPT)
     texts = bounded(text.texts, length * count)
     if context is not None:
@@ -220,18 +339,18 @@ def _continued(
         ids = text_examples(tokenizer, model, texts, length, whole=True).ids
     else:
         ids = text_examples(tokenizer, model, text.first(count).texts, skip_empty=False).ids
-    rows = [ids[i].tolist()[:room] for i in range(len(ids)) if context in (None, len(ids[i]))][:count]
+    rows = [row[:room] for row in ids.rows() if context in (None, len(row))][:count]
     if len(rows) < count:
         raise DataError(
             f"{', '.join(map(str, text.files))}: {len(rows):,} prompts of {length:,} tokens, {count:,} are needed",
-            "Give more text, a smaller --context, or fewer --sentences.",
+            "Give more text, a smaller `context`, or fewer `sentences`.",
         )
-    return Continuation(tuple(map(tuple, rows)), padding_id(model, tokenizer), new_tokens)
+    return Continuation(tuple(rows), padding_id(model, tokenizer), new_tokens)
 
 
 def _require_positions(checkpoint: Checkpoint, new_tokens: int, limit: int) -> None:
     if new_tokens >= limit:
         raise UsageError(
             f"{checkpoint.path}: {new_tokens} new tokens were asked for, the model has {limit} positions",
-            f"Ask for at most --new-tokens {limit - 1}.",
+            f"Ask for at most `new_tokens={limit - 1}`.",
         )

@@ -1,105 +1,28 @@
-"""Heads, hidden units and layers: the options, the scores and the selection that their three methods share."""
+"""The scores of units, and the one plan of all methods: from values and a budget to a selection."""
 
-# No postponed annotations: those of `UnitOptions` are read in the modules of its subclasses, too.
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from prunecli.choices import Choices
+import numpy as np
+
 from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import RunOptions, describe, measured_text
+from prunecli.methods.options import ExpertOptions, UnitOptions
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.decision import Decision, Origin, Ranked
-from prunecli.model.history import given, history_step
+from prunecli.model.decision import Origin
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.matching import scores_for
-from prunecli.results.unit_scores import METHODS, Kind, Scores, files_of
-from prunecli.selection.select import Kept
-from prunecli.selection.selection import Selection
+from prunecli.results.unit_scores import Scores, files_of
+from prunecli.selection.select import HOLDERS, Budget, Values, best, held_in, select_with_thresholds
+from prunecli.selection.selection import Selection, decision_of, num_removed, selection_of
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.plain import MIXED, PlainText
 from prunecli.text.tasks import TaskName
-
-
-@dataclass(frozen=True)
-class UnitOptions(Choices):
-    """Options of `prune-heads`, `prune-ffn` and `prune-layers` alike.
-
-    Attributes:
-        ratio: fraction of the units to remove, rounded up. Default: `DEFAULT_RATIO`, if no amount is given.
-        count: number of units to remove.
-        keep: a saved selection, instead of a metric and an amount.
-        metric: what the units are ranked by.
-        scores: scores that were measured before, or their files, which are merged. If None, the model runs on text.
-        dtype: type of the result's weights. If None, as stored.
-        seed: seed of the metric `random`.
-    """
-
-    COMMAND: ClassVar[str]
-    KIND: ClassVar[Kind]
-    UNITS: ClassVar[str]
-    """What messages call the units."""
-    DEFAULT_RATIO: ClassVar[float] = 0.25
-    AMOUNTS: ClassVar[tuple[str, ...]] = ("ratio", "count")
-    """Options that say how many units are removed."""
-
-    ratio: float | None = None
-    count: int | None = None
-    keep: Path | str | None = None
-    metric: str | None = None
-    scores: Scores | Path | str | Sequence[Path | str] | None = None
-    dtype: str | None = None
-    seed: int = 0
-
-    @property
-    def changed(self) -> set[str]:
-        """Names of the options that differ from their defaults."""
-        return {field.name for field in fields(self) if getattr(self, field.name) != field.default}
-
-    @property
-    def has_amount(self) -> bool:
-        """Whether any option says how many units are removed."""
-        return any(getattr(self, name) is not None for name in self.AMOUNTS)
-
-    @property
-    def share(self) -> float | None:
-        """Fraction of the units to remove: `ratio`, or the default if no amount is given."""
-        return self.ratio if self.has_amount else self.DEFAULT_RATIO
-
-    @property
-    def is_named(self) -> bool:
-        """Whether the units to keep are named, so that nothing is ranked."""
-        return self.keep is not None
-
-    @property
-    def needs_text(self) -> bool:
-        """Whether the model has to run on text."""
-        return not self.is_named and self.scores is None and self.metric in (None, *METHODS[self.KIND])
-
-    def check_amount(self) -> None:
-        """Refuse more than one amount.
-
-        Raises:
-            UsageError: two amounts are given.
-        """
-        amounts = [f"--{name}" for name in self.AMOUNTS if getattr(self, name) is not None]
-        if len(amounts) > 1:
-            raise UsageError(f"Give one of {' and '.join(amounts)}.", f"Each says how many {self.UNITS} go.")
-
-    def check_metric(self) -> None:
-        """Refuse scores together with a metric that reads none.
-
-        Raises:
-            UsageError: both are given.
-        """
-        known = METHODS[self.KIND]
-        if self.scores is not None and self.metric not in (None, *known):
-            raise UsageError(
-                f"--scores: --metric {self.metric} looks at no text.",
-                f"Leave --scores out, or choose {', '.join(known)}.",
-            )
 
 
 @dataclass(frozen=True)
@@ -135,7 +58,7 @@ def measured(
     """Scores of the units: those of `options`, else measured on text; and what the history says of this text.
 
     Args:
-        metric: what is measured, for messages.
+        metric: name of the metric, for messages.
         run: the text. If None, `options` must have scores.
         measure: runs the model on text.
         axes: axes that must have scores. If None, all of the kind.
@@ -150,9 +73,9 @@ def measured(
     if options.scores is not None:
         return scores_for(checkpoint, options.scores, options.KIND, axes), None
     if run is None:
-        raise UsageError(f"--metric {metric} needs text.", f"Give --data or --text, or --metric {without}.")
-    other = f"--metric {without} (it can ruin a model)"
-    data = measured_text(checkpoint, run.choice, f"--metric {metric}", run.say, task=task, without=other)
+        raise UsageError(f"`metric={metric}` needs text.", f"Give `data` or `files`, or `metric={without}`.")
+    other = f"`metric={without}` (it can ruin a model)"
+    data = measured_text(checkpoint, run.choice, f"`metric={metric}`", run.say, task=task, without=other)
     origin = {
         "task": data.task,
         "texts": list(run.choice.texts),
@@ -165,46 +88,164 @@ def measured(
     return scores, describe(data, run.choice)
 
 
-def selection(
-    checkpoint: Checkpoint,
+@dataclass(frozen=True)
+class Ranking:
+    """Values of units, and where they come from.
+
+    Attributes:
+        values: name of an axis -> `[units]`: the more a unit matters, the higher.
+        metric: name of the values.
+        shown: name of the values in the decision, if another one.
+        how: words for the choice, if the values are no property of the units (random numbers).
+        is_default: whether the metric is the default one.
+        note: words about the values, for the reasons.
+        files: files that the values come from.
+        origin: the text that they were measured on.
+        tokens: name of an axis -> number of tokens that they were measured on.
+        mixed: see `GateStatistics`.
+        alone: language or text -> name of an axis -> the values for it alone, where it counts.
+        metrics: name of an axis -> its metric, if another one.
+    """
+
+    values: dict[str, Any]
+    metric: str = ""
+    shown: str = ""
+    how: str = ""
+    is_default: bool = False
+    note: str = ""
+    files: Sequence[Path] = ()
+    origin: Origin = field(default_factory=Origin)
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    mixed: bool = False
+    alone: Mapping[str, Values] = field(default_factory=dict)
+    metrics: Mapping[str, str] = field(default_factory=dict)
+
+
+def by_scores(
+    scores: Scores,
+    values: dict[str, Any],
     options: UnitOptions,
-    kept: Kept,
-    places: Sequence[Ranked],
+    metric: str,
+    shown: str = "",
+    text: Any = None,
+) -> Ranking:
+    """The values that scores give; `text`: what the history says of the text, if they were measured just now."""
+    is_new = options.scores is None
+    return Ranking(
+        values,
+        metric,
+        shown,
+        is_default=is_new and options.metric is None,
+        files=files_of(options.scores),
+        origin=Origin.of_text(text) if is_new else scores.origin,
+        tokens=scores.tokens,
+        mixed=scores.mixed,
+    )
+
+
+def drawn(axes: Sequence[Axis], seed: int) -> Ranking:
+    """Random values for the units that the axes hold."""
+    generator = np.random.default_rng(seed)
+    return Ranking({axis.name: generator.random(len(axis.ids)) for axis in axes}, how=random_words(seed))
+
+
+def random_words(seed: int) -> str:
+    """How units are chosen at random."""
+    return f"drawn at random (seed {seed})"
+
+
+def plan(
+    checkpoint: Checkpoint,
+    options: UnitOptions | ExpertOptions,
+    axes: Sequence[Axis],
+    budget: Budget,
+    ranking: Ranking,
     arguments: Mapping[str, Any],
-    reasons: Sequence[str],
-    scores: Scores | None,
     *,
-    metric: str | None,
-    how: str,
-    least: str = "",
+    chosen: Sequence[Axis] | None = None,
+    of: str = "",
+    by_share: bool = False,
+    reasons: Sequence[str] = (),
+    notes: Mapping[str, Any] | None = None,
 ) -> Selection:
-    """The units to keep, with their history entry and their decision.
+    """Select the units to keep, with the reasons, the decision and the history entry.
 
     Args:
-        kept: name of an axis -> ids that stay.
-        places: the units that were compared.
-        arguments: what the history records; seed and type are added.
-        reasons: lines that say how the units were chosen.
-        scores: the scores that decided. If None, no scores did.
-        metric, how, least: see `Decision`; not used for the metric `random`.
+        axes: all axes of the selection.
+        budget: budget for the axes `chosen`.
+        ranking: values of the units.
+        arguments: arguments for the history; the recorded options and the seed are added, and the number of units that
+            go as `removed` if it has this key.
+        chosen: the axes that may lose units. If None, all.
+        of: place of the units in words, for the reasons.
+        by_share: compare the values of different axes as shares of their axis' l2 norm.
+        reasons: further lines.
+        notes: further fields of the history entry.
+
+    Raises:
+        UsageError: a budget that these axes cannot meet.
+        StatisticsError: with a balance, an axis whose values do not add up to a positive number.
     """
-    is_random = options.metric == "random"
-    step = history_step(
+    chosen, values = chosen or axes, ranking.values
+    shares = {name: own / (np.linalg.norm(own) or 1) for name, own in values.items()} if by_share else values
+    kept, thetas = select_with_thresholds(chosen, shares, budget)
+    alone = {
+        text: {
+            axis.name: best(axis, own[axis.name], len(kept[axis.name]), budget.groups)
+            for axis in chosen
+            # Without a token, a language or text has no units of its own.
+            if axis.name in own and 0 < own[axis.name].sum() < np.inf
+        }
+        for text, own in ranking.alone.items()
+    }
+    decision = decision_of(
+        chosen,
+        kept,
+        None if ranking.how else values,
+        replace(budget, scope="axis") if by_share else budget,
+        alone=alone,
+        tokens=ranking.tokens,
+        metrics=ranking.metrics,
+        metric=None if ranking.how else ranking.shown or ranking.metric,
+        how=ranking.how,
+        origin=ranking.origin,
+        thresholds={} if budget.groups > 1 or budget.released else thetas,
+    )
+    default = " (default)" if ranking.is_default else ""
+    said, words = ranking.how or f"by {ranking.metric}{default}{ranking.note}", budget.words(axes[0].kind)[0]
+    where = f", from {', '.join(map(str, ranking.files))}" if ranking.files else ""
+    lines = [f"{options.UNITS.capitalize()}{of} {said}{where}: {words}."]
+    if isinstance(options, UnitOptions) and not options.has_amount:
+        lines.insert(0, f"No `ratio` given: removing {options.DEFAULT_RATIO:.0%} of the {options.UNITS}.")
+    gone, held = num_removed(chosen, kept), held_in(chosen)
+    if budget.even is not None:
+        holder = HOLDERS.get(chosen[0].kind, "axis")
+        asked, each = budget.removed(chosen), len(kept[chosen[0].name])
+        many = f"{gone} of {held} {options.UNITS} go ({gone / held:.0%}), {asked} were asked for: "
+        lines.append(
+            f"{'' if gone == asked else many}{each} {options.UNITS} stay in every {holder}; "
+            f"a stock model may keep {', '.join(map(str, budget.even))}."
+        )
+    if thetas:
+        named = ", ".join(f"{theta:.4f} ({part})" for part, theta in thetas.items())
+        counted = ", counted as in the authors' released code" if budget.released else ""
+        lines.append(f"Threshold theta: {named}{counted}.")
+    arguments = {
+        **options.recorded(),
+        **arguments,
+        "seed": options.seed if options.metric == "random" else None,
+    }
+    if "removed" in arguments:
+        arguments["removed"] = gone
+    return selection_of(
         options.COMMAND,
         checkpoint,
-        given({**arguments, "seed": options.seed if is_random else None, "dtype": options.dtype}),
-        files_of(options.scores) if scores else (),
+        axes,
+        decision,
+        arguments,
+        ranking.files,
+        dtype=options.dtype,
+        reasons=[*lines, *([MIXED] if ranking.mixed else []), *reasons],
+        notes=notes,
+        details={"thresholds": thetas} if thetas else {},
     )
-    origin = Origin.of_text(arguments.get("text"))
-    decision = Decision(
-        options.KIND,
-        tuple(places),
-        None if is_random else metric,
-        f"drawn at random (seed {options.seed})" if is_random else how,
-        least,
-        origin=scores.origin.read_from(step) if scores and options.scores is not None else origin,
-    )
-    lines = [*reasons, MIXED] if scores and scores.mixed else [*reasons]
-    if not (options.is_named or options.has_amount):
-        lines.insert(0, f"No --ratio given: removing {options.DEFAULT_RATIO:.0%} of the {options.UNITS}.")
-    return Selection(kept, options.dtype, step, tuple(lines), decision)

@@ -19,8 +19,7 @@ from prunecli.tensors.directory import WEIGHT_NAMES, read_config
 from prunecli.tensors.hub.fetch import local_directory
 from prunecli.tensors.hub.names import CONVERTED, hub_name
 from prunecli.tensors.json_files import read_object
-from prunecli.tensors.other_formats import ADAPTER, is_prompt
-from prunecli.tensors.side_files import side_files
+from prunecli.tensors.side_files import ADAPTER, is_prompt, side_files
 
 GGUF = "gguf>=0.10"
 PEFT = "peft>=0.18"  # earlier versions import names that transformers 5 lacks

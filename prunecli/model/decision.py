@@ -1,20 +1,19 @@
-"""What a method chose and by what: every component's value, its rank, and the cut between what stays and what goes.
+"""A choice of units: every unit's value and rank, and the cut-off between units that stay and units that go.
 
-A method's `plan` makes the `Decision`, and the `Rewrite` holds it. `results.decisions` writes this value as JSON and
-reads it again: pydantic checks the fields by their annotations. Higher values stay, whatever the metric.
+`selection.selection` makes the `Decision`, and the `Rewrite` holds it. `results.decisions` writes this value as JSON
+and reads it again: pydantic checks the fields by their annotations. Higher values stay, whatever the metric.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import ConfigDict, Field
-
-from prunecli.model.axes import Kind
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -25,15 +24,13 @@ Count = Annotated[int, Field(ge=0, le=10**18)]
 class Origin:
     """The text that values were measured on. If all fields are empty, they were measured on no text.
 
-    Result files store it as it is and pydantic checks it when it is read: the annotations are the schema.
-
     Attributes:
-        files: of statistics: name and SHA-256.
+        files: name and SHA-256 of the files of statistics.
         texts: pairs of languages, languages or texts by name.
-        split: of the text, where it is known.
-        sentences: how many, where it is known.
-        tokens: likewise, where it is the same in all places.
-        sha256: of the text, where it is known.
+        split: split of the text, if known.
+        sentences: number of sentences, if known.
+        tokens: number of tokens, if known and the same on all axes.
+        sha256: digest of the text, if known.
     """
 
     files: tuple[tuple[str, str], ...] = ()
@@ -45,17 +42,11 @@ class Origin:
 
     @classmethod
     def of_text(cls, text: Mapping[str, Any] | None) -> Origin:
-        """Of what a history says of text: see `evaluation.on_text.describe`."""
+        """The text that a history describes, see `evaluation.on_text.describe`."""
         if text is None:
             return cls()
         names = text.get("pairs", text.get("files", ()))
         return cls((), tuple(names), text.get("split"), text.get("sentences"), sha256=text.get("sha256"))
-
-    def read_from(self, step: Mapping[str, Any]) -> Origin:
-        """With the files of statistics that an entry of history names."""
-        files = step.get("statistics", [])
-        files = files if isinstance(files, list) else [files]
-        return replace(self, files=tuple((str(file["file"]), str(file["sha256"])) for file in files))
 
 
 FROM_JSON = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, extra="ignore")
@@ -63,28 +54,28 @@ FROM_JSON = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, extra=
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """The components of one place, in the order of their ids.
+    """The units of one axis, or of one group of them, in the order of their ids.
 
     Attributes:
-        name: of the axis: "model.encoder.layers.3.ffn.experts", "encoder.layers", "tokens".
-        side: of the stack; "" for tokens.
-        layer: its number, as `ids` count; None for layers and tokens.
-        ids: `[n]`, ascending: of experts and heads those of the original model, of others those of the step's source
-            (in a file those of the original model too).
-        kept: `[n]`, which stay.
-        attention: "encoder", "decoder" or "cross"; "" if the components are no heads.
-        values: `[n]`, by what they were ranked; None: by nothing. NaN: nothing is known of one.
-        cut: what is compared with each other has one name; "": the place alone.
-        tokens: that the values were measured on here, where it is known.
-        metric: of the values here, where it is another one than elsewhere; else "".
-        alone: language or text -> `[n]`, which would stay for it alone.
-        reasons: for what some stay that their value would not keep.
-        reason: `[n]`, 1 + number of the reason; 0: none but the value. None: none of them.
-        labels: of tokens, their text; "" where an id has none.
-        cutoff: the value that was asked for, or the least value that stays by its value, of all places that are
-            compared with each other; None if nothing goes, or nothing stays by its value. The decision sets it.
-        ranks: `[n]`: 1 for the highest value of these places. Of equal values those that stay come first, then the
-            order decides. None: there are no values. The decision sets them.
+        name: name of the axis: "model.encoder.layers.3.ffn.experts", "encoder.layers", "tokens".
+        side: side of the stack; "" for tokens.
+        layer: number of the layer, as `ids` count; None for layers and tokens.
+        ids: `[n]`, ascending: of experts, heads and layers those of the original model, of hidden units and tokens
+            those of the step's source (in a file those of the original model too).
+        kept: `[n]`, whether a unit stays.
+        attention: "encoder", "decoder" or "cross"; "" if the units are no heads.
+        values: `[n]`, what the units were ranked by; NaN: unknown. If None, they were not ranked.
+        cut: name of the comparison between several axes; "": the axis is compared alone.
+        tokens: number of tokens that the values were measured on, if known.
+        metric: metric of the values, if another one than that of the decision; else "".
+        alone: language or text -> `[n]`, whether a unit would stay for it alone.
+        reasons: reasons other than the value for which units stay.
+        reason: `[n]`, 1 + number of the reason; 0: the value alone. If None, 0 for all.
+        labels: the text of tokens; "" if an id has none.
+        cutoff: the value that was asked for, or the least value that stays by its value in this comparison; None if
+            nothing goes, or nothing stays by its value. The decision sets it.
+        ranks: `[n]`: 1 for the highest value of the comparison. Of equal values those that stay come first, then the
+            order decides. None if there are no values. The decision sets them.
     """
 
     __pydantic_config__ = FROM_JSON
@@ -119,9 +110,9 @@ class Ranked:
 
         Args:
             axis: name, side, layer.
-            ids: all components.
-            kept: those that stay.
-            values: one of each id, in their order.
+            ids: all units.
+            kept: the units that stay.
+            values: a value for each id, in their order.
             more: the other fields.
         """
         numbers = np.asarray(ids, np.int64)
@@ -132,22 +123,22 @@ class Ranked:
 
     @property
     def module(self) -> str:
-        """Name of the module whose components these are, such as "model.encoder.layers.3.ffn"; "" if there is none."""
+        """Name of the module that holds the units, such as "model.encoder.layers.3.ffn"; "" if there is none."""
         return "" if self.layer is None else self.name.rpartition(".")[0]
 
     @property
     def count(self) -> int:
-        """Number of components."""
+        """Number of units."""
         return len(self.ids)
 
     @property
     def num_kept(self) -> int:
-        """Number of components that stay."""
+        """Number of units that stay."""
         return int(self.kept.sum())
 
     @property
     def group(self) -> str:
-        """Name of what is compared with each other."""
+        """Name of the comparison."""
         return self.cut or self.name
 
     @property
@@ -155,32 +146,45 @@ class Ranked:
         """`[n]`: value less cut-off; None if either is missing."""
         return None if self.values is None or self.cutoff is None else self.values - self.cutoff
 
+    def unit(self, at: int) -> dict[str, Any]:
+        """The unit at a position: id, text, whether it stays; value, rank, cut-off and margin, None if unknown."""
+        values, margins = self.values, self.margins
+        return {
+            "id": int(self.ids[at]),
+            "text": self.labels and self.labels[at],
+            "kept": bool(self.kept[at]),
+            "value": None if values is None or not np.isfinite(values[at]) else float(values[at]),
+            "rank": None if self.ranks is None else int(self.ranks[at]),
+            "cutoff": self.cutoff,
+            "margin": None if margins is None or not np.isfinite(margins[at]) else float(margins[at]),
+        }
+
     def place_of(self, number: int) -> int | None:
-        """Position of an id in the arrays; None if the place does not have the id."""
+        """Position of an id in the arrays; None if the axis does not have the id."""
         return next(iter(np.flatnonzero(self.ids == number).tolist()), None)
 
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """One choice of components.
+    """One choice of units.
 
     Attributes:
-        part: kind of the components.
-        places: where they are; places that were not up for the choice are left out.
+        part: kind of the units: "expert", "head", …
+        places: the axes that were up for the choice.
         metric: what the values are; None: there are none.
-        how: how many stay, and which, in a few words.
+        how: how many units stay, and which, in a few words.
         least: why some stay below the cut-off; "": none can.
         bound: the value that was asked for; None: the cut-off follows from how many stay.
-        thresholds: theta of 2212.09811, eq. 5, under `"model"` or of each side: a layer keeps those before which less
-            than this part of its metric lies.
+        thresholds: theta of 2212.09811, eq. 5, under `"model"` or of each side: a layer keeps the experts before which
+            less than this part of its metric lies.
         origin: what the values were measured on.
-        step: number of the entry in the history of config.json, from 0; None: of no history yet.
-        command: of this entry.
+        step: number of the entry in the history of config.json, from 0; None: not in a history yet.
+        command: the command of this entry.
     """
 
     __pydantic_config__ = FROM_JSON
 
-    part: Kind
+    part: str
     places: tuple[Ranked, ...]
     metric: str | None = None
     how: str = ""
@@ -203,8 +207,23 @@ class Decision:
         cut = {group: iter(self._cut(places)) for group, places in together.items()}
         object.__setattr__(self, "places", tuple(next(cut[place.group]) for place in self.places))
 
+    @cached_property
+    def kept(self) -> dict[str, tuple[int, ...]]:
+        """Name of an axis -> ids of the units that stay, ascending."""
+        found: dict[str, tuple[int, ...]] = {}
+        for place in self.places:
+            found[place.name] = (*found.get(place.name, ()), *place.ids[place.kept].tolist())
+        return found
+
+    def read_from(self, step: Mapping[str, Any]) -> Decision:
+        """The decision with the files of statistics that an entry of history names."""
+        files = step.get("statistics", [])
+        files = files if isinstance(files, list) else [files]
+        named = tuple((str(file["file"]), str(file["sha256"])) for file in files)
+        return replace(self, origin=replace(self.origin, files=named)) if named else self
+
     def together(self, place: Ranked) -> list[Ranked]:
-        """The places whose components are compared with those of `place`, which is one of them."""
+        """The places whose units are compared with those of `place`, which is one of them."""
         return [other for other in self.places if other.group == place.group]
 
     def _cut(self, places: list[Ranked]) -> list[Ranked]:
@@ -212,7 +231,7 @@ class Decision:
         if not values:
             return places
         if len(values) < len(places):
-            raise ValueError(f"{places[0].name}: compared with components that have no values")
+            raise ValueError(f"{places[0].name}: compared with units that have no values")
         kept, value = np.concatenate([place.kept for place in places]), np.concatenate(values)
         dropped = value[~kept & np.isfinite(value)]
         cutoff = self.bound

@@ -19,7 +19,7 @@ from prunecli.tensors.hub.names import hub_name
 from prunecli.tensors.hub.ranges import RemoteFile, Traffic
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.reader import Fill, Handle, WeightFile, read_into
-from prunecli.tensors.safetensors_files import described
+from prunecli.tensors.weight_files import described
 from prunecli.tensors.writer import CONNECTIONS
 
 HEADER_BYTES = 100_000

@@ -209,17 +209,17 @@ def require_int8(device: torch.device, checkpoints: Iterable[Checkpoint] = ()) -
     """
     if device.type != "cpu":
         raise UsageError(
-            f"--dtype int8 is for CPUs, not for {device}", "Add --device cpu, or choose another type."
+            f"`dtype=int8` is for CPUs, not for {device}", "Add --device cpu, or choose another type."
         )
     if not multiplies_bytes():
         raise UsageError(
-            "--dtype int8: this processor, or this build of torch, has no products of bytes (AVX-512 VNNI, AMX)",
+            "`dtype=int8`: this processor, or this build of torch, has no products of bytes (AVX-512 VNNI, AMX)",
             "Choose bfloat16 or float32.",
         )
     for checkpoint in checkpoints:
         if checkpoint.runs_stock:
             raise UnsupportedModelError(
-                f"{checkpoint.path}: --dtype int8 is for families that prunecli builds by itself, not for "
+                f"{checkpoint.path}: `dtype=int8` is for families that prunecli builds by itself, not for "
                 f"{checkpoint.model_type}",
                 "Choose bfloat16 or float32.",
             )

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from prunecli.choices import present_name
+from prunecli.options import present_name
 from prunecli.progress import Say, unsaid
 from prunecli.recipes.text import (
     RecipeText,
@@ -28,7 +28,7 @@ from prunecli.recipes.text import (
     substitute,
 )
 from prunecli.tensors.hub.names import HubName, checkpoint_path, expanded, hub_name
-from prunecli.text.hub_data import is_hub_data
+from prunecli.text.files import is_hub_data
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Parameter:
 Commands = Mapping[str, Mapping[str, Parameter]]
 """Command -> its parameters by name."""
 
-NEEDS = {"plot": "matplotlib", "lora": "peft"}
+NEEDS = {"plot": "altair", "lora": "peft"}
 """Option -> the package that it needs and a plain installation lacks."""
 
 PASSED_BY_RUN = ("force", "dry-run", "quiet", "help")
@@ -151,7 +151,9 @@ def resolve(
         if not applies(step_text, variables, number, faults):
             continue
         given = step_text.arguments.items()
-        arguments = {present_name(step_text.command, f"--{name}", say)[2:]: value for name, value in given}
+        arguments = {
+            present_name(step_text.command, f"--{name}", str(value), say)[2:]: value for name, value in given
+        }
         step_text = step_text.model_copy(update={"arguments": arguments})
         for name, values in expand(step_text, variables, number, faults):
             earlier = [output for step in steps for output in step.makes]
@@ -166,7 +168,7 @@ def resolve(
         faults += _report_faults(report, steps)
     if faults:
         raise faults_error(path, faults)
-    left_out = f"no picture of {_joined(pictures)}: {_absent('matplotlib')}" if pictures else None
+    left_out = f"no picture of {_joined(pictures)}: {_absent('altair')}" if pictures else None
     return Recipe(tuple(steps), report, left_out)
 
 

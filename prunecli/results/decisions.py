@@ -1,4 +1,4 @@
-"""prunecli_decisions.json, beside config.json of a result: by what each step of its history chose what stays.
+"""prunecli_decisions.json, beside config.json of a result: the values by which each step of its history chose.
 
 The pruning commands print the same JSON of one decision with `--json`, there with ranks and margins. Long lists are
 packed (`Packed`), and read with bounds, whatever a file holds.
@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    SerializationInfo,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, PlainSerializer, SerializationInfo, model_validator
 
 from prunecli import __version__
 from prunecli.errors import CheckpointError, reason_of
@@ -40,51 +34,31 @@ if TYPE_CHECKING:
 
 FILE = "prunecli_decisions.json"
 SHARE_FFN = "share-ffn"
-"""The command after which hidden units are others."""
+"""The command that makes new hidden units, with new ids."""
 LONGEST_LIST = 65_536
-"""Components of a decision; the values of more are packed, rounded to float16 where they are no whole numbers."""
-MOST_COMPONENTS = 1 << 25
-"""In a file; no model has more, and those of a hostile file would fill the memory."""
+"""Largest number of units of a decision whose lists are not packed."""
+MOST_UNITS = 1 << 25
+"""Largest number of units in a file; no model has more, and a hostile file would fill the memory."""
 LARGEST_BYTES = 128 << 20
-"""Of a file, and of what is unpacked at once."""
+"""Largest size of a file, and of what is unpacked at once."""
 REMEDY = "Copy the file again from the result that prunecli wrote, or remove it: the model does without."
+DTYPES = {"float16": "<f2", "int32": "<i4", "uint8": "|u1", "bits": "|u1"}
 
 
 class Packed(Record):
     """A list too long for JSON, by zlib and base64.
 
     Attributes:
-        dtype: of little-endian numbers; "bits": marks, eight in a byte, the first one highest. None: a JSON list.
+        dtype: type of little-endian numbers; "bits": booleans, eight in a byte, the first one highest. None: a JSON
+            list.
         count: length of the list.
         scale: factor of the numbers.
     """
 
-    DTYPES: ClassVar[Mapping[str, str]] = {"float16": "<f2", "int32": "<i4", "uint8": "|u1", "bits": "|u1"}
-
     dtype: Literal["float16", "int32", "uint8", "bits"] | None = None
-    count: Annotated[int, Field(ge=0, le=MOST_COMPONENTS)]
+    count: Annotated[int, Field(ge=0, le=MOST_UNITS)]
     scale: Number = 1.0
     data: str
-
-    @classmethod
-    def of(cls, values: NDArray[Any] | Sequence[str]) -> dict[str, Any]:
-        """Pack texts, booleans or whole numbers as they are, other numbers rounded to float16."""
-        if not isinstance(values, np.ndarray):
-            return {"count": len(values), "data": _deflated(json.dumps(list(values)).encode())}
-        more: dict[str, Any] = {}
-        dtype, numbers = "int32", values
-        if values.dtype == np.bool_:
-            dtype, numbers = "bits", np.packbits(values)
-        elif values.dtype == np.uint8:
-            dtype = "uint8"
-        else:
-            is_finite = np.isfinite(values)
-            largest = float(np.abs(values[is_finite]).max(initial=0.0))
-            if not is_finite.all() or (values != np.rint(values)).any() or largest >= 1 << 31:
-                more = {"scale": largest or 1.0}
-                dtype, numbers = "float16", np.where(is_finite, values, np.nan) / more["scale"]
-        data = _deflated(numbers.astype(cls.DTYPES[dtype]).tobytes())
-        return {"dtype": dtype, "count": len(values), **more, "data": data}
 
     def unpacked(self) -> Any:
         """The list, or its numbers as an array. Memory is bounded by `count`, whatever the file holds.
@@ -92,7 +66,7 @@ class Packed(Record):
         Raises:
             ValueError: the data are damaged, or numbers of another count.
         """
-        dtype = np.dtype(self.DTYPES[self.dtype or "bits"])
+        dtype = np.dtype(DTYPES[self.dtype or "bits"])
         size = -(-self.count // 8) if self.dtype == "bits" else self.count * dtype.itemsize
         most = size if self.dtype else min(1024 * self.count + 2, LARGEST_BYTES)
         try:
@@ -104,17 +78,32 @@ class Packed(Record):
         if len(found) != size:
             raise ValueError(f"packed values of other than {size} bytes")
         values = np.frombuffer(found, dtype)
-        if self.dtype == "bits":
-            return np.unpackbits(values, count=self.count)
-        return values.astype(np.float64) * self.scale
+        return (
+            np.unpackbits(values, count=self.count).astype(np.bool_)
+            if self.dtype == "bits"
+            else values.astype(np.float64) * self.scale
+        )
 
 
-def _unpacked(value: Any) -> Any:
-    return Packed.model_validate(value).unpacked() if isinstance(value, dict) else value
-
-
-def _deflated(content: bytes) -> str:
-    return b64encode(zlib.compress(content, 6)).decode("ascii")
+def packed(values: NDArray[Any] | Sequence[str]) -> dict[str, Any]:
+    """The JSON of a `Packed`: texts, booleans and whole numbers as they are, other numbers rounded to float16."""
+    more: dict[str, Any] = {}
+    if not isinstance(values, np.ndarray):
+        content = json.dumps(list(values)).encode()
+    else:
+        dtype, numbers = "int32", values
+        if values.dtype == np.bool_:
+            dtype, numbers = "bits", np.packbits(values)
+        elif values.dtype == np.uint8:
+            dtype = "uint8"
+        else:
+            is_finite = np.isfinite(values)
+            largest = float(np.abs(values[is_finite]).max(initial=0.0))
+            if not is_finite.all() or (values != np.rint(values)).any() or largest >= 1 << 31:
+                more = {"scale": largest or 1.0}
+                dtype, numbers = "float16", np.where(is_finite, values, np.nan) / more["scale"]
+        content, more = numbers.astype(DTYPES[dtype]).tobytes(), {"dtype": dtype, **more}
+    return {"count": len(values), **more, "data": b64encode(zlib.compress(content, 6)).decode("ascii")}
 
 
 PLACE = (
@@ -137,35 +126,49 @@ def _written(decision: Decision, info: SerializationInfo) -> dict[str, Any]:
             if not isinstance(value, np.ndarray):
                 return value
             if is_long:
-                return Packed.of(value)
+                return packed(value)
             return place.ids[value].tolist() if value.dtype == np.bool_ else _listed(value)
 
         found = {name: plain(getattr(place, name)) for name in PLACE if name not in left_out}
         if np.array_equal(place.ids, np.arange(place.count)):
             del found["ids"]
-        return _said({**found, "labels": place.labels and Packed.of(place.labels)})
+        return _said({**found, "labels": place.labels and packed(place.labels)})
 
     found = {name: getattr(decision, name) for name in DECISION}
-    found |= {"origin": _said(asdict(decision.origin)), "places": list(map(place_json, decision.places))}
-    return _said(found)
+    return _said(
+        {**found, "origin": _said(asdict(decision.origin)), "places": [*map(place_json, decision.places)]}
+    )
 
 
-ARRAYS = {"ids": {"counts": True}, "values": {"signed": True, "missing": True}, "reason": {"counts": True}}
-"""Field of a place -> options of `array_of`."""
+def _said(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop empty fields, but those that are always written."""
+    return {
+        name: value
+        for name, value in values.items()
+        if name in ("kept", "origin", "places") or value not in (None, "", [], (), {})
+    }
+
+
+def _listed(values: NDArray[Any] | None) -> list[Any] | None:
+    """The numbers as JSON holds them: None for NaN and infinity."""
+    if values is None or values.dtype.kind != "f":
+        return None if values is None else values.tolist()
+    return [value if np.isfinite(value) else None for value in values.tolist()]
 
 
 def _place(found: Any) -> dict[str, Any]:
-    """The fields of a `Ranked` from its JSON: arrays for lists, marks for the ids that stay."""
+    """The fields of a `Ranked` from its JSON: arrays for lists, booleans for the ids that stay."""
     count = found["count"]
-    if type(count) is not int or not 0 <= count <= MOST_COMPONENTS:
-        raise ValueError(f"count: {count!r} is no number of components")
+    if type(count) is not int or not 0 <= count <= MOST_UNITS:
+        raise ValueError(f"count: {count!r} is no number of units")
     there = {name: value for name, value in found.items() if value is not None}
-    there |= {
-        name: array_of(_unpacked(there[name]), (count,), **kinds)
-        for name, kinds in ARRAYS.items()
-        if name in there
-    }
-    ids = there.setdefault("ids", np.arange(count))
+
+    def array(name: str, **options: bool) -> NDArray[Any]:
+        return array_of(_unpacked(there[name]), (count,), **options)
+
+    ids = array("ids", counts=True) if "ids" in there else np.arange(count)
+    reason = array("reason", counts=True) if "reason" in there else None
+    labels = _unpacked(there.get("labels"))
 
     def marked(own: Any) -> NDArray[np.bool_]:
         if isinstance(own, dict):
@@ -175,19 +178,29 @@ def _place(found: Any) -> dict[str, Any]:
             raise ValueError("ids that were not there")
         return np.isin(ids, held)
 
-    there |= {
+    most = 0 if reason is None else reason.max(initial=0)
+    if (np.diff(ids) <= 0).any() or most > len(there.get("reasons", ())):
+        raise ValueError("ids that are not in order, or a reason without its words")
+    if labels is not None and len(labels) != count:
+        raise ValueError(f"other than {count} labels")
+    return {
+        "name": "",
+        "side": "",
+        "layer": None,
+        **there,
+        "ids": ids,
+        "reason": reason,
+        "labels": labels,
+        "values": array("values", signed=True, missing=True) if "values" in there else None,
         "kept": marked(there["kept"]),
         "alone": {name: marked(own) for name, own in there.get("alone", {}).items()},
-        "labels": _unpacked(there.get("labels")),
-        "cutoff": None,  # the decision finds them again
-        "ranks": None,
+        "cutoff": None,
+        "ranks": None,  # the decision finds them again
     }
-    reason = there.get("reason", np.zeros(1)).max(initial=0)
-    if (np.diff(ids) <= 0).any() or reason > len(there.get("reasons", ())):
-        raise ValueError("ids that are not in order, or a reason without its words")
-    if there["labels"] is not None and len(there["labels"]) != count:
-        raise ValueError(f"other than {count} labels")
-    return {"name": "", "side": "", "layer": None, **there}
+
+
+def _unpacked(value: Any) -> Any:
+    return Packed.model_validate(value).unpacked() if isinstance(value, dict) else value
 
 
 def _read(value: Any) -> Any:
@@ -206,15 +219,13 @@ Written = Annotated[Decision, BeforeValidator(_read), PlainSerializer(_written)]
 
 def _of_first(payload: Any) -> Any:
     """A file of 0.2.0 with the names of axes; `read_decisions`, which knows the history, renumbers."""
-
-    def place_json(place: Any, part: Any) -> dict[str, Any]:
-        name = axis_name(place.get("name") or place.get("side", ""), part).lstrip(".")
-        return {**place, "name": name, "attention": place.get("kind", "")}
-
-    decisions = [
-        {**one, "places": [place_json(place, one["part"]) for place in one["places"]]}
-        for one in payload["decisions"]
-    ]
+    decisions = []
+    for one in payload["decisions"]:
+        places = []
+        for place in one["places"]:
+            name = axis_name(place.get("name") or place.get("side", ""), one["part"]).lstrip(".")
+            places.append({**place, "name": name, "attention": place.get("kind", "")})
+        decisions.append({**one, "places": places})
     return {**payload, "decisions": decisions}
 
 
@@ -222,13 +233,13 @@ class Decisions(Document):
     """prunecli_decisions.json.
 
     Attributes:
-        decisions: at most one of each step of the history.
+        decisions: at most one for each step of the history.
     """
 
     FORMAT: ClassVar[str] = "prunecli.decisions/2"
     FIRST: ClassVar[str] = "prunecli.decisions/1"
-    """Of version 0.2.0: places are named by modules (layers and tokens have no name), the attention is called `kind`,
-    and layers, hidden units and tokens have their numbers in the source of the step."""
+    """Version 0.2.0: places are named by modules (layers and tokens have no name), the attention is called `kind`, and
+    layers, hidden units and tokens have their numbers in the source of the step."""
     UPGRADES: ClassVar = {FIRST: _of_first}
     ERROR = CheckpointError
     REMEDY = REMEDY
@@ -239,38 +250,29 @@ class Decisions(Document):
     @classmethod
     def _are_not_too_many(cls, payload: Any) -> Any:
         read = [one for one in payload["decisions"] if isinstance(one, dict)]
-        if sum(place["count"] for one in read for place in one["places"]) > MOST_COMPONENTS:
-            raise ValueError(f"more than {MOST_COMPONENTS:,} components, as no model has")
+        if sum(place["count"] for one in read for place in one["places"]) > MOST_UNITS:
+            raise ValueError(f"more than {MOST_UNITS:,} units, as no model has")
         return payload
 
     def _tables(self) -> Tables:
-        """`decisions`: a component that was up for a choice."""
+        """`decisions`: a unit that was up for a choice."""
         return {"decisions": [row for decision in self.decisions for row in decision_rows(decision)]}
 
 
 def decision_rows(decision: Decision) -> list[Row]:
-    """A row for each component: where, its value and rank, the cut-off, its margin, whether it stays."""
+    """A row for each unit: where, its value and rank, the cut-off, its margin, whether it stays."""
     rows: list[Row] = []
     for place in decision.places:
         where: Row = {} if decision.step is None else {"step": decision.step}
         where |= {"place": place.name, "side": place.side, "layer": place.layer, "cutoff": place.cutoff}
-        columns = {
-            decision.part: place.ids.tolist(),
-            "text": place.labels,
-            "value": _listed(place.values),
-            "rank": _listed(place.ranks),
-            "margin": _listed(place.margins),
-            "kept": place.kept.tolist(),
-        }
-        there = {name: values for name, values in columns.items() if values is not None}
-        rows += [
-            where | dict(zip(there, values, strict=True)) for values in zip(*there.values(), strict=True)
-        ]
+        for at in range(place.count):
+            unit = {name: value for name, value in place.unit(at).items() if value is not None}
+            rows.append({**where, decision.part: unit.pop("id"), **unit})
     return rows
 
 
 def read_decisions(directory: Path, history: Sequence[Mapping[str, Any]]) -> dict[int, Decision]:
-    """Number of a step of the history -> by what it chose; empty where the directory has no such file.
+    """Number of a step of the history -> its decision; empty if the directory has no such file.
 
     Raises:
         CheckpointError: the file is damaged, or not of this history.
@@ -303,17 +305,17 @@ def in_original_ids(
     """A decision whose layers, hidden units and tokens are numbered as in the original model.
 
     Args:
-        decision: by numbers of the source of its step.
-        earlier: those of steps before, by original numbers.
-        history: up to its step.
+        decision: numbered as the source of its step; ids of layers are original ones, but in a file of 0.2.0.
+        earlier: decisions of earlier steps, by original numbers.
+        history: the history up to the step of the decision.
     """
     made = [step for step, entry in enumerate(history) if entry.get("command") == SHARE_FFN]
-    since = made[-1] if made else 0  # hidden units of a merged FFN are other ones
+    since = made[-1] if made else 0  # share-ffn makes new hidden units
     before = [earlier[step] for step in sorted(earlier, reverse=True) if since <= step < len(history) - 1]
     places = []
     for place in decision.places:
         ids, name, layer = place.ids, place.name, place.layer
-        if decision.part == "layer":
+        if decision.part == "layer" and decision.step is not None:  # as 0.2.0 stored them
             ids = np.array([_number_before(history, place.side, number) for number in ids.tolist()], np.int64)
         if layer is not None:
             layer = _number_before(history, place.side, layer)
@@ -342,9 +344,9 @@ def document(decisions: Mapping[int, Decision]) -> Decisions:
 
 
 def with_decision(source: Checkpoint, rewrite: Rewrite, say: Say = unsaid) -> Rewrite:
-    """The rewrite with its decision by original numbers, and the file of it and of those before it among its files.
+    """The rewrite with its decision by original numbers, and with the file of all decisions among its files.
 
-    Where the source's file is damaged, or not of its history, those before are left out, and `say` hears of it.
+    If the source's file is damaged, or not of its history, the earlier decisions are left out, and `say` is called.
     """
     if rewrite.decision is None:
         return rewrite
@@ -363,13 +365,13 @@ def with_decision(source: Checkpoint, rewrite: Rewrite, say: Say = unsaid) -> Re
 
 
 class Answer(Record):
-    """What one step says of one component, or where the component is now.
+    """The decision of one step on one unit, or where the unit is now.
 
     Attributes:
         text: one or two sentences.
-        step: of the history, from 0; None: of the result.
-        command: of the step.
-        fields: part, place, side, layer, id, kept, metric, value, rank, of, cutoff, margin: those that there are.
+        step: number in the history, from 0; None: of the result.
+        command: command of the step.
+        fields: part, place, side, layer, id, kept, metric, value, rank, of, cutoff, margin: those that are known.
             Numbers are those of the original model.
     """
 
@@ -380,7 +382,7 @@ class Answer(Record):
 
 
 class Explanation(Document):
-    """What `prunecli explain DIR WHAT --json` prints: answers to one question, in the order of the history."""
+    """The JSON that `prunecli explain DIR WHAT --json` prints: answers to one question, in the order of the history."""
 
     FORMAT: ClassVar[str] = "prunecli.explanation/1"
 
@@ -395,19 +397,3 @@ class Explanation(Document):
                 for one in self.answers
             ]
         }
-
-
-def _said(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop empty fields, but those that are always written."""
-    return {
-        name: value
-        for name, value in values.items()
-        if name in ("kept", "origin", "places") or value not in (None, "", [], (), {})
-    }
-
-
-def _listed(values: NDArray[Any] | None) -> list[Any] | None:
-    """The numbers as JSON holds them: None for NaN and infinity."""
-    if values is None or values.dtype.kind != "f":
-        return None if values is None else values.tolist()
-    return [value if np.isfinite(value) else None for value in values.tolist()]

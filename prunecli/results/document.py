@@ -148,7 +148,7 @@ def with_fingerprints(document: Document, results: Sequence[Result]) -> list[tup
 
 
 def first_fault(error: ValidationError) -> str:
-    """What is wrong first, after where it is: `results.0.p_value: Input should be a valid number`."""
+    """Place and message of the first fault: `results.0.p_value: Input should be a valid number`."""
     fault = error.errors(include_url=False)[0]
     where = ".".join(map(str, fault["loc"]))
     said = fault["msg"].removeprefix("Value error, ")

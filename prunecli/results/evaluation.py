@@ -55,7 +55,7 @@ class _Tally(TypedDict):
 
 
 class _Known(TypedDict, total=False):
-    """What is not a score by its name."""
+    """Entries of `Scores` that are not numbers."""
 
     bootstrap: dict[str, _Tested]
     difference: dict[str, dict[str, Number]]
@@ -218,7 +218,7 @@ class Score:
     closing: bool = False
 
     def difference(self, value: float, first: float) -> str:
-        """What `value` differs by from the first checkpoint's: `-0.8`, `+7.5%`."""
+        """Difference of `value` from the first checkpoint's: `-0.8`, `+7.5%`."""
         if self.in_percent:
             return percent(value, first)
         if self.form.endswith("%"):

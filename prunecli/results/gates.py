@@ -10,9 +10,9 @@ sums over one token; several are averaged (`combine`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial, reduce
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -57,96 +57,73 @@ OUTPUTS_FORMAT = "prunecli.outputs/1"
 COLLECT_OUTPUTS = "Collect again with --mean-outputs."
 
 
-def _array(value: Any, *, counts: bool) -> Array:
-    return value if isinstance(value, np.ndarray) else array_of(value, counts=counts)
-
-
-_AS_LISTS = PlainSerializer(np.ndarray.tolist)
-Counts = Annotated[Array, PlainValidator(partial(_array, counts=True)), _AS_LISTS]
-Sums = Annotated[Array, PlainValidator(partial(_array, counts=False)), _AS_LISTS]
-
-
-def _absent() -> Array:
-    return np.zeros((0, 0))
-
-
-@dataclass(frozen=True)
-class GateSums:
-    """Sums over the real tokens of one entry: no padding, no finished beams.
+class GateSums(dict[str, Array]):
+    """Name of a sum -> array, over the real tokens of one entry: no padding, no finished beams. Also as attributes.
 
     The gate g is the softmax over all experts, before the renormalisation over the chosen ones; of language models
     it is the weight by which the router multiplies an expert's output, 0 for a token that is not routed to it, and
     ranks go by it. f is an expert's output before that.
 
-    Attributes:
-        tokens: `[layers]`, tokens routed.
-        top1: `[layers, experts]`, tokens that rank the expert first.
-        top2: `[layers, experts]`, tokens that rank it second.
-        gate_sum: `[layers, experts]`, sum of g over all tokens.
-        conf1_sum: `[layers, experts]`, sum of g over the tokens that rank it first.
-        conf2_sum: `[layers, experts]`, the same over the tokens that rank it second.
-        routed: `[layers, experts]`, tokens routed to the expert. This and all that follow are `[0, 0]` where they
-            are not collected.
-        gate_sq_sum: `[layers, experts]`, sum of g² over those.
-        norm_sum, norm_sq_sum: `[layers, experts]`, sums of ‖f‖ and of ‖f‖² over those.
-        gate_norm_sum, gate_norm_sq_sum: `[layers, experts]`, sums of g‖f‖ and of g²‖f‖² over those.
-        norm_max: `[layers, experts]`, the largest ‖f‖ among those, 0 without any.
+    - tokens: `[layers]`, tokens routed.
+    - top1, top2: `[layers, experts]`, tokens that rank the expert first, and second.
+    - gate_sum: `[layers, experts]`, sum of g over all tokens.
+    - conf1_sum, conf2_sum: `[layers, experts]`, sum of g over the tokens that rank the expert first, and second.
+    - routed: `[layers, experts]`, tokens routed to the expert. This and all that follow: language models alone.
+    - gate_sq_sum: `[layers, experts]`, sum of g² over those.
+    - norm_sum, norm_sq_sum: `[layers, experts]`, sums of ‖f‖ and of ‖f‖² over those.
+    - gate_norm_sum, gate_norm_sq_sum: `[layers, experts]`, sums of g‖f‖ and of g²‖f‖² over those.
+    - norm_max: `[layers, experts]`, the largest ‖f‖ among those, 0 without any.
     """
 
-    tokens: Counts
-    top1: Counts
-    top2: Counts
-    gate_sum: Sums
-    conf1_sum: Sums
-    conf2_sum: Sums
-    routed: Counts = field(default_factory=_absent)
-    gate_sq_sum: Sums = field(default_factory=_absent)
-    norm_sum: Sums = field(default_factory=_absent)
-    norm_sq_sum: Sums = field(default_factory=_absent)
-    gate_norm_sum: Sums = field(default_factory=_absent)
-    gate_norm_sq_sum: Sums = field(default_factory=_absent)
-    norm_max: Sums = field(default_factory=_absent)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Those that are collected: SUMS or TEXT_SUMS."""
-        return SUMS if self.routed.shape != self.top1.shape else TEXT_SUMS
+    def __getattr__(self, name: str) -> Array:
+        try:
+            return self[name]
+        except KeyError as error:
+            raise AttributeError(name) from error
 
     def __add__(self, other: GateSums) -> GateSums:
-        """What both hold, together."""
-        return GateSums(
-            **{
-                name: _added(name, getattr(self, name), getattr(other, name))
-                for name in self.names
-                if name in other.names
-            }
-        )
+        """The sums of both, of those that both hold."""
+        return GateSums({name: _added(name, own, other[name]) for name, own in self.items() if name in other})
 
     def plus(self, layers: Mapping[int, GateSums]) -> GateSums:
-        """With sums of some layers, `[1]` and `[1, experts]` of each, added under the layer's number."""
+        """These sums, with the sums of some layers added: number of the layer -> its sums, of one row."""
         sums = self.of_layers(range(len(self.tokens)))
         for index, row in layers.items():
-            for name in self.names:
-                array = getattr(sums, name)
-                array[index] = _added(name, array[index], getattr(row, name)[0])
+            for name, array in sums.items():
+                array[index] = _added(name, array[index], row[name][0])
         return sums
 
     def of_layers(self, rows: Sequence[int]) -> GateSums:
-        """A copy of those of some layers, in this order."""
-        return GateSums(**{name: getattr(self, name)[list(rows)] for name in self.names})
+        """A copy of the sums of some layers, in this order."""
+        return GateSums({name: own[list(rows)] for name, own in self.items()})
 
     @classmethod
     def zeros(cls, layers: int, experts: int, names: Sequence[str] = SUMS) -> GateSums:
         """No tokens yet: integer counts, float64 sums."""
-        return cls(
-            **{
-                name: np.zeros(
-                    (layers, experts)[: 1 if name == "tokens" else 2],
-                    np.int64 if name in COUNTS else np.float64,
-                )
-                for name in names
-            }
-        )
+        shape = {name: (layers,) if name == "tokens" else (layers, experts) for name in names}
+        return cls({name: np.zeros(shape[name], int if name in COUNTS else float) for name in names})
+
+
+def _read_sums(value: Any) -> GateSums:
+    """Sums from lists of numbers."""
+    if isinstance(value, GateSums):
+        return value
+    found = GateSums()
+    for name in TEXT_SUMS if isinstance(value, dict) else ():
+        if name in value:
+            try:
+                found[name] = array_of(value[name], counts=name in COUNTS)
+            except ValueError as error:
+                raise ValueError(f"{name} {error}") from error
+    return found
+
+
+def _as_lists(sums: GateSums) -> dict[str, Any]:
+    return {name: own.tolist() for name, own in sums.items()}
+
+
+Entry = Annotated[GateSums, PlainValidator(_read_sums), PlainSerializer(_as_lists)]
+"""Sums that pydantic reads from JSON and writes as JSON."""
 
 
 def _added(name: str, one: Array, other: Array) -> Array:
@@ -170,14 +147,15 @@ def combine(parts: Sequence[GateSums], mode: Mode) -> GateSums:
     if mode != "published" or len(parts) == 1:
         return reduce(GateSums.__add__, parts)
 
-    def mean(values: Iterable[Array]) -> Array:
-        return np.asarray(np.mean([*values], axis=0))
+    def mean(of: Callable[[GateSums], Array]) -> Array:
+        return np.asarray(np.mean([of(part) for part in parts], axis=0))
 
-    top1, top2 = mean(part.top1 for part in parts), mean(part.top2 for part in parts)
-    conf1 = mean(ratio(part.conf1_sum, part.top1) for part in parts)
-    conf2 = mean(ratio(part.conf2_sum, part.top2) for part in parts)
-    gate_sum = mean(part.gate_sum for part in parts)
-    return GateSums(np.ones(len(top1)), top1, top2, gate_sum, conf1 * top1, conf2 * top2)
+    top1, top2 = mean(lambda part: part.top1), mean(lambda part: part.top2)
+    conf1 = mean(lambda part: ratio(part.conf1_sum, part.top1))
+    conf2 = mean(lambda part: ratio(part.conf2_sum, part.top2))
+    gate_sum = mean(lambda part: part.gate_sum)
+    means = (np.ones(len(top1)), top1, top2, gate_sum, conf1 * top1, conf2 * top2)
+    return GateSums(zip(SUMS, means, strict=True))
 
 
 class GateModel(Record):
@@ -185,7 +163,7 @@ class GateModel(Record):
 
     Attributes:
         fingerprint: None for the authors' published files.
-        model_type: as in config.json; None for published files.
+        model_type: model type in config.json; None for published files.
         routers: `router_fingerprint` of the checkpoint; None where the file does not say it.
     """
 
@@ -200,13 +178,13 @@ class GateStatistics(Document):
     Attributes:
         mode: teacher-forced, beam search, or published; "text" of language models.
         layers: names of the sparse layers, encoder first.
-        num_experts: of an original layer.
+        num_experts: number of experts of an original layer.
         top_k: experts per token.
         entries: `"SOURCE-TARGET"` -> sums, or the text's name -> sums. In published files either language may be
             `X`, and the ratios stand for the sums over one token.
         lacks: names of the sums that the file does not give; zeros stand for them.
-        dtype: that the model was computed in; None where the file does not say it.
-        split: of a directory of parallel text.
+        dtype: type that the model was computed in; None if the file does not say it.
+        split: split of a directory of parallel text.
         whole_files: each file of plain text was one document, or each line was; None: unknown, or of both kinds.
         mixed: statistics of whole documents and of single lines were merged.
     """
@@ -223,7 +201,7 @@ class GateStatistics(Document):
     layers: tuple[str, ...]
     num_experts: Count
     top_k: Count
-    entries: dict[str, GateSums] = Field(min_length=1)
+    entries: dict[str, Entry] = Field(min_length=1)
     dtype: str | None = None
     whole_files: bool | None = None
     split: str | None = None
@@ -271,17 +249,15 @@ class GateStatistics(Document):
                     f"{entry!r} is not a {'name of a text' if is_text else 'pair SOURCE-TARGET'}"
                 )
             for name in self.names:
-                needed, held = shape[: 1 if name == "tokens" else 2], getattr(sums, name).shape
-                if held != needed:
-                    raise ValueError(f"{entry}: {name} is of the shape {held}; {needed} is needed")
+                needed, held = shape[: 1 if name == "tokens" else 2], sums.get(name)
+                if held is None or held.shape != needed:
+                    stated = "missing" if held is None else f"of the shape {held.shape}"
+                    raise ValueError(f"{entry}: {name} is {stated}; {needed} is needed")
         return self
 
     def to_json(self) -> dict[str, Any]:
         """The fields that are known; counts stay integers."""
         fields = super().to_json()
-        for sums in fields["entries"].values():
-            for name in set(sums).difference(self.names):
-                del sums[name]
         return {name: value for name, value in fields.items() if name == "seed" or value is not None}
 
     def _tables(self) -> Tables:
@@ -323,7 +299,7 @@ def merge(parts: Sequence[GateStatistics], names: Sequence[str] | None = None) -
 
     Args:
         parts: at least one.
-        names: how messages call them; default: statistics 1, 2, ...
+        names: names of the parts in messages. Default: statistics 1, 2, ...
 
     Raises:
         StatisticsError: of different models, layers, or modes.
@@ -368,25 +344,26 @@ def read_gates(path: Path, layers: Sequence[str] = NLLB_200_LAYERS, num_experts:
     if not payload:
         raise StatisticsError(f"{path}: no language pairs.", remedy)
     held = [name for name, field in FIELDS.items() if all(field in entry for entry in payload.values())]
-    count, entries = len(layers) * num_experts, {}
+    shape, entries = (len(layers), num_experts), {}
     for pair, entry in payload.items():
-        sums = vars(GateSums.zeros(len(layers), num_experts)) | {"tokens": np.ones(len(layers))}
+        sums = GateSums.zeros(*shape)
+        sums["tokens"] = np.ones(len(layers))
         for name in held:
             where = f"{path}: {pair}: {FIELDS[name]}"
             try:
                 values = array_of(entry[FIELDS[name]])
             except ValueError as error:
                 raise StatisticsError(f"{where} {error}.", AGAIN) from error
-            if values.shape != (count,):
+            if values.shape != (len(layers) * num_experts,):
                 raise StatisticsError(
                     f"{where} holds {values.size} values; the model has {len(layers)} sparse layers x "
-                    f"{num_experts} experts = {count}.",
+                    f"{num_experts} experts = {len(layers) * num_experts}.",
                     "The authors' files are for NLLB-200 54.5B (12 x 128); collect the gates of this model.",
                 )
-            sums[name] = values.reshape(len(layers), num_experts)
+            sums[name] = values.reshape(shape)
         for rank in ("1", "2"):  # a mean over the tokens of this rank, back to the sum over them
             sums[f"conf{rank}_sum"] = sums[f"conf{rank}_sum"] * sums[f"top{rank}"]
-        entries[pair] = GateSums(**sums)
+        entries[pair] = sums
     lacks = frozenset(FIELDS).difference(held)
     return GateStatistics(
         format=GateStatistics.FORMAT,
@@ -400,23 +377,25 @@ def read_gates(path: Path, layers: Sequence[str] = NLLB_200_LAYERS, num_experts:
     )
 
 
+OutputArrays = Mapping[tuple[str, str], NDArray[np.float64]]
+"""(text's name, layer's name) -> `[experts, width]`, sum of f over the tokens routed to an expert."""
+
+
 @dataclass(frozen=True)
 class OutputSums:
-    """The file's content.
+    """Content of the file beside a gates.json that holds sums of outputs.
 
     Attributes:
-        fingerprint: of the checkpoint that was run.
-        sums: text's name, layer's name -> `[experts, width]` float64, sum of f over the tokens routed to an expert.
+        fingerprint: fingerprint of the checkpoint that was run.
+        sums: the sums.
     """
 
     fingerprint: str
-    sums: Mapping[tuple[str, str], NDArray[np.float64]]
+    sums: OutputArrays
 
     @classmethod
-    def of(
-        cls, fingerprint: str, parts: Sequence[Mapping[tuple[str, str], NDArray[np.float64]]]
-    ) -> OutputSums:
-        """Those of several processes, added up."""
+    def of(cls, fingerprint: str, parts: Sequence[OutputArrays]) -> OutputSums:
+        """The sums of several processes, added up."""
         keys = sorted({key for part in parts for key in part})
         return cls(
             fingerprint, {key: np.sum([part[key] for part in parts if key in part], axis=0) for key in keys}
@@ -426,18 +405,16 @@ class OutputSums:
         """Replace the file at once."""
         from safetensors.numpy import save
 
-        tensors = {
-            f"{text}/{layer}": np.ascontiguousarray(values) for (text, layer), values in self.sums.items()
-        }
+        tensors = {"/".join(key): np.ascontiguousarray(values) for key, values in self.sums.items()}
         with new_file(path) as temporary:
             temporary.write_bytes(save(tensors, {"format": OUTPUTS_FORMAT, "fingerprint": self.fingerprint}))
 
     @classmethod
     def read(cls, path: Path) -> OutputSums:
-        """The file's content.
+        """The content of a file.
 
         Raises:
-            StatisticsError: there is none, it is damaged or of another format.
+            StatisticsError: the file is missing, damaged or of another format.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -446,21 +423,21 @@ class OutputSums:
         try:
             with safe_open(path, framework="np") as file:
                 metadata: Mapping[str, Any] = file.metadata() or {}
-                names = [*file.keys()]
                 # By the header: numpy has no bfloat16, nor other types of fewer bits.
+                names = [*file.keys()]
                 is_sound = all(file.get_slice(name).get_dtype() == "F64" for name in names)
-                tensors = {name.rpartition("/"): file.get_tensor(name) for name in names if is_sound}
+                tensors = {name: file.get_tensor(name) for name in names if is_sound}
         except (SafetensorError, OSError, ValueError) as error:
             raise StatisticsError(f"{path}: is damaged ({reason_of(error)})", COLLECT_OUTPUTS) from error
         is_sound &= all(values.ndim == 2 and np.isfinite(values).all() for values in tensors.values())
         if metadata.get("format") != OUTPUTS_FORMAT or not is_sound:
             raise StatisticsError(f"{path}: holds no sums of outputs", COLLECT_OUTPUTS)
-        sums = {(text, layer): values for (text, _, layer), values in tensors.items()}
+        sums = {name.rpartition("/")[::2]: values for name, values in tensors.items()}
         return cls(str(metadata.get("fingerprint")), sums)
 
 
 def outputs_path(statistics: Path) -> Path:
-    """Where the sums lie that belong to a gates.json."""
+    """The file of sums of outputs beside a gates.json."""
     return statistics.with_name(f"{statistics.stem}.outputs.safetensors")
 
 
@@ -468,7 +445,7 @@ def added(parts: Sequence[OutputSums], texts: Sequence[str], layer: str) -> NDAr
     """`[experts, width]`: the sums of a layer over some texts of several files.
 
     Raises:
-        StatisticsError: none of them holds a text, or they are of different widths.
+        StatisticsError: a file lacks a text, or the files have different widths.
     """
     found = []
     for text in texts:
@@ -478,5 +455,4 @@ def added(parts: Sequence[OutputSums], texts: Sequence[str], layer: str) -> NDAr
         found += own
     if len({values.shape for values in found}) > 1:
         raise StatisticsError(f"Sums of outputs of {layer} are of different shapes.", COLLECT_OUTPUTS)
-    total: NDArray[np.float64] = np.sum(found, axis=0)
-    return total
+    return np.asarray(np.sum(found, axis=0))

@@ -1,4 +1,4 @@
-"""What every JSON file of prunecli begins with."""
+"""The header of every JSON file of prunecli."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def joined(splits: Iterable[str | None]) -> str | None:
 def merged_text(
     parts: Sequence[Any], names: Sequence[str], alike: Sequence[str], remedy: str
 ) -> dict[str, Any]:
-    """What merged statistics say of their text: `split`, `whole_files` and `mixed` (see `GateStatistics`).
+    """Fields of merged statistics that describe their text: `split`, `whole_files` and `mixed` (see `GateStatistics`).
 
     Args:
         parts: statistics.

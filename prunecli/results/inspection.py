@@ -1,4 +1,4 @@
-"""What `inspect --json` prints: parameters by part, layers, experts, heads, FFNs, and what fits."""
+"""The result of `inspect --json`: parameters by part, layers, experts, heads, FFNs, and what fits."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Way(Record):
 
 
 class LayerWays(Record):
-    """Those layer by layer, and the batches that they are for."""
+    """Ways to run layer by layer, and their batches."""
 
     batch_tokens: Count | None = None
     batch_length: Count | None = None
@@ -89,7 +89,7 @@ class ComputingTime(Record):
 
 
 class Pass(Record):
-    """How long a pass of the assumed text takes layer by layer."""
+    """Time of a pass over the assumed text layer by layer."""
 
     sentences: Count
     sentence_tokens: Count
@@ -125,7 +125,7 @@ class Fit(Record):
 
 
 class Inspection(Document):
-    """What `inspect --json` prints."""
+    """The result of `inspect --json`."""
 
     FORMAT: ClassVar[str] = "prunecli.inspect/1"
 
@@ -145,7 +145,7 @@ class Inspection(Document):
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, inventory: Inventory, fit: Fit | None = None) -> Inspection:
-        """What a checkpoint holds; `fit` is the answer to --fit."""
+        """Make the result from an inventory; `fit` is the answer to --fit."""
         found = dict(vars(inventory))
         tables = found.pop("tables")
         files = [

@@ -5,6 +5,7 @@ languages.json also has the experts that each layer keeps.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import combinations
 from typing import Annotated, Any, ClassVar
 
@@ -58,6 +59,11 @@ class Tree(Record):
             raise ValueError("a negative distance")
         return self
 
+    @property
+    def lines(self) -> list[str]:
+        """The tree as lines of text; see `text_tree`."""
+        return text_tree(self.clusters)
+
     def rows(self) -> list[Row]:
         """Each two clusters that join, by the leaves in them."""
         members = [[leaf] for leaf in self.leaves]
@@ -69,8 +75,19 @@ class Tree(Record):
         return rows
 
 
+def text_tree(root: Mapping[str, Any] | str) -> list[str]:
+    """Nested clusters as lines of text; a number is the distance at which the branches below it join."""
+    if isinstance(root, str):
+        return [root]
+    lines = [f"{root['distance']:.3f}"]
+    for member, (branch, below) in zip(root["members"], (("├─ ", "│  "), ("└─ ", "   ")), strict=True):
+        first, *rest = text_tree(member)
+        lines += [branch + first, *(below + line for line in rest)]
+    return lines
+
+
 class Relation(Record):
-    """How alike the experts of pairs are."""
+    """Spread of the similarities of pairs."""
 
     comparisons: Count
     mean: Number

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from textwrap import shorten
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from prunecli.choices import paths
 from prunecli.errors import StatisticsError
 from prunecli.model.axes import Axis
 from prunecli.model.depth import renaming_since
 from prunecli.model.find_axes import axes_of
 from prunecli.model.quantisation import method_of
+from prunecli.options import paths
 from prunecli.results.gates import GateStatistics
-from prunecli.results.unit_scores import COMMANDS, Kind, Scores, merge, read_scores
+from prunecli.results.unit_scores import Kind, Scores, command_of, merge, read_scores
 
 if TYPE_CHECKING:
+    from prunecli.model.axes import Kind as AxisKind
     from prunecli.model.checkpoint import Checkpoint
 
 COLLECT = "Collect the gates of this checkpoint."
@@ -36,7 +38,7 @@ def read_matching(
         paths: the files.
         read: returns the statistics in one file.
         match: `match_scores` or `match_gates`, with the checkpoint bound.
-        remedy: what to do if a file does not exist.
+        remedy: remedy for a missing file.
 
     Raises:
         StatisticsError: a file is missing, damaged or of another model; the message names the file.
@@ -71,33 +73,19 @@ def match_gates(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStati
         layers_now = tuple(name for name in names if name is not None)
         statistics = statistics.model_copy(update={"layers": layers_now, "entries": entries})
     layers = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
-    family = checkpoint.resolved.family
-    if statistics.model_type not in (None, family.model_type):
-        raise StatisticsError(
-            f"The statistics are of a model of the family {statistics.model_type}; "
-            f"{checkpoint.path} is of {family.model_type}.",
-            COLLECT,
-        )
-    original = {layer.original_experts for layer in layers}
-    if original and original != {statistics.num_experts}:
-        raise StatisticsError(
-            f"The statistics are of a model with {statistics.num_experts} experts per layer; "
-            f"{checkpoint.path} has {', '.join(map(str, sorted(original)))}.",
-            COLLECT,
-        )
-    if statistics.layers != tuple(layer.name for layer in layers):
-        raise StatisticsError(
-            f"The statistics are of {len(statistics.layers)} sparse layers ({_ends(statistics.layers)}); "
-            f"{checkpoint.path} has {len(layers)} ({_ends([layer.name for layer in layers])}).",
-            COLLECT,
-        )
-    top_k = max(layer.top_k for layer in layers)
-    if statistics.top_k != top_k:
-        raise StatisticsError(
-            f"The statistics are of a router that picks {statistics.top_k} experts for each token; "
-            f"that of {checkpoint.path} picks {top_k}.",
-            COLLECT,
-        )
+    family = checkpoint.resolved.family.model_type
+    for what, stated, held in (
+        ("family", [statistics.model_type or family], [family]),
+        ("experts per layer", [statistics.num_experts], sorted({layer.original_experts for layer in layers})),
+        ("sparse layers", [*statistics.layers], [layer.name for layer in layers]),
+        ("experts that the router picks", [statistics.top_k], [max(layer.top_k for layer in layers)]),
+    ):
+        if stated != held:
+            said, has = (shorten(", ".join(map(str, own)), 120) for own in (stated, held))
+            raise StatisticsError(
+                f"The statistics are of another model than {checkpoint.path} ({what}: {said}; that model: {has}).",
+                COLLECT,
+            )
     if other_form(statistics, checkpoint) is None:
         return statistics
     reason = "its weights are others"
@@ -107,8 +95,7 @@ def match_gates(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStati
         reason = (
             "its routers have other values, so that it was not quantised from that, or its routers were changed with it"
             if statistics.model.routers
-            else "its weights are others. It is quantised, and the file does not say which routers the model had that "
-            "was run, as those of this version do"
+            else "it is quantised, and the file does not say which routers the model had that was run"
         )
     raise StatisticsError(
         f"The statistics are of another model than {checkpoint.path}: {reason}.",
@@ -117,18 +104,10 @@ def match_gates(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStati
 
 
 def other_form(statistics: GateStatistics, checkpoint: Checkpoint) -> str | None:
-    """The fingerprint of the model that was run, where that is neither `checkpoint` nor what it was made from."""
-    known = _fingerprints(checkpoint) | set(checkpoint.structure.statistics_of())
+    """The fingerprint of the model that was run, if that is neither `checkpoint` nor one that it was made from."""
+    structure = checkpoint.structure
+    known = {checkpoint.fingerprint, *structure.fingerprints(), *structure.statistics_of()}
     return None if statistics.fingerprint in known else statistics.fingerprint
-
-
-def _fingerprints(checkpoint: Checkpoint) -> set[str | None]:
-    """Fingerprints of `checkpoint` and of the checkpoints that it was made from."""
-    return {checkpoint.fingerprint, *checkpoint.structure.fingerprints()}
-
-
-def _ends(names: Sequence[str]) -> str:
-    return "none" if not names else names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
 
 
 def match_scores(scores: Scores, checkpoint: Checkpoint, axes: Sequence[Axis] | None = None) -> Scores:
@@ -141,13 +120,13 @@ def match_scores(scores: Scores, checkpoint: Checkpoint, axes: Sequence[Axis] | 
     Args:
         scores: read from a file or just collected.
         checkpoint: the checkpoint to prune.
-        axes: of the checkpoint, that must have scores; None: all of the kind.
+        axes: axes of the checkpoint that must have scores. If None, all axes of the kind.
 
     Raises:
         StatisticsError: another fingerprint, or units of the checkpoint that were not scored.
     """
     structure = checkpoint.structure
-    again = f"Score the {scores.kind}s of this checkpoint: prunecli {COMMANDS[scores.kind]}."
+    again = f"Score the {scores.kind}s of this checkpoint: prunecli {command_of(scores.kind)}."
     made_of = [step.get("source", {}).get("fingerprint") for step in structure.history]
     known = [*made_of, checkpoint.fingerprint]
     since = structure.history[known.index(scores.fingerprint) :] if scores.fingerprint in known else ()
@@ -169,7 +148,7 @@ def match_scores(scores: Scores, checkpoint: Checkpoint, axes: Sequence[Axis] | 
             for field in ("ids", "values", "counts", "distances", "p_values")
         }
         scores = scores.model_copy(update={**fields, "also": [], "best": {}, "reported": None})
-    for axis in axes_of(checkpoint, scores.kind) if axes is None else axes:
+    for axis in axes_of(checkpoint, cast("AxisKind", scores.kind)) if axes is None else axes:
         held = {*scores.ids.get(axis.name, ())}
         if lacking := [number for number in axis.ids if number not in held]:
             raise StatisticsError(
@@ -198,6 +177,6 @@ def scores_for(
     if isinstance(given, Scores):
         return match(given)
     files = paths(given)
-    remedy = f"Score the {kind}s first: prunecli {COMMANDS[kind]}."
+    remedy = f"Score the {kind}s first: prunecli {command_of(kind)}."
     parts = read_matching(files, partial(read_scores, kind=kind), match, remedy)
     return merge(parts, [str(path) for path in files])

@@ -1,4 +1,4 @@
-"""What the rewriting commands print with `--json`."""
+"""The JSON that the rewriting commands print with `--json`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = ("parameters_before", "parameters_after", "bytes_before", "bytes_after")
 
 
 class QualityChange(Record):
-    """What a reduction costs on a little text.
+    """Cost of a reduction on a little text.
 
     Attributes:
         text: files, or the split, that were read.
@@ -26,8 +26,8 @@ class QualityChange(Record):
         measure: `loss`, the mean cross-entropy of the original's tokens in nats; `cosine`, the mean cosine of the
             texts' vectors to the original's; `same_class`, the share of texts of the same class as before.
         count: tokens of `loss`, else texts.
-        before: loss of the original.
-        after: of the result; None: a loss that is not finite.
+        before: loss of the original model.
+        after: measure of the result. None if the loss is not finite.
         ruined: whether the result is of no use without training.
     """
 
@@ -46,11 +46,11 @@ class Rewriting(Document):
     Attributes:
         LAST: fields that are written after the sizes, which all have.
         left_out: files of the source that the result lacks.
-        output: where it lies; None: nowhere, this was a dry run.
+        output: directory of the result. None for a dry run.
         stock: whether plain transformers opens it, and why not.
-        arguments: those of the step that the result's config.json holds in "history".
-        quality: what the reduction costs on a little text; None: not measured.
-        decision: by what was chosen what stays, each component with its rank and margin; None: nothing was chosen.
+        arguments: arguments of the step in "history" of the result's config.json.
+        quality: cost of the reduction on a little text, if measured.
+        decision: the values that units were chosen by, with ranks and margins, if units were chosen.
     """
 
     LAST: ClassVar[tuple[str, ...]] = ()
@@ -89,7 +89,7 @@ class Rewriting(Document):
 
 
 class Selected(Rewriting):
-    """What the pruning commands print with `--json`.
+    """The JSON that the pruning commands print with `--json`.
 
     Attributes:
         held: name of an axis ("decoder.layers", "model.layers.0.self_attn.heads") -> how many units it had.
@@ -131,7 +131,7 @@ class UnitFit(Quality):
     """The input's unit, beside the best projective embedding of the same width.
 
     Attributes:
-        errors: of each pass over the table.
+        errors: error of each pass over the table.
     """
 
     unit_parameters: Count
@@ -141,10 +141,10 @@ class UnitFit(Quality):
 
 
 class Factorization(Rewriting):
-    """What `factorize-embeddings --json` prints.
+    """The JSON that `factorize-embeddings --json` prints.
 
     Attributes:
-        embedding: as under "embedding" in the result's config.json.
+        embedding: the value of "embedding" in the result's config.json.
         input: the fit of the input's unit; None: none was fitted, as of a dry run.
         output_layer: likewise of the output layer's table.
     """
@@ -173,11 +173,11 @@ class SharedGroup(Record):
     """Layers that run one FFN or attention, which is stored under the owner's name.
 
     Attributes:
-        sources: what it is made of.
-        init: how: mean, first, last, concat; keep: it is as it was.
-        heads: of an attention, original ids of its heads.
-        width: of an FFN, its hidden units.
-        scale: of an FFN, factor of its output.
+        sources: names of the FFNs or attentions that were merged.
+        init: way of merging: mean, first, last, concat; keep: unchanged.
+        heads: original ids of the heads of an attention.
+        width: number of hidden units of an FFN.
+        scale: factor of the output of an FFN.
     """
 
     owner: str
@@ -191,7 +191,7 @@ class SharedGroup(Record):
 
 
 class Sharing(Rewriting):
-    """What both commands print.
+    """The JSON that both sharing commands print.
 
     Attributes:
         removed: layers without an FFN; attentions that are gone.
@@ -214,7 +214,7 @@ class Sharing(Rewriting):
 
 
 class FfnSharing(Sharing):
-    """What `share-ffn --json` prints.
+    """The JSON that `share-ffn --json` prints.
 
     Attributes:
         sparse: layers with experts, which stay as they are.
@@ -226,7 +226,7 @@ class FfnSharing(Sharing):
 
 
 class AttentionSharing(Sharing):
-    """What `share-attention --json` prints."""
+    """The JSON that `share-attention --json` prints."""
 
     FORMAT: ClassVar[str] = "prunecli.attention-plan/1"
 

@@ -80,7 +80,7 @@ class Similarity(Document):
 
 
 def ends_of(matrix: str) -> tuple[str, str]:
-    """Whose components the rows and the columns of a matrix of similarity.json are."""
+    """The models whose components are the rows and the columns of a matrix of similarity.json."""
     return ("first", "second") if matrix == "between" else (matrix, matrix)
 
 
@@ -114,7 +114,7 @@ class ComparedHead(Record):
 
 
 class Correlation(Record):
-    """How two importances of the same heads go together.
+    """Correlation of two importances of the same heads.
 
     Attributes:
         of: "all", or a kind of attention.

@@ -24,7 +24,7 @@ Tables: TypeAlias = dict[str, list[Row]]
 
 
 def picked(values: Mapping[str, Any], names: Iterable[str]) -> Row:
-    """Those of `values` that are there."""
+    """Select the values that are present."""
     return {name: values[name] for name in names if name in values}
 
 

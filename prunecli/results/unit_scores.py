@@ -1,45 +1,76 @@
-"""Scores of heads, hidden units or layers: read, check, merge, match with a checkpoint."""
+"""Scores of units of any kind: additive sums with counts, read, checked and merged."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
-from prunecli.choices import paths
 from prunecli.errors import PruneError, StatisticsError
 from prunecli.model.axes import Axis, axis_name, module_of
 from prunecli.model.decision import Origin
+from prunecli.options import paths
 from prunecli.results.document import MOST, Count, Document, Model, Number, Record, first_fault
 from prunecli.results.header import asked, header, merged_text, split_of
 from prunecli.results.tabled import Row, Tables
+from prunecli.selection.select import HOLDERS
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
 AGAIN = "Measure the scores again."
-COMMANDS = {"head": "score-heads", "unit": "prune-ffn --save-scores", "layer": "prune-layers --save-scores"}
-"""Kind of units -> the command that writes their scores."""
-
 Array = NDArray[np.float64]
-Kind = Literal["head", "unit", "layer"]
+Kind = str
+"""Kind of units: "head", "unit", "layer", or any other one."""
 Method = Literal["gradient", "ablation", "all-but-one"]
-METHODS: dict[Kind, tuple[str, ...]] = {
-    "head": get_args(Method),
-    "unit": ("activation", "activation-norm"),
-    "layer": ("cosine", "cka", "perplexity", "embedding"),
-}
 Per = Literal["example", "token"]
 Total = Annotated[int, Field(ge=1, le=MOST)]
 Values = dict[str, list[Number]]
 
-ADDITIVE = {"gradient", "activation", "activation-norm", "cosine", "perplexity", "embedding"}
+
+class Measure(NamedTuple):
+    """A method of scoring units.
+
+    Attributes:
+        kind: kind of the units.
+        additive: whether the values are sums.
+        importance: from the means of the sums, or the values, to what units are ranked by.
+        signed: whether values may be negative.
+    """
+
+    kind: Kind
+    additive: bool = True
+    importance: Callable[[Array], Array] = np.asarray
+    signed: bool = False
+
+
+def _distance(similarity: Array) -> Array:
+    return 1 - similarity
+
+
+MEASURES: Mapping[str, Measure] = {
+    "gradient": Measure("head"),
+    "ablation": Measure("head", additive=False, signed=True),
+    "all-but-one": Measure("head", additive=False, signed=True),
+    "activation": Measure("unit", importance=np.sqrt),
+    "activation-norm": Measure("unit", importance=np.sqrt),
+    "cosine": Measure("layer", importance=_distance, signed=True),
+    "cka": Measure("layer", additive=False, signed=True),
+    "perplexity": Measure("layer", signed=True),
+    "embedding": Measure("layer", importance=_distance, signed=True),
+}
+"""Method -> what its values are. A method of another kind of units needs no entry if its values are sums to rank by."""
+METHODS: dict[Kind, tuple[str, ...]] = defaultdict(tuple)
+"""Kind of units -> its methods; none are known of another kind."""
+for _name, _measure in MEASURES.items():
+    METHODS[_measure.kind] += (_name,)
+ADDITIVE = {name for name, measure in MEASURES.items() if measure.additive}
 """Methods whose values are sums."""
-NOT_NEGATIVE = {"gradient", "activation", "activation-norm"}
 LOWER_IS_BETTER = ("loss", "perplexity")
 EFFECTS = {"ablation": "without", "all-but-one": "only"}
 """Methods that measure a metric of the model with some heads masked -> column of the tables with this metric."""
@@ -53,8 +84,12 @@ FIELDS_OF_FIRST = {
     "tokens": "counts",
 }
 """Field of a heads.json of 0.2.0 -> field of today."""
-PLACES: dict[Kind, str] = {"head": "attention", "unit": "ffn", "layer": "stack"}
-"""Kind of units -> column of the tables with the module that holds them."""
+
+
+def command_of(kind: Kind) -> str:
+    """The command that writes the scores of a kind of units."""
+    commands = {"head": "score-heads", "unit": "prune-ffn --save-scores"}
+    return commands.get(kind, f"prune-{kind}s --save-scores")
 
 
 class Effects(Record):
@@ -76,7 +111,7 @@ class Reported(Record):
     """all-but-one: what the best head of each layer, chosen on other text, reaches (1905.10650, appendix A).
 
     Attributes:
-        metric, examples: of the score.
+        metric, examples: metric of the score, and number of examples.
         base: the score with all heads.
         only, p_value: name of an axis -> score with this head alone, p-value of the difference.
     """
@@ -129,31 +164,31 @@ def _of_heads(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Scores(Document):
-    """What one method measured of each unit of a model.
+    """Measurements of each unit of a model by one method.
 
     Attributes:
-        kind: of the units.
-        method: one of `METHODS`.
-        task: what the text is for: translation, classification, mlm, lm, embedding.
+        kind: kind of the units.
+        method: method that scored them.
+        task: task of the text: translation, classification, mlm, lm, embedding.
         examples: number of examples that were run.
         texts: pairs, languages or files, where they were named.
-        split: of a directory of text.
+        split: split of a directory of text.
         whole_files, mixed: see `GateStatistics`.
-        dtype: that the model was computed in, where it is known.
-        per: what `counts` counts: examples, tokens, or tokens that the model predicts.
+        dtype: type that the model was computed in, if known.
+        per: unit of `counts`: examples, tokens, or tokens that the model predicts.
         ids: name of an axis -> ids of its units, as in `Axis.ids`.
         values: name of an axis -> `[units]`. Of heads by gradient: sum of |Att_h(x)^T dL(x)/dAtt_h(x)|. Of hidden
             units: sum of the squared activations. Of layers: sum of the cosines of the states before and after it
             (cosine), or of a text's vectors with and without it (embedding); sum of the losses without it less those
             of the whole model (perplexity); 1 - CKA (cka). Of heads by ablation: the score without the head; by
             all-but-one: the score with this head alone in its layer.
-        counts: name of an axis -> what its sums are divided by.
-        distances: of layers by cosine: name of an axis -> `[layers + 1, layers + 1]`, sums over the tokens of the
+        counts: name of an axis -> divisor of its sums.
+        distances: layers by cosine: name of an axis -> `[layers + 1, layers + 1]`, sums over the tokens of the
             angle between the states before two layers, divided by pi.
-        metric, base, p_values, also: of ablation and all-but-one: see `Effects`; `also` has other metrics of the
+        metric, base, p_values, also: ablation and all-but-one: see `Effects`; `also` has other metrics of the
             same runs.
-        best: of all-but-one: name of an axis -> id of the best single head.
-        reported: of all-but-one, where heads were chosen on other text.
+        best: all-but-one: name of an axis -> id of the best single head.
+        reported: all-but-one, if heads were chosen on other text.
     """
 
     FORMAT: ClassVar[str] = "prunecli.scores/1"
@@ -188,12 +223,10 @@ class Scores(Document):
     @model_validator(mode="after")
     def _go_together(self) -> Scores:
         """The arrays have a value for each unit, and the fields of the method are there."""
-        sizes = _sizes(self.ids)
+        sizes, known = _sizes(self.ids), METHODS[self.kind] or (self.method,)
         values = [number for own in self.values.values() for number in own]
         faults = {
-            f"method is {self.method!r}, not one of {', '.join(METHODS[self.kind])}": (
-                self.method not in METHODS[self.kind]
-            ),
+            f"method is {self.method!r}, not one of {', '.join(known)}": self.method not in known,
             "the model has no fingerprint": self.fingerprint is None,
             f"no {self.kind}s": not any(sizes.values()),
             "metric or base is missing": self.method in EFFECTS and None in (self.metric, self.base),
@@ -204,9 +237,9 @@ class Scores(Document):
                 one.p_values and _sizes(one.p_values) != sizes for one in self._by_metric
             ),
             "counts are not those of the axes in ids": (
-                self.method in ADDITIVE and self.counts.keys() != sizes.keys()
+                self.measure.additive and self.counts.keys() != sizes.keys()
             ),
-            "values are negative": self.method in NOT_NEGATIVE and min(values, default=0) < 0,
+            "values are negative": not self.measure.signed and min(values, default=0) < 0,
         }
         for name, ids in self.ids.items():
             faults[f"ids of {name}: {ids} do not differ"] = len(set(ids)) != len(ids)
@@ -230,12 +263,12 @@ class Scores(Document):
 
     @property
     def fingerprint(self) -> str | None:
-        """Of the checkpoint that was run."""
+        """Fingerprint of the checkpoint that was run."""
         return self.models[0].fingerprint
 
     @property
     def model_type(self) -> str:
-        """Of this checkpoint, as in config.json."""
+        """Model type of the checkpoint that was run, as in config.json."""
         return str(self.models[0].model_type)
 
     @property
@@ -257,12 +290,15 @@ class Scores(Document):
     def _by_metric(self) -> list[Scores | Effects]:
         return [self, *self.also]
 
+    @property
+    def measure(self) -> Measure:
+        """The method that scored the units."""
+        return MEASURES.get(self.method, Measure(self.kind))
+
     def means(self) -> dict[str, Array]:
-        """Name of an axis -> `[units]`: the sums over what they are sums of; other values as they are."""
-        additive = self.method in ADDITIVE
-        return {
-            name: np.array(own) / (self.counts[name] if additive else 1) for name, own in self.values.items()
-        }
+        """Name of an axis -> `[units]`: the sums divided by their counts; other values as they are."""
+        counts = self.counts if self.measure.additive else dict.fromkeys(self.values, 1)
+        return {name: np.array(own) / counts[name] for name, own in self.values.items()}
 
     def changes(self) -> dict[str, Array]:
         """ablation, all-but-one: name of an axis -> `[heads]`: difference of the metric from the whole model's."""
@@ -285,12 +321,7 @@ class Scores(Document):
             )
         if self.method == "ablation":
             return {name: -self.sign * change for name, change in self.changes().items()}
-        means = self.means()
-        if self.kind == "unit":
-            return {name: np.sqrt(own) for name, own in means.items()}
-        if self.method in ("cosine", "embedding"):
-            return {name: 1 - own for name, own in means.items()}
-        return means
+        return {name: self.measure.importance(own) for name, own in self.means().items()}
 
     def picked(self, axes: Sequence[Axis], values: Mapping[str, Array] | None = None) -> dict[str, Array]:
         """Name of each of `axes` -> `[units]`: the values of its units, in the order of `Axis.ids`.
@@ -302,7 +333,7 @@ class Scores(Document):
         return {axis.name: values[axis.name][self.places(axis)] for axis in axes}
 
     def places(self, axis: Axis) -> list[int]:
-        """Where the units of an axis lie in the arrays."""
+        """Positions of the units of an axis in the arrays."""
         where = {number: place for place, number in enumerate(self.ids[axis.name])}
         return [where[number] for number in axis.ids]
 
@@ -311,10 +342,10 @@ class Scores(Document):
         if self.method in EFFECTS:
             rows = [row for scores in self._by_metric for row in self._effect_rows(scores)]
             return {"heads": rows, "best": self._best_rows()}
-        sums = self.values if self.method in ADDITIVE else {}
+        sums = self.values if self.measure.additive else {}
         rows = [
             {
-                PLACES[self.kind]: module_of(name),
+                HOLDERS.get(self.kind, "axis").lower(): module_of(name),
                 self.kind: number,
                 "importance": float(own[place]),
                 **({"sum": sums[name][place]} if sums else {}),
@@ -354,8 +385,8 @@ def scores_of(checkpoint: Checkpoint, seed: int | None = None, **fields: Any) ->
     """The scores that a run of a checkpoint measured.
 
     Args:
-        seed: of the header.
-        fields: of `Scores`, but those of the header.
+        seed: seed of the run, for the header.
+        fields: fields of `Scores` other than those of the header.
 
     Raises:
         PruneError: values that are not finite, or larger than a result may hold.
@@ -367,7 +398,7 @@ def scores_of(checkpoint: Checkpoint, seed: int | None = None, **fields: Any) ->
         return Scores(**head, **fields)
     except ValidationError as error:
         raise PruneError(
-            f"The scores cannot be stored: {first_fault(error)}", "Compute with --dtype float32."
+            f"The scores cannot be stored: {first_fault(error)}", "Compute with `dtype=float32`."
         ) from error
 
 
@@ -380,7 +411,8 @@ def read_scores(path: Path, kind: Kind = "head") -> Scores:
     scores = Scores.read(path)
     if scores.kind != kind:
         raise StatisticsError(
-            f"{path}: scores of {scores.kind}s, not of {kind}s.", f"Give a file of prunecli {COMMANDS[kind]}."
+            f"{path}: scores of {scores.kind}s, not of {kind}s.",
+            f"Give a file of prunecli {command_of(kind)}.",
         )
     return scores
 
@@ -390,7 +422,7 @@ def merge(parts: Sequence[Scores], names: Sequence[str] | None = None) -> Scores
 
     Args:
         parts: at least one; several only of methods in `ADDITIVE`.
-        names: how messages call them; default: scores 1, 2, ...
+        names: names of the parts in messages. Default: scores 1, 2, ...
 
     Raises:
         StatisticsError: of different models, units, methods or tasks, or not sums.
@@ -400,7 +432,7 @@ def merge(parts: Sequence[Scores], names: Sequence[str] | None = None) -> Scores
     if len(parts) == 1:
         return first
     for name, part in zip(names, parts, strict=True):
-        if part.method not in ADDITIVE:
+        if not part.measure.additive:
             raise StatisticsError(
                 f"{name}: scores of the method {part.method} are no sums, and cannot be merged.",
                 "Give one file, or several of another method, such as gradient.",

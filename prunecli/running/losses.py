@@ -75,7 +75,7 @@ def require_finite(losses: Tensor, batch: Batch, text: str | None = None) -> Non
         raise DataError(
             f"{example if text is None else f'{text}, {example}'}: the loss is {losses[row].item()}, "
             "not a finite number",
-            "The weights are damaged, or overflow the type: try --dtype float32.",
+            "The weights are damaged, or overflow the type: try `dtype=float32`.",
         )
 
 

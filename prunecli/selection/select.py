@@ -1,93 +1,239 @@
 """How many units of each axis stay, and which: pure functions of the units' values.
 
-Of an axis always those of the highest values stay; a budget says how many. Of equal values the first stay.
+Within an axis the units of the highest values stay; of equal values the first. A `Budget` says how many. The algorithms
+of 2212.09811, 4.3, are budgets with a `balance`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
-from typing import Any
+from fractions import Fraction
+from math import ceil, floor
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prunecli.errors import UsageError
+from prunecli.errors import StatisticsError, UsageError
 from prunecli.model.axes import Axis
-from prunecli.model.decision import Ranked
 from prunecli.tensors.quantities import exact_share
 
 Values = Mapping[str, NDArray[Any]]
 """Name of an axis -> `[units]`, in the order of `Axis.ids`: the more a unit matters, the higher."""
 Kept = Mapping[str, Sequence[int]]
 """Name of an axis -> ids of the units that stay."""
+HOLDERS = {"expert": "layer", "head": "attention", "unit": "FFN", "layer": "stack", "token": "vocabulary"}
+"""Kind of units -> what holds them, in words."""
+UNBOUNDED = 1 << 40
+"""A number of decoder units for which every axis is full, whatever the balance."""
+STEPS = 1000
+"""The released code tries theta = 0.001, 0.002, ..., 1."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How many units go, and from where. One of `ratio`, `count` and `keep` is given.
+    """How many units are removed, and from where.
 
     Attributes:
-        ratio: fraction of the units that goes, never less.
-        count: units of all axes that go.
-        keep: name of an axis -> units that stay.
-        together: whether the units of all axes are ranked together; else each axis loses the same part.
-        least: units that each axis keeps at least.
+        ratio: fraction of the units to remove, rounded up.
+        count: number of units to remove from all axes together.
+        keep: name of an axis, or a side -> number of units that the axis, or each axis of the side, keeps; instead of
+            `ratio` and `count`.
+        scope: axes that share one number of units to remove: each "axis" alone, all of a "side", or all of the "model".
+        balance: encoder units that stay for each decoder unit. If None, every axis loses the same fraction, or the
+            units of the model are ranked by their values. If given, all axes of a side keep the same number of units;
+            in the scopes "side" and "model" as many as have less than theta of their axis' mass before them (eq. 5).
+        least: number of units that each axis keeps at least.
         multiple: an axis that loses units keeps a multiple of it, the next lower but for `least`.
-        even: every axis keeps the same number of units, the largest of these that removes enough; None: any number.
-        groups: runs of equal length that the units of an axis lie in, of which each keeps as many.
+        even: numbers of units, of which every axis keeps the largest that removes enough. If None, any number.
+        groups: runs of equal length that the units of an axis lie in, of which each keeps the same number; with a
+            balance a divisor of `multiple`.
+        released: count thresholds as the code does that the authors of 2212.09811 released.
     """
 
     ratio: float | None = None
     count: int | None = None
     keep: Mapping[str, int] | None = None
-    together: bool = False
+    scope: Literal["axis", "side", "model"] = "axis"
+    balance: Fraction | None = None
     least: int = 0
     multiple: int = 1
     even: tuple[int, ...] | None = None
     groups: int = 1
+    released: bool = False
 
     def removed(self, axes: Sequence[Axis]) -> int:
-        """How many units of these axes would go.
+        """Number of units of these axes to remove.
 
         Raises:
             UsageError: the ratio is outside [0, 1).
         """
         if self.count is not None or self.ratio is None:
             return self.count or 0
-        share = exact_share(self.ratio, f"{axes[0].kind}s", 0.25)
-        return ceil(share * sum(len(axis.ids) for axis in axes))
+        return ceil(exact_share(self.ratio, f"{axes[0].kind}s", 0.25) * held_in(axes))
 
     def removable(self, axes: Sequence[Axis]) -> int:
-        """`removed`, if so many may go.
+        """Number of units to remove, if these axes can lose so many.
 
         Raises:
-            UsageError: more go than may.
+            UsageError: they cannot.
         """
-        held, kind, removed = sum(len(axis.ids) for axis in axes), axes[0].kind, self.removed(axes)
+        kind, removed = axes[0].kind, self.removed(axes)
         free = sum(max(len(axis.ids) - self.least, 0) for axis in axes)
         if not 0 <= removed <= free:
             bound = f", of which each keeps {self.least}" if self.least else ""
             raise UsageError(
-                f"{removed} {kind}s would go; {len(axes)} axes hold {held}{bound}: at most {free} can.",
+                f"{removed} {kind}s would go; {len(axes)} axes hold {held_in(axes)}{bound}: at most {free} can.",
                 f"Remove fewer {kind}s.",
             )
         return removed
 
+    @property
+    def ranks_all(self) -> bool:
+        """Whether the units of all axes are compared with each other by their values."""
+        return self.scope == "model" and self.balance is None and self.even is None and self.keep is None
+
+    def words(self, kind: str) -> tuple[str, str]:
+        """Which units stay; and why some may stay below the cut-off ("": none can)."""
+        holder = HOLDERS.get(kind, "axis")
+        least = f"each {holder} keeps at least {self.least}" if self.least and self.scope != "axis" else ""
+        each = f"group of each {holder}" if self.groups > 1 else holder
+        return (
+            f"the lowest of all {kind}s go" if self.ranks_all else f"the highest of each {each} stay",
+            least,
+        )
+
+    def parts(self, axes: Sequence[Axis]) -> dict[str, list[Axis]]:
+        """Name of an axis, a side or "model" -> the axes that share one number of units."""
+        found: dict[str, list[Axis]] = {}
+        for axis in axes:
+            found.setdefault({"axis": axis.name, "side": axis.side, "model": "model"}[self.scope], []).append(
+                axis
+            )
+        return found
+
+    def lowest(self, axes: Sequence[Axis]) -> int:
+        """The smallest number of units that these axes can keep: `least` of each, or all, in multiples."""
+        step = self.multiple
+        return sum(min(ceil(self.least / step), len(axis.ids) // step) * step for axis in axes)
+
+    def shared_out(self, axes: Sequence[Axis]) -> dict[str, int]:
+        """Number of units that each of `parts` keeps, by the balance.
+
+        The number d of decoder units is the largest that fits. Encoder axes keep floor(balance x d); an encoder's whole
+        side floor(balance x L_enc / L_dec x d), L counting axes. A part that would exceed its axes, or fall below the
+        minimum, stops there and the other side gets the rest. A model with one side has no balance to keep.
+
+        Raises:
+            UsageError: the budget leaves too few units, or asks for more than there are.
+        """
+        parts, step = self.parts(axes), self.multiple
+        if self.keep is not None:
+            self._check_stated(axes, self.keep)
+            return {
+                name: sum(min(self.keep[axis.side], len(axis.ids)) for axis in own)
+                for name, own in parts.items()
+            }
+        keep = max(held_in(axes) - self.removed(axes), 0)
+        self._check_feasible(axes, keep)
+        has_sides = len({own[0].side for own in parts.values()}) == 2
+        scale = {  # units of the part for each unit of a decoder's part
+            name: Fraction(len(own), len(parts.get("decoder", own)))
+            * (self.balance or 1 if has_sides and own[0].side == "encoder" else 1)
+            for name, own in parts.items()
+        }
+        bounds = {
+            name: (self.lowest(own), sum(len(axis.ids) // step * step for axis in own))
+            for name, own in parts.items()
+        }
+
+        def counts(decoder: int) -> dict[str, int]:
+            return {
+                name: min(most, max(least, floor(scale[name] * decoder) // step * step))
+                for name, (least, most) in bounds.items()
+            }
+
+        return counts(bisect_right(range(UNBOUNDED), keep, key=lambda d: sum(counts(d).values())) - 1)
+
+    def _check_feasible(self, axes: Sequence[Axis], keep: int) -> None:
+        """Refuse to keep only `keep` units if the axes need more, with the arithmetic."""
+        step, held, lowest, kind = self.multiple, held_in(axes), self.lowest(axes), axes[0].kind
+        minimum = ceil(self.least / step) * step
+        for axis in axes if self.scope == "axis" and step > 1 else ():
+            if len(axis.ids) < minimum:
+                raise UsageError(
+                    f"{axis.module} holds {len(axis.ids)} {kind}s: no multiple of {step} lies between the "
+                    f"{minimum - step + 1} or more that are needed and those.",
+                    "Give a smaller --multiple-of, or none.",
+                )
+        if keep < lowest:
+            raise UsageError(
+                f"{keep} of {held} {kind}s would stay: fewer than {minimum} in each of {len(axes)} sparse layers "
+                f"({lowest} in all).",
+                f"Remove at most {floor((1 - Fraction(lowest, held)) * 1000) / 10:g}% (--ratio)"
+                + (", or lower --min." if minimum > 2 else "; the router picks that many for each token."),
+            )
+
+    def _check_stated(self, axes: Sequence[Axis], by_side: Mapping[str, int]) -> None:
+        """Refuse impossible numbers of `--experts-per-layer`."""
+        if self.scope == "model":
+            raise UsageError(
+                "--strategy global-threshold takes one count for the whole model, not --experts-per-layer.",
+                "Give --ratio or --fit, or --strategy side-threshold.",
+            )
+        for side, count in by_side.items():
+            most = max((len(axis.ids) for axis in axes if axis.side == side), default=count)
+            if count % self.multiple or not self.least <= count <= most:
+                raise UsageError(
+                    f"--experts-per-layer asks for {count} in each {side} layer: it must be a multiple of "
+                    f"{self.multiple}, from {self.least} to {most}.",
+                    "The router needs so many, in groups of equal size; see --multiple-of.",
+                )
+
+
+def held_in(axes: Iterable[Axis]) -> int:
+    """Number of units that the axes hold."""
+    return sum(len(axis.ids) for axis in axes)
+
 
 def select(axes: Sequence[Axis], values: Values, budget: Budget) -> dict[str, tuple[int, ...]]:
-    """Name of each axis -> ids that stay, in the order of `Axis.ids`.
+    """Name of each axis -> ids of the units that stay, in the order of `Axis.ids`.
 
     Raises:
         UsageError: a budget that these axes cannot meet.
+        StatisticsError: with a balance, an axis whose values do not add up to a positive number.
     """
-    counts = allotted(axes, values, budget)
-    return {axis.name: best(axis, values[axis.name], counts[axis.name], budget.groups) for axis in axes}
+    return select_with_thresholds(axes, values, budget)[0]
+
+
+def select_with_thresholds(
+    axes: Sequence[Axis], values: Values, budget: Budget
+) -> tuple[dict[str, tuple[int, ...]], dict[str, float]]:
+    """The selection of `select`; and theta of eq. 5 under "model" or of each side, if the budget has thresholds.
+
+    Raises:
+        UsageError, StatisticsError: as `select`.
+    """
+    thetas: dict[str, float] = {}
+    if budget.balance is None:
+        counts = allotted(axes, values, budget)
+    else:
+        counts = budget.shared_out(axes)
+        phi = {axis.name: shares(axis, values[axis.name]) for axis in axes}
+        for part, own in budget.parts(axes).items() if budget.scope != "axis" else ():
+            if budget.released:
+                found, thetas[part] = released_threshold(own, phi, counts[part], budget.least)
+            else:
+                found, thetas[part] = threshold(own, phi, counts[part], budget.least, budget.groups)
+            counts |= found
+    kept = {axis.name: best(axis, values[axis.name], counts[axis.name], budget.groups) for axis in axes}
+    return kept, thetas
 
 
 def allotted(axes: Sequence[Axis], values: Values, budget: Budget) -> dict[str, int]:
-    """Name of each axis -> how many of its units stay.
+    """Name of each axis -> number of its units that stay, under a budget without a balance.
 
     Raises:
         UsageError: as `select`.
@@ -97,7 +243,7 @@ def allotted(axes: Sequence[Axis], values: Values, budget: Budget) -> dict[str, 
         return {name: min(budget.keep[name], number) for name, number in held.items()}
     if budget.even is not None:
         counts = dict.fromkeys(held, _even(axes, budget))
-    elif budget.together:
+    elif budget.scope == "model":
         counts = _ranked_together(axes, values, budget)
     else:
         counts = {axis.name: held[axis.name] - budget.removed([axis]) for axis in axes}
@@ -110,7 +256,7 @@ def allotted(axes: Sequence[Axis], values: Values, budget: Budget) -> dict[str, 
 
 
 def best(axis: Axis, values: NDArray[Any], count: int, groups: int = 1) -> tuple[int, ...]:
-    """The `count` units of the highest values, as many of each group, in the order of `Axis.ids`.
+    """The `count` units of the highest values, the same number of each group, in the order of `Axis.ids`.
 
     Raises:
         UsageError: the groups do not divide the units, or the count.
@@ -127,14 +273,14 @@ def best(axis: Axis, values: NDArray[Any], count: int, groups: int = 1) -> tuple
 
 
 def ranks(values: NDArray[Any], groups: int = 1) -> NDArray[np.int64]:
-    """`[units]`: how many units of its group a unit comes after; groups are runs of equal length."""
+    """`[units]`: number of units of its group that come before a unit; groups are runs of equal length."""
     by_group = np.asarray(values, np.float64).reshape(groups, -1)
     order = np.argsort(-by_group, axis=1, kind="stable")
     return np.argsort(order, axis=1, kind="stable").reshape(-1)
 
 
 def _ranked_together(axes: Sequence[Axis], values: Values, budget: Budget) -> dict[str, int]:
-    """Units of all axes by value, then by rank in their own axis, then by axis; the last go, where they may."""
+    """Rank the units of all axes by value, then by rank in their own axis, then by axis; the last ones go."""
     own = [ranks(values[axis.name], budget.groups) for axis in axes]
     flat = np.concatenate([np.asarray(values[axis.name], np.float64) for axis in axes])
     rank, number = np.concatenate(own), np.repeat(np.arange(len(axes)), [len(axis.ids) for axis in axes])
@@ -146,7 +292,7 @@ def _ranked_together(axes: Sequence[Axis], values: Values, budget: Budget) -> di
 
 
 def _even(axes: Sequence[Axis], budget: Budget) -> int:
-    """How many units each axis keeps, so that all keep as many and enough go."""
+    """Number of units that each axis keeps, the same for all, so that enough are removed."""
     held = [len(axis.ids) for axis in axes]
     most = min(*held, (sum(held) - budget.removable(axes)) // len(held))
     least = max(budget.least, 1)
@@ -161,46 +307,77 @@ def _even(axes: Sequence[Axis], budget: Budget) -> int:
     return max(able)
 
 
-def places_of(
-    axes: Sequence[Axis],
-    kept: Kept,
-    values: Values | None = None,
-    *,
-    cut: str = "",
-    groups: int = 1,
-    alone: Mapping[str, Kept] | None = None,
-    tokens: Mapping[str, int] | None = None,
-) -> tuple[Ranked, ...]:
-    """The units that were up for a choice, axis by axis or group by group, with what they were compared by.
+def shares(axis: Axis, values: NDArray[Any]) -> NDArray[np.float64]:
+    """`[units]`, phi: the values divided by their sum.
+
+    Raises:
+        StatisticsError: the sum is not positive: no token reaches any expert that the layer holds.
+    """
+    importance = np.asarray(values, np.float64)
+    total = importance.sum()
+    if not 0 < total < np.inf:
+        raise StatisticsError(
+            f"{axis.module}: the statistics route no token to the {axis.kind}s that it holds.",
+            "Collect the gates of this checkpoint, with these languages.",
+        )
+    return np.asarray(importance / total)
+
+
+def threshold(
+    axes: Sequence[Axis], phi: Values, count: int, minimum: int, groups: int = 1
+) -> tuple[dict[str, int], float]:
+    """Global threshold (eq. 5): sum_k max(minimum, min(n_k | sum_{i <= n_k} phi(e_ki) >= theta)) = count.
+
+    A unit stays while the mass before it is below theta, so the `count` units with the least mass before them stay,
+    after the first `minimum` of each axis. Equal masses go by rank, then by axis: the count is exact. If a router picks
+    groups first, the units of one rank within their groups stay or go together.
 
     Args:
-        axes: that the choice was among.
-        kept: which units stay.
-        values: None: they were compared by nothing.
-        cut: what all axes are compared under; "": each is compared alone.
-        groups: of each axis.
-        tokens: name of an axis -> tokens that its values were measured on.
-        alone: language or text -> the units that would stay for it alone, of the axes where it counts.
+        axes: at least one.
+        phi: `shares` of each axis.
+        count: units to keep in these axes.
+        minimum: units to keep in each axis, too.
+        groups: number of groups of equal size in each axis; the count is rounded down to a multiple of it.
+
+    Returns:
+        Name of each axis -> number of units that stay; and theta: the least mass before a removed unit, or 1.
     """
-    places = []
+    before: dict[str, NDArray[np.float64]] = {}
     for axis in axes:
-        size = len(axis.ids) // groups
-        for group in range(groups):
-            own = slice(group * size, (group + 1) * size)
-            places.append(
-                Ranked.of(
-                    (axis.name, axis.side, axis.layer),
-                    axis.ids[own],
-                    kept[axis.name],
-                    None if values is None else np.asarray(values[axis.name])[own],
-                    attention=axis.attention,
-                    tokens=(tokens or {}).get(axis.name),
-                    cut=f"{axis.name}, group {group}" if groups > 1 else cut,
-                    alone={
-                        text: np.isin(sorted(axis.ids[own]), of_text[axis.name])
-                        for text, of_text in (alone or {}).items()
-                        if axis.name in of_text
-                    },
-                )
-            )
-    return tuple(places)
+        ranked = -np.sort(-phi[axis.name].reshape(groups, -1), axis=1)
+        mass = np.cumsum(ranked.sum(axis=0))
+        before[axis.name] = np.concatenate(([0.0], mass[:-1] / mass[-1]))  # 1 before units of no importance
+    removed = held_in(axes) - count // groups * groups
+    budget = Budget(count=removed, scope="model", least=minimum, groups=groups)
+    # Masses can be equal in floating point where values are not: they say how many units stay, not which.
+    counts = allotted(axes, {name: -np.tile(mass, groups) for name, mass in before.items()}, budget)
+    after = [
+        mass[counts[name] // groups] for name, mass in before.items() if counts[name] < groups * len(mass)
+    ]
+    return counts, float(min(after, default=1.0))
+
+
+def released_threshold(
+    axes: Sequence[Axis], phi: Values, count: int, minimum: int
+) -> tuple[dict[str, int], float]:
+    """The threshold as the authors' released code counts it, for statistics that they published.
+
+    It differs from eq. 5 in three ways. The first `minimum` units of an axis stay, and their mass is left out of the
+    sum. A later unit stays if the mass up to and including it is below theta. And theta is the first multiple of 0.001
+    that keeps at least `count`, which the axes then fill in order, so that the last ones get fewer. An axis whose mass
+    lies on its first units therefore keeps many more than by eq. 5.
+
+    Args and Returns as for `threshold`; the published model has no groups.
+    """
+    first = {axis.name: min(minimum, len(axis.ids)) for axis in axes}
+    masses = [np.cumsum(-np.sort(-phi[name])[least:]) for name, least in first.items()]
+    for step in range(1, STEPS + 1):
+        theta = step / STEPS
+        below = [int((mass < theta).sum()) for mass in masses]
+        if sum(first.values()) + sum(below) >= count:
+            break
+    counts, left = {}, count - sum(first.values())
+    for (name, least), more in zip(first.items(), below, strict=True):
+        counts[name] = least + min(more, left)
+        left -= counts[name] - least
+    return counts, theta

@@ -95,18 +95,13 @@ class Move:
             for start in range(0, self.nbytes, step)
         ]
 
-    def carry_out(self) -> int:
-        """Do it; returns the bytes written. Moves with disjoint targets may be carried out side by side.
+    def carry_out(self, fill: Fill) -> int:
+        """Do it with the source's bytes as `fill` gives them; returns the bytes written.
 
         Raises:
             CheckpointError: the source file ends early, or a value cannot be cast.
             OSError: the disk is full, among others.
         """
-        ask_for(self.source, self.source_offset, self.nbytes)
-        return self.carry_out_from(reading(self.source, self.source_offset, self.nbytes))
-
-    def carry_out_from(self, fill: Fill) -> int:
-        """The same with the source's bytes as `fill` gives them."""
         step = self.block_bytes(BLOCK_BYTES)
         buffer = np.empty(min(step, self.nbytes), np.uint8)
         offset = self.target_offset
@@ -162,9 +157,9 @@ def ask_for(source: Handle, offset: int, nbytes: int) -> None:
 
 @dataclass(frozen=True)
 class Gather:
-    """Moves from neighbouring places of one file elsewhere, in the order of their places: one request.
+    """Moves from neighbouring places of one file, in the order of their places: one request to a file elsewhere.
 
-    What lies between them comes too, and is dropped.
+    What lies between them comes too, and is dropped. Those with disjoint targets may be carried out side by side.
     """
 
     moves: tuple[Move, ...]
@@ -185,26 +180,29 @@ class Gather:
         return sum(move.written for move in self.moves)
 
     def carry_out(self) -> int:
-        """As `Move.carry_out`."""
+        """Do it; returns the bytes written; raises as `Move.carry_out`."""
         first, last = self.moves[0], self.moves[-1]
         position, written = first.source_offset, 0
+        ask_for(first.source, position, first.nbytes)
         fill = reading(first.source, position, last.source_offset + last.nbytes - position)
         for move in self.moves:
             if gap := move.source_offset - position:
                 fill(memoryview(bytearray(gap)))
-            written += move.carry_out_from(fill)
+            written += move.carry_out(fill)
             position = move.source_offset + move.nbytes
         return written
 
 
 def gathered(moves: Iterable[Move]) -> list[Gather]:
-    """Moves from files elsewhere as requests of at most `REQUEST_BYTES`, in the order of what they write."""
+    """Moves one by one, but those from files elsewhere as requests of at most `REQUEST_BYTES`."""
 
     def place(move: Move) -> tuple[int, int, int]:
         return id(move.source), move.source_offset, move.source_offset + move.nbytes
 
-    requests = [Gather(tuple(group)) for group in near(moves, place, GAP_BYTES, REQUEST_BYTES)]
-    return sorted(requests, key=lambda request: request.target_offset)
+    moves = list(moves)
+    far = [move for move in moves if not isinstance(move.source, int)]
+    requests = [Gather(tuple(group)) for group in near(far, place, GAP_BYTES, REQUEST_BYTES)]
+    return [*(Gather((move,)) for move in moves if isinstance(move.source, int)), *requests]
 
 
 def near(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -12,11 +13,9 @@ from prunecli.architectures import FAMILIES, OLDER_TYPES, REDUCED_PREFIX
 from prunecli.errors import CheckpointError
 from prunecli.tensors.hub.names import no_such_directory
 from prunecli.tensors.json_files import DEEPEST, is_deep, is_finite, read_object
-from prunecli.tensors.other_formats import of_directory, of_file
-from prunecli.tensors.pickled import read_pickled
 from prunecli.tensors.reader import WeightFile
-from prunecli.tensors.safetensors_files import read_header
-from prunecli.tensors.side_files import MODULES_FILE, folders_of
+from prunecli.tensors.side_files import MODULES_FILE, folders_of, of_directory, of_file
+from prunecli.tensors.weight_files import read_header, read_pickled
 
 WEIGHT_NAMES = ("model.safetensors", "pytorch_model.bin")
 """In the order in which transformers looks for them; each may also be sharded under NAME.index.json."""
@@ -77,20 +76,16 @@ def find_weights(
         index = directory / f"{name}.index.json"
         if index.is_file():
             return _sharded(directory, index, elsewhere)
+    remedy = ""
+    if (directory / "config.json").is_file():
+        model_type = str(read_config(directory).get("model_type")).removeprefix(REDUCED_PREFIX)
+        if model_type in FAMILIES:  # then a config.json is all that training from random weights needs
+            command = f"prunecli finetune --from-scratch {shlex.quote(str(directory))}"
+            remedy = f", or train it from random ones: {command}"
     raise _elsewhere(directory) or CheckpointError(
         f"{directory}: holds no weights ({' or '.join(WEIGHT_NAMES)}, or an index of shards)",
-        f"Download or copy the weight files into it{_or_train(directory)}.",
+        f"Download or copy the weight files into it{remedy}.",
     )
-
-
-def _or_train(directory: Path) -> str:
-    """The other remedy, where a config.json is all that training from random weights needs: the family is declared."""
-    if not (directory / "config.json").is_file():
-        return ""
-    model_type = str(read_config(directory).get("model_type")).removeprefix(REDUCED_PREFIX)
-    if model_type not in FAMILIES:
-        return ""
-    return f", or train it from random ones: prunecli finetune --from-scratch {shlex.quote(str(directory))}"
 
 
 def _elsewhere(directory: Path) -> CheckpointError | None:
@@ -130,7 +125,7 @@ def _sharded(directory: Path, index: Path, elsewhere: Mapping[str, WeightFile]) 
             )
         if path.suffix not in (".safetensors", ".bin"):
             raise CheckpointError(f'{index}: "{shard}" is no weight file', "Download it again.")
-    missing = [shard for shard, path in shards.items() if shard not in elsewhere and not _is_file(path)]
+    missing = [shard for shard, path in shards.items() if shard not in elsewhere and not os.path.isfile(path)]  # noqa: PTH113 (a name that no file system takes)
     if missing:
         raise CheckpointError(
             f"{directory / missing[0]}: missing ({len(missing)} of {len(shards)} files in {index.name})",
@@ -145,17 +140,12 @@ def _sharded(directory: Path, index: Path, elsewhere: Mapping[str, WeightFile]) 
         )
     if sum(len(file.tensors) for file in files.values()) == len(weight_map):
         return (*files.values(),)
-    return tuple(_chosen(file, shard, weight_map) for shard, file in files.items())
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name that no file system takes
-        return False
-
-
-def _chosen(file: WeightFile, shard: str, weight_map: dict[str, str]) -> WeightFile:
-    """The file without tensors that the index assigns to another one."""
-    kept = {name: stored for name, stored in file.tensors.items() if weight_map.get(name, shard) == shard}
-    return WeightFile(file.path, kept, file.spool)
+    # Without tensors that the index assigns to another file.
+    return tuple(
+        WeightFile(
+            file.path,
+            {name: held for name, held in file.tensors.items() if weight_map.get(name, shard) == shard},
+            file.spool,
+        )
+        for shard, file in files.items()
+    )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from prunecli.errors import OutputError, PruneError
 from prunecli.tensors.json_files import HALF
-from prunecli.tensors.transaction import new_file
+from prunecli.tensors.transaction import new_file, refuse_output
 
 _OTHER_RESULTS = (".csv", ".md", ".tex", ".png", ".html", ".hyp", ".outputs.safetensors")
 
@@ -31,7 +30,7 @@ def write_json(
         PruneError: a number is NaN or infinite and may not be, or a value has no form in JSON.
     """
     path = Path(path)
-    _refuse_unwritable(path, force=force)
+    refuse_output(path, "file", force=force)
     try:
         text = escaped(_text(payload, 0, allow_nan=allow_nan)) + "\n"
     except (TypeError, ValueError) as error:
@@ -48,7 +47,7 @@ def refuse_unwritable(path: Path, *, force: bool) -> None:
             of prunecli's, or lies in no directory, or in one that cannot be written to; or a directory, or a
             link, stands where an unfinished run keeps its state.
     """
-    _refuse_unwritable(path, force=force)
+    refuse_output(path, "file", force=force)
     if path.is_file() and not _is_replaceable(path):
         raise OutputError(
             f"{path}: no result of prunecli's; --force replaces only those",
@@ -61,21 +60,6 @@ def refuse_unwritable(path: Path, *, force: bool) -> None:
                 f"{kept}: a {what}, where an unfinished run would keep its state",
                 "Remove it, or choose another output.",
             )
-
-
-def _refuse_unwritable(path: Path, *, force: bool) -> None:
-    if path.is_dir():
-        raise OutputError(f"{path}: a directory, where a file is to be written", "Choose another output.")
-    if os.path.lexists(path) and not force:
-        raise OutputError(f"{path}: exists already", "Choose another output, or replace it with --force.")
-    if os.path.lexists(path) and not path.is_file():
-        raise OutputError(f"{path}: not a file, which alone --force replaces", "Choose another output.")
-    if not path.parent.is_dir():
-        raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another output.")
-    if not os.access(path.parent, os.W_OK):
-        raise OutputError(
-            f"{path}: nothing can be written in {path.absolute().parent}", "Choose another output."
-        )
 
 
 def _is_replaceable(path: Path) -> bool:
@@ -112,21 +96,14 @@ def escaped(text: str) -> str:
 def _text(value: Any, depth: int, *, allow_nan: bool) -> str:
     """JSON with one space of indent per level; a list of plain values stays on one line."""
     pad = "\n" + " " * (depth + 1)
-    end = "\n" + " " * depth
     if isinstance(value, Mapping) and value:
-        fields = (
+        items = [
             f"{json.dumps(str(key), ensure_ascii=False)}: {_text(item, depth + 1, allow_nan=allow_nan)}"
             for key, item in value.items()
-        )
-        return "{" + pad + f",{pad}".join(fields) + end + "}"
+        ]
+        return "{" + pad + f",{pad}".join(items) + pad[:-1] + "}"
     if isinstance(value, (list, tuple)) and any(isinstance(item, (list, tuple, Mapping)) for item in value):
-        return (
-            "["
-            + pad
-            + f",{pad}".join(_text(item, depth + 1, allow_nan=allow_nan) for item in value)
-            + end
-            + "]"
-        )
-    return json.dumps(
-        dict(value) if isinstance(value, Mapping) else value, ensure_ascii=False, allow_nan=allow_nan
-    )
+        items = [_text(item, depth + 1, allow_nan=allow_nan) for item in value]
+        return "[" + pad + f",{pad}".join(items) + pad[:-1] + "]"
+    plain = dict(value) if isinstance(value, Mapping) else value
+    return json.dumps(plain, ensure_ascii=False, allow_nan=allow_nan)

@@ -118,11 +118,10 @@ def parse_dtype(text: str) -> str:
     return dtype
 
 
-def parse_computed(text: str, option: str = "--dtype", also: tuple[str, ...] = ()) -> str:
+def parse_computed(text: str, also: tuple[str, ...] = ()) -> str:
     """The one of `COMPUTED` that is written "float16", "torch.float16", "fp16", "half" or "F16".
 
     Args:
-        option: that a message names.
         also: other words that are answers.
 
     Raises:
@@ -135,7 +134,7 @@ def parse_computed(text: str, option: str = "--dtype", also: tuple[str, ...] = (
     except UsageError:
         name = ""
     if name not in COMPUTED:
-        raise UsageError(f"{option} {text}: no such type", f"Choose {', '.join((*also, *COMPUTED))}.")
+        raise UsageError(f"`dtype={text}`: no such type", f"Choose {', '.join((*also, *COMPUTED))}.")
     return name
 
 

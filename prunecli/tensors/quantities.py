@@ -24,11 +24,11 @@ def parse_share(text: str) -> float:
     except InvalidOperation:
         value = Decimal("NaN")
     if not value.is_finite():
-        raise UsageError(f"--ratio {text}: not a number", "Write a fraction or per cent: 0.8 or 80%.")
+        raise UsageError("not a number", "Write a fraction or per cent: 0.8 or 80%.")
     if number != written:
         return float(value / 100)
     if 1 < value <= 100:
-        raise UsageError(f"--ratio {text} is more than everything", f"Write {value / 100} or {value}%.")
+        raise UsageError("more than everything", f"Write {value / 100} or {value}%.")
     return float(value)
 
 
@@ -44,7 +44,7 @@ def exact_share(ratio: float, parts: str, usual: float) -> Fraction:
     """
     if not 0 <= ratio < 1:
         raise UsageError(
-            f"--ratio {ratio:g} is outside [0, 1).",
+            f"`ratio={ratio:g}` is outside [0, 1).",
             f"It is the fraction of the {parts} to remove: {usual:g} removes {usual:.0%}.",
         )
     return Fraction(repr(float(ratio)))
@@ -67,7 +67,7 @@ def parse_size(text: str) -> int:
     unit = _UNITS.get(match.group(2).lower()) if match else None
     size = int(float(match.group(1)) * unit) if match and unit else 0
     if size < 1:
-        raise UsageError(f'"{text}" is not a size', 'Write it as "30GiB", "512MiB" or a number of bytes.')
+        raise UsageError("not a size", 'Write it as "30GiB", "512MiB" or a number of bytes.')
     return size
 
 
@@ -111,7 +111,7 @@ def parse_names(option: str, names: Names | None) -> tuple[str, ...]:
     text = as_text(names)
     listed = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if not all(listed):
-        raise UsageError(f"{option} {text!r}: an empty name.", "Separate names by single commas.")
+        raise UsageError(f"`{option}={text}`: an empty name.", "Separate names by single commas.")
     return listed
 
 

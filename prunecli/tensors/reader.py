@@ -188,7 +188,8 @@ class TensorReader:
         try:
             read_into(descriptor, offset + start_byte, view)
         except EOFError:
-            raise self._truncated(name) from None
+            file = self.files[self._stored[name][0]]
+            raise CheckpointError(f"{file}: truncated while it was read ({name})") from None
         return view
 
     def reading(self, name: str, start_byte: int, nbytes: int) -> Fill:
@@ -244,18 +245,17 @@ class TensorReader:
         if hasattr(self, "_files"):
             self.close()
 
-    def _truncated(self, name: str) -> CheckpointError:
-        file = self.files[self._stored[name][0]]
-        return CheckpointError(f"{file}: truncated while it was read ({name})")
-
     def _descriptor(self, index: int, spooled: bool) -> Handle:
-        key = index, spooled
-        if key not in self._descriptors:
-            file = self._files[index]
-            if spooled and file.spool is not None:
-                self._descriptors[key] = file.spool.fileno()
-            else:
-                self._descriptors[key] = _open(file.path)
+        key, file = (index, spooled), self._files[index]
+        if spooled and file.spool is not None:
+            self._descriptors[key] = file.spool.fileno()
+        elif key not in self._descriptors:
+            try:
+                self._descriptors[key] = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError as error:
+                raise CheckpointError(
+                    f"{file.path}: {error.strerror}", "It was there when the checkpoint was opened."
+                ) from error
         return self._descriptors[key]
 
     @cached_property
@@ -303,12 +303,3 @@ def read_into(file: Handle, offset: int, view: memoryview) -> None:
         if count == 0:
             raise EOFError
         done += count
-
-
-def _open(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{path}: {error.strerror}", "It was there when the checkpoint was opened."
-        ) from error

@@ -6,27 +6,24 @@ import errno
 import os
 import re
 import shutil
-import signal
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
-from hashlib import blake2s
 from pathlib import Path
 from platform import node
 from secrets import token_hex
-from types import FrameType
-from typing import NoReturn
 
 from prunecli.errors import HubError, OutputError
-from prunecli.tensors.journal import Journal, read, sync
-from prunecli.tensors.locks import writing
+from prunecli.processes import terminations_as_exit, undisturbed
+from prunecli.tensors.locks import acquire
 from prunecli.tensors.quantities import bytes_text
+from prunecli.tensors.unfinished import Journal, digest, sync
 
 SPARE_BYTES = 16 << 20
 """Room for the small files beside the weights."""
 
-_TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
+FOREIGN_SECONDS = 3600.0
+"""Time after which a result that another machine left unchanged is taken for abandoned."""
 
 
 @contextmanager
@@ -57,30 +54,25 @@ def new_directory(
     """
     target = Path(os.path.abspath(target))  # noqa: PTH100 (a link stays a link)
     refuse_target(target, force=force, source=source)
-    partial = _hidden_name(target, "partial")
-    begun: list[Path] = []
 
-    def clean() -> None:
-        begun.extend([] if resume is None else _unfinished(target, resume))
-        _sweep(target, begun)
+    def done(path: Path) -> int:
+        is_own = resume is not None and path.is_dir() and not path.is_symlink()
+        return Journal(path, resume).nbytes if is_own and resume is not None else 0
 
-    with _termination_as_exit():
-        is_kept = False
+    with terminations_as_exit():
         try:
-            with writing(_lock_name(target), clean):
+            with _hidden(target, done) as partial:
+                is_kept = False
                 try:
-                    require_space(target, needed_bytes - sum(_held(path, resume or "") for path in begun))
-                    try:
-                        begun.pop().rename(partial)
-                    except (IndexError, FileNotFoundError):  # nothing, or another writer took it up first
-                        partial.mkdir()
+                    require_space(target, needed_bytes - done(partial))
+                    partial.mkdir(exist_ok=True)
                     yield partial
                     _publish(partial, target, force=force)
                 except (HubError, SystemExit):
-                    is_kept = resume is not None and _held(partial, resume) > 0
+                    is_kept = done(partial) > 0
                     raise
                 finally:
-                    with _uninterrupted():
+                    with undisturbed():
                         if is_kept and resume is not None:
                             Journal(partial, resume).tidy()
                         else:
@@ -99,56 +91,60 @@ def new_file(path: Path) -> Iterator[Path]:
     Raises:
         OutputError: its directory does not exist, `path` is there and no file, or the file cannot be written.
     """
-    partial = _hidden_name(path, "partial")
-    if os.path.lexists(path) and not path.is_file():  # root may rename over a device such as /dev/null
-        raise OutputError(f"{path}: not a file, which alone is replaced", "Choose another output.")
+    refuse_output(path, "file", force=True)
     try:
-        with writing(_lock_name(path), lambda: _sweep(path)):
-            yield partial
-            partial.replace(path)
-    except FileNotFoundError as error:
-        if path.parent.is_dir():
-            raise output_error(path, error) from error
-        raise OutputError(
-            f"{path.parent}: no such directory", "Create it, or choose another output."
-        ) from None
+        with _hidden(path) as partial:
+            try:
+                yield partial
+                partial.replace(path)
+            finally:
+                with suppress(OSError):  # such as a name that is too long: then it was not made either
+                    partial.unlink(missing_ok=True)
     except OSError as error:
         raise output_error(path, error) from error
-    finally:
-        with suppress(OSError):  # such as a name that is too long: then it was not made either
-            partial.unlink(missing_ok=True)
+
+
+def refuse_output(path: Path, kind: str, *, force: bool) -> None:
+    """Refuse a place where no result can be written.
+
+    Args:
+        kind: "file" or "directory", which the result is.
+        force: whether a file is replaced; of directories, only checkpoints and empty ones.
+
+    Raises:
+        OutputError: something is there that is not replaced, or its directory is missing or cannot be written to.
+    """
+    other = "Choose another output."
+    parent = path.absolute().parent
+    if kind == "file" and path.is_dir():
+        raise OutputError(f"{path}: a directory, where a file is to be written", other)
+    if os.path.lexists(path):
+        if not force:
+            raise OutputError(f"{path}: exists already", "Choose another output, or replace it with --force.")
+        if kind == "file" and not path.is_file():  # root may rename over a device such as /dev/null
+            raise OutputError(f"{path}: not a file, which alone is replaced", other)
+        is_old = path.is_dir() and not path.is_symlink()
+        if kind == "directory" and not (
+            is_old and ((path / "config.json").is_file() or not any(path.iterdir()))
+        ):
+            raise OutputError(f"{path}: is not a checkpoint directory; --force replaces only those", other)
+    if not parent.is_dir():
+        raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another output.")
+    if not os.access(parent, os.W_OK):
+        raise OutputError(f"{path}: nothing can be written in {parent}", other)
 
 
 def refuse_target(target: Path, *, force: bool, source: Path | None = None) -> None:
-    """Refuse a place where a result cannot go, before any work is done.
+    """`refuse_output` for a checkpoint directory, which must not overlap the one that it is made of.
 
     Raises:
-        OutputError: it overlaps `source`, exists (with `force`: and is not a checkpoint), has no parent, or one that
-            cannot be written to.
+        OutputError: as `refuse_output`; or it overlaps `source`.
     """
     if source is not None:
         real, origin = target.resolve(), source.resolve()
         if real.is_relative_to(origin) or origin.is_relative_to(real):
-            raise OutputError(f"{target}: overlaps the checkpoint {source}", "Choose another --output.")
-    if os.path.lexists(target) and not force:
-        raise OutputError(f"{target}: exists already", "Choose another --output, or replace it with --force.")
-    if os.path.lexists(target) and not _is_replaceable(target):
-        raise OutputError(
-            f"{target}: is not a checkpoint directory; --force replaces only those",
-            "Choose another --output.",
-        )
-    if not target.absolute().parent.is_dir():
-        raise OutputError(f"{target.parent}: no such directory", "Make it first, or choose another --output.")
-    if not os.access(target.absolute().parent, os.W_OK):
-        raise OutputError(
-            f"{target}: nothing can be written in {target.absolute().parent}", "Choose another --output."
-        )
-
-
-def _is_replaceable(target: Path) -> bool:
-    if target.is_symlink() or not target.is_dir():
-        return False
-    return (target / "config.json").is_file() or not any(target.iterdir())
+            raise OutputError(f"{target}: overlaps the checkpoint {source}", "Choose another output.")
+    refuse_output(target, "directory", force=force)
 
 
 def require_space(target: Path, needed_bytes: int) -> None:
@@ -162,145 +158,104 @@ def require_space(target: Path, needed_bytes: int) -> None:
         needed = bytes_text(needed_bytes + SPARE_BYTES)
         raise OutputError(
             f"{target.parent}: {needed} are needed, {bytes_text(free)} are free",
-            "Free some space, or choose another --output.",
+            "Free some space, or choose another output.",
         )
-
-
-def _publish(partial: Path, target: Path, *, force: bool) -> None:
-    if os.path.lexists(target):
-        refuse_target(target, force=force)  # it appeared meanwhile
-        # A power failure must not take the old result and the new one.
-        for folder, _, files in os.walk(partial, topdown=False):
-            for name in files:
-                sync(Path(folder) / name)
-            sync(Path(folder))
-        old = _hidden_name(target, "old")
-        with _uninterrupted():
-            target.rename(old)
-            try:
-                partial.rename(target)
-            except BaseException:
-                old.rename(target)
-                raise
-            shutil.rmtree(old, ignore_errors=True)
-    else:
-        partial.rename(target)
-
-
-_LEFT = r"\.\d+(?:-(?P<boot>\w{6})(?P<host>\w{6})\w{4})?\.(?P<kind>partial|old)"
-"""What the hidden names of unfinished and of replaced results end with; in 0.2.0 with the process alone."""
-
-FOREIGN_SECONDS = 3600.0
-"""Time after which a result that another machine left unchanged is taken for abandoned."""
-
-
-@cache
-def _machine() -> tuple[str, str]:
-    """Short digests of the running kernel, which containers share, and of the host's name, which outlives a boot."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-    except OSError:  # not on Linux
-        boot = b""
-    boot_digest, host_digest = (
-        blake2s(each, digest_size=3).hexdigest() for each in (boot, os.fsencode(node()))
-    )
-    return boot_digest, host_digest
-
-
-def _hidden_name(target: Path, kind: str) -> Path:
-    """A name for what this process writes or replaces; no other process has the same."""
-    return target.with_name(f".{target.name}.{os.getpid()}-{''.join(_machine())}{token_hex(2)}.{kind}")
-
-
-def _lock_name(target: Path) -> Path:
-    return target.with_name(f".{target.name}.prunecli-lock")
 
 
 def output_error(target: Path, error: OSError) -> OutputError:
     """What is said where the system refuses to write."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return OutputError(
-            f"{target}: the disk is full; nothing was written", "Free some space, or choose another --output."
+            f"{target}: the disk is full; nothing was written", "Free some space, or choose another output."
         )
     of = f" ({error.filename})" if error.filename else ""
-    return OutputError(f"{target}: not written: {error.strerror or error}{of}", "Choose another --output.")
+    return OutputError(f"{target}: not written: {error.strerror or error}{of}", "Choose another output.")
 
 
-def _abandoned(target: Path) -> dict[Path, str]:
-    """What ended writers of `target` left: path -> kind. The caller holds the lock of the writers alone."""
-    found = {}
-    _lock_name(target).touch()
-    now = _lock_name(target).stat().st_mtime  # by the clock of the file system
-    for path in target.parent.iterdir():
-        if match := re.fullmatch(re.escape(f".{target.name}") + _LEFT, path.name):
-            own = match["boot"] is None or match["boot"] == _machine()[0] or match["host"] == _machine()[1]
-            # A network file system may keep locks to the machine: a writer elsewhere is seen by what it writes.
-            with suppress(FileNotFoundError):
-                changed = max(each.lstat().st_mtime for each in (path, *path.rglob("*")))
-                if own or now - changed > FOREIGN_SECONDS:
-                    found[path] = match["kind"]
-    return found
-
-
-def _unfinished(target: Path, key: str) -> list[Path]:
-    """The directory with most of this work that ended processes left, if there is one."""
-    found = [
-        (_held(path, key), path)
-        for path, kind in _abandoned(target).items()
-        if kind == "partial" and not path.is_symlink()
-    ]
-    return [path for held, path in [max(found, default=(0, target))] if held]
-
-
-def _held(directory: Path, key: str) -> int:
-    """Bytes of this work that are done in a directory."""
-    return read(directory, key).nbytes
-
-
-def _sweep(target: Path, spared: Sequence[Path] = ()) -> None:
-    """Remove what killed processes left behind, `spared` excepted; a killed swap gives the old result back."""
-    for path, kind in _abandoned(target).items():
-        if path in spared:
-            continue
-        if kind == "old" and not os.path.lexists(target):
-            path.rename(target)
-        elif path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _termination_as_exit() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the process as an exception, so that cleaning up happens; main thread only."""
-    is_main = threading.current_thread() is threading.main_thread()
-    signals = [n for n in _TERMINATIONS if is_main and signal.getsignal(n) == signal.SIG_DFL]
-    for number in signals:
-        signal.signal(number, _exit)
-    try:
-        yield
-    finally:
-        for number in signals:
-            signal.signal(number, signal.SIG_DFL)
-
-
-def _exit(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
-    raise SystemExit(128 + number)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C and polite kills wait until the block ends; main thread only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
+def _publish(partial: Path, target: Path, *, force: bool) -> None:
+    if not os.path.lexists(target):
+        partial.rename(target)
         return
-    arrived: list[int] = []
-    numbers = (int(signal.SIGINT), *_TERMINATIONS)
-    before = [signal.signal(number, lambda got, _frame: arrived.append(got)) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-    if arrived:
-        signal.raise_signal(arrived[0])
+    refuse_target(target, force=force)  # it appeared meanwhile
+    # A power failure must not take the old result and the new one.
+    for folder, _, files in os.walk(partial, topdown=False):
+        for name in files:
+            sync(Path(folder) / name)
+        sync(Path(folder))
+    old = partial.with_suffix(".old")
+    with undisturbed():
+        target.rename(old)
+        try:
+            partial.rename(target)
+        except BaseException:
+            old.rename(target)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@cache
+def _machine() -> tuple[str, str]:
+    """Short digests of the running kernel, which containers share, and of the host's name, which outlives a boot."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    names = (boot.read_text() if boot.is_file() else node(), node())
+    return digest(names[0])[:6], digest(names[1])[:6]
+
+
+@contextmanager
+def _hidden(target: Path, done: Callable[[Path], int] = lambda _: 0) -> Iterator[Path]:
+    """A hidden name beside `target`, whose lock this process holds within the block.
+
+    A writer called TOKEN writes `.NAME.TOKEN.partial`, replaces `.NAME.TOKEN.old` and holds the lock
+    `.NAME.TOKEN.lock`. Where the lock can be had, the writer has ended: its files go, and an old result that was on its
+    way out comes back. Where the file system has no locks, nothing is taken for abandoned.
+
+    Args:
+        done: bytes of a partial result from which this process goes on; it takes over the one with most.
+    """
+    pattern = re.compile(re.escape(f".{target.name}.") + r"(\d+(?:-\w+)?)\.(?:partial|old|lock)")
+    tokens = {match[1] for path in target.parent.iterdir() if (match := pattern.fullmatch(path.name))}
+    with ExitStack() as locks:
+
+        def place(token: str, ending: str) -> Path:
+            return target.with_name(f".{target.name}.{token}.{ending}")
+
+        def locked(token: str) -> bool:
+            path = place(token, "lock")
+            try:
+                held = acquire(path)
+            except BlockingIOError:
+                return False
+            if held is None:
+                return False
+            locks.callback(os.close, held)
+            locks.callback(path.unlink, missing_ok=True)
+            return True
+
+        def is_left(token: str) -> bool:
+            """A network file system may keep locks to the machine: a writer elsewhere is seen by what it writes."""
+            if "-" not in token or any(digest in token for digest in _machine()):
+                return True
+            os.utime(place(token, "lock"))
+            now = place(token, "lock").stat().st_mtime  # by the clock of the file system
+            found = [place(token, ending) for ending in ("partial", "old") if place(token, ending).exists()]
+            files = [file for path in found for file in (path, *path.rglob("*"))]
+            return now - max((file.lstat().st_mtime for file in files), default=0) > FOREIGN_SECONDS
+
+        ended = sorted(
+            (token for token in tokens if locked(token) and is_left(token)),
+            key=lambda token: done(place(token, "partial")),
+        )
+        taken = ended[-1] if ended and done(place(ended[-1], "partial")) else None
+        for token in ended:
+            old = place(token, "old")
+            if os.path.lexists(old) and not os.path.lexists(target):
+                old.rename(target)
+            for path in (old, *([] if token == taken else [place(token, "partial")])):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+        if taken is None:
+            taken = f"{os.getpid()}-{''.join(_machine())}{token_hex(2)}"
+            locked(taken)
+        yield place(taken, "partial")

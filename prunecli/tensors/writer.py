@@ -7,16 +7,15 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 
 from prunecli.progress import Progress, silent
 from prunecli.tensors.computing import Block, blocks
 from prunecli.tensors.copying import Gather, Move, gathered, reserve
 from prunecli.tensors.dtypes import itemsize
-from prunecli.tensors.journal import Begun, Journal
 from prunecli.tensors.reader import TensorReader
 from prunecli.tensors.stream import Copy, Output, Slices, byte_ranges, check_expressions
+from prunecli.tensors.unfinished import Journal, digest
 
 SHARD_BYTES = 5_000_000_000
 SINGLE_FILE = "model.safetensors"
@@ -81,7 +80,7 @@ def write_tensors(
                 continue
             _write_shard(source, shard, directory / file, advance, journal)
             if journal is not None:
-                journal.add(file)
+                journal.note(file, (directory / file).stat().st_size)
     if count > 1:
         index = {
             "metadata": {
@@ -148,8 +147,7 @@ def _write_shard(
 ) -> None:
     ordered = in_place(shard)
     head = header_bytes(ordered)
-    begun = None if journal is None else journal.content.begun
-    is_begun = begun is not None and begun.file == path.name
+    is_begun = journal is not None and path.name in journal.records
     with path.open("r+b" if is_begun else "wb", buffering=0) as file:
         reserve(file.fileno(), len(head) + sum(output.nbytes for output in ordered))
         file.write(head)
@@ -157,20 +155,14 @@ def _write_shard(
         try:
             jobs = _jobs(source, ordered, file.fileno(), len(head))
             layout = "" if journal is None else _layout(jobs)
-            done = 0 if journal is None else journal.done(path.name, layout)
-            if begun is not None and sum(job.written for job in jobs[:done]) != begun.nbytes:
-                done = 0  # the note is damaged
-            nbytes, noted = 0, 0
-            for job in jobs[:done]:
-                nbytes = noted = nbytes + job.written
-                advance(job.nbytes if source.is_remote and not isinstance(job, Block) else job.written)
-            for number, (job, written) in enumerate(
-                [(job, pool.submit(job.carry_out)) for job in jobs[done:]], start=done + 1
-            ):
-                nbytes += written.result()
-                advance(job.nbytes if source.is_remote and not isinstance(job, Block) else job.written)
+            done = 0 if journal is None else journal.steps(path.name, layout)
+            nbytes = noted = sum(job.written for job in jobs[:done])
+            submitted = [None] * done + [pool.submit(job.carry_out) for job in jobs[done:]]
+            for number, (job, written) in enumerate(zip(jobs, submitted, strict=True), start=1):
+                nbytes += written.result() if written is not None else 0
+                advance(job.nbytes if source.is_remote and isinstance(job, Gather) else job.written)
                 if journal is not None and nbytes - noted >= NOTE_BYTES:
-                    journal.note(Begun(path.name, layout, number, nbytes))
+                    journal.note(path.name, nbytes, number, layout)
                     noted = nbytes
         except BaseException:
             source.interrupt()
@@ -179,13 +171,10 @@ def _write_shard(
             pool.shutdown(cancel_futures=True)
 
 
-def _layout(jobs: Sequence[Move | Gather | Block]) -> str:
+def _layout(jobs: Sequence[Gather | Block]) -> str:
     """Which step writes what, as a digest: they differ where other files of the source lie here already."""
-    places = [
-        [(move.target_offset, move.written) for move in (job.moves if isinstance(job, Gather) else (job,))]
-        for job in jobs
-    ]
-    return sha256(json.dumps(places).encode()).hexdigest()
+    parts = [job.moves if isinstance(job, Gather) else (job,) for job in jobs]
+    return digest([[(move.target_offset, move.written) for move in moves] for moves in parts])
 
 
 def _worked(source: TensorReader, output: Output) -> int:
@@ -198,7 +187,7 @@ def _worked(source: TensorReader, output: Output) -> int:
 
 def _jobs(
     source: TensorReader, outputs: Sequence[Output], target: int, start: int
-) -> Sequence[Move | Gather | Block]:
+) -> Sequence[Gather | Block]:
     """Work that may be done side by side, in the order of the file `target`, whose tensors begin at `start`."""
     moved: list[tuple[Output, int]] = []
     computed: list[Block] = []
@@ -212,13 +201,8 @@ def _jobs(
         else:
             computed += blocks(source, output, target, start)
         start += output.nbytes
-    parts = [part for move in coalesced(_moves(source, moved, target)) for part in move.parts()]
-    jobs: list[Move | Gather | Block] = [
-        *(part for part in parts if isinstance(part.source, int)),
-        *gathered(part for part in parts if not isinstance(part.source, int)),
-        *computed,
-    ]
-    return sorted(jobs, key=lambda job: job.target_offset)
+    parts = (part for move in coalesced(_moves(source, moved, target)) for part in move.parts())
+    return sorted([*gathered(parts), *computed], key=lambda job: job.target_offset)
 
 
 def _moves(source: TensorReader, outputs: Iterable[tuple[Output, int]], target: int) -> Iterator[Move]:

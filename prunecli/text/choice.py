@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any, TypeAlias
 
-from prunecli.choices import Choices, paths
-from prunecli.errors import UsageError
+from pydantic import BeforeValidator
+
+from prunecli.errors import DataError, UsageError
+from prunecli.options import TEXT, Files, Options, option, paths
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.quantities import Names, parse_names
+from prunecli.text.files import TextFile, parse_text_file
 from prunecli.text.labelled import LabelledText, read_labelled
 from prunecli.text.parallel import (
     ParallelText,
@@ -31,33 +35,47 @@ WHOLE_SPLITS = ("train", "val", "dev")
 
 _PLAIN: tuple[TaskName, ...] = ("mlm", "lm")
 _TASKS: Mapping[str, tuple[TaskName, ...]] = {
-    **dict.fromkeys(("--data", "--source-file", "--target-file", "--langs", "--pairs"), ("translation",)),
-    **dict.fromkeys(
-        ("--valid-split", "--spm", "--hypotheses", "--groups", "--beam", "--comet"), ("translation",)
-    ),
-    **dict.fromkeys(("--labelled", "--valid-labelled"), ("classification",)),
-    **dict.fromkeys(("--text", "--valid-text", "--whole-files", "--lines", "--context", "--memory"), _PLAIN),
-    **dict.fromkeys(("--stride", "--continuations"), ("lm",)),
+    **dict.fromkeys(("data", "source_file", "target_file", "langs", "pairs"), ("translation",)),
+    **dict.fromkeys(("valid_split", "spm", "hypotheses", "groups", "beam", "comet"), ("translation",)),
+    **dict.fromkeys(("labelled", "valid_labelled"), ("classification",)),
+    **dict.fromkeys(("files", "valid_text", "whole_files", "context", "memory"), _PLAIN),
+    **dict.fromkeys(("stride", "continuations"), ("lm",)),
 }
 """Option -> the tasks that it goes with."""
 _OF_EMBEDDING = (
-    *("--data", "--source-file", "--target-file", "--langs", "--pairs"),
-    *("--labelled", "--text", "--whole-files", "--lines", "--context"),
-    *("--valid-split", "--valid-text", "--valid-labelled"),
+    *("data", "source_file", "target_file", "langs", "pairs"),
+    *("labelled", "files", "whole_files", "context"),
+    *("valid_split", "valid_text", "valid_labelled"),
 )
 """Options that go with the vectors of texts."""
 _NEEDS: Mapping[TrainingTask, str] = {
-    "translation": "Give --data DIR, or --source-file, --target-file and --pairs.",
-    "classification": "Give --labelled FILE: label<TAB>text on every line, or JSON lines.",
-    "lm": "Give --text FILE.",
-    **dict.fromkeys(("mlm", "feature-extraction"), "Give --text FILE, one text a line."),
-    "embedding": "Give --text FILE, one text a line; --labelled FILE of scored pairs; or --data DIR of aligned text.",
+    "translation": "Give `data=DIR`, or `source_file`, `target_file` and `pairs`.",
+    "classification": "Give `labelled=FILE`: label<TAB>text on every line, or JSON lines.",
+    "lm": "Give `files=FILE`.",
+    **dict.fromkeys(("mlm", "feature-extraction"), "Give `files=FILE`, one text a line."),
+    "embedding": "Give `files=FILE`, one text a line; `labelled=FILE` of scored pairs; or `data=DIR` of aligned text.",
 }
 """Task -> the text that it needs."""
 
 
+NamedText: TypeAlias = Annotated[
+    TextFile, BeforeValidator(lambda value: parse_text_file(value) if isinstance(value, str) else value)
+]
+"""A file of text with a name, perhaps."""
+NAMED_TEXT = option(
+    (),
+    "File of plain text, or hf://ORG/NAME:SPLIT[:1000]:COLUMN; may be given again. With NAME= results are told apart "
+    "by name.",
+    metavar="[NAME=]FILE",
+    role="text",
+    repeated=True,
+    recorded=False,
+)
+"""Field `text` of commands that tell texts apart by name."""
+
+
 @dataclass(frozen=True)
-class Dataset(Choices):
+class Dataset:
     """The text of a task.
 
     Attributes:
@@ -93,43 +111,83 @@ class Lines:
     plain: PlainText | None
 
 
-@dataclass(frozen=True)
-class TextChoice(Choices):
-    """What names text; which of it is read depends on the task.
+class TextChoice(Options):
+    """Options that name text. The task decides which of them is read.
 
     Attributes:
-        data: directory of aligned text, see `read_parallel`.
-        split: of `data`; several, comma-separated, for `lines`.
-        source_file, target_file: of one direction, which `pairs` names.
-        langs, pairs: see `parse_pairs`.
-        files: of plain text.
-        names: of `files`, by which what is measured is told apart; empty: they have none.
-        whole_files: each of `files` is one text, or each of its lines is. If None, causal language models read whole
-            files, all others lines.
-        labelled: file of labelled text.
-        max_sentences: only the first so many, of plain text lines, see `read_plain`; None: all.
-        context: see `Dataset`.
-        demo: what `data` is where it is None: the demo's text; None: a text must be named.
+        names: name of each of `files`, by which measurements are told apart; empty: none.
+        demo: directory of the demo's text, which is read if `data` is None. If None, a text must be named.
     """
 
-    data: Path | str | None = None
-    split: str | None = None
-    source_file: Path | str | None = None
-    target_file: Path | str | None = None
-    langs: Names | None = None
-    pairs: Names | None = None
-    files: Path | str | Sequence[Path | str] = ()
+    data: Path | None = option(
+        None,
+        "Directory of aligned text: SPLIT.LANG (val.eng_Latn) or SPLIT/LANG.SPLIT, also .gz. Default: the demo's text.",
+        metavar="DIR",
+        role="text",
+        recorded=False,
+    )
+    files: Files = option(
+        (),
+        "File of plain text, or hf://ORG/NAME:SPLIT[:1000]:COLUMN; may be given again.",
+        flag="--text",
+        role="text",
+        recorded=False,
+    )
+    langs: Names | None = option(
+        None, "Languages of --data: all pairs between them.", metavar="A,B,C", panel=TEXT, recorded=False
+    )
+    pairs: Names | None = option(None, "Language pairs.", metavar="A-B,C-D", panel=TEXT, recorded=False)
+    split: str | None = option(None, "Split of --data. Default: val.", panel=TEXT, recorded=False)
+    source_file: Path | None = option(
+        None,
+        "Source sentences of one pair, one on each line; with --target-file and --pairs.",
+        panel=TEXT,
+        role="text",
+        recorded=False,
+    )
+    target_file: Path | None = option(
+        None,
+        "Target sentences of one pair, one on each line.",
+        panel=TEXT,
+        role="text",
+        recorded=False,
+    )
+    labelled: Path | None = option(
+        None,
+        "Labelled text: label, tab, text, perhaps a tab and a second text; or JSON lines.",
+        panel=TEXT,
+        role="text",
+        recorded=False,
+    )
+    whole_files: bool | None = option(
+        None,
+        "Each --text file is one document, or each of its lines is a text. Default: documents for causal language "
+        "models, lines for others.",
+        flag="--whole-files/--lines",
+        panel=TEXT,
+        recorded=False,
+    )
+    context: int | None = option(
+        None,
+        "Tokens of a window of plain text. Default: what the model takes, at most 2,048.",
+        panel=TEXT,
+        recorded=False,
+        ge=2,
+    )
+    max_sentences: int | None = option(
+        None,
+        "Read only the first N sentences, or lines of --text.",
+        panel=TEXT,
+        recorded=False,
+        ge=1,
+    )
     names: tuple[str, ...] = ()
-    whole_files: bool | None = None
-    labelled: Path | str | None = None
-    max_sentences: int | None = None
-    context: int | None = None
-    demo: Path | str | None = None
+    demo: Path | None = None
 
     @property
     def texts(self) -> tuple[str, ...]:
         """The pairs, languages or files that are named."""
-        named = parse_names("--pairs", self.pairs) or parse_names("--langs", self.langs)
+        named = parse_names("pairs", self.pairs) or parse_names("langs", self.langs)
         return named or tuple(map(str, paths(self.files or self.labelled or ())))
 
     @property
@@ -139,26 +197,27 @@ class TextChoice(Choices):
 
     @property
     def given(self) -> dict[str, bool]:
-        """Option that names text -> whether it was given."""
-        values = {
-            "--data": self.data,
-            "--source-file": self.source_file,
-            "--target-file": self.target_file,
-            "--langs": self.langs,
-            "--pairs": self.pairs,
-            "--text": self.files or None,
-            "--lines" if self.whole_files is False else "--whole-files": self.whole_files,
-            "--labelled": self.labelled,
-            "--context": self.context,
-        }
-        return {name: value is not None for name, value in values.items()}
+        """Name of each option that names text -> whether it was given."""
+        names = (
+            "data",
+            "source_file",
+            "target_file",
+            "langs",
+            "pairs",
+            "files",
+            "whole_files",
+            "labelled",
+            "context",
+        )
+        return {name: getattr(self, name) not in (None, ()) for name in names}
 
     @property
     def first_given(self) -> str | None:
-        """The first option that names text and was given."""
-        return next((name for name, is_given in self.given.items() if is_given), None)
+        """The first option that names text and was given, for messages."""
+        names = (_spelt(name, self.whole_files) for name, is_given in self.given.items() if is_given)
+        return next(names, None)
 
-    def check(
+    def check_task(
         self,
         task: TrainingTask,
         more: Mapping[str, bool] | None = None,
@@ -181,7 +240,8 @@ class TextChoice(Choices):
             tasks = (*_TASKS[name], *(also_plain if _TASKS[name] == _PLAIN else ()))
             fits = name in _OF_EMBEDDING if task == "embedding" else task in tasks
             if is_given and not fits:
-                raise UsageError(f"{name} goes with --task {' or '.join(tasks)}, not {task}", _NEEDS[task])
+                name = _spelt(name, self.whole_files)
+                raise UsageError(f"{name} goes with `task={' or '.join(tasks)}`, not {task}", _NEEDS[task])
         if task in (*_PLAIN, *also_plain) and not self.files:
             raise UsageError(f"{task} needs text", _NEEDS[task])
         if task == "classification" and self.labelled is None:
@@ -248,11 +308,11 @@ class TextChoice(Choices):
         if any(path is not None for path in files):
             if self.source_file is None or self.target_file is None or self.pairs is None:
                 raise UsageError(
-                    "--source-file, --target-file and --pairs go together",
-                    "Give all three: --source-file F --target-file G --pairs eng_Latn-fra_Latn.",
+                    "`source_file`, `target_file` and `pairs` go together",
+                    "Give all three, such as `pairs=eng_Latn-fra_Latn`.",
                 )
             if self.data is not None or self.langs is not None:
-                raise UsageError("--source-file does not go with --data or --langs", "Give one of them.")
+                raise UsageError("`source_file` does not go with `data` or `langs`", "Give one of them.")
             text = read_pair(self.source_file, self.target_file, self.pairs)
             return text.first(count), ((text.languages[0], text.languages[1]),)
         split = self.split_read or "val"
@@ -269,7 +329,7 @@ class TextChoice(Choices):
         demo = Path(self.demo)
         # In which languages: a model of the user's own knows others.
         names = ", ".join(languages_of(demo, "val"))
-        say(f"No --data given: using the demo's text, in {names}; give yours with --data.")
+        say(f"No `data` given: using the demo's text, in {names}; give yours with `data`.")
         return demo
 
     def selecting(self, task: TrainingTask, data: Path | None, split: str | None) -> TextChoice | None:
@@ -287,22 +347,14 @@ class TextChoice(Choices):
         if task == "translation":
             if self.source_file is not None and data is None:
                 raise UsageError(
-                    "--select-split: the text has no splits", "Name a directory with --select-data."
+                    "`select_split`: the text has no splits", "Name a directory with `select_data`."
                 )
-            return replace(
-                self,
-                data=data or self.data or self.demo,
-                split=split or self.split,
-                source_file=None,
-                target_file=None,
-            )
+            named = {"data": data or self.data or self.demo, "split": split or self.split}
+            return self.model_copy(update={**named, "source_file": None, "target_file": None})
         if split is not None or data is None:
-            raise UsageError("--select-split: the text has no splits", "Name a file with --select-data.")
-        return (
-            replace(self, labelled=data)
-            if task == "classification"
-            else replace(self, files=(data,), names=())
-        )
+            raise UsageError("`select_split`: the text has no splits", "Name a file with `select_data`.")
+        changed = {"labelled": data} if task == "classification" else {"files": (data,), "names": ()}
+        return self.model_copy(update=changed)
 
     def lines(self, say: Say = unsaid) -> Lines:
         """All lines of `split` (else of those of `WHOLE_SPLITS` that there are) and of `files`, in `langs`.
@@ -312,14 +364,14 @@ class TextChoice(Choices):
             DataError: no such directory, split, language or file; an empty one, or one that is not UTF-8.
         """
         if self.data is None and self.demo is None and (self.split is not None or self.langs is not None):
-            raise UsageError("--split and --langs go with --data.", "Name a directory of text with --data.")
+            raise UsageError("`split` and `langs` go with `data`.", "Name a directory of text with `data`.")
         texts: list[str] = []
         splits: tuple[str, ...] = ()
-        asked, languages = parse_names("--langs", self.langs), dict[str, None]()
+        asked, languages = parse_names("langs", self.langs), dict[str, None]()
         if self.data is not None or self.demo is not None:
             data = self._directory(say)
             present = tuple(name for name in WHOLE_SPLITS if has_split(data, name))
-            splits = parse_names("--split", self.split) or present or WHOLE_SPLITS[:1]
+            splits = parse_names("split", self.split) or present or WHOLE_SPLITS[:1]
             for split in splits:
                 text = read_parallel(data, split, asked or languages_of(data, split))
                 texts += [line for lines in text.sentences.values() for line in lines if line.strip()]
@@ -328,3 +380,42 @@ class TextChoice(Choices):
         for document in () if plain is None else plain.texts:
             texts += [line for line in document.split("\n") if line.strip()]
         return Lines(tuple(texts), splits, asked, tuple(languages), plain)
+
+
+def _spelt(name: str, whole_files: bool | None) -> str:
+    """Return an option for a message."""
+    return "`whole_files=False`" if name == "whole_files" and whole_files is False else f"`{name}`"
+
+
+def columns(text: Text, pairs: Pairs = ()) -> dict[str, list[str]]:
+    """Name of a column -> its texts, row by row; plain text is one column without a name.
+
+    Args:
+        pairs: of aligned text, whose languages alone are taken; none: all. Rows that are blank in one of them are left
+            out.
+
+    Raises:
+        DataError: labelled text with one text a line.
+    """
+    if isinstance(text, ParallelText):
+        names = dict.fromkeys(name for pair in pairs for name in pair) or dict.fromkeys(text.languages)
+        whole = [row for row in range(len(text)) if all(text.sentences[name][row].strip() for name in names)]
+        return {name: [text.sentences[name][row] for row in whole] for name in names}
+    if isinstance(text, LabelledText):
+        if text.seconds is None:
+            raise DataError(
+                f"{text.path}: one text a line, where pairs of texts have a similarity",
+                "A line is similarity<TAB>text<TAB>second text, or JSON with the keys label, text, text_b.",
+            )
+        return {"first texts": list(text.texts), "second texts": list(text.seconds)}
+    return {"": list(text.texts)}
+
+
+def described(text: Text) -> dict[str, Any]:
+    """The fields of a result that tell which text was read: `files`, `sha256`, and `whole_files` of plain text."""
+    if isinstance(text, ParallelText):
+        files = [f"{text.split}.{language}" for language in text.languages]
+    else:
+        files = [path.name for path in text.files]
+    whole = {"whole_files": text.whole_files} if isinstance(text, PlainText) else {}
+    return {"files": files, "sha256": text.sha256, **whole}

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.errors import DataError
-from prunecli.text.json_lines import parsed_line
-from prunecli.text.lines import SHOWN, read_lines, require_count
+from prunecli.text.files import SHOWN, parsed_line, read_lines, require_count
 
 _REMEDY = (
     "A line is label<TAB>text, label<TAB>text<TAB>second text, or JSON with the keys label, text, text_b."
@@ -76,22 +75,38 @@ def read_labelled(path: Path | str) -> LabelledText:
     """
     path = Path(path)
     numbered = [(number, line) for number, line in enumerate(read_lines(path), start=1) if line.strip()]
-    read = _json_line if numbered[0][1].lstrip().startswith("{") else _tab_line
-    rows = [(number, *read(f"{path}, line {number:,}", line)) for number, line in numbered]
-    paired = rows[0][3] is not None
-    for number, _, _, second in rows:
-        if (second is not None) != paired:
-            have, first = ("no second text", "one") if paired else ("a second text", "none")
-            raise DataError(
-                f"{path}, line {number:,}: {have}, where line {rows[0][0]:,} has {first}", _REMEDY
+    is_json = numbered[0][1].lstrip().startswith("{")
+    rows = []
+    for number, line in numbered:
+        where = f"{path}, line {number:,}"
+        row = _json_fields(where, line) if is_json else line.split("\t")
+        if len(row) not in (2, 3):
+            what = (
+                "no label (the line holds no tab)"
+                if len(row) == 1
+                else f"{len(row)} fields, where 2 or 3 are expected"
             )
-    return LabelledText(
-        path,
-        labels=tuple(row[1] for row in rows),
-        texts=tuple(row[2] for row in rows),
-        seconds=tuple(row[3] or "" for row in rows) if paired else None,
-        lines=tuple(row[0] for row in rows),
-    )
+            raise DataError(f"{where}: {what}", _REMEDY)
+        for what, value in zip(("label", "text", "text"), row, strict=False):
+            if not isinstance(value, str) or not value.strip():
+                raise DataError(f"{where}: no {what}", _REMEDY)
+        rows.append([value.strip() for value in row])
+        if len(row) != len(rows[0]):
+            have, first = ("no second text", "one") if len(row) == 2 else ("a second text", "none")
+            raise DataError(f"{where}: {have}, where line {numbered[0][0]:,} has {first}", _REMEDY)
+    labels, texts, *seconds = zip(*rows, strict=True)
+    lines = tuple(number for number, _ in numbered)
+    return LabelledText(path, labels, texts, seconds[0] if seconds else None, lines)
+
+
+def _json_fields(where: str, line: str) -> list[Any]:
+    row = parsed_line(where, line, _REMEDY)
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: not a JSON object", _REMEDY)
+    label, second = row.get("label"), row.get("text_b")
+    if isinstance(label, int) and not isinstance(label, bool):
+        label = str(label)
+    return [label, row.get("text"), *([] if second is None else [second])]
 
 
 def label_ids(text: LabelledText, names: Mapping[int, str]) -> list[int]:
@@ -117,31 +132,3 @@ def label_ids(text: LabelledText, names: Mapping[int, str]) -> list[int]:
             )
         ids.append(number)
     return ids
-
-
-def _tab_line(where: str, line: str) -> tuple[str, str, str | None]:
-    fields = line.split("\t")
-    if len(fields) == 1:
-        raise DataError(f"{where}: no label (the line holds no tab)", _REMEDY)
-    if len(fields) > 3:
-        raise DataError(f"{where}: {len(fields)} fields, where 2 or 3 are expected", _REMEDY)
-    return _checked(where, fields[0], fields[1], fields[2] if len(fields) == 3 else None)
-
-
-def _json_line(where: str, line: str) -> tuple[str, str, str | None]:
-    row = parsed_line(where, line, _REMEDY)
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: not a JSON object", _REMEDY)
-    label = row.get("label")
-    if isinstance(label, int) and not isinstance(label, bool):
-        label = str(label)
-    return _checked(where, label, row.get("text"), row.get("text_b"))
-
-
-def _checked(where: str, label: Any, text: Any, second: Any) -> tuple[str, str, str | None]:
-    if not isinstance(label, str) or not label.strip():
-        raise DataError(f"{where}: no label", _REMEDY)
-    for value in (text, "-" if second is None else second):
-        if not isinstance(value, str) or not value.strip():
-            raise DataError(f"{where}: no text", _REMEDY)
-    return label.strip(), text.strip(), None if second is None else second.strip()

@@ -9,9 +9,14 @@ from typing import Any
 
 from prunecli.architectures import OLDER_TYPES, REDUCED_PREFIX
 from prunecli.errors import CheckpointError, DataError, kind_and_reason
-from prunecli.tensors.git_lfs import refuse_pointers_beside_weights
-from prunecli.tensors.json_files import LONE, has_lone_surrogates, lenient, read_object
-from prunecli.text.lines import near_names
+from prunecli.tensors.json_files import (
+    LONE,
+    has_lone_surrogates,
+    lenient,
+    read_object,
+    refuse_pointers_beside_weights,
+)
+from prunecli.text.files import near_names
 
 Tokenizer = Any
 """A tokenizer of transformers."""

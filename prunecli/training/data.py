@@ -21,8 +21,7 @@ from prunecli.running.masking import mlm_examples
 from prunecli.running.runner import ignored
 from prunecli.running.windows import packed_examples
 from prunecli.text.batching import length_bucketed
-from prunecli.text.choice import Text, TextChoice
-from prunecli.text.columns import columns
+from prunecli.text.choice import Text, TextChoice, columns
 from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText, has_split, lines_sha256, pair_name, read_parallel
 from prunecli.text.plain import PlainText

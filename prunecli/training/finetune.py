@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic.dataclasses import dataclass
+
 from prunecli import processes
-from prunecli.choices import Choices
 from prunecli.errors import OutputError, UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.conversion import PEFT, require_package
@@ -24,7 +24,7 @@ from prunecli.tensors.side_files import in_one_line
 from prunecli.tensors.transaction import output_error, refuse_target
 from prunecli.text.choice import TextChoice
 from prunecli.text.tasks import HEADLESS, TrainingTask
-from prunecli.training.data import read_training_data
+from prunecli.training.data import TrainingData, read_training_data
 from prunecli.training.loss import headless_loss
 from prunecli.training.options import TrainingOptions
 from prunecli.training.parts import finetune_step, outputs_of, stage
@@ -35,7 +35,7 @@ from prunecli.training.watch import Keep
 
 
 @dataclass(frozen=True)
-class Destination(Choices):
+class Destination:
     """Where the result goes, and how.
 
     Attributes:
@@ -84,6 +84,17 @@ class Destination(Choices):
             )
 
 
+def _preview(start: Start, data: TrainingData, options: TrainingOptions, destination: Destination) -> str:
+    """Return the line that says what a run would do."""
+    ends = {"updates": options.steps, "epochs": options.epochs, "minutes": options.minutes}
+    until = " or ".join(f"{count:g} {name}" for name, count in ends.items() if count is not None)
+    beside = "" if options.teacher is None else f", taught by {options.teacher}"
+    return (
+        f"Dry run: would train {start.path} for {data.task} on {len(data.train):,} texts{beside}, for {until}, and "
+        f"write {destination.output}; nothing is trained or written."
+    )
+
+
 def finetune(
     start: Start | Path | str,
     choice: TextChoice,
@@ -93,6 +104,7 @@ def finetune(
     valid: TextChoice | None = None,
     task: TrainingTask | None = None,
     resume: bool = True,
+    dry_run: bool = False,
     progress: Progress = silent,
     say: Say = unsaid,
     warn: Say = unsaid,
@@ -106,6 +118,7 @@ def finetune(
         valid: that to validate with; see `read_training_data`.
         task: None: what the model is for.
         resume: go on where the same call was interrupted.
+        dry_run: only check options, model and text; `say` is called with what would be done.
         say: hears what is chosen by itself, and of each validation.
         warn: hears what the result lacks.
 
@@ -125,11 +138,11 @@ def finetune(
     identity = start.identity()
     task = task or start.task(say)
     validating = {
-        "--valid-split": valid.split is not None,
-        "--valid-text": bool(valid.files),
-        "--valid-labelled": valid.labelled is not None,
+        "valid_split": valid.split is not None,
+        "valid_text": bool(valid.files),
+        "valid_labelled": valid.labelled is not None,
     }
-    choice.check(task, validating, also_plain=("feature-extraction",))
+    choice.check_task(task, validating, also_plain=("feature-extraction",))
     if task in HEADLESS:
         what = "vectors" if task == "embedding" else "hidden states"
         if options.teacher is None:
@@ -142,10 +155,13 @@ def finetune(
                 "--task embedding does not go with --from-scratch: no config.json says how texts are pooled",
                 "Train a checkpoint that prune-layers or another command made of the teacher.",
             )
-        options = replace(options, loss=headless_loss(options.loss, task))
+        options = options.model_copy(update={"loss": headless_loss(options.loss, task)})
     data = read_training_data(task, choice, valid, say)
     if task != "translation" and options.metric != "loss":
-        raise UsageError(f"--metric {options.metric} goes with --task translation", "Leave it out.")
+        raise UsageError(f"`metric={options.metric}` goes with `task=translation`", "Leave it out.")
+    if dry_run:
+        say(_preview(start, data, options, destination))
+        return None
     state = state_directory(destination.output)
     if destination.keeps and not state.is_dir():
         for path in destination.steps.glob("step-*/config.json"):  # of an earlier run

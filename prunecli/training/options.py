@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Literal
 
-from prunecli.choices import Choices
+from prunecli.evaluation.on_text import RunOptions
+from prunecli.options import (
+    ADVANCED,
+    COMPUTE,
+    TRAINING,
+    VALIDATION,
+    CheckpointPath,
+    ComputeDtype,
+    option,
+)
 
 ValidationMetric = Literal["loss", "chrf++"]
 
@@ -36,56 +44,99 @@ class LossOptions:
     hidden: float = 0.0
 
 
-@dataclass(frozen=True)
-class TrainingOptions(Choices):
-    """How a model is trained.
+class TrainingOptions(RunOptions):
+    """Options that say how a model is trained.
 
     Attributes:
-        loss: what is made small.
-        steps: updates of the weights.
-        epochs: passes over the text, where `steps` is None.
-        minutes: stop after so long, or None.
-        batch_tokens: padded tokens of a batch's longer side, on each process.
-        accumulate: batches of an update, on each process.
-        learning_rate: the highest, from which it falls with 1/sqrt(updates).
-        warmup: updates until it is reached.
+        loss: what is minimised.
         betas: Adam's.
-        clip_norm: longest gradient; 0: any.
-        dtype: "float32"; "bfloat16", or "float16" with a scaled loss, for autocast with weights kept in float32.
-        device: "auto", "cpu", "cuda": one for each process.
-        eval_every: updates between two validations, each of which keeps the state.
-        metric: by which the best model is chosen.
-        patience: stop after so many validations without a better one; None: never.
-        beam: of the translations that chrF++ scores.
-        teacher: checkpoint to learn from, or None.
         context: tokens of a window of plain text; None: see `window_length`.
-        dropout: rate of all dropouts while it is trained; None: those of config.json.
-        train: the part whose parameters learn.
-        lora: rank of the updates that learn in the place of weights; None: weights learn.
-        gradient_checkpointing: compute a layer's activations again on the way back, rather than keep them.
-        seed: of the order of the batches, of dropout and of what is masked.
     """
 
-    loss: LossOptions = field(default_factory=LossOptions)
-    steps: int | None = 1000
-    epochs: float | None = None
-    minutes: float | None = None
-    batch_tokens: int = 4096
-    accumulate: int = 1
-    learning_rate: float = FINETUNE_RATE
-    warmup: int = FINETUNE_WARMUP
+    teacher: CheckpointPath | None = option(
+        None,
+        "Checkpoint to learn from, with the same vocabulary: for instance the one that was reduced.",
+        metavar="CHECKPOINT",
+        role="checkpoint",
+    )
+    steps: int | None = option(1000, "Number of updates. Default: 1000, or until --minutes are over.", ge=1)
+    epochs: float | None = option(
+        None, "Number of passes over the text, instead of updates.", metavar="E", gt=0
+    )
+    minutes: float | None = option(None, "Stop after this time, validations included.", metavar="M", gt=0)
+    learning_rate: float = option(
+        FINETUNE_RATE,
+        "Highest learning rate, after the warm-up; then it falls with the inverse square root of the updates. Default: "
+        "1e-4; 7e-4 from scratch.",
+        metavar="R",
+        panel=TRAINING,
+        gt=0,
+    )
+    warmup: int = option(
+        FINETUNE_WARMUP,
+        "Number of updates in which the learning rate rises. Default: 200; 4000 from scratch.",
+        panel=TRAINING,
+        ge=0,
+    )
+    train: TrainedPart = option("all", "Part that learns; the rest stays as it is.", panel=TRAINING)
+    lora: int | None = option(
+        None,
+        "Learn updates of rank R of the linear layers of attentions and FFNs, or with --train experts of experts. They "
+        "are merged in the result; needs peft.",
+        metavar="R",
+        panel=TRAINING,
+        ge=1,
+    )
+    dropout: float | None = option(
+        None,
+        "Rate of all dropouts, in training alone. Default: that of config.json.",
+        metavar="P",
+        panel=TRAINING,
+        ge=0,
+        le=0.99,
+        hidden=True,
+    )
+    clip_norm: float = option(
+        1.0, "Largest norm of the gradient of an update; 0: no limit.", panel=TRAINING, ge=0, hidden=True
+    )
+    eval_every: int = option(
+        500,
+        "Number of updates between validations, at which the state is stored too.",
+        panel=VALIDATION,
+        ge=1,
+    )
+    metric: ValidationMetric = option(
+        "loss", "Score by which the best model is chosen.", flag="--measure", panel=VALIDATION
+    )
+    beam: int = option(1, "Beams of the translations for chrf++.", panel=VALIDATION, ge=1, hidden=True)
+    patience: int | None = option(
+        None, "Stop after N validations without a better one.", panel=VALIDATION, ge=1, hidden=True
+    )
+    batch_tokens: int = option(
+        4096,
+        "Padded tokens of a batch's longer side; fewer take less memory.",
+        panel=COMPUTE,
+        ge=1,
+    )
+    accumulate: int = option(1, "Number of batches of an update.", panel=COMPUTE, hidden=True, ge=1)
+    dtype: ComputeDtype = option(
+        "float32",
+        "Type to compute in; weights are kept in float32; float16, on a GPU, scales the loss. Default: auto: bfloat16 "
+        "on a GPU of compute capability 8.0 or higher, else float32.",
+        flag="--compute-dtype",
+        metavar="TYPE",
+        panel=COMPUTE,
+    )
+    device: str = option(
+        "auto",
+        "auto (a GPU if there is one), cpu, cuda: one for each process.",
+        metavar="NAME",
+        panel=COMPUTE,
+    )
+    gradient_checkpointing: bool = option(
+        False, "Compute activations again in the backward pass: less memory, more time.", panel=COMPUTE
+    )
+    seed: int = option(0, "Seed of everything random.", panel=ADVANCED)
+    loss: LossOptions = LossOptions()
     betas: tuple[float, float] = (0.9, 0.98)  # 1706.03762, 5.3; 2309.01826 names none
-    clip_norm: float = 1.0
-    dtype: str = "float32"
-    device: str = "auto"
-    eval_every: int = 500
-    metric: ValidationMetric = "loss"
-    patience: int | None = None
-    beam: int = 1
-    teacher: Path | None = None
     context: int | None = None
-    dropout: float | None = None
-    train: TrainedPart = "all"
-    lora: int | None = None
-    gradient_checkpointing: bool = False
-    seed: int = 0

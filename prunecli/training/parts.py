@@ -258,7 +258,7 @@ def finetune_step(
     """The entry for `Structure.history`; of a model from scratch `config` is what it was made of."""
     values = {
         key: value
-        for key, value in asdict(options).items()
+        for key, value in options.values_of(TrainingOptions).items()
         if key not in ("loss", "device", "teacher", "minutes", "epochs", "steps", "patience")
         and value is not None
         and (key, value) not in WITHOUT_WORDS

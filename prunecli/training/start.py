@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from pydantic.dataclasses import dataclass
 
 from prunecli.architectures import (
     EXPERTS_ONLY,
@@ -16,7 +18,6 @@ from prunecli.architectures import (
     Architecture,
 )
 from prunecli.architectures.mixtures import IMAGES, LANGUAGE_MODEL, experts_alone
-from prunecli.choices import Choices
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, UsageError, kind_and_reason
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.declared import MOST_LAYERS, class_names, counts_experts, depths_beyond
@@ -45,7 +46,7 @@ TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.spm")
 
 
 @dataclass(frozen=True)
-class Start(Choices):
+class Start:
     """What training begins with.
 
     Attributes:

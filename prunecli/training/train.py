@@ -195,7 +195,7 @@ def _identity(options: TrainingOptions) -> dict[str, Any]:
         "gradient_checkpointing",
         *(("train",) if options.train == "all" else ()),  # prunecli 0.1.0 knew no other
     )
-    values = {key: value for key, value in asdict(options).items() if key not in apart}
+    values = {key: value for key, value in options.values_of(TrainingOptions).items() if key not in apart}
     teacher = None
     if options.teacher is not None:
         with open_model(options.teacher) as opened:

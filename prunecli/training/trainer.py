@@ -84,9 +84,9 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
     elif world_size() > 1:
         join()  # accelerate would, with a patience of half an hour
     if options.dtype == "bfloat16" and not on_cpu and not torch.cuda.is_bf16_supported():
-        raise UsageError("--dtype bfloat16: this GPU does not know it", "Choose --dtype float32.")
+        raise UsageError("`dtype=bfloat16`: this GPU does not know it", "Choose `dtype=float32`.")
     if options.dtype == "float16" and on_cpu:
-        raise UsageError("--dtype float16: only a GPU trains in it", "Choose bfloat16 or float32.")
+        raise UsageError("`dtype=float16`: only a GPU trains in it", "Choose bfloat16 or float32.")
     every = options.eval_every
     arguments = _Arguments(
         output_dir=str(state),

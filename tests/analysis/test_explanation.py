@@ -40,7 +40,7 @@ def thrice(tmp_path: Path) -> Path:
             tmp_path / "three",
         )
     with open_model(tmp_path / "three") as model:
-        plan = plan_ffn(model, FfnOptions(config="Shared", width=2, keep_units="norms"))
+        plan = plan_ffn(model, FfnOptions(preset="Shared", width=2, keep_units="norms"))
         apply(model, rewrite_shared(model, plan), tmp_path / "four")
     return tmp_path
 
@@ -104,7 +104,7 @@ def test_units_of_merged_ffns_are_told_of_the_merged_one(thrice: Path) -> None:
 def test_a_layer_is_told_its_number_of_now(thrice: Path) -> None:
     texts = [answer.text for answer in explain(thrice / "two", "layer 2")]
     assert texts == [
-        "Step 2, prune-layers: Decoder layer 2 was kept: named by --remove; it has no value.",
+        "Step 2, prune-layers: Decoder layer 2 was kept: named by remove; it has no value.",
         "In the result it is decoder layer 1.",
     ]
 

@@ -13,7 +13,6 @@ from prunecli.analysis.language_experts import (
     jaccard_matrix,
     leaves,
     spread_by_relation,
-    text_tree,
     two_triangles,
 )
 from tests.reference import jaccard as reference
@@ -69,7 +68,7 @@ def test_average_linkage_joins_at_the_distances_of_the_slow_restatement(vectors)
     if len({round(d, 9) for d in expected}) == len(expected) and len(_pairwise(vectors)) == len(
         set(_pairwise(vectors))
     ):
-        np.testing.assert_allclose(found.linkage[:, 2], expected)
+        np.testing.assert_allclose([row[2] for row in found.matrix], expected)
 
 
 def _pairwise(vectors):
@@ -84,15 +83,15 @@ def _pairwise(vectors):
 def test_every_language_is_a_leaf_once(count):
     found = cluster({f"l{i}": np.array([float(i * i)]) for i in range(count)})
     assert found is not None
-    assert sorted(leaves(found.root)) == sorted(found.languages)
-    assert found.order == tuple(leaves(found.root))
+    assert sorted(leaves(found.clusters)) == sorted(found.languages)
+    assert found.order == leaves(found.clusters)
 
 
 def test_tree_of_four_points_on_a_line():
     # a and b join at 1, with c at mean(4, 3) = 3.5, with far at mean(10, 9, 6) = 8.333.
     found = cluster(LINE, "average")
     assert found is not None
-    assert text_tree(found.root) == [
+    assert found.lines == [
         "8.333",
         "├─ 3.500",
         "│  ├─ 1.000",
@@ -101,8 +100,8 @@ def test_tree_of_four_points_on_a_line():
         "│  └─ c",
         "└─ far",
     ]
-    assert found.root.to_json()["members"][1] == "far"
-    assert found.root.to_json()["members"][0]["distance"] == pytest.approx(3.5)
+    assert found.clusters["members"][1] == "far"
+    assert found.clusters["members"][0]["distance"] == pytest.approx(3.5)
 
 
 @pytest.mark.parametrize("languages", [[], ["a"]])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +19,7 @@ from prunecli.analysis.model_similarity import (
     plain_portions,
     random_label,
 )
-from prunecli.analysis.similarity_results import (
-    constant_components,
-    corresponding,
-    side_means,
-    similarity_of,
-    successive,
-)
+from prunecli.analysis.similarity_results import similarity_of
 from prunecli.errors import DataError
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.drawing import random_model
@@ -61,8 +57,17 @@ def compared(
     return compare(opened, parallel_portions(TEXT, pairs), OPTIONS)
 
 
-def result(comparison: Comparison) -> Similarity:
-    return similarity_of(comparison, format=Similarity.FORMAT, checkpoints=["first", "second"])
+def result(
+    comparison: Comparison, benchmarks: Sequence[Comparison] = (), randoms: Sequence[Comparison] = ()
+) -> Similarity:
+    about = {"format": Similarity.FORMAT, "checkpoints": ["first", "second"]}
+    return similarity_of(comparison, benchmarks, randoms, **about)
+
+
+def rows_of(comparison: Comparison, found: Similarity, side: str) -> list[dict[str, Any]]:
+    """Rows of one side's components."""
+    names = {component.name for component in comparison.first if component.side == side}
+    return [row for row in found.corresponding or [] if row["first"] in names]
 
 
 def test_a_copy_is_the_same(models: Path) -> None:
@@ -99,7 +104,7 @@ def test_other_widths_and_depths(models: Path) -> None:
     found = compared(models, "one", "wide")["wide"]
     assert found.widths == (32, 64)
     assert found.between("cka").shape == (12, 10)
-    names = [pair.first.name for pair in corresponding(found)]
+    names = [row["first"] for row in result(found).corresponding or []]
     assert names == [c.name for c in found.first if c.side == "decoder" or c.layer < 2]
 
 
@@ -107,29 +112,28 @@ def test_removed_ffns_are_left_out_and_named(models: Path) -> None:
     found = compared(models, "one", "less")["less"]
     gone = ("model.decoder.layers.0.ffn", "model.decoder.layers.1.ffn")
     assert found.removed == ((), gone)
-    assert not {pair.second.name for pair in corresponding(found)} & set(gone)
-    assert result(found).left_out["second"] == {"removed": list(gone), "constant": []}
-    encoder = [pair.values["lns"] for pair in corresponding(found) if pair.first.side == "encoder"]
-    assert encoder == [1.0] * 6
+    made = result(found)
+    assert not {row["second"] for row in made.corresponding or []} & set(gone)
+    assert made.left_out["second"] == {"removed": list(gone), "constant": []}
+    assert [row["lns"] for row in rows_of(found, made, "encoder")] == [1.0] * 6
 
 
 def test_normalised_by_benchmarks(models: Path) -> None:
     found = compared(models, "one", "less", "two", "three")
-    pairs = corresponding(found["less"], [found["two"], found["three"]])
-    for pair in pairs:
-        place = found["less"].first.index(pair.first)
-        expected = (
-            found["two"].between("cka")[place, place] + found["three"].between("cka")[place, place]
-        ) / 2
-        assert pair.benchmark["cka"] == pytest.approx(expected)
-    decoder = [pair for pair in pairs if pair.first.side == "decoder"]
+    made = result(found["less"], [found["two"], found["three"]])
+    places = {component.name: place for place, component in enumerate(found["less"].first)}
+    for row in made.corresponding or []:
+        place = places[row["first"]]
+        both = [found[name].between("cka")[place, place] for name in ("two", "three")]
+        assert row["cka_benchmark"] == pytest.approx(sum(both) / 2, abs=1e-6)
+        assert row["cka_normalised"] == pytest.approx(200 * row["cka"] / sum(both), abs=1e-2)
+    decoder = rows_of(found["less"], made, "decoder")
     assert len(decoder) == 4  # its two FFNs are in neither mean
-    mean = side_means(pairs, ["cka"])["decoder"]
-    values = [pair.values["cka"] or 0.0 for pair in decoder]
-    assert mean.values["cka"] == pytest.approx(sum(values) / 4)
-    assert mean.normalised["cka"] == pytest.approx(
-        100 * sum(values) / sum(pair.benchmark["cka"] for pair in decoder)
-    )
+    mean = made.mean["decoder"]
+    values = [row["cka"] for row in decoder]
+    assert mean["cka"] == pytest.approx(sum(values) / 4, abs=1e-6)
+    whole = sum(row["cka_benchmark"] for row in decoder)
+    assert mean["cka_normalised"] == pytest.approx(100 * sum(values) / whole, abs=1e-2)
 
 
 def test_random_weights_are_the_lower_bound(models: Path) -> None:
@@ -147,27 +151,27 @@ def test_random_weights_are_the_lower_bound(models: Path) -> None:
         for measure in ("cka", "lns"):
             expected = stored[f"random-{seed}"].between(measure)
             np.testing.assert_allclose(drawn[random_label(seed)].between(measure), expected, rtol=1e-9)
-    pairs = corresponding(drawn["less"], [], [drawn[random_label(0)], drawn[random_label(1)]])
-    for pair in pairs:
-        place = drawn["less"].first.index(pair.first)
+    made = result(drawn["less"], (), [drawn[random_label(0)], drawn[random_label(1)]])
+    places = {component.name: place for place, component in enumerate(drawn["less"].first)}
+    for row in made.corresponding or []:
+        place = places[row["first"]]
         both = [stored[f"random-{seed}"].between("cka")[place, place] for seed in (0, 1)]
-        assert pair.random["cka"] == pytest.approx(sum(both) / 2)
-    decoder = [pair for pair in pairs if pair.first.side == "decoder"]
-    mean = side_means(pairs, ["cka"])["decoder"].random["cka"]
-    assert mean == pytest.approx(sum(pair.random["cka"] for pair in decoder) / 4)
+        assert row["cka_random"] == pytest.approx(sum(both) / 2, abs=1e-6)
+    decoder = [row["cka_random"] for row in rows_of(drawn["less"], made, "decoder")]
+    assert made.mean["decoder"]["cka_random"] == pytest.approx(sum(decoder) / 4, abs=1e-6)
 
 
 def test_a_model_as_its_own_benchmark_is_a_hundred_percent(models: Path) -> None:
     found = compared(models, "one", "two")["two"]
-    for mean in side_means(corresponding(found, [found]), ["cka", "lns"]).values():
-        assert mean.normalised["cka"] == pytest.approx(100)
-        assert mean.normalised["lns"] == pytest.approx(100)
+    for mean in result(found, [found]).mean.values():
+        assert mean["cka_normalised"] == mean["lns_normalised"] == 100
 
 
 def test_successive_components_of_one_model(models: Path) -> None:
-    found = compared(models, "one")["one"]
-    pairs = successive(found)
-    assert [(pair.first.label, pair.second.label) for pair in pairs[:5]] == [
+    found = result(compared(models, "one")["one"])
+    known = {component.name: component for component in found.components["first"]}
+    pairs = [(known[row["first"]], known[row["second"]]) for row in found.successive or []]
+    assert [(first.label, second.label) for first, second in pairs[:5]] == [
         ("0.sa", "0.ffn"),
         ("0.ffn", "1.sa"),
         ("1.sa", "1.ffn"),
@@ -175,7 +179,7 @@ def test_successive_components_of_one_model(models: Path) -> None:
         ("2.sa", "2.ffn"),
     ]
     assert len(pairs) == 5 + 5
-    assert pairs[5].first.side == pairs[5].second.side == "decoder"
+    assert pairs[5][0].side == pairs[5][1].side == "decoder"
 
 
 def test_constant_components_have_no_value(models: Path) -> None:
@@ -183,14 +187,18 @@ def test_constant_components_have_no_value(models: Path) -> None:
     tensors["model.encoder.layers.1.fc2.weight"] *= 0  # the bias alone, for every token
     write_copy(models / "one", models / "bias", tensors)
     found = compared(models, "one", "bias")["bias"]
-    assert constant_components(found) == ((), ("model.encoder.layers.1.ffn",))
-    without = [pair.second.label for pair in corresponding(found) if pair.values["lns"] is None]
-    assert without == ["1.ffn"]
-    encoder = [pair.values["cka"] for pair in corresponding(found) if pair.first.side == "encoder"]
-    known = [value for value in encoder if value is not None]
+    made = result(found)
+    assert [made.left_out[name]["constant"] for name in ("first", "second")] == [
+        [],
+        ["model.encoder.layers.1.ffn"],
+    ]
+    assert [row["second"] for row in made.corresponding or [] if row["lns"] is None] == [
+        "model.encoder.layers.1.ffn"
+    ]
+    known = [row["cka"] for row in rows_of(found, made, "encoder") if row["cka"] is not None]
     assert len(known) == 5
-    assert side_means(corresponding(found), ["cka"])["encoder"].values["cka"] == pytest.approx(sum(known) / 5)
-    assert None in result(found).matrices["cka"]["between"][0]
+    assert made.mean["encoder"]["cka"] == pytest.approx(sum(known) / 5, abs=1e-6)
+    assert None in made.matrices["cka"]["between"][0]
 
 
 def test_one_stack_reads_plain_text(tmp_path: Path) -> None:
@@ -201,7 +209,7 @@ def test_one_stack_reads_plain_text(tmp_path: Path) -> None:
     portions = plain_portions(PlainText((Path("text.txt"),), LINES))
     found = compare(opened, portions, OPTIONS)["gpt2"]
     assert found.between("lns").shape == (6, 6)
-    assert corresponding(found) == []  # an encoder and a decoder
+    assert result(found).corresponding == []  # an encoder and a decoder
     assert result(found).mean == {}
 
 

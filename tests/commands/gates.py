@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from prunecli.results.gates import TEXT_SUMS, GateStatistics, GateSums
+from prunecli.results.gates import SUMS, TEXT_SUMS, GateStatistics, GateSums
 from prunecli.results.header import header
 from prunecli.tensors.documents import write_json
 from tests.gates import gate_statistics
@@ -27,7 +27,8 @@ def _sums(source, target):
     for row, language in enumerate((source, target)):
         top1[row, list(USED[language])] = 100
     gate = top1 * 0.5
-    return GateSums(top1.sum(axis=1), top1, top1[:, ::-1].copy(), gate, gate, gate)
+    sums = (top1.sum(axis=1), top1, top1[:, ::-1].copy(), gate, gate, gate)
+    return GateSums(zip(SUMS, sums, strict=True))
 
 
 def write_gates(path, **options):

@@ -31,11 +31,11 @@ _run = partial(raising, bench_latency)
 QUICK = (
     "--data",
     "data",
-    "--new-tokens",
+    "--max-new-tokens",
     "2",
     "--runs",
     "2",
-    "--warm-up",
+    "--warmup",
     "0",
     "--no-memory",
     "--device",
@@ -69,7 +69,7 @@ def test_speed_over_batch_sizes_is_drawn(folder):
 
 def test_less_is_measured_where_a_folder_holds_many_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setattr("prunecli.commands.bench_latency.MANY", 0)
-    quick = ("--beam", "1", "--new-tokens", "2", "--runs", "1", "--warm-up", "0", "--json", "--force")
+    quick = ("--beam", "1", "--max-new-tokens", "2", "--runs", "1", "--warmup", "0", "--json", "--force")
     result = _run(*quick)
     assert "1 checkpoint: 1 sentence a run" in result.stderr
     few = json.loads(result.stdout)
@@ -84,7 +84,7 @@ def test_noisy_speeds_are_named(folder, monkeypatch):
         turns.model(label)
         return {None: next(seconds)}
 
-    monkeypatch.setattr("prunecli.evaluation.timing.Turns.seconds", timed)
+    monkeypatch.setattr("prunecli.evaluation.latency.Turns.seconds", timed)
     result = _run("full", "pruned", *QUICK, "--sentences", "1", "--runs", "5")
     assert "Noisy, more than 20% from run to run: full, pruned." in result.stdout
     assert "--runs 11." in result.stdout
@@ -102,7 +102,7 @@ def test_json(folder):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (("full", *QUICK, "--beam", "1,x"), UsageError, "--beam 1,x"),
+        (("full", *QUICK, "--beam", "1,x"), UsageError, "--beam x"),
         (("full", *QUICK, "--batch-size", "0"), UsageError, "--batch-size 0"),
         (("full", *QUICK, "--sentences", "9"), DataError, "sentences were asked for"),
         (("full", *QUICK, "--split", "dev"), DataError, "no split 'dev'"),
@@ -119,7 +119,7 @@ def test_refused(folder, arguments, error, message):
 @pytest.mark.parametrize("model_type", ["bert", "xlm-roberta"])
 def test_a_model_that_generates_nothing_is_refused(folder, model_type):
     tiny_family(folder / "encoder", model_type)
-    arguments = ("encoder", "--data", "data", "--sentences", "2", "--new-tokens", "2", "--device", "cpu")
+    arguments = ("encoder", "--data", "data", "--sentences", "2", "--max-new-tokens", "2", "--device", "cpu")
     with pytest.raises(UnsupportedModelError, match="ForMaskedLM, which generates no text"):
         _run(*arguments)
 
@@ -176,7 +176,7 @@ def test_prefill_and_decode_of_a_language_model(folder):
     tiny_family(folder / "llama", "llama")
     (folder / "lines.txt").write_text("the hat is on the hen\n" * 4)
     result = _run(
-        "llama", "--task", "lm", "--text", "lines.txt", "--context", "4", "--sentences", "2", "--new-tokens", "3",
+        "llama", "--task", "lm", "--text", "lines.txt", "--context", "4", "--sentences", "2", "--max-new-tokens", "3",
         "--runs", "2", "--no-memory", "--device", "cpu",
     )  # fmt: skip
     assert "2 prompts of lines.txt, 4 tokens each, 3 new tokens each" in result.stdout

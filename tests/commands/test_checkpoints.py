@@ -11,7 +11,7 @@ import pytest
 from prunecli import demo
 from prunecli.commands.checkpoints import checkpoint_or_demo, checkpoints_or_demo, demo_text, texts_or_demo
 from prunecli.model.checkpoint import open_model
-from prunecli.text.named import TextFile
+from prunecli.text.files import TextFile
 from tests.tiny import write_json
 
 
@@ -70,7 +70,7 @@ def test_the_text_of_the_language_model_is_taken_where_none_is_named(
     assert capsys.readouterr().err == ""
     taken = texts_or_demo(None, "lm", "val", None)
     assert taken == tuple(TextFile(demo.LM_DATA / f"val.{name}", name) for name in demo.LM_TEXTS)
-    assert "No --text given: using the demo's text, prose and code" in capsys.readouterr().err
+    assert "No `files` given: using the demo's text, prose and code" in capsys.readouterr().err
 
 
 def test_the_text_of_a_demo_is_for_its_model_and_those_made_from_it_alone(folder: Path) -> None:

@@ -67,7 +67,7 @@ def test_files_of_one_pair_merge_into_more(folder: Path) -> None:
 
 
 def test_an_interrupt_keeps_what_is_done_and_the_same_command_goes_on(folder: Path) -> None:
-    arguments = ("model", "--data", "text", "--batch-tokens", "8", "--dtype", "float32")
+    arguments = ("model", "--data", "text", "--batch-tokens", "8", "--compute-dtype", "float32")
     command = ("collect-gates", *arguments)
     ((status, _, err),) = ended(start(folder, *command, code=INTERRUPTED, processes=1))
     assert status == 130, err

@@ -66,8 +66,8 @@ def test_on_the_bundled_demo(tmp_path: Path) -> None:
     ("arguments", "said", "status"),
     [
         (("--memory", "4GiB", "--mode", "beam"), "--mode beam needs the whole model", 2),
-        (("--memory", "much"), '"much" is not a size', 2),
-        (("--memory", "0"), '"0" is not a size', 2),
+        (("--memory", "much"), "--memory much: not a size", 2),
+        (("--memory", "0"), "--memory 0: not a size", 2),
         (("--memory", "4GiB", "--spill-dir", "nowhere"), "nowhere", 1),
     ],
 )
@@ -128,7 +128,7 @@ def test_a_search_that_goes_on_keeps_its_type(folder: Path, monkeypatch: pytest.
     """Sums of two types would be added, where more memory is free the second time."""
     arguments = ("model", "--data", "text", "--mode", "beam", "--batch-tokens", "8", "--beam", "2")
     arguments = (*arguments, "--pairs", "eng_Latn-fra_Latn", "--max-sentences", "3")
-    assert run(*arguments, "-o", "whole.json", "--dtype", "bf16").status == 0
+    assert run(*arguments, "-o", "whole.json", "--compute-dtype", "bf16").status == 0
     monkeypatch.setattr(fitting, "free_for_each", lambda *_: 0)
     monkeypatch.setattr(fitting, "candidates", lambda *_, **__: (torch.bfloat16,))
     monkeypatch.setattr(fitting.Need, "fits", lambda *_: True)

@@ -77,9 +77,9 @@ def test_no_more_tokens_than_asked(model: Path, folder: Path) -> None:
 
 
 def test_layer_by_layer_the_file_is_the_same(model: Path, folder: Path) -> None:
-    assert run(model, "--text", "prose.txt", "--dtype", "float32").status == 0
+    assert run(model, "--text", "prose.txt", "--compute-dtype", "float32").status == 0
     held = json.loads((folder / "gates.json").read_text())
-    made = run(model, "--text", "prose.txt", "--dtype", "float32", "--memory", "4GiB", "--force")
+    made = run(model, "--text", "prose.txt", "--compute-dtype", "float32", "--memory", "4GiB", "--force")
     assert made.status == 0, made.err
     assert "Went through the layers once" in made.err
     assert json.loads((folder / "gates.json").read_text())["entries"] == held["entries"]

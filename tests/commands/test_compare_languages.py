@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import json
+import sys
 from functools import partial
 
 import pytest
@@ -169,9 +169,9 @@ def test_texts_can_be_chosen(workplace):
     ("arguments", "error", "message"),
     [
         (["--for", "cod"], StatisticsError, "no text 'cod'"),
-        (["--langs", "code"], UsageError, "--langs is of translation"),
-        (["--strategy", "global-threshold"], UsageError, "--strategy is of translation"),
-        (["--groups", "g.tsv"], UsageError, "--groups is of translation"),
+        (["--langs", "code"], UsageError, "--langs is for translation"),
+        (["--strategy", "global-threshold"], UsageError, "--strategy is for translation"),
+        (["--groups", "g.tsv"], UsageError, "--groups is for translation"),
         (["--metric", "importence"], UsageError, "No metric 'importence'"),
         (["--ratio", "0.95"], UsageError, "would stay"),
         (["--families", "none.tsv"], DataError, "none.tsv: no such file"),
@@ -199,7 +199,7 @@ def test_a_text_without_tokens_is_named(workplace):
         (["nowhere.json"], StatisticsError, "nowhere.json: no such file"),
         (["--ratio", "0.9"], UsageError, "4"),
         (["--metric", "importence"], UsageError, "No metric 'importence'"),
-        (["--strategy", "best"], UsageError, "No strategy 'best'"),
+        (["--strategy", "best"], UsageError, "--strategy best: no such choice"),
         (["--linkage", "chain"], UsageError, "No linkage 'chain'"),
         (["--balance", "much"], UsageError, "--balance"),
         (["--langs", "xxx"], StatisticsError, "no pair between xxx"),
@@ -221,19 +221,12 @@ def test_without_gates_it_says_how_to_make_them():
     assert "collect-gates" in str(caught.value)
 
 
-def test_without_matplotlib_it_names_the_extra(workplace, monkeypatch):
+def test_without_altair_it_names_the_package(workplace, monkeypatch):
     write_gates(workplace / "gates.json")
-    real = builtins.__import__
-
-    def without(name, *rest, **named):
-        if name.split(".")[0] == "matplotlib":
-            raise ImportError(name)
-        return real(name, *rest, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "altair", None)
     with pytest.raises(PruneError) as caught:
         run("--plot", "a.png")
-    assert "pip install matplotlib" in str(caught.value)
+    assert "pip install altair" in str(caught.value)
     assert not (workplace / "languages.json").exists()
 
 

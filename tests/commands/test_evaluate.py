@@ -68,7 +68,18 @@ def test_two_checkpoints_side_by_side(folder):
 
 @pytest.mark.skipif(not multiplies_bytes(), reason="this processor has no products of bytes")
 def test_in_int8_the_demo_translates_as_well(folder):
-    int8 = ("--dtype", "int8", "--device", "cpu", "--bootstrap", "0", "--max-sentences", "12", "--beam", "2")
+    int8 = (
+        "--compute-dtype",
+        "int8",
+        "--device",
+        "cpu",
+        "--bootstrap",
+        "0",
+        "--max-sentences",
+        "12",
+        "--beam",
+        "2",
+    )
     result = _run(DEMO, "--data", DATA, "--pairs", "qba_Latn-qka_Latn", *int8)
     assert result.exit_code == 0
     row = json.loads((folder / "evaluation.json").read_text())["results"][0]
@@ -105,7 +116,7 @@ def test_source_and_target_file(folder):
     "ending", [KeyboardInterrupt(), PruneError("process 0 of 2 stops: another one has ended")]
 )
 def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch, capsys, ending):
-    from prunecli.evaluation import translation_scores as module
+    from prunecli.evaluation import translation as module
 
     def interrupted(*_arguments, **_options):
         raise ending
@@ -147,7 +158,7 @@ def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch, ca
         (("full", "--data", "data", "--min", "chrF++=x"), UsageError, "--min chrF"),
         (("full", "--data", "data", "--max", "perplexity=9"), UsageError, "no score of translation"),
         (
-            ("full", "--data", "data", "--dtype", "int4"),
+            ("full", "--data", "data", "--compute-dtype", "int4"),
             UsageError,
             "Choose auto, int8, float32|int4: no such type",
         ),
@@ -189,12 +200,12 @@ def test_without_a_checkpoint_less_of_the_demo_s_text_is_taken(tmp_path, monkeyp
     monkeypatch.setattr("prunecli.commands.evaluate.ABOUT_A_MINUTE", 30)
     bare = ("--pairs", "qba_Latn-qka_Latn,qka_Latn-qba_Latn", "--beam", "1", "--bootstrap", "0")
     result = _run(*bare)
-    assert "1 checkpoint x 1 of 2 pairs x 30 of 200 sentences. --all takes everything." in result.stderr
+    assert "1 checkpoint x 1 of 2 pairs x 30 of 200 sentences (--all: all)." in result.stderr
     assert json.loads((tmp_path / "evaluation.json").read_text())["data"]["sentences"] == 30
     for arguments in (("--all",), ("--max-sentences", "200")):
         monkeypatch.setattr("prunecli.evaluation.evaluate._at_most", None)  # not called
-        monkeypatch.setattr("prunecli.evaluation.evaluate.evaluate_translation", lambda *_, **__: None)
-        assert "--all takes" not in _run(*bare, *arguments, "--force").stderr
+        monkeypatch.setattr("prunecli.evaluation.evaluate.evaluate_data", lambda *_, **__: None)
+        assert "(--all" not in _run(*bare, *arguments, "--force").stderr
 
 
 CLASSES = "fra_Latn\thigh\neng_Latn\thigh\ndeu_Latn\tmiddle\n"
@@ -254,7 +265,7 @@ def test_the_level_of_significance(folder):
     ]
     counts = {"worse": sum(one < 0 for one in below), "better": sum(one > 0 for one in below)}
     assert pruned["mean"]["significant"]["chrf++"] == counts
-    with pytest.raises(UsageError, match="level of 1"):
+    with pytest.raises(UsageError, match="--significance 1: must be less than 1"):
         _run(*arguments[:-2], "--force", "--significance", "1")
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from prunecli import demo
-from prunecli.commands.factorize_embeddings import UnitKind, factorize_embeddings
+from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.inspect import inspect
-from prunecli.model.define import UNIT_KINDS
+from prunecli.model.define import UNIT_KINDS, UnitKind
 from tests.commands.calls import call
 from tests.contracts.method_contract import digests, logits
 from tests.families import tiny_family
@@ -233,15 +233,15 @@ def test_a_mixture_of_experts(folder: Path) -> None:
         (("--map-dim", "33"), "The map dimension 33 is above the model's width 32"),
         (("--map-dim", "32", "--kind", "projective"), "The map dimension 32 is the model's width"),
         (("--map-dim", "6"), "The map dimension 6 cannot be split"),
-        (("--kind", "deep"), "Invalid value for '--kind'"),
+        (("--kind", "deep"), "--kind deep: no such choice"),
         (("--split", "train"), "--split and --langs go with --data."),
         (("--data", "data", "--langs", "eng,,deu"), "an empty name"),
         (("--data", "data", "--langs", "xyz"), "xyz"),
-        (("--plot", "maps.txt"), "--plot maps.txt: only PNG is drawn"),
+        (("--plot", "maps.txt"), "--plot maps.txt: unknown kind of file"),
         (("--plot", "drawn.png"), "drawn.png: exists already"),
         (("--side", "output", "--plot", "maps.png"), "--plot draws the unit of the input side"),
-        (("--side", "output", "--kind", "define"), "--kind define is of the input's unit"),
-        (("--side", "up"), "Invalid value for '--side'"),
+        (("--side", "output", "--kind", "define"), "--kind define is for the unit of the input"),
+        (("--side", "up"), "--side up: no such choice"),
     ],
 )
 def test_refusals(model: Path, folder: Path, options: tuple[str, ...], message: str) -> None:

@@ -16,8 +16,7 @@ import torch
 
 import prunecli
 from prunecli.commands.factorize_embeddings import factorize_embeddings
-from prunecli.commands.finetune import finetune
-from prunecli.commands.finetune_options import chosen_dtype
+from prunecli.commands.finetune import Finetune, finetune
 from prunecli.commands.prune_ffn import prune_ffn
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.commands.share_attention import share_attention
@@ -92,7 +91,7 @@ def test_a_checkpoint_is_trained(folder):
 
 
 def test_json_is_the_file(folder):
-    result = _run("model", *PAIR, *SMALL, "-o", "out", "--json", "--quiet", "--dtype-out", "float32")
+    result = _run("model", *PAIR, *SMALL, "-o", "out", "--json", "--quiet", "--dtype", "float32")
     assert json.loads(result.stdout) == json.loads((folder / "out.finetune.json").read_text())
     assert result.stderr == ""
     with open_model("out") as made:
@@ -156,8 +155,8 @@ def test_other_families_from_scratch(folder, family):
 @pytest.mark.parametrize(
     ("command", "choice"),
     [
-        (share_ffn, ("--config", "OneWide")),
-        (share_ffn, ("--config", "SharedEncNoDec")),
+        (share_ffn, ("--preset", "OneWide")),
+        (share_ffn, ("--preset", "SharedEncNoDec")),
         (share_attention, ("--encoder", "share", "--decoder", "drop")),
         (prune_ffn, ("--ratio", 0.25, "--metric", "norms")),
         (prune_heads, ("--metric", "random", "--ratio", 0.4)),
@@ -375,13 +374,13 @@ def test_no_validation_is_said(folder):
         (
             ("model", *PAIR, "--temperature", "nan"),
             UsageError,
-            "--temperature nan: not a finite number above 0",
+            "--temperature nan: must be a finite number",
         ),
-        (("model", *PAIR, "--epochs", "inf"), UsageError, "--epochs inf: not a finite number above 0"),
+        (("model", *PAIR, "--epochs", "inf"), UsageError, "--epochs inf: must be a finite number"),
         (
             ("model", *PAIR, "--learning-rate", 0),
             UsageError,
-            "--learning-rate 0: not a finite number above 0",
+            "--learning-rate 0: must be greater than 0",
         ),
         (("model", *PAIR, "--distill", 0.5), UsageError, "--teacher"),
         (("model", *PAIR, "--hidden-weight", 0.5), UsageError, "--teacher"),
@@ -395,7 +394,7 @@ def test_no_validation_is_said(folder):
         (("model", *PAIR, "--context", 20), UsageError, "--context goes with --task mlm or lm"),
         (("model", *PAIR, "--task", "lm"), UsageError, "--data goes with --task translation"),
         (("gpt2",), UsageError, "needs text"),
-        (("gpt2", "--text", "data/train.eng_Latn", "--metric", "chrf++"), UsageError, "--metric chrf++"),
+        (("gpt2", "--text", "data/train.eng_Latn", "--measure", "chrf++"), UsageError, "--measure chrf++"),
         (("gpt2", *PAIR, "--task", "translation"), UnsupportedModelError, "no head for it"),
         (("model", *PAIR, "--batch-tokens", 99, "--teacher", "gpt2"), UsageError, "vocabulary"),
         (("model", *PAIR, "--split", "dev"), DataError, "no split 'dev'"),
@@ -484,5 +483,5 @@ def test_a_gpu_that_only_emulates_bfloat16_trains_in_float32(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device=None: capability)
-    assert chosen_dtype("auto", device) == dtype
-    assert chosen_dtype("bfloat16", device) == "bfloat16"
+    assert Finetune(device=device).with_defaults().dtype == dtype
+    assert Finetune(device=device, dtype="bfloat16").with_defaults().dtype == "bfloat16"

@@ -13,6 +13,7 @@ import pytest
 
 from prunecli.commands import console
 from prunecli.commands.collect_gates import collect_gates
+from prunecli.commands.command import parameters
 from prunecli.commands.compare_models import compare_models
 from prunecli.commands.evaluate import evaluate
 from prunecli.commands.factorize_embeddings import factorize_embeddings
@@ -27,7 +28,6 @@ from prunecli.commands.run import run
 from prunecli.commands.score_heads import score_heads
 from prunecli.commands.share_attention import share_attention
 from prunecli.commands.share_ffn import share_ffn
-from prunecli.commands.signatures import signatures
 from prunecli.commands.trim_vocabulary import trim_vocabulary
 from prunecli.tensors.hub.fetch import commit_of
 from tests.commands.calls import call, refused
@@ -47,8 +47,8 @@ COMMANDS = {
     "score-heads": (score_heads, (*TEXT, *CPU)),
     "prune-experts": (prune_experts, ("--metric", "random", "--ratio", "0.5", "-o", "out")),
     "prune-heads": (prune_heads, ("--metric", "random", "--ratio", "0.5", "-o", "out")),
-    "share-ffn": (share_ffn, ("--config", "SharedEnc", "--dense-only", "-o", "out")),
-    "share-attention": (share_attention, ("--config", "SharedEnc", "-o", "out")),
+    "share-ffn": (share_ffn, ("--preset", "SharedEnc", "--dense-only", "-o", "out")),
+    "share-attention": (share_attention, ("--preset", "SharedEnc", "-o", "out")),
     "prune-layers": (prune_layers, ("--metric", "last", "--count", "1", "-o", "out")),
     "prune-ffn": (prune_ffn, ("--metric", "norms", "--ratio", "0.5", "--dense-only", "-o", "out")),
     "trim-vocabulary": (trim_vocabulary, (*TEXT, "-o", "out")),
@@ -238,7 +238,7 @@ def test_a_recipe_of_a_model_that_is_not_there_stops_with_a_line(folder, hub):
 def test_every_checkpoint_of_a_command_may_be_of_the_hub():
     roles = {
         (command, name)
-        for command, parameters in signatures().items()
+        for command, parameters in parameters().items()
         for name, parameter in parameters.items()
         if parameter.role == "checkpoint"
     }
@@ -309,16 +309,16 @@ def test_streaming_gives_what_fetching_gives_and_says_what_came(folder, hub, nam
 
 def test_a_model_that_is_to_run_is_not_streamed(folder, hub):
     refused(
-        call(prune_layers, "org/tiny", *TEXT, "--stream"), "--metric cosine runs the model, all of which", 2
+        call(prune_layers, "org/tiny", *TEXT, "--stream"),
+        "which needs all of its weights",
+        2,
     )
     assert hub.requests == []
 
 
 def test_streaming_says_what_aimer_fetches(folder, hub):
     said = call(prune_experts, "org/tiny", "--metric", "aimer", "--stream", "--dry-run").err
-    assert re.search(
-        r"aimer fetches [\d.]+ KiB of experts to choose among them; those that stay are fetched", said
-    )
+    assert re.search(r"aimer fetches [\d.]+ KiB of experts to rank them; kept experts are fetched", said)
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_the_smallest_ratio_that_fits(tiny: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (["--fit", "much"], 2, '"much" is not a size'),
+        (["--fit", "much"], 2, "--fit much: not a size"),
         (["--fit", "1GiB", "--dtype", "float17"], 2, "unknown type"),
         (["--fit", "1GiB", "--balance", "3-1"], 2, "--balance"),
         (["--fit", "1GiB", "--fit-beam", "0"], 2, "--fit-beam"),

@@ -12,13 +12,10 @@ import numpy as np
 import pytest
 
 from prunecli.commands.prune_experts import (
-    MIN_TOKENS,
-    MetricName,
     prune_experts,
 )
 from prunecli.methods.experts.metrics import METRICS, WITHOUT_STATISTICS
-from prunecli.methods.experts.names import Strategy
-from prunecli.methods.experts.options import ExpertOptions
+from prunecli.methods.options import MIN_TOKENS, ExpertMetric, ExpertOptions, Strategy
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import shim_classes
 from prunecli.results.gates import COUNTS, SUMS, GateStatistics, GateSums
@@ -44,12 +41,12 @@ def gates(checkpoint: Checkpoint, seed: int = 0, pairs: tuple[str, ...] = PAIRS)
     for number, pair in enumerate(pairs):
         draw = np.random.default_rng((seed, number))
         entries[pair] = GateSums(
-            *(
-                draw.integers(1, 99, shape[:1] if name == "tokens" else shape)
+            {
+                name: draw.integers(1, 99, shape[:1] if name == "tokens" else shape)
                 if name in COUNTS
                 else draw.random(shape)
                 for name in SUMS
-            )
+            }
         )
     names = tuple(layer.name for layer in layers)
     made = gate_statistics(checkpoint.fingerprint, "nllb-moe", "forced", names, shape[1], 2, entries)
@@ -76,7 +73,7 @@ def kept(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def test_choices_are_those_of_the_library() -> None:
-    assert list(get_args(MetricName)) == [*METRICS, *WITHOUT_STATISTICS]
+    assert list(get_args(ExpertMetric)) == [*METRICS, *WITHOUT_STATISTICS]
     assert ExpertOptions().min_tokens == MIN_TOKENS
 
 
@@ -129,12 +126,12 @@ def test_without_languages_and_ratio_the_defaults_are_said(model: Path, folder: 
     result = run(model)
     assert result.status == 0, result.err
     assert (
-        "Metric importance, balance 1:1 (default), granularity global (default), from gates.json"
+        "Experts by importance (default), balance 1:1 (default), granularity global (default), from gates.json"
         in result.err
     )
     assert "No --ratio given: removing at least 80%" in result.err
     assert "granularity global (default)" in result.err
-    assert "No languages named: all of gates.json count; --source and --target keep" in result.err
+    assert "No languages named: all of gates.json count; --source and --target choose" in result.err
     assert [len(ids) for ids in kept(folder / "pruned-experts").values()] == [3, 3, 3, 3]
     with open_model(folder / "pruned-experts") as pruned:
         assert shim_classes(pruned.config)
@@ -316,7 +313,7 @@ def test_counts_are_rounded_down(model: Path, folder: Path) -> None:
     assert run(model, "--ratio", 0.5, "--multiple-of", 3, "-o", "out").status == 0
     assert {len(ids) for ids in kept(folder / "out").values()} == {6}  # of 16, half of them are 8
     with open_model(folder / "out") as checkpoint:
-        assert checkpoint.structure.history[-1]["arguments"]["round_to"] == 3
+        assert checkpoint.structure.history[-1]["arguments"]["multiple_of"] == 3
 
 
 def test_published_statistics_and_ids_are_read_as_they_are(model: Path, folder: Path) -> None:
@@ -366,7 +363,7 @@ def nan(payload: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
-    [(other_model, "another model"), (other_count, "15 experts per layer"), (nan, "NaN")],
+    [(other_model, "another model"), (other_count, "experts per layer: 15"), (nan, "NaN")],
 )
 def test_wrong_statistics_end_in_two_lines(
     spoil: Callable[[dict[str, Any]], None], message: str, model: Path, folder: Path
@@ -390,7 +387,7 @@ REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
     "global by language": (("--granularity", "global", "--source", "eng_Latn"), "takes no --source", 2),
     "language without names": (("--granularity", "language"), "needs --source or --target", 2),
     "two amounts": (("--ratio", 0.5, "--experts-per-layer", "3,3"), "Give one of", 2),
-    "odd counts": (("--experts-per-layer", "3,x"), "not ENCODER,DECODER", 2),
+    "odd counts": (("--experts-per-layer", "3,x"), "must be a valid integer", 2),
     "too many": (("--experts-per-layer", "17,3"), "2 to 16", 2),
     "odd balance": (("--balance", "three"), "not ENCODER:DECODER", 2),
     "small memory": (("--fit", "1KiB"), "No ratio fits", 2),
@@ -405,10 +402,14 @@ REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
     ),
     "rounded too far": (("--multiple-of", 32), "no multiple of 32", 2),
     "empty name": (("--source", "a,,b"), "empty name", 2),
-    "gates and ids": (("--gates", "gates.json", "--keep", "gates.json"), "exclude", 2),
+    "gates and ids": (
+        ("--gates", "gates.json", "--keep", "gates.json"),
+        "--gates does not go with --keep",
+        2,
+    ),
     "choice of ids": (
         ("--keep", "gates.json", "--ratio", 0.5, "--metric", "top1", "--multiple-of", 4),
-        "does not go with --ratio, --count, --fit, --experts-per-layer or --metric or --multiple-of",
+        "does not go with --ratio or --metric or --multiple-of",
         2,
     ),
     "languages of no statistics": (

@@ -55,7 +55,7 @@ def write_statistics(path: Path, model: Path, power: int = 1) -> None:
                 array[0] **= power
             if text == "code":
                 arrays["routed"][:, 3] = 2
-            entries[text] = GateSums(np.full(shape[0], 999), **arrays)
+            entries[text] = GateSums(tokens=np.full(shape[0], 999), **arrays)
         made = gate_statistics(
             checkpoint.fingerprint,
             checkpoint.resolved.family.model_type,
@@ -119,7 +119,7 @@ def test_a_layer_that_no_text_enters_goes_by_its_weights(tmp_path: Path) -> None
     write_statistics(tmp_path / "gates.json", model)
     result = run(model, "--ratio", 0.5, "-o", "out")
     assert result.status == 0, result.err
-    assert "aimer for layers that predict further tokens" in result.err
+    assert "By aimer for layers that predict further tokens" in result.err
     name = "model.layers.3.mlp"
     found = kept(tmp_path / "out")
     assert found[name] == best(model, by_weights(model), 4)[name]
@@ -128,7 +128,7 @@ def test_a_layer_that_no_text_enters_goes_by_its_weights(tmp_path: Path) -> None
 def test_by_text_and_by_default_a_quarter_goes(model: Path, folder: Path) -> None:
     result = run(model, "--for", "code", "-o", "out")
     assert result.status == 0, result.err
-    for text in ("removing at least 25%", "Metric reap (default) for code, from gates.json."):
+    for text in ("removing at least 25%", "Experts by reap (default) for code, from gates.json"):
         assert text in result.err
     payload = json.loads((folder / "gates.json").read_text())
     sums = payload["entries"]["code"]
@@ -198,7 +198,7 @@ def test_by_ids_under_the_names_on_disk(model: Path, folder: Path) -> None:
     [
         (("--for", "cod"), "Did you mean code?", 1),
         (("--source", "eng_Latn"), "Name the texts whose statistics count with --for", 2),
-        (("--strategy", "side-threshold"), "is of encoders and decoders", 2),
+        (("--strategy", "side-threshold"), "is for encoders and decoders", 2),
         (("--experts-per-layer", "6,4"), "Give one number", 2),
         (("--multiple-of", 16), "no multiple of 16", 2),
         (("--ratio", 0.9), "would stay", 2),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from prunecli.commands.prune_ffn import prune_ffn
-from prunecli.methods.names import UnitMetric
+from prunecli.methods.options import UnitMetric
 from prunecli.model.checkpoint import open_model
 from prunecli.results.unit_scores import merge, read_scores
 from tests.commands import calls
@@ -45,7 +45,7 @@ def test_without_options_the_defaults_are_said(models: dict[str, Path]) -> None:
         opened.check()
         assert (opened.config["encoder_ffn_dim"], opened.config["decoder_ffn_dim"]) == (36, 30)
         arguments = opened.structure.history[-1]["arguments"]
-    assert (arguments["ratio"], arguments["score"]) == (0.25, "activation-norm")
+    assert (arguments["ratio"], arguments["metric"]) == (0.25, "activation-norm")
 
 
 def test_weights_alone_are_warned_of(models: dict[str, Path]) -> None:
@@ -96,7 +96,7 @@ def test_dense_ffns_between_experts(models: dict[str, Path]) -> None:
     [
         (("--width", 64, "--metric", "norms"), "an FFN has 48 hidden units"),
         ((), "--metric activation-norm needs text"),
-        (("--metric", "norms", "--text", "text.txt"), "--metric norms looks at no text"),
+        (("--metric", "norms", "--text", "text.txt"), "--metric norms reads no text"),
         (("--data", "."), "--data goes with models that translate"),
     ],
 )
@@ -158,7 +158,9 @@ def test_a_saved_selection_names_the_units_that_stay(models: dict[str, Path]) ->
     Path("choice.json").write_text(shown)
     assert kept_of(done(models["llama"], "--keep", "choice.json", *DRY).out) == kept_of(shown)
     refused(run(models["m2m_100"], "--keep", "choice.json"), "a selection for another model", 1)
-    refused(run(models["llama"], "--keep", "choice.json", "--ratio", 0.5), "--keep names what stays", 2)
+    refused(
+        run(models["llama"], "--keep", "choice.json", "--ratio", 0.5), "--keep does not go with --ratio", 2
+    )
 
 
 def test_a_number_of_units_goes(models: dict[str, Path]) -> None:
@@ -173,7 +175,7 @@ def test_a_number_of_units_goes(models: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--scores", "x.json", "--metric", "norms"), "--scores: --metric norms looks at no text"),
+        (("--scores", "x.json", "--metric", "norms"), "--metric norms reads no --scores"),
         (("--scores", "x.json", "--text", "text.txt"), "--text: no text is read here"),
         (("--scores", "x.json", "--save-scores", "y.json"), "nothing is measured on text here"),
         (("--metric", "norms", "--save-scores", "y.json"), "nothing is measured on text here"),

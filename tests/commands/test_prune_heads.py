@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from prunecli.methods.heads import plan
-from prunecli.methods.names import HeadMetric, Normalize
+from prunecli.methods.options import HeadMetric, Normalize
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.tensors.documents import write_json
@@ -230,11 +230,15 @@ REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
     "too many": (("--count", 29), "at most 28 can", 2),
     "too many of a kind": (("--count", 9, "--attention", "cross"), "at most 8 can", 2),
     "below the minimum": (("--ratio", 0.9, "--min", 1), "at most 21 can", 2),
-    "odd kind": (("--attention", "self"), "no such kind", 2),
-    "empty kind": (("--attention", "encoder,"), "no such kind", 2),
+    "odd kind": (("--attention", "self"), "no such choice", 2),
+    "empty kind": (("--attention", "encoder,"), "an empty name", 2),
     "odd metric": (("--metric", "entropy"), "entropy", 2),
-    "ids and scores": (("--keep", "heads.json", "--scores", "heads.json"), "excludes --scores", 2),
-    "ratio of ids": (("--keep", "heads.json", "--ratio", 0.5), "names what stays", 2),
+    "ids and scores": (
+        ("--keep", "heads.json", "--scores", "heads.json"),
+        "--keep does not go with --scores",
+        2,
+    ),
+    "ratio of ids": (("--keep", "heads.json", "--ratio", 0.5), "--keep does not go with --ratio", 2),
     "scores as ids": (("--keep", "heads.json"), "statistics go with --gates or --scores", 1),
     "no scores": (("--scores", "none.json"), "prunecli score-heads", 1),
     "one of two is missing": (("--scores", "heads.json", "--scores", "none.json"), "none.json", 1),
@@ -274,7 +278,7 @@ def test_uniform_results_are_stock_models(tmp_path: Path, ratio: float, kept_hea
     source = tiny_family(tmp_path / "llama", "llama")
     result = run(source, "--metric", "random", "--ratio", ratio, "--uniform")
     assert result.status == 0, result.err
-    said = f"{more}{kept_heads} heads stay in every layer; a stock model may keep 1, 2, 4."
+    said = f"{more}{kept_heads} heads stay in every attention; a stock model may keep 1, 2, 4."
     assert said in result.err.splitlines()
     assert "A stock model: plain transformers opens it." in result.out
     assert {len(ids) for ids in kept(tmp_path / "pruned-heads").values()} == {kept_heads}
@@ -315,7 +319,7 @@ def test_uniform_reports_the_attentions_that_were_asked_for(
     source = tiny_family(tmp_path / "source", "m2m_100", encoder_attention_heads=2, decoder_attention_heads=4)
     arguments = ("--metric", "random", "--uniform", "--count", 1, "--attention", "decoder")
     result = run(source, *arguments)
-    assert "3 heads stay in every decoder attention; a stock model may keep 1, 2, 3, 4." in result.err
+    assert "3 heads stay in every attention; a stock model may keep 1, 2, 3, 4." in result.err
 
 
 def test_dry_runs_say_what_would_be_a_stock_model(tmp_path: Path) -> None:
@@ -340,4 +344,4 @@ def test_uniform_and_given_heads_exclude_each_other(model: Path, folder: Path) -
     for options in (("--uniform",), ("--normalize", "none")):
         result = run(model, "--keep", "kept.json", *options)
         assert result.status == 2
-        assert "it goes with none of" in result.err
+        assert "--keep does not go with" in result.err

@@ -13,7 +13,7 @@ import pytest
 from prunecli.commands.inspect import inspect
 from prunecli.commands.prune_layers import prune_layers
 from prunecli.demo import DATA
-from prunecli.methods.names import LayerMetric
+from prunecli.methods.options import LayerMetric
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.results.unit_scores import read_scores
@@ -144,17 +144,22 @@ def test_without_an_amount_the_default_is_said(models: dict[str, Path]) -> None:
         ("gpt2", ("--count", 1), "--metric cosine needs text", 2),
         ("gpt2", ("--count", 3, "--metric", "last"), "at most 2 can", 2),
         ("gpt2", ("--ratio", 0.5, "--count", 1), "--ratio does not go with --count", 2),
-        ("gpt2", ("--remove", 1, "--metric", "last"), "nothing is ranked", 2),
-        ("gpt2", ("--remove", 1, "--scores", "layers.json"), "nothing is ranked", 2),
+        ("gpt2", ("--remove", 1, "--metric", "last"), "--remove does not go with --metric", 2),
+        ("gpt2", ("--remove", 1, "--scores", "layers.json"), "--remove does not go with --scores", 2),
         ("gpt2", ("--encoder", 1, "--metric", "last"), "The model has no encoder", 2),
-        ("gpt2", ("--remove", 1, "--text", "text.txt"), "nothing here looks at text", 2),
-        ("gpt2", ("--contiguous", "--metric", "cka"), "a run of layers has no cka", 2),
+        ("gpt2", ("--remove", 1, "--text", "text.txt"), "no text is read here", 2),
+        ("gpt2", ("--contiguous", "--metric", "cka"), "--contiguous does not go with --metric cka", 2),
         ("gpt2", ("--remove", "0-2"), "decoder.layers: no layer would stay", 2),
         ("gpt2", ("--data", "."), "--data goes with models that translate", 2),
-        ("m2m_100", ("--text", "text.txt"), "--text goes with models that have one side", 2),
+        ("m2m_100", ("--text", "text.txt"), "--text goes with models that have one stack", 2),
         ("m2m_100", (), "--metric cosine needs text", 2),
         ("m2m_100", ("--remove", "1"), "of which stack", 2),
-        ("m2m_100", ("--contiguous", "--count", 1, "--data", DATA), "how many layers of each stack", 2),
+        (
+            "m2m_100",
+            ("--contiguous", "--count", 1, "--data", DATA),
+            "layers of each stack is not given",
+            2,
+        ),
         ("m2m_100", ("--side", "encoder", "--encoder", 1), "--side does not go with", 2),
     ],
 )
@@ -172,7 +177,7 @@ def test_scores_that_were_saved_take_the_place_of_text(metric: str, models: dict
     from_text = json.loads(done(models["gpt2"], *options, "--count", 1, *DRY).out)
     result = done(models["gpt2"], "--scores", "layers.json", "--count", 1, *DRY)
     found = json.loads(result.out)
-    assert f"Layers by {metric}, from layers.json, the lowest go." in result.err
+    assert f"Layers by {metric}, from layers.json: the lowest of all layers go." in result.err
     assert found["kept"] == from_text["kept"]
     values = (one["decision"]["places"][0]["values"] for one in (found, from_text))
     np.testing.assert_allclose(*values, rtol=1e-12)
@@ -209,11 +214,11 @@ def test_saved_scores_follow_the_layers_that_are_left(models: dict[str, Path]) -
 @pytest.mark.parametrize(
     ("arguments", "message", "status"),
     [
-        (("--metric", "last"), "--scores: --metric last looks at no text", 2),
+        (("--metric", "last"), "--metric last reads no --scores", 2),
         (("--metric", "cosine"), "layers.json: of the metric cka, not cosine", 1),
         (("--contiguous",), "layers.json: of the metric cka, not cosine", 1),
         (("--save-scores", "other.json"), "nothing is measured on text here", 2),
-        (("--text", "text.txt"), "nothing here looks at text", 2),
+        (("--text", "text.txt"), "no text is read here", 2),
     ],
 )
 def test_saved_scores_that_do_not_fit_are_refused(

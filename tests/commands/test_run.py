@@ -8,17 +8,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import pytest
 import typer
 
 from prunecli.commands import run
-from prunecli.commands.signatures import signature, signatures
+from prunecli.commands.command import parameters, parameters_of
 from prunecli.errors import PruneError, UsageError
-from prunecli.recipes.bundled import bundled_recipes, find_recipe
+from prunecli.options import Options, argument, option
 from prunecli.recipes.engine import Step, resolve
-from prunecli.recipes.text import read_recipe
+from prunecli.recipes.text import bundled_recipes, find_recipe, read_recipe
 from tests.commands.gates import write_gates
 
 RECIPE = """\
@@ -33,27 +33,24 @@ steps:
 Color = Literal["red", "dark-red"]
 
 
-def example(
-    first: Annotated[Path | None, typer.Argument()] = None,
-    files: Annotated[list[Path] | None, typer.Option("--files")] = None,
-    number: Annotated[int, typer.Option("--number", "-n", min=1, max=9)] = 1,
-    color: Annotated[Color, typer.Option("--color")] = "red",
-    memory: Annotated[bool, typer.Option("--memory/--no-memory")] = True,
-    output: Annotated[Path, typer.Option("-o", "--output")] = Path("a"),
-    plain_name: Annotated[str, typer.Option()] = "",
-) -> None:
-    """A command."""
+class Example(Options):
+    first: Path | None = argument(None, "", "FIRST", role="input")
+    files: tuple[Path, ...] = option((), "", role="input")
+    number: int = option(1, "", flag="--number -n", ge=1, le=9)
+    color: Color = option("red", "")
+    memory: bool = option(True, "", flag="--memory/--no-memory")
+    output: Path = option(Path("a"), "", flag="--output -o", role="output")
+    plain_name: str = option("", "")
 
 
-def test_signature_is_what_typer_makes_of_the_function():
-    found = signature(example)
-    assert list(found) == ["first", "files", "number", "color", "memory", "output", "plain-name", "no-memory"]
+def test_parameters_are_those_of_the_options():
+    found = parameters_of(Example)
+    assert list(found) == ["first", "files", "number", "color", "memory", "no-memory", "output", "plain-name"]
     assert [found[name].kind for name in found] == [
         "positional",
         *["option"] * 3,
-        "flag",
+        *["flag"] * 2,
         *["option"] * 2,
-        "flag",
     ]
     assert [name for name in found if found[name].role == "input"] == ["first", "files"]
     assert [name for name in found if found[name].role == "output"] == ["output"]
@@ -65,21 +62,21 @@ def test_signature_is_what_typer_makes_of_the_function():
     ("name", "value", "fault"),
     [
         ("number", "9", None),
-        ("number", "0", "0 is less than 1"),
-        ("number", "10", "10 is more than 9"),
-        ("number", "1.5", "'1.5' is not a whole number"),
+        ("number", "0", "must be greater than or equal to 1"),
+        ("number", "10", "must be less than or equal to 9"),
+        ("number", "1.5", "must be a valid integer"),
         ("color", "dark-red", None),
-        ("color", "dark_red", "'dark_red' is none of red, dark-red"),
+        ("color", "dark_red", "no such choice: choose one of red, dark-red"),
         ("plain-name", "anything", None),
     ],
 )
 def test_values_are_checked_beforehand(name, value, fault):
-    assert signature(example)[name].fault(value) == fault
+    assert parameters_of(Example)[name].fault(value) == fault
 
 
 def test_every_command_that_writes_has_an_output():
-    for name, parameters in signatures().items():
-        assert name in ("inspect", "explain") or parameters["output"].role == "output"
+    for name, known in parameters().items():
+        assert name in ("inspect", "explain") or known["output"].role == "output"
 
 
 @pytest.mark.parametrize("path", bundled_recipes().values(), ids=lambda path: path.stem)
@@ -89,7 +86,7 @@ def test_shipped_recipes_fit_the_real_commands(path, tmp_path):
         (tmp_path / name).mkdir()
     for name in ("train.tsv", "dev.tsv", "train.txt", "valid.txt", "test.txt"):
         (tmp_path / name).write_text("0\ta\n")
-    assert resolve(path, read_recipe(path), signatures(), {}, run.builtin_variables()).steps
+    assert resolve(path, read_recipe(path), parameters(), {}, run.builtin_variables()).steps
 
 
 def test_files_of_named_texts_are_inputs(tmp_path):
@@ -102,19 +99,19 @@ steps: [{name: a, command: COMMAND, arguments: {text: ["${names}=${names}.txt"],
     for name in ("collect-gates", "evaluate"):
         path.write_text(text.replace("COMMAND", name))
         with pytest.raises(UsageError, match=r"its input code\.txt does not exist"):
-            resolve(path, read_recipe(path), signatures())
+            resolve(path, read_recipe(path), parameters())
         (tmp_path / "code.txt").write_text("a\n")
-        (step,) = resolve(path, read_recipe(path), signatures()).steps
+        (step,) = resolve(path, read_recipe(path), parameters()).steps
         assert step.inputs == (Path("prose.txt"), Path("code.txt"))
         assert step.arguments[:4] == ("--text", "prose=prose.txt", "--text", "code=code.txt")
         (tmp_path / "code.txt").unlink()
     path.write_text(text.replace("COMMAND", "collect-gates").replace("${names}=", "="))
     with pytest.raises(UsageError, match=r"step 'a', text: --text =prose\.txt: no name"):
-        resolve(path, read_recipe(path), signatures())
+        resolve(path, read_recipe(path), parameters())
 
 
 def test_what_a_training_keeps_lies_beside_its_output():
-    kept = {name for name, parameter in signatures()["finetune"].items() if parameter.beside == ".steps"}
+    kept = {name for name, parameter in parameters()["finetune"].items() if parameter.beside == ".steps"}
     assert kept == {"save-every", "keep-at"}
 
 
@@ -185,7 +182,7 @@ steps:
 @pytest.mark.parametrize(
     ("package", "command", "option", "fault"),
     [
-        ("matplotlib", "compare-languages", "gates: gates.json, plot: a.png", None),
+        ("altair", "compare-languages", "gates: gates.json, plot: a.png", None),
         ("peft", "finetune", "lora: 4", "step 'finetune', lora: peft is not installed (pip install peft)"),
         (
             "datasets",
@@ -210,7 +207,7 @@ def test_packages_are_looked_for_before_the_first_step(
     said = capsys.readouterr()
     assert "--plot" not in said.out
     assert said.err == (
-        "recipe.yaml: no picture of 'compare-languages': matplotlib is not installed (pip install matplotlib)\n"
+        "recipe.yaml: no picture of 'compare-languages': altair is not installed (pip install altair)\n"
     )
 
 
@@ -227,7 +224,7 @@ def test_the_recipe_of_the_page_is_one(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "commands" / "run.md").read_text(encoding="utf-8")
     path = tmp_path / "page.yaml"
     path.write_text(page.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
-    recipe = resolve(path, read_recipe(path), signatures(), {}, run.builtin_variables())
+    recipe = resolve(path, read_recipe(path), parameters(), {}, run.builtin_variables())
     assert [step.command for step in recipe.steps] == ["collect-gates", "prune-experts", "prune-experts"]
 
 
@@ -278,7 +275,7 @@ steps:
 """)
     path = Path("recipe.yaml")
     with pytest.raises(UsageError, match=r"recipe.yaml: step 'b': its input out/modell does not exist"):
-        resolve(path, read_recipe(path), signatures())
+        resolve(path, read_recipe(path), parameters())
 
 
 def test_an_unknown_command_is_a_fault(tmp_path, monkeypatch):

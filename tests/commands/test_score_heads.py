@@ -111,7 +111,7 @@ def _source_tokens(folder: Path) -> int:
 
 
 def test_ablation_by_beam_search(shallow: Path) -> None:
-    result = run(shallow, "--data", "data", *PAIRS, "--method", "ablation", "--beam", 2, "--bootstrap", 10)
+    result = run(shallow, "--data", "data", *PAIRS, "--metric", "ablation", "--beam", 2, "--bootstrap", 10)
     assert "Change of chrF++ without the head" in result.stdout
     assert "chrF++ of the whole model" in result.stdout
     assert "examples are too few for a test of significance" in result.stderr
@@ -125,15 +125,15 @@ def test_ablation_by_beam_search(shallow: Path) -> None:
 def test_enough_examples_for_a_test(folder: Path) -> None:
     (folder / "many.txt").write_text("the hat\nno\nten hens\n" * 10)
     tiny_family(folder / "other", "gpt2")
-    result = run("other", "--text", "many.txt", "--lines", "--method", "ablation")
+    result = run("other", "--text", "many.txt", "--lines", "--metric", "ablation")
     assert "make it significantly worse" in result.stdout
     assert "too few" not in result.stderr
-    result = run("other", "--text", "many.txt", "--lines", "--method", "all-but-one", "-o", "one.json")
+    result = run("other", "--text", "many.txt", "--lines", "--metric", "all-but-one", "-o", "one.json")
     assert "* differs from the whole model" in result.stdout
 
 
 def test_all_but_one_chosen_on_one_split_reported_on_another(folder: Path) -> None:
-    common = ("m", "--data", "data", *PAIRS, "--method", "all-but-one", "--metric", "loss")
+    common = ("m", "--data", "data", *PAIRS, "--metric", "all-but-one", "--measure", "loss")
     result = run(*common, "--split", "test", "--select-split", "val")
     assert "The best single head of each layer, chosen on other text" in result.stdout
     assert "examples are too few for a test of significance" in result.stderr
@@ -154,8 +154,8 @@ def test_all_but_one_chosen_on_one_split_reported_on_another(folder: Path) -> No
         ("bert", {}, ("--text", "text.txt"), "mlm"),
         ("gpt2", {}, ("--text", "text.txt", "--lines"), "lm"),
         ("bert", CLASSIFIER, ("--labelled", "text.tsv"), "classification"),
-        ("bert", CLASSIFIER, ("--labelled", "text.tsv", "--method", "ablation"), "classification"),
-        ("llama", {}, ("--text", "text.txt", "--lines", "--method", "all-but-one"), "lm"),
+        ("bert", CLASSIFIER, ("--labelled", "text.tsv", "--metric", "ablation"), "classification"),
+        ("llama", {}, ("--text", "text.txt", "--lines", "--metric", "all-but-one"), "lm"),
     ],
 )
 def test_tasks(folder: Path, family: str, changes: dict[str, Any], arguments: Any, task: str) -> None:
@@ -175,7 +175,7 @@ def test_the_examples_of_documents_are_their_windows(folder: Path) -> None:
 
 
 def test_draws_the_map(folder: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("altair")
     run("m", "--data", "data", *PAIRS, "--plot", "heads.png")
     pixels(folder / "heads.png")
 
@@ -194,21 +194,21 @@ def test_scores_of_a_pruned_model_have_original_numbers(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (("m", "--metric", "loss"), UsageError, "--metric goes with --method ablation"),
-        (("m", "--select-split", "val"), UsageError, "--method all-but-one"),
+        (("m", "--measure", "loss"), UsageError, "--measure goes with --metric ablation"),
+        (("m", "--select-split", "val"), UsageError, "--metric all-but-one"),
         (
-            ("m", "--method", "ablation", "--importance", "token"),
+            ("m", "--metric", "ablation", "--importance", "token"),
             UsageError,
-            "--importance goes with --method",
+            "--importance goes with --metric",
         ),
         (
-            ("m", "--method", "ablation", "--metric", "accuracy", "--data", "data", *PAIRS),
+            ("m", "--metric", "ablation", "--measure", "accuracy", "--data", "data", *PAIRS),
             UsageError,
             "not one of translation",
         ),
         (("m",), UsageError, "no text is given"),
         (("m", "--data", "data", "--pairs", "eng_Latn-xxx_Latn"), PruneError, "xxx_Latn"),
-        (("m", "--dtype", "float16", "--data", "data", *PAIRS), UsageError, "small gradients vanish"),
+        (("m", "--compute-dtype", "float16", "--data", "data", *PAIRS), UsageError, "small gradients vanish"),
     ],
 )
 def test_refusals(folder: Path, arguments: Any, error: type[Exception], message: str) -> None:
@@ -229,7 +229,7 @@ def test_damaged_scores_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [(), ("--method", "ablation", "--metric", "chrf++", "--beam", 1, "--bootstrap", 10)]
+    "method", [(), ("--metric", "ablation", "--measure", "chrf++", "--beam", 1, "--bootstrap", 10)]
 )
 def test_the_table_has_the_json_s_values(shallow: Path, method: Any) -> None:
     run(shallow, "--data", "data", *PAIRS, *method, "--table", "t.csv")

@@ -13,7 +13,7 @@ from tests.commands.calls import call, refused
 from tests.families import tiny_family
 
 PAIR = ("--pairs", "eng_Latn-fra_Latn")
-ALONE = ("--method", "all-but-one", "--metric", "loss", "--device", "cpu")
+ALONE = ("--metric", "all-but-one", "--measure", "loss", "--device", "cpu")
 
 
 @pytest.fixture

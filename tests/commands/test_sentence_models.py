@@ -24,7 +24,7 @@ CARD = "---\nlicense: mit\nlibrary_name: sentence-transformers\nbase_model: org/
 TEXT = ("--text", "text.txt")
 REWRITING = [
     (prune_heads, ("--metric", "random", "--ratio", 0.3)),
-    (share_ffn, ("--config", "SharedEnc")),
+    (share_ffn, ("--preset", "SharedEnc")),
     (trim_vocabulary, TEXT),
 ]
 TRAINING = ("--task", "mlm", *TEXT, "--steps", 1, "--batch-tokens", 50, "--device", "cpu")
@@ -152,7 +152,7 @@ def test_equal_runs_give_equal_cards(folder: Path) -> None:
 def test_a_class_that_the_tensors_do_not_allow_is_said(folder: Path, name: str, need: str | None) -> None:
     config = json.loads((SOURCE / "config.json").read_text())
     write_json(SOURCE / "config.json", {**config, "architectures": [name]})
-    result = call(share_ffn, SOURCE, "--config", "SharedEnc", "-o", "out")
+    result = call(share_ffn, SOURCE, "--preset", "SharedEnc", "-o", "out")
     assert result.status == 0, result.err
     assert (f"config.json names {name}, but there is no tensor {need}" in result.err) == (need is not None)
     assert ("Warning" in result.err) == (need is not None)

@@ -55,7 +55,7 @@ def owners(directory: Path | str) -> dict[str, str | None]:
 
 def test_without_options_the_choices_are_said(model: Path) -> None:
     result = done(model)
-    assert "No --config given: SharedEncSharedDec." in result.err
+    assert "No --preset given: SharedEncSharedDec." in result.err
     assert "No --init given: a shared attention is the mean" in result.err
     assert "Not a stock model: attentions are shared" in result.out
     assert owners("shared-attention") == {
@@ -65,12 +65,12 @@ def test_without_options_the_choices_are_said(model: Path) -> None:
     }
     with open_model("shared-attention") as made:
         assert shim_classes(made.config)
-        assert made.structure.history[-1]["arguments"] == {"config": "SharedEncSharedDec"}
+        assert made.structure.history[-1]["arguments"] == {"preset": "SharedEncSharedDec"}
 
 
 @pytest.mark.parametrize("name", [known.name for known in AttentionOptions.configurations])
 def test_every_configuration(name: str, model: Path) -> None:
-    done(model, "--config", name.lower(), "--cross", "drop", "-o", "out")
+    done(model, "--preset", name.lower(), "--cross", "drop", "-o", "out")
     found = owners("out")
     encoder = {found[ENCODER.format(n)] for n in range(3)}
     decoder = {found[DECODER.format(n)] for n in range(2)}
@@ -111,7 +111,7 @@ def test_layers_share_with_those_of_their_window(models: dict[str, Path]) -> Non
 
 
 def test_the_table_says_what_is_made(model: Path) -> None:
-    out = done(model, "--config", "SharedEncNoDec", "--dry-run").out
+    out = done(model, "--preset", "SharedEncNoDec", "--dry-run").out
     for text in (
         "encoder 0-2",
         "mean of 3",
@@ -131,7 +131,7 @@ def refused(*arguments: object) -> str:
 
 
 def test_refusals(model: Path, models: dict[str, Path]) -> None:
-    assert "--config goes with neither" in refused(model, "--config", "NoDec", "--encoder", "share")
+    assert "--preset does not go with" in refused(model, "--preset", "NoDec", "--encoder", "share")
     assert "--cross share: the model has no cross-attention" in refused(models["gpt2"], "--cross", "share")
     assert "--encoder drop: the model has no encoder self-attention" in refused(
         models["gpt2"], "--encoder", "drop"
@@ -139,9 +139,9 @@ def test_refusals(model: Path, models: dict[str, Path]) -> None:
     assert "--groups 2: 3 layers of encoder self-attention to share" in refused(
         model, "--encoder", "share", "--groups", 2
     )
-    assert "--groups x: not a number of groups" in refused(model, "--encoder", "share", "--groups", "x")
-    assert "--init speaks of shared attentions" in refused(model, "--encoder", "drop", "--init", "last")
-    assert "no such configuration" in refused(model, "--config", "OneWide")
+    assert "--groups x: must be a valid integer" in refused(model, "--encoder", "share", "--groups", "x")
+    assert "--init is for shared attentions" in refused(model, "--encoder", "drop", "--init", "last")
+    assert "no such configuration" in refused(model, "--preset", "OneWide")
     done(model, "--encoder", "drop", "-o", "none")
     assert "no encoder self-attention left to share" in refused("none", "--encoder", "share")
     done(model, "--encoder", "share", "-o", "one")

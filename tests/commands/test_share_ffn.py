@@ -52,7 +52,7 @@ def owners(directory: Path | str) -> dict[str, str | None]:
 
 def test_without_options_the_choices_are_said(model: Path, folder: Path) -> None:
     result = done(model)
-    assert "No --config given: SharedEncNoDec." in result.err
+    assert "No --preset given: SharedEncNoDec." in result.err
     assert "No --init given: a shared FFN is the mean" in result.err
     assert "Written: shared-ffn (opens only where prunecli is installed: prunecli.load_model" in result.out
     first = ENCODER.format(0)
@@ -62,13 +62,13 @@ def test_without_options_the_choices_are_said(model: Path, folder: Path) -> None
     }
     with open_model("shared-ffn") as made, open_model(model) as source:
         assert shim_classes(made.config)
-        assert made.structure.history[-1]["arguments"] == {"config": "SharedEncNoDec", "seed": 0}
+        assert made.structure.history[-1]["arguments"] == {"preset": "SharedEncNoDec", "seed": 0}
         assert made.structure.fingerprints() == (source.fingerprint,)
 
 
 @pytest.mark.parametrize("name", [known.name for known in FfnOptions.configurations])
 def test_every_configuration(name: str, model: Path) -> None:
-    done(model, "--config", name.lower(), "-o", "out")
+    done(model, "--preset", name.lower(), "-o", "out")
     found = owners("out")
     encoder = {found[ENCODER.format(n)] for n in range(3)}
     decoder = {found[DECODER.format(n)] for n in range(2)}
@@ -80,7 +80,7 @@ def test_every_configuration(name: str, model: Path) -> None:
 
 
 def test_json_of_a_dry_run(model: Path, folder: Path) -> None:
-    result = done(model, "--config", "OneWide", "--dry-run", "--json")
+    result = done(model, "--preset", "OneWide", "--dry-run", "--json")
     summary = json.loads(result.out)
     assert list(folder.iterdir()) == []
     (group,) = summary["groups"]
@@ -134,7 +134,7 @@ def test_several_groups(order: str, sharing: list[int], folder: Path) -> None:
 
 
 def test_groups_of_either_side(model: Path) -> None:
-    done(model, "--config", "SharedEncSharedDec", "--groups", "3,1", "-o", "out")
+    done(model, "--preset", "SharedEncSharedDec", "--groups", "3,1", "-o", "out")
     found = owners("out")
     assert [found[ENCODER.format(n)] for n in range(3)] == [ENCODER.format(n) for n in range(3)]
     assert found[DECODER.format(1)] == DECODER.format(0)
@@ -142,12 +142,12 @@ def test_groups_of_either_side(model: Path) -> None:
 
 @pytest.mark.parametrize(("name", "config"), [("bert", "No"), ("gpt2", "OneWide"), ("llama", "sharedDec")])
 def test_models_with_one_stack(name: str, config: str, models: dict[str, Path]) -> None:
-    done(models[name], "--config", config, "-o", "out")
+    done(models[name], "--preset", config, "-o", "out")
     assert len(set(owners("out").values())) == 1
 
 
 def test_the_default_of_a_model_with_one_stack(models: dict[str, Path]) -> None:
-    assert "No --config given: SharedDec." in done(models["gpt2"]).err
+    assert "No --preset given: SharedDec." in done(models["gpt2"]).err
 
 
 def test_experts_stay_when_told(models: dict[str, Path]) -> None:
@@ -168,21 +168,21 @@ def test_experts_alone(folder: Path) -> None:
 def test_the_demo_without_any_argument(folder: Path) -> None:
     result = done()
     assert "using the bundled demo model" in result.err
-    assert "only its dense FFNs are touched (--dense-only)" in result.err
+    assert "only its dense FFNs are shared (--dense-only)" in result.err
     assert [path.name for path in folder.iterdir()] == ["shared-ffn"]
 
 
 def test_a_reduced_checkpoint_is_reduced_further(model: Path) -> None:
-    done(model, "--config", "SharedEnc", "-o", "one")
-    done("one", "--config", "NoDec", "-o", "two")
-    done(model, "--config", "SharedEncNoDec", "-o", "direct")
+    done(model, "--preset", "SharedEnc", "-o", "one")
+    done("one", "--preset", "NoDec", "-o", "two")
+    done(model, "--preset", "SharedEncNoDec", "-o", "direct")
     assert owners("two") == owners("direct")
     with open_model("two") as two, open_model("direct") as direct:
         assert len(two.structure.history) == 2
         assert {name: two.read(name).tobytes() for name in two.tensors} == {
             name: direct.read(name).tobytes() for name in direct.tensors
         }
-    refused(run("two", "--config", "SharedDec", "-o", "no"), "no FFN left to share", 2)
+    refused(run("two", "--preset", "SharedDec", "-o", "no"), "no FFN left to share", 2)
 
 
 def test_units_by_their_activations(models: dict[str, Path], folder: Path) -> None:
@@ -224,24 +224,24 @@ def test_quiet_says_nothing(model: Path) -> None:
 
 
 REFUSALS: list[tuple[str, tuple[Any, ...], str]] = [
-    ("gpt2", ("--config", "NoEnc"), "has only a decoder.\nIt can be SharedDec, NoDec, Shared, No, OneWide."),
-    ("bert", ("--config", "SharedEncNoDec"), "has only an encoder"),
+    ("gpt2", ("--preset", "NoEnc"), "has only a decoder.\nIt can be SharedDec, NoDec, Shared, No, OneWide."),
+    ("bert", ("--preset", "SharedEncNoDec"), "has only an encoder"),
     ("bert", ("--decoder", "drop"), "--decoder drop: the model has no decoder"),
-    ("m2m_100", ("--config", "SharedEncNoDek"), "Did you mean SharedEncNoDec"),
-    ("m2m_100", ("--config", "NoDec", "--encoder", "share"), "--config goes with neither"),
+    ("m2m_100", ("--preset", "SharedEncNoDek"), "Did you mean SharedEncNoDec"),
+    ("m2m_100", ("--preset", "NoDec", "--encoder", "share"), "--preset does not go with"),
     ("m2m_100", ("--encoder", "share", "--groups", "2"), "different sizes.\nChoose one of 1, 3."),
     ("m2m_100", ("--encoder", "share", "--groups", "4"), "more groups than layers"),
-    ("m2m_100", ("--encoder", "share", "--groups", "two"), "--groups two: not a number"),
+    ("m2m_100", ("--encoder", "share", "--groups", "two"), "--groups two: must be a valid integer"),
     ("m2m_100", ("--encoder", "share", "--groups", "1,1,1"), "not a number of groups"),
-    ("m2m_100", ("--config", "SharedEncDec", "--groups", "1,1"), "share the same FFNs"),
+    ("m2m_100", ("--preset", "SharedEncDec", "--groups", "1,1"), "share the same FFNs"),
     ("m2m_100", ("--encoder", "share", "--width", "0"), "--width 0"),
-    ("m2m_100", ("--encoder", "share", "--width", "wide"), "--width wide: not a width"),
-    ("m2m_100", ("--config", "NoDec", "--width", "8"), "--width speaks of shared FFNs"),
-    ("m2m_100", ("--config", "NoDec", "--init", "mean"), "--init speaks of shared FFNs"),
-    ("m2m_100", ("--config", "NoEnc", "--groups", "1"), "--groups speaks of shared FFNs"),
-    ("m2m_100", ("--config", "SharedEnc", "--scale", "nan"), "--scale nan"),
-    ("m2m_100", ("--config", "SharedEnc", "--keep-units", "norms"), "--keep-units: no FFN gets narrower"),
-    ("m2m_100", ("--config", "SharedEnc", "--data", "."), "--data: nothing here looks at text"),
+    ("m2m_100", ("--encoder", "share", "--width", "wide"), "--width wide: must be a valid integer"),
+    ("m2m_100", ("--preset", "NoDec", "--width", "8"), "--width is for shared FFNs"),
+    ("m2m_100", ("--preset", "NoDec", "--init", "mean"), "--init is for shared FFNs"),
+    ("m2m_100", ("--preset", "NoEnc", "--groups", "1"), "--groups is for shared FFNs"),
+    ("m2m_100", ("--preset", "SharedEnc", "--scale", "nan"), "--scale nan"),
+    ("m2m_100", ("--preset", "SharedEnc", "--keep-units", "norms"), "--keep-units: no FFN gets narrower"),
+    ("m2m_100", ("--preset", "SharedEnc", "--data", "."), "--data: no text is read here"),
     ("gpt2", ("--width", "8"), "needs text.\nGive --text FILE"),
     (
         "gpt2",
@@ -267,7 +267,7 @@ def test_refusals(
 
 def test_widths_that_have_no_mean(folder: Path) -> None:
     model = tiny(folder / "uneven", "m2m_100", decoder_ffn_dim=40)
-    refused(run(model, "--config", "SharedEncDec", "-o", "out"), "different widths (40, 48)", 2)
-    done(model, "--config", "SharedEncDec", "--init", "last", "-o", "out")
+    refused(run(model, "--preset", "SharedEncDec", "-o", "out"), "different widths (40, 48)", 2)
+    done(model, "--preset", "SharedEncDec", "--init", "last", "-o", "out")
     with open_model("out") as opened:
         assert {layer.width for layer in opened.layout.ffns} == {40}

@@ -98,7 +98,7 @@ def test_one_split_alone(model: Path, folder: Path) -> None:
 
 
 def test_without_anything_the_demo_is_trimmed(folder: Path) -> None:
-    result = run("--dry-run", "--quiet", "--json", "--langs", "qna_Latn,qno_Latn")
+    result = run("--dry-run", "--json", "--langs", "qna_Latn,qno_Latn")
     assert result.status == 0, result.err
     assert "using the bundled demo model" in result.err
     assert '"val"' in result.out  # not its train, in which every token occurs

@@ -41,7 +41,7 @@ def test_what_only_rewrites(tmp_path: Path) -> None:
         ["prune-experts", str(experts), *drawn, str(tmp_path / "1")],
         ["prune-experts", str(experts), *drawn, str(tmp_path / "2"), "--dry-run"],
         ["prune-heads", str(dense), *drawn, str(tmp_path / "3")],
-        ["share-ffn", str(dense), "--config", "Shared", "--output", str(tmp_path / "4")],
+        ["share-ffn", str(dense), "--preset", "Shared", "--output", str(tmp_path / "4")],
     ]
     done = subprocess.run(
         [sys.executable, "-c", CHILD, json.dumps(calls)], capture_output=True, text=True, check=True

@@ -46,7 +46,7 @@ def made_of(source: Checkpoint, options: AttentionOptions) -> Rewrite:
 def options_of(case: str) -> AttentionOptions:
     if CASES[case].task == "translation":
         return AttentionOptions(encoder="share", decoder="drop", cross="share")
-    return AttentionOptions(config="Shared")
+    return AttentionOptions(preset="Shared")
 
 
 def layout_of(case: str) -> str:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
+from prunecli.methods.options import ExpertOptions
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
 from prunecli.methods.sharing.plan import plan_attention, plan_ffn
 from prunecli.methods.sharing.rewrite import rewrite_shared
@@ -64,8 +64,7 @@ def side_of(case: str) -> str:
 
 
 def experts(source: Checkpoint) -> Rewrite:
-    amount = Amount(ratio=0.4)
-    plan = plan_experts(source, ExpertOptions(metric="random", amount=amount))
+    plan = plan_experts(source, ExpertOptions(metric="random", ratio=0.4))
     return cut(source, plan)
 
 

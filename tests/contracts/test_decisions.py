@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +11,13 @@ import pytest
 from pydantic import TypeAdapter
 
 from prunecli.analysis.explanation import Explained, parse_question
-from prunecli.commands.signatures import COMMANDS, signatures
+from prunecli.commands.command import COMMANDS, parameters
 from prunecli.errors import CheckpointError
-from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
+from prunecli.methods.options import ExpertOptions
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.methods.sharing.plan import plan_ffn
 from prunecli.methods.sharing.rewrite import rewrite_shared
@@ -100,18 +99,22 @@ def measured(source: Checkpoint) -> Scores:
 def by_experts(strategy: str) -> Callable[[Checkpoint], Rewrite]:
     def decide(source: Checkpoint) -> Rewrite:
         least = None if strategy == "per-layer" else 2
-        options = ExpertOptions(gates(source), amount=Amount(0.4), least=least, strategy=strategy)  # type: ignore[arg-type]
+        options = ExpertOptions(gates=gates(source), ratio=0.4, least=least, strategy=strategy)  # type: ignore[arg-type]
         return cut(source, plan_experts(source, options))
 
     return decide
 
 
 def by_heads(options: HeadOptions) -> Callable[[Checkpoint], Rewrite]:
-    return lambda source: cut(source, plan_heads(source, replace(options, scores=heads(source))))
+    return lambda source: cut(
+        source, plan_heads(source, options.model_copy(update=dict(scores=heads(source))))
+    )
 
 
 def by_layers(options: LayerOptions) -> Callable[[Checkpoint], Rewrite]:
-    return lambda source: cut(source, plan_layers(source, replace(options, scores=measured(source))))
+    return lambda source: cut(
+        source, plan_layers(source, options.model_copy(update=dict(scores=measured(source))))
+    )
 
 
 def by_widths(options: NarrowOptions) -> Callable[[Checkpoint], Rewrite]:
@@ -123,7 +126,11 @@ CHOICES: Mapping[str, tuple[str, str, Callable[[Checkpoint], Rewrite]]] = {
     "experts-of-groups": ("deepseek_v3", "expert", by_experts("per-layer")),
     "experts-threshold": ("mixtral", "expert", by_experts("global-threshold")),
     "heads": ("bart", "head", by_heads(HeadOptions(ratio=0.5, least=1))),
-    "heads-of-a-kind": ("bart", "head", by_heads(HeadOptions(count=2, kinds=("cross",), normalize="none"))),
+    "heads-of-a-kind": (
+        "bart",
+        "head",
+        by_heads(HeadOptions(count=2, attention=("cross",), normalize="none")),
+    ),
     "layers": ("bart", "layer", by_layers(LayerOptions(count=2))),
     "layers-of-a-run": ("llama", "layer", by_layers(LayerOptions(count=2, contiguous=True))),
     "widths": ("llama", "unit", by_widths(NarrowOptions(ratio=0.3, metric="norms"))),
@@ -132,7 +139,7 @@ CHOICES: Mapping[str, tuple[str, str, Callable[[Checkpoint], Rewrite]]] = {
         "llama",
         "unit",
         lambda source: rewrite_shared(
-            source, plan_ffn(source, FfnOptions(config="Shared", width=5, keep_units="norms"))
+            source, plan_ffn(source, FfnOptions(preset="Shared", width=5, keep_units="norms"))
         ),
     ),
     "tokens": ("bart", "token", to_lines),
@@ -213,14 +220,14 @@ def test_any_component_is_explained(result: tuple[str, Path, Rewrite]) -> None:
 
 def test_every_pruning_command_shows_it() -> None:
     known = {name for names in COMMANDS.values() for name in names}
-    explaining = {name for name, parameters in signatures().items() if "explain" in parameters}
+    explaining = {name for name, parameters in parameters().items() if "explain" in parameters}
     assert explaining == {*PRUNING}
     assert {name for name in known if name.startswith(("prune-", "trim-"))} <= explaining
 
 
 def test_later_steps_carry_it_along(tmp_path: Path) -> None:
     with open_model(tiny_nllb_moe(tmp_path / "source", experts=6, layers=4)) as source:
-        options = ExpertOptions(metric="random", amount=Amount(0.5))
+        options = ExpertOptions(metric="random", ratio=0.5)
         apply(source, cut(source, plan_experts(source, options)), tmp_path / "once")
     with open_model(tmp_path / "once") as once:
         plan = plan_layers(once, LayerOptions(remove="encoder:0,decoder:0"))
@@ -237,7 +244,7 @@ def test_later_steps_carry_it_along(tmp_path: Path) -> None:
     assert "was kept: drawn at random (seed 0)" in texts[0]
     assert texts[-1] == "In the result it is expert 1 of encoder layer 0."
     gone = explained.answers(parse_question(["encoder layer 0"]))[0].text
-    assert "Encoder layer 0 was dropped: named by --remove" in gone
+    assert "Encoder layer 0 was dropped: named by remove" in gone
 
 
 def hostile(decision: Decision, **changes: object) -> dict[str, object]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
+from prunecli.methods.options import ExpertOptions
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.opening import shim_classes
 from prunecli.model.rewrite import Rewrite
@@ -34,21 +34,19 @@ class TestExpertPruning(MethodContract, WrittenFiles):
         return tiny_nllb_moe(directory, experts=8, layers=4, router_bias=True, shards=2)
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return pruned(source, ExpertOptions(metric="random", amount=Amount(ratio=0.0), dtype=self.cast))
+        return pruned(source, ExpertOptions(metric="random", ratio=0.0, dtype=self.cast))
 
     def reduce(self, source: Checkpoint) -> Rewrite:
         made = pruned(
             source,
-            ExpertOptions(
-                metric="random", amount=Amount(ratio=0.6), balance=Fraction(3), seed=3, dtype=self.cast
-            ),
+            ExpertOptions(metric="random", ratio=0.6, balance=Fraction(3), seed=3, dtype=self.cast),
         )
         assert len({len(ids) for ids in kept_ids(made.structure, "expert").values()}) > 1
         assert shim_classes(made.config)
         return made
 
     def impossible(self, source: Checkpoint) -> Rewrite:
-        return pruned(source, ExpertOptions(metric="random", amount=Amount(ratio=0.95)))
+        return pruned(source, ExpertOptions(metric="random", ratio=0.95))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         import torch
@@ -68,8 +66,7 @@ class TestEvenExpertPruning(TestExpertPruning):
         return tiny_nllb_moe(directory, experts=8, layers=4)
 
     def reduce(self, source: Checkpoint) -> Rewrite:
-        amount = Amount(per_layer={"encoder": 3, "decoder": 3})
-        made = pruned(source, ExpertOptions(metric="random", amount=amount, dtype=self.cast))
+        made = pruned(source, ExpertOptions(metric="random", experts_per_layer=3, dtype=self.cast))
         assert {len(ids) for ids in kept_ids(made.structure, "expert").values()} == {3}
         assert made.config["model_type"] == "nllb-moe"
         return made

@@ -69,20 +69,20 @@ def narrowed_to(width: int) -> Callable[[list[reference.Ffn]], reference.Ffn]:
 
 def of_two_stacks(width: int) -> Sharing:
     options = FfnOptions(
-        config="SharedEncNoDec", init="concat", keep_units="norms", width=width, dense_only=True
+        preset="SharedEncNoDec", init="concat", keep_units="norms", width=width, dense_only=True
     )
     return Sharing(options, narrowed_to(width))
 
 
 SHARING = {
     "nllb-moe": of_two_stacks(40),  # its dense FFNs; the experts stay
-    "marian": Sharing(FfnOptions(config="SharedEncSharedDec", init="mean"), reference.mean, stored=2),
-    "mbart": Sharing(FfnOptions(config="SharedEncDec", init="concat", scale=1.0), reference.concat),
+    "marian": Sharing(FfnOptions(preset="SharedEncSharedDec", init="mean"), reference.mean, stored=2),
+    "mbart": Sharing(FfnOptions(preset="SharedEncDec", init="concat", scale=1.0), reference.concat),
     "bert": Sharing(
-        FfnOptions(config="SharedEnc", init="concat", keep_units="norms", width=70), narrowed_to(70)
+        FfnOptions(preset="SharedEnc", init="concat", keep_units="norms", width=70), narrowed_to(70)
     ),
     "gpt2": Sharing(
-        FfnOptions(config="SharedDec", init="concat", keep_units="norms", width=70), narrowed_to(70)
+        FfnOptions(preset="SharedDec", init="concat", keep_units="norms", width=70), narrowed_to(70)
     ),
 }
 """Of these families; the others' are several side by side, narrowed, and none in a decoder beside an encoder."""
@@ -93,7 +93,7 @@ def sharing_of(case: str) -> Sharing:
         return SHARING[case]
     if CASES[case].task == "translation":
         return of_two_stacks(70)
-    return Sharing(FfnOptions(config="Shared", init="concat", keep_units="norms", width=70), narrowed_to(70))
+    return Sharing(FfnOptions(preset="Shared", init="concat", keep_units="norms", width=70), narrowed_to(70))
 
 
 class FfnSharing(Method):
@@ -118,7 +118,7 @@ class FfnSharing(Method):
         return made
 
     def impossible(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, FfnOptions(config="OneWide", groups=(5,), dense_only=True))
+        return made_of(source, FfnOptions(preset="OneWide", groups=(5,), dense_only=True))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         """Weights of the merged FFN, by the reference, in each layer that shares it; dropped ones passed by."""
@@ -189,7 +189,7 @@ class TestTwoStacks(FfnSharing):
         steps = [FfnOptions(encoder="share", dense_only=True), FfnOptions(decoder="drop", dense_only=True)]
         one = written(source, lambda opened: made_of(opened, steps[0]), tmp_path / "one")
         two = written(one, lambda opened: made_of(opened, steps[1]), tmp_path / "two")
-        both = FfnOptions(config="SharedEncNoDec", dense_only=True)
+        both = FfnOptions(preset="SharedEncNoDec", dense_only=True)
         direct = written(source, lambda opened: made_of(opened, both), tmp_path / "direct")
         assert tensors(two) == tensors(direct)
         none = FfnOptions(encoder="drop", decoder="drop", dense_only=True)
@@ -204,7 +204,7 @@ class TestOneStack(FfnSharing):
     def test_dropping_all(self, source: Path, tmp_path: Path) -> None:
         import torch
 
-        out = written(source, lambda opened: made_of(opened, FfnOptions(config="No")), tmp_path / "out")
+        out = written(source, lambda opened: made_of(opened, FfnOptions(preset="No")), tmp_path / "out")
         original = self.original(source)
         with without_ffn(original, LAYOUTS[self.case], list(LAYOUTS[self.case].names)):
             torch.testing.assert_close(logits(out), logits_of(original), rtol=1e-5, atol=1e-5)
@@ -254,7 +254,7 @@ class TestLastToBFloat16(FfnSharing, WrittenFiles, MethodContract):
         return made_of(source, FfnOptions(encoder="keep", dtype=self.cast))
 
     def reduce(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, FfnOptions(config="Shared", init="last", dtype="bfloat16"))
+        return made_of(source, FfnOptions(preset="Shared", init="last", dtype="bfloat16"))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         layers = model.model.layers

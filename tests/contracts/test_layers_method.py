@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
+from prunecli.methods.options import ExpertOptions
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.methods.sharing.plan import plan_ffn
 from prunecli.methods.sharing.rewrite import rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
-from prunecli.results.gates import GateSums
+from prunecli.results.gates import SUMS, GateSums
 from prunecli.results.matching import match_gates, match_scores
 from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
@@ -253,7 +253,7 @@ def test_gates_of_the_original_follow_their_layers(tmp_path: Path) -> None:
     with open_model(source) as opened:
         names = tuple(layer.name for layer in opened.mixtures)
         rows = np.arange(4.0)[:, None] * np.ones((1, 8))
-        sums = GateSums(np.arange(4), *(rows for _ in range(5)))
+        sums = GateSums(tokens=np.arange(4), **dict.fromkeys(SUMS[1:], rows))
         gates = gate_statistics(
             opened.fingerprint, "nllb-moe", "forced", names, 8, 2, {"eng_Latn-fra_Latn": sums}
         )
@@ -264,4 +264,4 @@ def test_gates_of_the_original_follow_their_layers(tmp_path: Path) -> None:
         assert found.layers == ("model.encoder.layers.2.ffn", *names[2:])
         assert found.entries["eng_Latn-fra_Latn"].tokens.tolist() == [1, 2, 3]
         assert found.entries["eng_Latn-fra_Latn"].top1[:, 0].tolist() == [1, 2, 3]
-        plan_experts(opened, ExpertOptions(gates=gates, amount=Amount(ratio=0.5)))
+        plan_experts(opened, ExpertOptions(gates=gates, ratio=0.5))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,9 @@ from prunecli.commands.share_ffn import share_ffn
 from prunecli.errors import StatisticsError
 from prunecli.methods.experts.collect import collect_gates
 from prunecli.methods.experts.metrics import aimer_bytes, aimer_values
-from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.heads.score import ScoreOptions, score_heads
+from prunecli.methods.options import ExpertOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.model.inventory import take_inventory
 from prunecli.modules.dequantised import as_run
@@ -163,7 +162,7 @@ def test_weights_alone_say_what_those_of_the_plain_model_say(
 @pytest.mark.parametrize("scheme", ["fp8 by row", "awq", "packed, with zero points"])
 def test_heads_are_those_of_the_plain_model(scheme: str, memory: int | None, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the hen\nten tins on\nthen no hen\n")
-    options = ScoreOptions(method="gradient", device="cpu", dtype="float32", memory=memory)
+    options = ScoreOptions(metric="gradient", device="cpu", dtype="float32", memory=memory)
     choice = TextChoice(files=(tmp_path / "text.txt",))
     one, other = (score_heads(path, choice, options) for path in dense(tmp_path, scheme))
     assert one.values.keys() == other.values.keys()
@@ -265,7 +264,7 @@ def test_statistics_of_the_original_choose_experts_of_its_quantised_copy(tmp_pat
     write_plain_tokenizer(tmp_path / "other")
     collect = partial(collect_gates, choice=TEXTS, options=OPTIONS, device="cpu", dtype="float32")
     original = collect(tmp_path / "one" / "source").statistics
-    options = ExpertOptions(gates=original, amount=Amount(ratio=0.25))
+    options = ExpertOptions(gates=original, ratio=0.25)
     pruned = tmp_path / "pruned"
     with open_model(stored) as copy, open_model(plain) as dequantised:
         plan = plan_experts(copy, options)
@@ -275,12 +274,12 @@ def test_statistics_of_the_original_choose_experts_of_its_quantised_copy(tmp_pat
         apply(copy, cut(copy, plan), pruned)
         with pytest.raises(StatisticsError, match="its weights are others"):  # not quantised: another model
             plan_experts(dequantised, options)
-        another = ExpertOptions(gates=collect(tmp_path / "other").statistics, amount=Amount(ratio=0.25))
+        another = ExpertOptions(gates=collect(tmp_path / "other").statistics, ratio=0.25)
         with pytest.raises(StatisticsError, match="its routers have other values"):
             plan_experts(copy, another)
         nameless = original.model_copy(update={"model": original.model.model_copy(update={"routers": None})})
         with pytest.raises(StatisticsError, match="does not say which routers"):
-            plan_experts(copy, replace(options, gates=nameless))
+            plan_experts(copy, options.model_copy(update=dict(gates=nameless)))
     with open_model(pruned) as smaller:  # further, by the same statistics
         further = plan_experts(smaller, options)
     assert all(len(ids) < len(plan.kept[name]) for name, ids in further.kept.items())

@@ -14,7 +14,7 @@ from prunecli.commands.compare_models import compare_models
 from prunecli.commands.prune_layers import prune_layers
 from prunecli.commands.score_heads import score_heads
 from prunecli.errors import UnsupportedModelError
-from prunecli.methods.embeddings.dimensions import EmbeddingOptions
+from prunecli.methods.embeddings.options import EmbeddingOptions
 from prunecli.methods.embeddings.plan import plan_embeddings
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
@@ -174,7 +174,7 @@ def test_with_fewer_tokens(source: Path, model_type: str, tmp_path: Path) -> Non
 
 
 def test_what_runs_the_model_finds_its_parts(source: Path, model_type: str, tmp_path: Path) -> None:
-    methods = ("gradient", "ablation") if model_type in WITH_HEADS else ()
+    metrics = ("gradient", "ablation") if model_type in WITH_HEADS else ()
     write_plain_tokenizer(source)
     text = tmp_path / "text.txt"
     text.write_text("\n".join([f"{line} {more}" for line in LINES for more in LINES] * 3))
@@ -182,7 +182,7 @@ def test_what_runs_the_model_finds_its_parts(source: Path, model_type: str, tmp_
     for command, *arguments in (
         (prune_layers, source, "--metric", "cosine", "--count", 1, "-o", output),
         (prune_layers, source, "--metric", "perplexity", "--count", 1, "--dry-run"),
-        *((score_heads, source, "--method", method, "-o", tmp_path / f"{method}.json") for method in methods),
+        *((score_heads, source, "--metric", metric, "-o", tmp_path / f"{metric}.json") for metric in metrics),
         (compare_models, source, output, "-o", tmp_path / "similarity.json"),
     ):
         result = call(command, *arguments, "--text", text)

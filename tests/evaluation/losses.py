@@ -1,16 +1,34 @@
-"""What each text costs a causal language model, without what evaluate makes of it."""
+"""Losses of texts, without the scores that evaluate computes from them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from prunecli.evaluation.language_model import TextLosses, of_texts
+import numpy as np
+from numpy.typing import NDArray
+
+from prunecli.evaluation.language_model import sum_by_text
 from prunecli.progress import Progress, silent
 from prunecli.running.encoding import padding_id
 from prunecli.running.losses import measure_losses
+from prunecli.running.masking import mlm_examples
 from prunecli.running.runner import Runner
 from prunecli.running.windows import lm_windows, window_examples
+
+
+@dataclass(frozen=True)
+class TextLosses:
+    """`[texts]` each: sum of -log p over the counted tokens, and the number of these tokens."""
+
+    nats: NDArray[np.float64]
+    tokens: NDArray[np.int64]
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of all counted tokens."""
+        return float(self.nats.sum() / self.tokens.sum())
 
 
 def lm_losses(
@@ -23,8 +41,23 @@ def lm_losses(
     stride: int | None = None,
     progress: Progress = silent,
 ) -> TextLosses:
-    """Of each text, from those of its windows."""
+    """Losses of a causal language model, summed over the windows of each text."""
     windows = lm_windows(tokenizer, runner.model, texts, context=context, stride=stride)
     batches = window_examples(windows, padding_id(runner.model, tokenizer)).batches(batch_tokens)
-    nats, tokens = measure_losses(runner, batches, len(windows), "reading", progress)
-    return TextLosses(of_texts(nats, windows, len(texts)), of_texts(tokens, windows, len(texts)))
+    both = measure_losses(runner, batches, len(windows), "reading", progress)
+    return TextLosses(*(sum_by_text(values, windows, len(texts)) for values in both))
+
+
+def mlm_losses(
+    runner: Runner,
+    tokenizer: Any,
+    texts: Sequence[str],
+    batch_tokens: int,
+    *,
+    context: int | None = None,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> TextLosses:
+    """Losses of a masked language model on hidden tokens."""
+    batches = mlm_examples(tokenizer, runner.model, texts, context=context, seed=seed).batches(batch_tokens)
+    return TextLosses(*measure_losses(runner, batches, len(texts), "reading", progress))

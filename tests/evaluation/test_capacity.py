@@ -17,7 +17,7 @@ from prunecli.evaluation import capacity
 from prunecli.methods.experts.collect import collect_gates
 from prunecli.running.layerwise import runner
 from prunecli.running.layerwise.budget import size_text
-from prunecli.text.corpus import Corpus
+from prunecli.text.plain import Corpus
 from tests.commands.calls import call, refused
 from tests.quantising import quantise
 from tests.stock_mixtures import tiny_mixture

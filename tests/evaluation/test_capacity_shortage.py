@@ -55,9 +55,9 @@ def weights(path: Path, width: int) -> int:
 COMMANDS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "evaluate": (evaluate, ("moe", *DATA, "--batch-tokens", "64", "--beam", "1", "--max-new-tokens", "4")),
     "evaluate lm": (evaluate, ("llama", "--task", "lm", "--text", "lines")),
-    "bench-latency": (bench_latency, ("moe", *DATA, "--beam", "1", "--new-tokens", "2")),
+    "bench-latency": (bench_latency, ("moe", *DATA, "--beam", "1", "--max-new-tokens", "2")),
     "score-heads": (score_heads, ("moe", *DATA)),
-    "score-heads ablation": (score_heads, ("llama", "--text", "lines", "--method", "ablation")),
+    "score-heads ablation": (score_heads, ("llama", "--text", "lines", "--metric", "ablation")),
     "compare-models": (compare_models, ("moe", *DATA, "--measure", "cka")),
     "finetune": (finetune, ("moe", *DATA, "--steps", "1", "--batch-tokens", "64")),
     "finetune a teacher's": (
@@ -147,7 +147,7 @@ def test_a_smaller_type_is_named_where_float32_was_asked_for(
 ) -> None:
     free = weights(folder / "llama", 4)
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
-    refused(run("evaluate lm", "--dtype", "fp32"), "What fits: --dtype bfloat16 (", 1)
+    refused(run("evaluate lm", "--compute-dtype", "fp32"), "What fits: --compute-dtype bfloat16 (", 1)
     made = run("evaluate lm")
     assert made.status == 0
     assert "llama: stored as float32, computed in bfloat16 on the CPU (it would take " in made.err

@@ -5,24 +5,17 @@ from __future__ import annotations
 import math
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 
 from prunecli.errors import DataError
-from prunecli.evaluation.language_model import (
-    TextLosses,
-    bits_per,
-    mlm_losses,
-    perplexity,
-    utf8_bytes,
-)
+from prunecli.evaluation.tasks import perplexity
 from prunecli.modules.loading import load_model
 from prunecli.running.examples import IGNORED
 from prunecli.running.losses import example_losses
 from prunecli.running.masking import mlm_examples
 from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
-from tests.evaluation.losses import lm_losses
+from tests.evaluation.losses import lm_losses, mlm_losses
 from tests.families import tiny_family
 from tests.reference.losses import causal_nll
 
@@ -93,14 +86,6 @@ def test_masked_losses_are_those_of_the_objective(masked):
         assert found.tokens[index] == int((batch.labels != IGNORED).sum())
         mean = example_losses(runner.model, batch).item()
         assert found.nats[index] / found.tokens[index] == pytest.approx(mean, rel=1e-5)
-
-
-def test_bits_by_hand():
-    losses = TextLosses(np.array([8 * math.log(2), 0.0, 2 * math.log(2)]), np.array([3, 0, 1]))
-    texts = ("né", "left out", "à")
-    assert losses.loss == pytest.approx(10 * math.log(2) / 4)
-    assert bits_per(losses, texts, utf8_bytes) == pytest.approx(10 / 5)
-    assert bits_per(losses, texts, len) == pytest.approx(10 / 3)
 
 
 def test_perplexity_stays_a_number():

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
 
 import psutil
 import pytest
@@ -9,12 +8,10 @@ import torch
 from transformers import AutoTokenizer
 
 from prunecli.errors import DataError, PruneError, UsageError
-from prunecli.evaluation import hardware, timing, workloads
+from prunecli.evaluation import hardware, latency, workloads
 from prunecli.evaluation.hardware import MemoryTask, fit_together, measure_cost, peak_resident, run_task
-from prunecli.evaluation.latency import bench_latency
-from prunecli.evaluation.passes import Passes
-from prunecli.evaluation.timing import LatencyOptions
-from prunecli.evaluation.workloads import decode, decoding
+from prunecli.evaluation.latency import LatencyOptions, bench_latency
+from prunecli.evaluation.workloads import Passes, decode, decoding
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.modules.pooling import Pooling
@@ -54,7 +51,7 @@ def turns(monkeypatch):
     """Which checkpoint decoded which batch, in order, on a clock that the checkpoint drives."""
     seen: list[tuple[str, int, int]] = []
     clock = [0.0]
-    real = timing.Turns.model
+    real = latency.Turns.model
 
     def model(self, label):
         loaded = real(self, label)
@@ -65,7 +62,7 @@ def turns(monkeypatch):
         seen.append((model.label, len(sources), beam))
         clock[0] += {"full": 2.0, "pruned": 0.5}[model.label] * len(sources)
 
-    monkeypatch.setattr(timing.Turns, "model", model)
+    monkeypatch.setattr(latency.Turns, "model", model)
     monkeypatch.setattr(workloads, "decode", decode)
     monkeypatch.setattr(workloads.time, "perf_counter", lambda: clock[0])
     return seen
@@ -80,7 +77,7 @@ def test_one_slow_run_does_not_make_a_speed_up(checkpoints, sentences, turns, mo
 
     monkeypatch.setattr(workloads, "decode", decode)
     monkeypatch.setattr(workloads.time, "perf_counter", lambda: clock[0])
-    options = replace(OPTIONS, beams=(1,), batch_sizes=(1,), runs=5, sentences=1)
+    options = OPTIONS.model_copy(update=dict(beams=(1,), batch_sizes=(1,), runs=5, sentences=1))
     _, pruned = bench_latency(checkpoints, sentences, options).results
     # Run by run 2, 2.1, 20, 2.05, 1.95: the median is 2.05; from it they are 0.05, 0.05, 17.95, 0, 0.1: again 0.05.
     assert pruned.timings[0].speedup.median == pytest.approx(2.05)
@@ -208,7 +205,7 @@ def test_prompts_leave_room_for_what_a_decoder_alone_generates(tmp_path, sentenc
     assert [len(ids) for ids in work.rows] == [left, left]
     decode(load_model(path, device="cpu"), work.rows, 1, new_tokens, 1, None)
     with pytest.raises(UsageError, match="64 new tokens were asked for, the model has 64 positions"):
-        bench_latency({"full": path}, sentences, replace(TURNS, new_tokens=64))
+        bench_latency({"full": path}, sentences, TURNS.model_copy(update=dict(new_tokens=64)))
 
 
 def test_prompts_of_an_encoder_keep_their_positions(checkpoints):
@@ -241,7 +238,7 @@ class Clocked:
     def __init__(self, monkeypatch):
         self.now, self.passes = 0.0, []
         monkeypatch.setattr(workloads.time, "perf_counter", lambda: self.now)
-        real = timing.Turns.model
+        real = latency.Turns.model
 
         def model(runner, label):
             loaded = real(runner, label)
@@ -250,7 +247,7 @@ class Clocked:
                 loaded.register_forward_pre_hook(self.passed, with_kwargs=True)
             return loaded
 
-        monkeypatch.setattr(timing.Turns, "model", model)
+        monkeypatch.setattr(latency.Turns, "model", model)
 
     def passed(self, _model, _arguments, inputs):
         ids = inputs["input_ids"]
@@ -265,7 +262,7 @@ def test_prefill_and_decode_are_told_apart(tmp_path, text, monkeypatch):
     """1905.10650 has no such table; by hand: a second for each token of a pass."""
     clocked = Clocked(monkeypatch)
     path = tiny_family(tmp_path / "full", "llama")
-    latency = bench_latency({"full": path}, text, replace(QUICK, new_tokens=3))
+    found = bench_latency({"full": path}, text, QUICK.model_copy(update=dict(new_tokens=3)))
     lengths = [len(row) for row in AutoTokenizer.from_pretrained(path)(list(LINES))["input_ids"]]
     one, batched = clocked.passes[:16], clocked.passes[32:36]
     # A prompt alone: its tokens at once, then 3 passes of one token each.
@@ -273,8 +270,8 @@ def test_prefill_and_decode_are_told_apart(tmp_path, text, monkeypatch):
     # Four at once: shorter prompts are padded before they begin.
     assert [shape for shape, _ in batched] == [(4, max(lengths)), (4, 1), (4, 1), (4, 1)]
     assert batched[0][1].tolist() == [[0] * (max(lengths) - length) + [1] * length for length in lengths]
-    assert latency.task == "lm"
-    timings = {(row.batch_size, row.phase): row for row in latency.results[0].timings}
+    assert found.task == "lm"
+    timings = {(row.batch_size, row.phase): row for row in found.results[0].timings}
     assert list(timings) == [(1, "prefill"), (1, "decode"), (4, "prefill"), (4, "decode")]
     assert timings[1, "prefill"].seconds == [sum(lengths)] * 2
     assert timings[1, "decode"].seconds == [3 * 4] * 2
@@ -283,52 +280,60 @@ def test_prefill_and_decode_are_told_apart(tmp_path, text, monkeypatch):
         sum(lengths) / (4 * max(lengths)), abs=1e-6
     )
     assert timings[4, "decode"].tokens_per_second.median == 1.0
-    assert latency.described == "4 prompts of lines.txt, 3 new tokens each"
+    assert found.described == "4 prompts of lines.txt, 3 new tokens each"
     assert "beam" not in timings[1, "decode"].to_json()
 
 
 def test_prompts_of_one_length(tmp_path, text, monkeypatch):
     clocked = Clocked(monkeypatch)
     path = tiny_family(tmp_path / "full", "gpt2")
-    options = replace(QUICK, sentences=2, batch_sizes=(2,), runs=1, new_tokens=2)
-    bench_latency({"full": path}, replace(text, context=5), options)
+    options = QUICK.model_copy(update=dict(sentences=2, batch_sizes=(2,), runs=1, new_tokens=2))
+    bench_latency({"full": path}, text.model_copy(update=dict(context=5)), options)
     assert clocked.passes[0][0] == (2, 5)
     with pytest.raises(DataError, match="prompts of 30 tokens, 2 are needed"):
-        bench_latency({"full": path}, replace(text, context=30), options)
+        bench_latency({"full": path}, text.model_copy(update=dict(context=30)), options)
     with pytest.raises(UsageError, match="prompts of 60 tokens and 5 new ones"):
-        bench_latency({"full": path}, replace(text, context=60), replace(options, new_tokens=4))
+        bench_latency(
+            {"full": path},
+            text.model_copy(update=dict(context=60)),
+            options.model_copy(update=dict(new_tokens=4)),
+        )
     with pytest.raises(UsageError, match="64 new tokens"):
-        bench_latency({"full": path}, text, replace(options, new_tokens=63))
+        bench_latency({"full": path}, text, options.model_copy(update=dict(new_tokens=63)))
 
 
 def test_prompts_are_cut_out_of_documents(tmp_path, text, monkeypatch):
     clocked = Clocked(monkeypatch)
     monkeypatch.setattr(workloads, "PROMPT", 9)
     path = tiny_family(tmp_path / "full", "gpt2")
-    options = replace(QUICK, sentences=3, batch_sizes=(1,), runs=1, new_tokens=2)
-    latency = bench_latency({"full": path}, replace(text, whole_files=None), options)
+    options = QUICK.model_copy(update=dict(sentences=3, batch_sizes=(1,), runs=1, new_tokens=2))
+    found = bench_latency({"full": path}, text.model_copy(update=dict(whole_files=None)), options)
     assert [shape for shape, _ in clocked.passes if shape[1] > 1] == [(1, 9)] * 3
-    assert latency.data["whole_files"] is True
+    assert found.data["whole_files"] is True
     with pytest.raises(DataError, match="4 prompts of 9 tokens, 8 are needed"):
-        bench_latency({"full": path}, replace(text, whole_files=True), replace(options, sentences=8))
+        bench_latency(
+            {"full": path},
+            text.model_copy(update=dict(whole_files=True)),
+            options.model_copy(update=dict(sentences=8)),
+        )
 
 
 def test_examples_of_a_classifier(tmp_path, labelled, monkeypatch):
     """Table 4 of 1905.10650: examples per second over batch sizes; by hand: a second for each token of a pass."""
     clocked = Clocked(monkeypatch)
     path = tiny_family(tmp_path / "full", "bert", architectures=["BertForSequenceClassification"])
-    latency = bench_latency({"full": path}, labelled, QUICK)
+    found = bench_latency({"full": path}, labelled, QUICK)
     pairs = [line.split("\t")[1:] for line in LABELLED.splitlines()]
     rows = AutoTokenizer.from_pretrained(path)([a for a, _ in pairs], [b for _, b in pairs])["input_ids"]
     lengths = [len(row) for row in rows]
     assert [shape for shape, _ in clocked.passes] == [(1, n) for n in lengths] * 2 + [(4, max(lengths))] * 2
-    assert latency.task == "classification"
-    one, four = latency.results[0].timings
+    assert found.task == "classification"
+    one, four = found.results[0].timings
     assert one.examples_per_second.median == pytest.approx(4 / sum(lengths), abs=1e-6)
     assert four.examples_per_second.median == pytest.approx(1 / max(lengths), abs=1e-6)
     assert four.tokens_per_second.median == pytest.approx(sum(lengths) / (4 * max(lengths)), abs=1e-6)
-    assert (latency.pair, latency.new_tokens) == (None, None)
-    assert latency.described == "4 examples of pairs.tsv"
+    assert (found.pair, found.new_tokens) == (None, None)
+    assert found.described == "4 examples of pairs.tsv"
 
 
 def test_what_a_classifier_is_given(tmp_path):
@@ -349,9 +354,9 @@ def test_load_time_and_peak_memory_of_a_process_of_its_own(tmp_path, text, monke
     path = tmp_path / "full"
     sentence_model(path) if task == "embedding" else tiny_family(path, "roberta")
     if task == "mlm":  # one real process is enough
-        monkeypatch.setattr(hardware, "measure_cost", run_task)
+        monkeypatch.setattr(latency, "measure_cost", run_task)
     before = torch.get_num_threads()
-    options = replace(QUICK, sentences=2, batch_sizes=(2,), runs=1, memory=True, threads=1)
+    options = QUICK.model_copy(update=dict(sentences=2, batch_sizes=(2,), runs=1, memory=True, threads=1))
     payload = bench_latency({"full": path}, text, options).to_json()
     assert payload["task"] == task
     assert payload["data"]["files"] == ["lines.txt"]
@@ -368,7 +373,7 @@ def test_texts_for_vectors_go_through_without_a_head_and_are_pooled(tmp_path, te
     path, pooled = sentence_model(tmp_path / "full", architectures=["BertForMaskedLM"]), []
     monkeypatch.setattr(Pooling, "__call__", lambda *given: pooled.append(given[1].shape))
     monkeypatch.setattr("transformers.BertForMaskedLM.forward", None)
-    options = replace(QUICK, sentences=2, batch_sizes=(2,), runs=1, warm_up=0)
+    options = QUICK.model_copy(update=dict(sentences=2, batch_sizes=(2,), runs=1, warm_up=0))
     (result,) = bench_latency({"full": path}, text, options, task="embedding").results
     assert [shape[::2] for shape in pooled] == [(2, WIDTH)]
     assert result.timings[0].examples_per_second is not None
@@ -379,15 +384,15 @@ def test_texts_for_vectors_go_through_without_a_head_and_are_pooled(tmp_path, te
     [
         ("llama", "mlm", {}, "mlm: the model is a LlamaForCausalLM"),
         ("roberta", "lm", {}, "lm: the model is a RobertaForMaskedLM"),
-        ("llama", "lm", {"beams": (2,)}, "--beam goes with --task translation, not lm"),
-        ("llama", "classification", {}, "--text goes with --task"),
+        ("llama", "lm", {"beams": (2,)}, "`beam` goes with `task=translation`, not lm"),
+        ("llama", "classification", {}, "`files` goes with `task"),
         ("llama", "lm", {"sentences": 9}, "12 texts were asked for"),
     ],
 )
 def test_text_and_models_that_do_not_go_together(tmp_path, text, family, task, more, message):
     path = tiny_family(tmp_path / "full", family)
     with pytest.raises(PruneError, match=message):
-        bench_latency({"full": path}, text, replace(QUICK, **more), task=task)
+        bench_latency({"full": path}, text, QUICK.model_copy(update=more), task=task)
 
 
 def test_a_classifier_without_padding_takes_one_at_a_time(tmp_path, labelled):

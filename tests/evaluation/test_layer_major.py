@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
-from prunecli.evaluation.language_model import TextLosses, mlm_losses
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import logits
 from prunecli.modules.loading import load_model
@@ -20,7 +19,7 @@ from prunecli.running.layerwise import runner as machinery
 from prunecli.running.layerwise.runner import Layerwise, Resources, Room, RunReport
 from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
-from tests.evaluation.losses import lm_losses
+from tests.evaluation.losses import TextLosses, lm_losses, mlm_losses
 from tests.families import DECODERS, ENCODERS, tiny_family
 from tests.tiny import tiny_nllb_moe
 

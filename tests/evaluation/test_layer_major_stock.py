@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from prunecli.errors import CheckpointError, UsageError
-from prunecli.evaluation.language_model import TextLosses
+from prunecli.evaluation.evaluate import evaluate_data
 from prunecli.evaluation.options import EvaluationOptions
-from prunecli.evaluation.tasks import evaluate_task
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.modules.stock_experts import own_experts
@@ -22,7 +21,7 @@ from prunecli.running.runner import InMemory
 from prunecli.selection.cut import cut
 from prunecli.text.choice import TextChoice
 from prunecli.text.tokens import load_tokenizer
-from tests.evaluation.losses import lm_losses
+from tests.evaluation.losses import TextLosses, lm_losses
 from tests.evaluation.test_layer_major import LINES, PLENTY, assert_same, layered, no_room
 from tests.selections import kept_experts
 from tests.stock_mixtures import tiny_mixture
@@ -91,7 +90,7 @@ def test_a_pruned_model_whose_states_are_in_a_file(tmp_path: Path, monkeypatch: 
 def evaluated(tmp_path: Path, paths: dict[str, Path], **options: Any) -> dict[str, dict[str, Any]]:
     (tmp_path / "text").write_text("".join(f"{line}\n" for line in LINES))
     data = TextChoice(files=(tmp_path / "text",)).read("lm")
-    made = evaluate_task(paths, data, EvaluationOptions(device="cpu", **options))
+    made = evaluate_data(paths, data, EvaluationOptions(device="cpu", **options))
     return {result.checkpoint: result.scores for result in made.results}
 
 
@@ -112,7 +111,7 @@ def test_divergence_from_the_first_model(tmp_path: Path) -> None:
 def test_a_family_that_runs_whole_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path / "model", "kimi_linear")
     with pytest.raises(
-        UsageError, match="--memory: a model of type kimi_linear is measured with the whole model"
+        UsageError, match="`memory`: a model of type kimi_linear is measured with the whole model"
     ):
         evaluated(tmp_path, {"model": path}, memory=PLENTY)
 

@@ -15,7 +15,6 @@ from prunecli.commands.prune_layers import prune_layers
 from prunecli.commands.share_attention import share_attention
 from prunecli.commands.share_ffn import share_ffn
 from prunecli.commands.trim_vocabulary import trim_vocabulary
-from prunecli.evaluation.language_model import TextLosses
 from prunecli.evaluation.quality_check import TEXT_BYTES, little
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import fitting
@@ -25,7 +24,7 @@ from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import call, done, refused
-from tests.evaluation.losses import lm_losses
+from tests.evaluation.losses import TextLosses, lm_losses
 from tests.families import tiny_family
 
 LINES = ("the hen", "ten tins on", "then no hen")
@@ -121,8 +120,8 @@ def test_outputs_are_compared_with_the_original(head: str, line: str, folder: Pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--dry-run",), "--check runs the original and the result, --dry-run has not both"),
-        (("--config-only",), "--config-only has not both"),
+        (("--dry-run",), "--check runs the original and the result; with --dry-run one of them is missing"),
+        (("--config-only",), "with --config-only one of them is missing"),
         (("--check", "absent"), "absent"),
     ],
 )

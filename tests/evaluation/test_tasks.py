@@ -1,16 +1,15 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
 from prunecli.errors import CheckpointError, DataError, OutputError
-from prunecli.evaluation.classification import classify, f1_scores
-from prunecli.evaluation.decoding import DecodingOptions
-from prunecli.evaluation.language_model import bits_per, mlm_losses, perplexity, utf8_bytes
+from prunecli.evaluation.evaluate import evaluate_data
 from prunecli.evaluation.options import EvaluationOptions
-from prunecli.evaluation.paired import mcnemar_test, paired_t_test
-from prunecli.evaluation.tasks import evaluate_task
+from prunecli.evaluation.significance import mcnemar_test, paired_t_test
+from prunecli.evaluation.tasks import classify, f1_scores, perplexity
 from prunecli.modules.loading import load_model
 from prunecli.running.losses import measure_losses
 from prunecli.running.runner import InMemory
@@ -19,11 +18,11 @@ from prunecli.text.choice import Dataset
 from prunecli.text.labelled import read_labelled
 from prunecli.text.plain import read_plain
 from prunecli.text.tokens import load_tokenizer
-from tests.evaluation.losses import lm_losses
+from tests.evaluation.losses import lm_losses, mlm_losses
 from tests.families import tiny_family
 from tests.reference.classification import matthews
 
-OPTIONS = EvaluationOptions(DecodingOptions(batch_tokens=64), device="cpu", seed=4)
+OPTIONS = EvaluationOptions(batch_tokens=64, device="cpu", seed=4)
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
 
 
@@ -65,7 +64,7 @@ def _open(path):
 
 def test_language_models_side_by_side(causal, text, tmp_path):
     output = tmp_path / "evaluation.json"
-    payload = evaluate_task(causal, Dataset("lm", text), OPTIONS, output).to_json()
+    payload = evaluate_data(causal, Dataset("lm", text), OPTIONS, output).to_json()
     assert json.loads(output.read_text()) == payload
     assert payload["format"] == "prunecli.evaluation/1"
     assert payload["task"] == "lm"
@@ -84,8 +83,8 @@ def test_language_models_side_by_side(causal, text, tmp_path):
         made = lm_losses(*_open(path), text.texts, 64)
         assert row["checkpoint"] == label
         assert row["scores"]["perplexity"] == pytest.approx(perplexity(made.loss), abs=1e-4)
-        of_bytes = bits_per(made, text.texts, utf8_bytes)
-        assert row["scores"]["bits_per_byte"] == pytest.approx(of_bytes, abs=1e-5)
+        whole = made.nats.sum() / math.log(2)  # "no" has a token that is predicted, from the start token
+        assert row["scores"]["bits_per_byte"] == pytest.approx(whole / sum(map(len, text.texts)), abs=1e-5)
         bits.append([n / len(line) for n, line in zip(made.nats, text.texts, strict=True)])
     assert "p_value" not in payload["results"][0]
     assert payload["results"][1]["p_value"] == pytest.approx(paired_t_test(*bits), abs=1e-5)
@@ -93,7 +92,7 @@ def test_language_models_side_by_side(causal, text, tmp_path):
 
 def test_masked_language_models(folder, text, tmp_path):
     checkpoints = {name: tiny_family(folder / name, "bert", seed=n) for n, name in enumerate(("m1", "m2"))}
-    payload = evaluate_task(checkpoints, Dataset("mlm", text), OPTIONS, tmp_path / "e.json").to_json()
+    payload = evaluate_data(checkpoints, Dataset("mlm", text), OPTIONS, tmp_path / "e.json").to_json()
     assert payload["seed"] == 4
     made = [mlm_losses(*_open(path), text.texts, 64, seed=4) for path in checkpoints.values()]
     assert [row["scores"]["loss"] for row in payload["results"]] == pytest.approx(
@@ -104,29 +103,29 @@ def test_masked_language_models(folder, text, tmp_path):
 
 
 def test_classifiers_side_by_side(classifiers, labelled, tmp_path):
-    payload = evaluate_task(
+    payload = evaluate_data(
         classifiers, Dataset("classification", labelled), OPTIONS, tmp_path / "e.json"
     ).to_json()
-    made = [classify(*_open(path), labelled, 64) for path in classifiers.values()]
-    for row, found in zip(payload["results"], made, strict=True):
-        by_class = f1_scores(found)
-        assert row["scores"]["accuracy"] == pytest.approx(found.right.mean())
+    line = "classifying", 4, "examples"
+    made = [classify(*_open(path), labelled, 64, line) for path in classifiers.values()]
+    right = [chosen == labels for chosen, labels, _ in made]
+    for row, (chosen, labels, _) in zip(payload["results"], made, strict=True):
+        by_class = f1_scores(chosen, labels)
+        assert row["scores"]["accuracy"] == pytest.approx((chosen == labels).mean())
         assert row["scores"]["f1"] == pytest.approx(sum(by_class.values()) / len(by_class), abs=1e-6)
-        right = matthews(found.labels.tolist(), found.chosen.tolist())
-        assert row["scores"]["matthews"] == pytest.approx(right, abs=1e-6)
+        correlation = matthews(labels.tolist(), chosen.tolist())
+        assert row["scores"]["matthews"] == pytest.approx(correlation, abs=1e-6)
         assert set(row["scores"]["f1_by_class"]) == {f"LABEL_{number}" for number in by_class}
-    assert payload["results"][1]["p_value"] == pytest.approx(
-        mcnemar_test(made[0].right, made[1].right), abs=1e-6
-    )
+    assert payload["results"][1]["p_value"] == pytest.approx(mcnemar_test(*right), abs=1e-6)
     assert payload["significance"]["test"] == "McNemar, exact"
 
 
 def test_the_windows_of_documents_are_compared(causal, text, tmp_path):
     whole = read_plain(text.files, whole_files=True)
-    payload = evaluate_task(causal, Dataset("lm", whole), OPTIONS, tmp_path / "one.json").to_json()
+    payload = evaluate_data(causal, Dataset("lm", whole), OPTIONS, tmp_path / "one.json").to_json()
     assert (payload["data"]["texts"], payload["significance"]["examples"]) == (1, 1)
     assert payload["results"][1]["p_value"] is None
-    payload = evaluate_task(causal, Dataset("lm", whole, context=9), OPTIONS).to_json()
+    payload = evaluate_data(causal, Dataset("lm", whole, context=9), OPTIONS).to_json()
     nats = []
     for path in causal.values():
         runner, tokenizer = _open(path)
@@ -146,16 +145,16 @@ def test_refused_before_a_model_is_loaded(causal, classifiers, text, tmp_path, m
     monkeypatch.setattr("prunecli.modules.loading.load_model", load_model)
     (tmp_path / "e.json").write_text("{}")
     with pytest.raises(OutputError, match="exists"):
-        evaluate_task(causal, Dataset("lm", text), OPTIONS, tmp_path / "e.json")
+        evaluate_data(causal, Dataset("lm", text), OPTIONS, tmp_path / "e.json")
     with pytest.raises(OutputError, match="no such directory"):
-        evaluate_task(causal, Dataset("lm", text), OPTIONS, tmp_path / "nowhere" / "e.json")
+        evaluate_data(causal, Dataset("lm", text), OPTIONS, tmp_path / "nowhere" / "e.json")
     with pytest.raises(CheckpointError, match="nothing"):
-        evaluate_task(
+        evaluate_data(
             {**causal, "x": tmp_path / "nothing"}, Dataset("lm", text), OPTIONS, tmp_path / "new.json"
         )
     (tmp_path / "bad.tsv").write_text("7\ta\n")
     with pytest.raises(DataError, match="knows no label '7'"):
-        evaluate_task(
+        evaluate_data(
             classifiers,
             Dataset("classification", read_labelled(tmp_path / "bad.tsv")),
             OPTIONS,

@@ -11,10 +11,10 @@ import torch
 from prunecli import progress
 from prunecli.errors import OutputError
 from prunecli.evaluation import translation as module
-from prunecli.evaluation.decoding import DecodingOptions, Translation
-from prunecli.evaluation.evaluate import evaluate
+from prunecli.evaluation.decoding import Translation
+from prunecli.evaluation.evaluate import evaluate, evaluate_data
 from prunecli.evaluation.options import EvaluationOptions
-from prunecli.evaluation.translation import evaluate_translation, hypothesis_path
+from prunecli.evaluation.translation import hypothesis_path
 from prunecli.modules import fitting
 from prunecli.tensors.documents import partial_path
 from prunecli.text.choice import Dataset, TextChoice
@@ -26,7 +26,7 @@ TEXT = ParallelText(
 )
 PAIRS = (("eng_Latn", "fra_Latn"), ("fra_Latn", "eng_Latn"))
 DATA = Dataset("translation", TEXT, PAIRS)
-OPTIONS = EvaluationOptions(decoding=DecodingOptions(2, 64, 6), device="cpu", samples=20)
+OPTIONS = EvaluationOptions(beam=2, batch_tokens=64, max_new_tokens=6, device="cpu", samples=20)
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +66,8 @@ def test_comet_is_a_score_of_its_own(checkpoints, good_and_bad, monkeypatch):
             for label, own in systems.items()
         }
 
-    monkeypatch.setattr("prunecli.evaluation.translation_scores.comet_scores", comet_scores)
-    payload = evaluate_translation(checkpoints, DATA, replace(OPTIONS, comet="some/model")).to_json()
+    monkeypatch.setattr("prunecli.evaluation.translation.comet_scores", comet_scores)
+    payload = evaluate_data(checkpoints, DATA, OPTIONS.model_copy(update=dict(comet="some/model"))).to_json()
     full, pruned = payload["results"]
     assert (full["mean"]["comet"], pruned["mean"]["comet"]) == (90, 60)
     assert pruned["pairs"]["eng_Latn-fra_Latn"]["comet"] == 30
@@ -77,7 +77,7 @@ def test_comet_is_a_score_of_its_own(checkpoints, good_and_bad, monkeypatch):
 
 
 def test_scores_means_and_significance(checkpoints, good_and_bad, tmp_path):
-    payload = evaluate_translation(checkpoints, DATA, OPTIONS, tmp_path / "e.json").to_json()
+    payload = evaluate_data(checkpoints, DATA, OPTIONS, tmp_path / "e.json").to_json()
     full, pruned = payload["results"]
     assert full["mean"]["chrf++"] == 100
     assert pruned["pairs"]["fra_Latn-eng_Latn"]["chrf++"] == 100
@@ -97,7 +97,7 @@ def test_scores_means_and_significance(checkpoints, good_and_bad, tmp_path):
 
 
 def test_examples_are_where_the_others_differ_most(checkpoints, good_and_bad):
-    evaluation = evaluate_translation(checkpoints, DATA, replace(OPTIONS, examples=1))
+    evaluation = evaluate_data(checkpoints, DATA, OPTIONS.model_copy(update=dict(examples=1)))
     assert [example.to_json() for example in evaluation.examples] == [
         {
             "pair": "eng_Latn-fra_Latn",
@@ -106,7 +106,9 @@ def test_examples_are_where_the_others_differ_most(checkpoints, good_and_bad):
             "outputs": {"full": "le chapeau", "pruned": "x" * 200},
         }
     ]
-    alone = evaluate_translation({"pruned": checkpoints["pruned"]}, DATA, replace(OPTIONS, examples=4))
+    alone = evaluate_data(
+        {"pruned": checkpoints["pruned"]}, DATA, OPTIONS.model_copy(update=dict(examples=4))
+    )
     assert [example.pair for example in alone.examples] == ["eng_Latn-fra_Latn"] * 3 + ["fra_Latn-eng_Latn"]
 
 
@@ -119,32 +121,32 @@ def test_fewer_sentences_then_fewer_pairs(checkpoints, good_and_bad, monkeypatch
     monkeypatch.setattr(TextChoice, "read", lambda *_: replace(DATA, text=text))
     monkeypatch.setitem(TEXT.sentences, "fra_Latn", text.sentences["fra_Latn"])
     monkeypatch.setitem(TEXT.sentences, "eng_Latn", text.sentences["eng_Latn"])
-    options, said = replace(OPTIONS, most_translations=most, samples=0), []
+    options, said = OPTIONS.model_copy(update=dict(most_translations=most, samples=0)), []
     made = evaluate(checkpoints, TextChoice(pairs="a-b"), options, say=said.append)
     assert (made.data["sentences"], len(made.pairs)) == (sentences, pairs)
-    assert any("--all takes everything" in line for line in said) == ((sentences, pairs) != (80, 2))
+    assert any("(`everything`: all)" in line for line in said) == ((sentences, pairs) != (80, 2))
 
 
 def test_what_all_checkpoints_take_is_said_with_what_takes_less(checkpoints, tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "TOLD_AFTER_S", 0)
     monkeypatch.setattr(progress, "LONG_S", 0)
     said: list[str] = []
-    evaluate_translation(checkpoints, DATA, OPTIONS, say=said.append)
+    evaluate_data(checkpoints, DATA, OPTIONS, say=said.append)
     assert [line.split(": about")[0] for line in said] == ["2 checkpoints x 2 pairs x 3 sentences"]
-    assert said[0].endswith("; --max-sentences and --pairs take fewer.")
+    assert said[0].endswith("; `max_sentences` and `pairs` take fewer.")
 
 
 def test_one_checkpoint_is_not_compared(checkpoints, good_and_bad, tmp_path):
-    payload = evaluate_translation(
-        {"full": checkpoints["full"]}, DATA, OPTIONS, tmp_path / "e.json"
-    ).to_json()
+    payload = evaluate_data({"full": checkpoints["full"]}, DATA, OPTIONS, tmp_path / "e.json").to_json()
     assert payload["significance"] is None
     assert "bootstrap" not in payload["results"][0]["pairs"]["eng_Latn-fra_Latn"]
 
 
 def test_hypotheses_are_kept_one_line_each(checkpoints, good_and_bad, tmp_path):
-    options = EvaluationOptions(decoding=OPTIONS.decoding, samples=0, hypotheses=tmp_path / "hyps")
-    evaluate_translation(checkpoints, DATA, options, tmp_path / "e.json")
+    options = EvaluationOptions(
+        beam=2, batch_tokens=64, max_new_tokens=6, samples=0, hypotheses=tmp_path / "hyps"
+    )
+    evaluate_data(checkpoints, DATA, options, tmp_path / "e.json")
     path = tmp_path / "hyps" / "full" / "test.eng_Latn-fra_Latn.hyp"
     assert path == hypothesis_path(tmp_path / "hyps", "full", "test", "eng_Latn-fra_Latn")
     assert path.read_text().splitlines() == list(TEXT.sentences["fra_Latn"])
@@ -162,14 +164,14 @@ def test_an_interrupted_run_goes_on_and_ends_alike(checkpoints, good_and_bad, tm
     with monkeypatch.context() as patch:
         patch.setattr(module, "translate", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            evaluate_translation(checkpoints, DATA, OPTIONS, output)
+            evaluate_data(checkpoints, DATA, OPTIONS, output)
     assert not output.exists()
     assert partial_path(output).exists()
     good_and_bad.clear()
-    payload = evaluate_translation(checkpoints, DATA, OPTIONS, output).to_json()
+    payload = evaluate_data(checkpoints, DATA, OPTIONS, output).to_json()
     assert good_and_bad == [("pruned", PAIRS[1])]
     assert not partial_path(output).exists()
-    assert payload == evaluate_translation(checkpoints, DATA, OPTIONS, tmp_path / "whole.json").to_json()
+    assert payload == evaluate_data(checkpoints, DATA, OPTIONS, tmp_path / "whole.json").to_json()
 
 
 def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_and_bad, tmp_path, monkeypatch):
@@ -189,14 +191,14 @@ def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_an
         patch.setattr(fitting, "candidates", computed_in("bfloat16"))
         patch.setattr(module, "translate", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            evaluate_translation(checkpoints, DATA, OPTIONS, output)
+            evaluate_data(checkpoints, DATA, OPTIONS, output)
     good_and_bad.clear()
     monkeypatch.setattr(fitting, "candidates", computed_in("float32"))
-    payload = evaluate_translation(checkpoints, DATA, OPTIONS, output, say=said.append).to_json()
+    payload = evaluate_data(checkpoints, DATA, OPTIONS, output, say=said.append).to_json()
     assert good_and_bad == [("pruned", PAIRS[1])]
     assert said == ["Computed in bfloat16, as before the interruption."]
     assert [row["dtype"] for row in payload["results"]] == ["bfloat16", "bfloat16"]
-    again = evaluate_translation(checkpoints, DATA, OPTIONS, output, force=True)
+    again = evaluate_data(checkpoints, DATA, OPTIONS, output, force=True)
     assert [row["dtype"] for row in again.to_json()["results"]] == ["float32", "float32"]
 
 
@@ -208,10 +210,10 @@ def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, tm
     with monkeypatch.context() as patch:
         patch.setattr("prunecli.tensors.documents.write_json", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            evaluate_translation(checkpoints, DATA, OPTIONS, output)
+            evaluate_data(checkpoints, DATA, OPTIONS, output)
     assert len(good_and_bad) == 4
-    wider = EvaluationOptions(decoding=DecodingOptions(3, 64, 6), device="cpu", samples=20)
-    evaluate_translation(checkpoints, DATA, wider, output)
+    wider = EvaluationOptions(beam=3, batch_tokens=64, max_new_tokens=6, device="cpu", samples=20)
+    evaluate_data(checkpoints, DATA, wider, output)
     assert len(good_and_bad) == 8
 
 
@@ -219,14 +221,14 @@ def test_existing_results_are_refused_before_the_work(checkpoints, good_and_bad,
     output = tmp_path / "e.json"
     output.write_text('{"format": "prunecli.old/1"}')
     with pytest.raises(OutputError, match="exists"):
-        evaluate_translation(checkpoints, DATA, OPTIONS, output)
+        evaluate_data(checkpoints, DATA, OPTIONS, output)
     kept = hypothesis_path(tmp_path, "pruned", "test", "fra_Latn-eng_Latn")
     kept.parent.mkdir()
     output.rename(kept)
     with pytest.raises(OutputError, match="exists"):
-        evaluate_translation(checkpoints, DATA, replace(OPTIONS, hypotheses=tmp_path), output)
+        evaluate_data(checkpoints, DATA, OPTIONS.model_copy(update=dict(hypotheses=tmp_path)), output)
     assert good_and_bad == []
     assert kept.read_text() == '{"format": "prunecli.old/1"}'
     kept.rename(output)
-    evaluation = evaluate_translation(checkpoints, DATA, OPTIONS, output, force=True)
+    evaluation = evaluate_data(checkpoints, DATA, OPTIONS, output, force=True)
     assert evaluation.to_json() == json.loads(output.read_text())

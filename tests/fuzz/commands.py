@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from tests.fuzz.materials import ONE, PLAIN, SERVED, STREAM, TEXT
 
-TIMED = "--runs 1 --warm-up 0 --sentences 2 --new-tokens 2 --no-memory --device cpu"
+TIMED = "--runs 1 --warmup 0 --sentences 2 --max-new-tokens 2 --no-memory --device cpu"
 REWRITES = (
     "inspect {m}",
     "inspect {m} --json",
     "prune-heads {m} --metric random --ratio 0.5 -o out",
     "prune-heads {m} --metric random --count 1 --config-only -o out",
-    "share-ffn {m} --config OneWide --dense-only -o out",
-    "share-ffn {m} --config SharedEncSharedDec --dense-only -o out",
-    "share-ffn {m} --config Shared --width match --dtype bfloat16 -o out",
+    "share-ffn {m} --preset OneWide --dense-only -o out",
+    "share-ffn {m} --preset SharedEncSharedDec --dense-only -o out",
+    "share-ffn {m} --preset Shared --width match --dtype bfloat16 -o out",
     "factorize-embeddings {m} --map-dim 4 --expand-dim 12 --max-groups 2 --epochs 0 -o out",
     "trim-vocabulary {m} --text text.txt -o out",
     "trim-vocabulary {m} --text text.txt --keep keep.txt --multiple-of 8 -o out",
@@ -33,7 +33,7 @@ MOE = (
 SEQ2SEQ = (
     f"score-heads {{m}} {ONE} -o out.json",
     f"score-heads {{m}} {ONE} --memory 4GiB -o out.json",
-    f"score-heads {{m}} {ONE} --method ablation --metric loss --max-sentences 2 -o out.json",
+    f"score-heads {{m}} {ONE} --metric ablation --measure loss --max-sentences 2 -o out.json",
     f"evaluate {{m}} {ONE} --beam 2 --max-new-tokens 6 --bootstrap 5 -o out.json",
     f"evaluate {{m}} {ONE} --beam 1 --max-new-tokens 4 --bootstrap 0 --dtype int8 -o out.json",
     f"evaluate {{m}} {ONE} --beam 1 --max-new-tokens 4 --bootstrap 0 --hypotheses hyp --table out.csv -o out.json",

@@ -20,7 +20,7 @@ import pytest
 
 from prunecli.commands.app import main
 from prunecli.model.checkpoint import open_model
-from prunecli.tensors.journal import NAME
+from prunecli.tensors.unfinished import NAME
 from tests.fuzz.materials import SERVED
 from tests.fuzz.rounds import contents
 from tests.fuzz.writers import Writer

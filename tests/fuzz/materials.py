@@ -66,9 +66,9 @@ PREPARATION = (
     "prune-experts moe --gates gates.json --ratio 0.5 --dry-run --json",
     "prune-heads moe --scores heads.json --ratio 0.5 --dry-run --json",
     "prune-heads reduced-1 --metric random --ratio 0.3 -o reduced-2",
-    "share-ffn reduced-2 --config SharedEncSharedDec --dense-only -o reduced-3",
+    "share-ffn reduced-2 --preset SharedEncSharedDec --dense-only -o reduced-3",
     "factorize-embeddings reduced-3 --map-dim 4 --expand-dim 12 --max-groups 2 --epochs 1 -o reduced",
-    "share-ffn m2m_100 --config SharedEncNoDec -o shared",
+    "share-ffn m2m_100 --preset SharedEncNoDec -o shared",
     "factorize-embeddings gpt2 --map-dim 4 --expand-dim 12 --max-groups 2 --epochs 1 -o defined",
     "prune-ffn m2m_100 --metric norms --uneven --ratio 0.5 -o widths",
     "share-attention m2m_100 --encoder share --decoder share -o attention",
@@ -84,7 +84,7 @@ PREPARATION = (
     f"compare-models moe reduced-1 {ONE} -o similarity.json",
     "compare-languages gates.json --ratio 0.5 -o languages.json",
     "compare-heads heads.json other-heads.json -o head-comparison.json",
-    "bench-latency moe reduced-1 --runs 1 --warm-up 0 --sentences 2 --new-tokens 2 --beam 1 --no-memory --data data"
+    "bench-latency moe reduced-1 --runs 1 --warmup 0 --sentences 2 --max-new-tokens 2 --beam 1 --no-memory --data data"
     " --split val --pairs eng_Latn-fra_Latn --device cpu -o latency.json",
     f"finetune m2m_100 {TRAIN} -o tuned",
     "run recipe.yaml",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import yaml
 
-from prunecli.recipes.bundled import bundled_recipes
+from prunecli.recipes.text import bundled_recipes
 
 RECIPES = (
     "a: &a [x,x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]\n"

@@ -23,7 +23,7 @@ import pytest
 from prunecli.commands import app, failures
 from prunecli.methods.experts import collect
 from prunecli.model.checkpoint import open_model
-from prunecli.tensors import copying, journal, writer
+from prunecli.tensors import copying, unfinished, writer
 from prunecli.tensors.hub import ranges
 from prunecli.tensors.hub.fetch import commit_of
 from tests import forked
@@ -307,7 +307,7 @@ def _left(folder: Path, before: dict[str, str], ran: Ran, command: str) -> Itera
     if touched:
         yield f"changed {touched[0]}"
     new = sorted({name.split("/")[0] for name in after.keys() - before.keys()} - set(STATES))
-    odd = [name for name in new if name not in OWN_NAMES and not (folder / name / journal.NAME).is_file()]
+    odd = [name for name in new if name not in OWN_NAMES and not (folder / name / unfinished.NAME).is_file()]
     if odd:
         yield f"left {odd[0]} behind"
     if ran.status != 0 and set(new) & set(OWN_NAMES):

@@ -23,8 +23,8 @@ from prunecli.tensors.directory import read_config
 from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.tensors.json_files import read_json
 from prunecli.tensors.transaction import new_file
+from prunecli.text.files import read_lines
 from prunecli.text.labelled import read_labelled
-from prunecli.text.lines import read_lines
 from prunecli.text.tokens import load_tokenizer, tokenized
 from tests.families import tiny_family
 from tests.fuzz.mutations import (
@@ -166,7 +166,7 @@ OTHER_KINDS = (
 )
 RUNS = "score-heads model --text text -o out.json"
 REWRITES = (
-    "share-ffn model --config OneWide -o out",
+    "share-ffn model --preset OneWide -o out",
     "prune-heads model --metric random --ratio 0.5 -o out",
     "factorize-embeddings model --map-dim 4 --expand-dim 12 --max-groups 2 --epochs 0 -o out",
     "trim-vocabulary model --text text -o out",

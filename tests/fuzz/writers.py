@@ -38,7 +38,7 @@ STATES = (".out.json.partial", ".out.json.layers")
 WRITERS = (
     Writer(("moe", "gates.json"), "prune-experts moe --gates gates.json --ratio 0.5 -o out"),
     Writer(("moe",), "prune-heads moe --metric random --ratio 0.5 --dtype float16 -o out"),
-    Writer(("moe",), "share-ffn moe --config SharedEncSharedDec --dense-only -o out"),
+    Writer(("moe",), "share-ffn moe --preset SharedEncSharedDec --dense-only -o out"),
     Writer(("m2m_100", "text.txt"), "trim-vocabulary m2m_100 --text text.txt -o out"),
     Writer(
         ("gpt2",), "factorize-embeddings gpt2 --map-dim 4 --expand-dim 12 --max-groups 2 --epochs 3 -o out"
@@ -86,8 +86,8 @@ WRITERS = (
     Writer(("gates.json",), "compare-languages gates.json --ratio 0.5 -o out.json"),
     Writer(
         ("moe", "data"),
-        "bench-latency moe --data data --split val --pairs eng_Latn-fra_Latn --device cpu --runs 2 --warm-up 0"
-        " --sentences 2 --new-tokens 4 --no-memory -o out.json",
+        "bench-latency moe --data data --split val --pairs eng_Latn-fra_Latn --device cpu --runs 2 --warmup 0"
+        " --sentences 2 --max-new-tokens 4 --no-memory -o out.json",
         same=False,
     ),
     Writer(("moe", "reduced-1", "data"), f"compare-models moe reduced-1 {ONE} -o out.json"),

@@ -56,7 +56,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_nllb_moe(folder / "moe", experts=8, d_model=32, ffn=256, layers=10)
     sizes = {"encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "encoder_layers": 5, "decoder_layers": 5}
     tiny_family(folder / "m2m_100", "m2m_100", d_model=32, **sizes)
-    made = call(share_ffn, folder / "m2m_100", "--config", "SharedEncNoDec", "-o", folder / "shared")
+    made = call(share_ffn, folder / "m2m_100", "--preset", "SharedEncNoDec", "-o", folder / "shared")
     assert made.status == 0, made.err
     tiny_family(folder / "llama", "llama", num_hidden_layers=8, hidden_size=64, intermediate_size=256)
     tiny_mixture("mixtral", num_hidden_layers=8).save_pretrained(folder / "mixtral")
@@ -119,7 +119,7 @@ def test_commands_say_so_and_find_the_same(
         # Below 8.0 float32 never becomes bfloat16, in which one card would hold it.
         capability = (7, 0) if name in REWRITING else (8, 0)
         cards = two_cards(models / arguments[0], capability=capability)
-        dtype = () if name in REWRITING else ("--dtype", "float32")
+        dtype = () if name in REWRITING else ("--compute-dtype", "float32")
         with cards if device == "auto" else nullcontext():
             made = call(command, *arguments, *dtype, "--device", device, "-o", output)
         assert made.status == 0, made.err
@@ -154,7 +154,7 @@ def test_speed_names_all_cards(models: Path, tmp_path: Path, monkeypatch: pytest
         "eng_Latn-fra_Latn",
         "--beam",
         "1",
-        "--new-tokens",
+        "--max-new-tokens",
         "2",
         "--runs",
         "1",
@@ -163,7 +163,14 @@ def test_speed_names_all_cards(models: Path, tmp_path: Path, monkeypatch: pytest
     )
     with two_cards(models / "moe"):
         made = call(
-            bench_latency, "moe", *options, "--dtype", "fp32", "--no-memory", "-o", tmp_path / "speed.json"
+            bench_latency,
+            "moe",
+            *options,
+            "--compute-dtype",
+            "fp32",
+            "--no-memory",
+            "-o",
+            tmp_path / "speed.json",
         )
     assert made.status == 0, made.err
     result = json.loads((tmp_path / "speed.json").read_text())
@@ -179,7 +186,16 @@ def test_what_they_do_not_hold_together_is_refused(
     monkeypatch.chdir(models)
     with two_cards(models / "llama", 0.4):
         made = call(
-            evaluate, "llama", "--task", "lm", "--text", "lines", "--device", device, "--dtype", "fp32"
+            evaluate,
+            "llama",
+            "--task",
+            "lm",
+            "--text",
+            "lines",
+            "--device",
+            device,
+            "--compute-dtype",
+            "fp32",
         )
     refused(made, f" on {where} in float32 (weights ", 1)
 
@@ -191,7 +207,7 @@ def test_layers_that_are_too_large_side_by_side_are_named(
     monkeypatch.chdir(models)
     tiny_family(models / "wide", "llama", num_hidden_layers=3, hidden_size=64, intermediate_size=2048)
     with two_cards(models / "wide", 0.55):
-        made = call(evaluate, "wide", "--task", "lm", "--text", "lines", "--dtype", "fp32")
+        made = call(evaluate, "wide", "--task", "lm", "--text", "lines", "--compute-dtype", "fp32")
     refused(made, "do not find room side by side", 1)
 
 

@@ -214,7 +214,7 @@ def test_of_experts_layer_by_layer(gpu: Gpu, tmp_path: Path, monkeypatch: pytest
         pairs["uploads"] += counted(gpu.uploads) - uploads
 
     monkeypatch.setattr(LayerPasses, "run_experts", run)
-    options, found = CollectOptions("forced", batch_tokens=40), []
+    options, found = CollectOptions(mode="forced", batch_tokens=40), []
     for device in (gpu.device, torch.device("cpu")):
         with gpu if device == gpu.device else nullcontext(), open_model(path) as checkpoint:
             layers = Layerwise(checkpoint, Resources(device, torch.float32, 1 << 30))

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from prunecli.errors import CheckpointError, PruneError
 from prunecli.methods.experts.constant import rewrite_constant
-from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
+from prunecli.methods.options import ExpertOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.inventory import take_inventory
@@ -298,7 +298,7 @@ def test_constants_leave_the_other_settings_as_asked(
 ) -> None:
     """Where no expert goes, too; a key that config.json does not state is not set."""
     path = changed(saved("glm4_moe"), tmp_path / "mtp", with_predicting_layer)
-    options = ExpertOptions(metric="random", amount=Amount(ratio=ratio), mtp="drop", active=1, constant=True)
+    options = ExpertOptions(metric="random", ratio=ratio, mtp="drop", active=1, constant=True)
     config = json.loads((path / "config.json").read_text())
     for key in ("num_nextn_predict_layers", "left_out"):
         stated = {
@@ -329,7 +329,7 @@ def test_layers_that_predict_further_tokens_can_be_dropped(
 
     config = {"num_nextn_predict_layers": 1}
     path = changed(saved("glm4_moe"), tmp_path / "mtp", with_predicting_layer, config)
-    options = ExpertOptions(metric="random", amount=Amount(ratio=0.5), mtp="drop", active=1)
+    options = ExpertOptions(metric="random", ratio=0.5, mtp="drop", active=1)
     with open_model(path) as checkpoint:
         rewrite = cut(checkpoint, plan_experts(checkpoint, options))
         applied = apply(checkpoint, rewrite, tmp_path / "dropped")

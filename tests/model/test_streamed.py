@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from prunecli.errors import HubError, UsageError
-from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
+from prunecli.methods.options import ExpertOptions
 from prunecli.model import streamed
 from prunecli.model.checkpoint import open_model
 from prunecli.model.streamed import stream_model
@@ -21,7 +21,7 @@ from prunecli.selection.cut import cut
 from prunecli.tensors import copying, writer
 from prunecli.tensors.hub import ranges
 from prunecli.tensors.hub.fetch import local_directory
-from prunecli.tensors.journal import NAME
+from prunecli.tensors.unfinished import NAME, Store
 from tests.contracts.method_contract import digests
 from tests.forked import ended, start
 from tests.hub_server import MAIN_COMMIT, Fault, hub
@@ -48,7 +48,7 @@ def source(tmp_path, monkeypatch, hub):
 
 def prune(opened, output, ratio=0.5, shard_bytes=SHARD, **options):
     """Half of the experts, at random."""
-    chosen = ExpertOptions(metric="random", amount=Amount(ratio))
+    chosen = ExpertOptions(metric="random", ratio=ratio)
     rewrite = cut(opened, plan_experts(opened, chosen))
     return apply(opened, rewrite, output, shard_bytes=shard_bytes, **options)
 
@@ -85,7 +85,7 @@ def test_the_result_is_that_of_a_local_run_and_only_what_stays_crosses_the_wire(
     monkeypatch.setattr(streamed, "HEADER_BYTES", 8)
     monkeypatch.setattr(streamed, "SAMPLES_GAP", 0)
     monkeypatch.setattr(copying, "GAP_BYTES", 0)
-    chosen = ExpertOptions(metric="random", amount=Amount(0.75), dtype=dtype)
+    chosen = ExpertOptions(metric="random", ratio=0.75, dtype=dtype)
     said, sent = [], 0
     for name in ("streamed", "local"):
         opening = stream_model("org/tiny", say=said.append) if name == "streamed" else open_model("org/tiny")
@@ -181,7 +181,7 @@ def test_tied_aliases_are_compared(source, hub):
 
 
 def test_aimer_reads_all_experts(source):
-    chosen = ExpertOptions(metric="aimer", amount=Amount(0.5))
+    chosen = ExpertOptions(metric="aimer", ratio=0.5)
     with stream_model("org/tiny") as far, open_model(source) as near:
         assert plan_experts(far, chosen).kept == plan_experts(near, chosen).kept
 
@@ -205,7 +205,7 @@ def test_quantised_experts_are_streamed_and_weighed(source, hub, tmp_path):
     stored = tmp_path / "fp8"
     quantise(tmp_path / "plain", stored, tmp_path / "values", "fp8", lambda name: ".experts." in name)
     hub.add("org/fp8", stored)
-    chosen = ExpertOptions(metric="aimer", amount=Amount(0.5))
+    chosen = ExpertOptions(metric="aimer", ratio=0.5)
     for opening, name in ((stream_model("org/fp8"), "streamed"), (open_model("org/fp8"), "local")):
         with opening as opened:
             apply(opened, cut(opened, plan_experts(opened, chosen)), name)
@@ -290,8 +290,14 @@ def unfinished(source, hub):
     return Path(left)
 
 
+def kept_records(directory):
+    """The records of the store in a directory: file -> bytes, steps, digest of the steps."""
+    lines = (directory / NAME).read_text().split("\n")[1:]
+    return {name: value for _, name, value in (json.loads(line)["record"] for line in lines)}
+
+
 def test_an_ended_run_goes_on(unfinished, hub):
-    complete = json.loads((unfinished / NAME).read_text())["complete"]
+    complete = {file: noted[0] for file, noted in kept_records(unfinished).items()}
     assert {*complete, NAME} == {path.name for path in unfinished.iterdir()}  # what was not is gone
     assert 0 < len(complete) < 5
     said = []
@@ -317,11 +323,10 @@ def test_a_file_goes_on_where_it_was(source, hub, monkeypatch, changed):
     assert re.fullmatch(r"Kept .* KiB of the result: the same command goes on from there\.", *said)
     (left,) = hidden()
     assert sorted(path.name for path in Path(left).iterdir()) == [NAME, "model.safetensors"]
-    note = json.loads((Path(left) / NAME).read_text())
-    begun = note["begun"]
+    ((nbytes, steps, _),) = kept_records(Path(left)).values()
     if changed == "note":
-        damaged = {**note, "begun": {**begun, "steps": begun["steps"] + 1}}
-        (Path(left) / NAME).write_text(json.dumps(damaged))
+        store = Path(left) / NAME
+        store.write_text(store.read_text().replace(f", {steps}, ", f", {steps + 1}, "))
     if changed == "cache":  # what lies here is read in other steps
         hf_hub_download("org/tiny", "model-00001-of-00003.safetensors", revision=MAIN_COMMIT)
     said = []
@@ -330,9 +335,9 @@ def test_a_file_goes_on_where_it_was(source, hub, monkeypatch, changed):
         before = hub.sent
         prune(opened, "out", shard_bytes=1 << 30, say=said.append)
         if changed == "nothing":
-            assert hub.sent - before <= kept_bytes(Path("out")) - begun["nbytes"] + 1_000
-    assert begun["nbytes"] > 0.5 * kept_bytes(Path("out"))
-    assert said[0].startswith("Going on from an ended run: ")
+            assert hub.sent - before <= kept_bytes(Path("out")) - nbytes + 1_000
+    assert nbytes > 0.5 * kept_bytes(Path("out"))
+    assert changed == "note" or said[0].startswith("Going on from an ended run: ")
     assert hidden() == []
     assert digests(Path("out")) == pruned_locally(Path("local"), shard_bytes=1 << 30)
 
@@ -357,8 +362,7 @@ def test_nor_one_of_another_commit(unfinished, hub):
 
 @pytest.mark.parametrize("change", ["cut", "link", "journal", "outside"])
 def test_what_is_not_whole_is_written_again(unfinished, change):
-    journal = json.loads((unfinished / NAME).read_text())
-    first = unfinished / next(iter(journal["complete"]))
+    first = unfinished / next(iter(kept_records(unfinished)))
     if change == "cut":
         first.write_bytes(first.read_bytes()[:-1])
     elif change == "link":
@@ -367,8 +371,9 @@ def test_what_is_not_whole_is_written_again(unfinished, change):
     elif change == "journal":
         (unfinished / NAME).write_text("[" * 10_000)
     else:
-        journal["complete"] = {"../source/config.json": Path("source/config.json").stat().st_size}
-        (unfinished / NAME).write_text(json.dumps(journal))
+        work = json.loads((unfinished / NAME).read_text().split("\n")[1])["record"][0]
+        nbytes = Path("source/config.json").stat().st_size
+        Store(unfinished / NAME, work).put("../source/config.json", [nbytes, 0, ""])
     with stream_model("org/tiny") as opened:
         prune(opened, "out")
     assert digests(Path("out")) == pruned_locally(Path("local"))
@@ -422,9 +427,9 @@ with stream_model("org/tiny") as opened:
 def test_a_killed_run_goes_on(source, hub):
     ((status, _, said),) = ended(start(Path.cwd(), hub.url, code=KILLED, processes=1))
     assert status == -signal.SIGKILL, said
-    left, lock = hidden()
-    assert lock == ".out.prunecli-lock"
-    assert json.loads((Path(left) / NAME).read_text())["complete"]
+    lock, left = hidden()
+    assert lock == f"{left.removesuffix('partial')}lock"
+    assert kept_records(Path(left))
     said = []
     with stream_model("org/tiny") as opened:
         prune(opened, "out", say=said.append)

@@ -39,7 +39,7 @@ def without_heads(source: Checkpoint) -> Rewrite:
 
 
 def one_wide(source: Checkpoint) -> Rewrite:
-    options = FfnOptions(config="OneWide", dense_only=bool(source.mixtures))
+    options = FfnOptions(preset="OneWide", dense_only=bool(source.mixtures))
     return rewrite_shared(source, plan_ffn(source, options))
 
 

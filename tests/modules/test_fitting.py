@@ -110,7 +110,7 @@ def test_as_it_is_asked_for(opened: dict[str, Checkpoint], written: str, dtype: 
 
 @pytest.mark.parametrize("written", ["float64", "int8", "automatic", ""])
 def test_what_no_model_runs_in(opened: dict[str, Checkpoint], written: str) -> None:
-    with pytest.raises(UsageError, match=f"--dtype {written}: no such type"):
+    with pytest.raises(UsageError, match=f"dtype={written}`: no such type"):
         choose_dtype(written, opened["F32"], CPU)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prunecli.commands.signatures import signatures
+from prunecli.commands.command import parameters
 from prunecli.report.history import command_lines, step_difference, step_text
 
 DIGEST = "0123456789abcdef" * 4
@@ -139,4 +139,4 @@ def test_every_option_is_one_of_the_command(command: str) -> None:
     (line,) = command_lines(entry, [])  # type: ignore[arg-type]
     options = {word.removeprefix("--") for word in shlex.split(line, comments=True) if word.startswith("--")}
     assert options
-    assert options <= signatures()[command].keys()
+    assert options <= parameters()[command].keys()

@@ -66,7 +66,7 @@ def test_what_is_compared_has_values_everywhere() -> None:
     places = [Ranked.of((f"layers.{n}", "decoder", n), (0, 1), (0,), (2.0, 1.0), cut="all") for n in range(2)]
     damaged = JSON.dump_python(Decision("head", tuple(places), "loss"))
     del damaged["places"][1]["values"]
-    with pytest.raises(ValueError, match=r"layers\.0: compared with components that have no values"):
+    with pytest.raises(ValueError, match=r"layers\.0: compared with units that have no values"):
         JSON.validate_python(damaged)
 
 

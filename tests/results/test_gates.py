@@ -65,8 +65,8 @@ def write(path: Path, given: GateStatistics) -> Path:
 
 
 def same(one: GateSums, other: GateSums) -> bool:
-    return one.names == other.names and all(
-        np.array_equal(getattr(one, name), getattr(other, name)) for name in one.names
+    return one.keys() == other.keys() and all(
+        np.array_equal(getattr(one, name), getattr(other, name)) for name in one
     )
 
 
@@ -120,7 +120,7 @@ def test_sums_of_single_layers_are_added_under_their_numbers() -> None:
 
 def test_what_one_of_two_lacks_their_sum_lacks() -> None:
     both = random_sums(0, names=TEXT_SUMS) + random_sums(1)
-    assert both.names == SUMS
+    assert tuple(both) == SUMS
     assert same(both, random_sums(0) + random_sums(1))
 
 
@@ -253,8 +253,8 @@ def test_damaged_statistics_are_refused_in_two_lines(spoil: Callable[[Any], obje
         ),
         (setting("entries", to={}), "entries: Dictionary should have at least 1 item"),
         (setting("mode", to="forced"), "mode is 'forced' in a file of prunecli.gates/2"),
-        (lambda payload: payload["entries"]["code"].pop("norm_max"), "code: norm_max is of the shape"),
-        (setting("entries", "code", "routed", 0, 0, to=0.5), "entries.code.routed: holds fractions"),
+        (lambda payload: payload["entries"]["code"].pop("norm_max"), "code: norm_max is missing"),
+        (setting("entries", "code", "routed", 0, 0, to=0.5), "entries.code: routed holds fractions"),
         (setting("format", to="prunecli.gates/1"), "mode is 'text'"),
     ],
 )
@@ -283,7 +283,7 @@ def test_what_is_no_statistics_file_is_refused(text: str, tmp_path: Path) -> Non
 def test_statistics_of_a_language_model_are_no_translation_models(tmp_path: Path) -> None:
     with (
         open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint,
-        pytest.raises(StatisticsError, match=r"of the family qwen3_moe; .* is of nllb-moe"),
+        pytest.raises(StatisticsError, match="family: qwen3_moe; that model: nllb-moe"),
     ):
         match_gates(text_statistics(["code"]), checkpoint)
 
@@ -295,9 +295,9 @@ def test_statistics_match_the_model_that_was_run(tmp_path: Path) -> None:
         match_gates(changed(given, fingerprint=None), checkpoint)  # published files name no model
         for other, message in (
             (changed(given, fingerprint="sha256:1"), "another model"),
-            (changed(given, top_k=8), "picks 8 experts for each token; .* picks 2"),
-            (changed(given, num_experts=16), "16 experts per layer; .* has 8"),
-            (changed(given, layers=LAYERS[:3]), "3 sparse layers .* has 4"),
+            (changed(given, top_k=8), "picks: 8; that model: 2"),
+            (changed(given, num_experts=16), "experts per layer: 16; that model: 8"),
+            (changed(given, layers=LAYERS[:3]), "sparse layers: "),
         ):
             with pytest.raises(StatisticsError, match=message):
                 match_gates(other, checkpoint)

@@ -15,9 +15,9 @@ from prunecli.methods.experts.batches import text_windows
 from prunecli.running.encoding import labelled_examples, padding_id, text_examples, translation_examples
 from prunecli.running.masking import mlm_examples
 from prunecli.running.windows import lm_windows, packed_examples
-from prunecli.text.corpus import Corpus
 from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText
+from prunecli.text.plain import Corpus
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import tiny_family
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from prunecli.errors import UsageError
 from prunecli.methods.heads.plan import normalized
 from prunecli.model.axes import Axis
-from prunecli.selection.select import Budget, places_of, select
+from prunecli.selection.select import Budget, select
+from prunecli.selection.selection import decision_of
 from tests.reference import heads as reference
 
 Model = dict[str, list[int]]
@@ -29,7 +30,7 @@ def axes_with(model: Mapping[str, Sequence[float]]) -> list[Axis]:
 
 def kept(model: Mapping[str, Sequence[float]], **budget: Any) -> dict[str, tuple[int, ...]]:
     values = {name: np.array(own, np.float64) for name, own in model.items()}
-    return select(axes_with(model), values, Budget(**{"together": True, **budget}))
+    return select(axes_with(model), values, Budget(**{"scope": "model", **budget}))
 
 
 @given(model=models, least=st.integers(0, 3), data=st.data())
@@ -69,22 +70,22 @@ def test_of_equal_values_the_first_stay() -> None:
     model = {"b": [3, 3, 3], "a": [1, 1, 1]}
     assert kept(model, count=4) == {"b": (0, 1), "a": ()}
     assert kept(model, count=4, least=1) == {"b": (0,), "a": (0,)}
-    assert kept({"a": [5, 5, 5, 5, 5]}, ratio=0.4, together=False) == {"a": (0, 1, 2)}
+    assert kept({"a": [5, 5, 5, 5, 5]}, ratio=0.4, scope="axis") == {"a": (0, 1, 2)}
 
 
 def test_units_that_are_gone_leave_the_others_as_they_are() -> None:
     """Steps equal one leap."""
     model = {"a": [1.0, 2.0, 9.0, 4.0], "b": [5.0, 5.5, 1.5, 6.0], "c": [1.0, 1.2, 1.1, 8.0]}
     values = {name: np.array(own) for name, own in model.items()}
-    first = select(axes_with(model), values, Budget(count=4, together=True))
+    first = select(axes_with(model), values, Budget(count=4, scope="model"))
     left = [Axis(name, "head", ids, 4) for name, ids in first.items()]
     held = {name: values[name][list(ids)] for name, ids in first.items()}
-    assert select(left, held, Budget(count=3, together=True)) == kept(model, count=7)
+    assert select(left, held, Budget(count=3, scope="model")) == kept(model, count=7)
 
 
 def test_units_stay_in_the_order_in_which_they_are_stored() -> None:
     axis = Axis("a", "head", (7, 2, 5), 8)
-    assert select([axis], {"a": np.array([2.0, 1.0, 3.0])}, Budget(count=1, together=True)) == {"a": (7, 5)}
+    assert select([axis], {"a": np.array([2.0, 1.0, 3.0])}, Budget(count=1, scope="model")) == {"a": (7, 5)}
 
 
 @pytest.mark.parametrize(
@@ -92,8 +93,8 @@ def test_units_stay_in_the_order_in_which_they_are_stored() -> None:
     [(0.0, 10, 0), (0.2, 96, 20), (0.7, 10, 7), (0.1, 30, 3), (0.01, 12, 1), (0.99, 12, 12), (0.5, 0, 0)],
 )
 def test_never_less_than_the_ratio_goes(ratio: float, held: int, removed: int) -> None:
-    for together in (True, False):
-        (left,) = kept({"a": [*range(held)]}, ratio=ratio, together=together).values()
+    for scope in ("model", "axis"):
+        (left,) = kept({"a": [*range(held)]}, ratio=ratio, scope=scope).values()
         assert held - len(left) == removed
 
 
@@ -108,7 +109,7 @@ def test_an_axis_keeps_the_next_lower_multiple(
 ) -> None:
     values = data.draw(st.permutations(range(width)))
     ratio = thousandths / 1000
-    (left,) = kept({"a": values}, ratio=ratio, together=False, least=1, multiple=step).values()
+    (left,) = kept({"a": values}, ratio=ratio, scope="axis", least=1, multiple=step).values()
     most = int(width * (1 - Fraction(str(ratio))))
     wanted = max([n for n in range(step, most + 1) if n % step == 0], default=min(step, width))
     assert len(left) == (wanted if most < width else width)
@@ -173,7 +174,9 @@ def test_places_are_compared_together_alone_or_by_group() -> None:
         Axis("m.1.heads", "head", (0, 1), 3, "decoder", 1, "cross"),
     ]
     values = {"m.0.heads": np.array([5.0, 7.0]), "m.1.heads": np.array([1.0, 2.0])}
-    first, second = places_of(axes, {"m.0.heads": (2,), "m.1.heads": ()}, values, cut="heads")
+    first, second = decision_of(
+        axes, {"m.0.heads": (2,), "m.1.heads": ()}, values, Budget(scope="model")
+    ).places
     assert (first.name, first.side, first.layer, first.attention, first.cut) == (
         "m.0.heads",
         "encoder",
@@ -186,7 +189,7 @@ def test_places_are_compared_together_alone_or_by_group() -> None:
     assert first.values is not None
     assert first.values.tolist() == [7.0, 5.0]
     assert (second.attention, second.num_kept) == ("cross", 0)
-    parted = places_of(axes[:1], {"m.0.heads": (2,)}, groups=2)
+    parted = decision_of(axes[:1], {"m.0.heads": (2,)}, None, Budget(groups=2)).places
     assert [(place.cut, place.ids.tolist()) for place in parted] == [
         ("m.0.heads, group 0", [2]),
         ("m.0.heads, group 1", [0]),

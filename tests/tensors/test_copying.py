@@ -13,7 +13,7 @@ import pytest
 
 from prunecli.errors import CheckpointError
 from prunecli.tensors import copying
-from prunecli.tensors.copying import Move, reserve
+from prunecli.tensors.copying import Gather, Move, reserve
 
 DATA = np.random.default_rng(0).standard_normal(3000).astype(np.float32)
 
@@ -35,7 +35,7 @@ def move(
 
 
 def test_copies_to_its_place(files: tuple[int, int]) -> None:
-    assert move(files).carry_out() == DATA.nbytes
+    assert Gather((move(files),)).carry_out() == DATA.nbytes
     assert os.pread(files[1], 20000, 0) == bytes(8) + DATA.tobytes()
 
 
@@ -46,13 +46,13 @@ def test_goes_on_after_short_reads_and_writes(
     monkeypatch.setattr(copying, "BLOCK_BYTES", 1000)
     monkeypatch.setattr(os, "preadv", lambda file, buffers, at: read(file, [buffers[0][:77]], at))
     monkeypatch.setattr(os, "pwrite", lambda file, data, at: write(file, data[:55], at))
-    move(files, at=4).carry_out()
+    Gather((move(files, at=4),)).carry_out()
     assert os.pread(files[1], 20000, 4) == DATA.tobytes()
 
 
 def test_casts_block_by_block(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "BLOCK_BYTES", 1024)
-    assert move(files, cast=("F32", "F16")).carry_out() == DATA.nbytes // 2
+    assert Gather((move(files, cast=("F32", "F16")),)).carry_out() == DATA.nbytes // 2
     assert os.pread(files[1], 20000, 8) == DATA.astype(np.float16).tobytes()
 
 
@@ -60,14 +60,14 @@ def test_parts_make_the_whole(files: tuple[int, int], monkeypatch: pytest.Monkey
     monkeypatch.setattr(copying, "JOB_BYTES", 4096)
     parts = move(files, cast=("F32", "F16")).parts()
     assert [part.nbytes for part in parts] == [4096, 4096, 3808]
-    assert sum(part.carry_out() for part in reversed(parts)) == DATA.nbytes // 2
+    assert sum(Gather((part,)).carry_out() for part in reversed(parts)) == DATA.nbytes // 2
     assert os.pread(files[1], 20000, 8) == DATA.astype(np.float16).tobytes()
 
 
 @pytest.mark.parametrize("cast", [None, ("F32", "F16")])
 def test_source_that_ends_early(files: tuple[int, int], cast: tuple[str, str] | None) -> None:
     with pytest.raises(CheckpointError, match="dir: fc1: its file ended early"):
-        move(files, DATA.nbytes + 4, cast).carry_out()
+        Gather((move(files, DATA.nbytes + 4, cast),)).carry_out()
 
 
 def test_full_disk(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,13 +76,13 @@ def test_full_disk(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(OSError, match="No space"):
-        move(files, at=4).carry_out()
+        Gather((move(files, at=4),)).carry_out()
 
 
 def test_reserved_bytes_do_not_show_in_the_values(files: tuple[int, int]) -> None:
     reserve(files[1], 8 + DATA.nbytes)
     assert os.fstat(files[1]).st_size in (0, 8 + DATA.nbytes)  # 0 where the file system cannot
-    move(files).carry_out()
+    Gather((move(files),)).carry_out()
     assert os.pread(files[1], 20000, 0) == bytes(8) + DATA.tobytes()
 
 

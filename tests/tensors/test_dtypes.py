@@ -78,7 +78,7 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "0", "1.2.3G", "3XB", "1e3", "nan", "inf", "0.1"])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a size"):
+    with pytest.raises(UsageError, match="not a size"):
         parse_size(text)
 
 
@@ -113,13 +113,13 @@ def test_shares(text: str, share: float) -> None:
 def test_what_is_no_share(text: str, said: str) -> None:
     with pytest.raises(UsageError) as refused:
         parse_share(text)
-    assert re.search(f"--ratio {text}.*{said}", str(refused.value), re.DOTALL)
+    assert re.search(said, str(refused.value))
 
 
 @pytest.mark.parametrize("text", ["fp8", "float64", "auto"])
 def test_types_that_nothing_is_computed_in(text: str) -> None:
-    with pytest.raises(UsageError, match=f"--dtype-out {text}: no such type"):
-        parse_computed(text, "--dtype-out")
+    with pytest.raises(UsageError, match=f"`dtype={text}`: no such type"):
+        parse_computed(text)
 
 
 TYPES = sorted(FORMATS)

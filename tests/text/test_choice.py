@@ -21,8 +21,8 @@ def test_the_demos_text_is_said_with_its_languages() -> None:
     data = choice.read("translation", said.append)
     assert (len(data.text), data.pairs) == (2, (("qba_Latn", "qbo_Latn"),))
     assert said == [
-        "No --data given: using the demo's text, in qba_Latn, qbo_Latn, qka_Latn, qko_Latn, qna_Latn, qno_Latn; "
-        "give yours with --data."
+        "No `data` given: using the demo's text, in qba_Latn, qbo_Latn, qka_Latn, qko_Latn, qna_Latn, qno_Latn; "
+        "give yours with `data`."
     ]
 
 
@@ -33,8 +33,8 @@ def test_a_file_of_one_language_needs_the_other_and_the_pair(tmp_path: Path) -> 
         with pytest.raises(UsageError, match="go together"):
             choice.parallel()
     for data, langs in ((Path("data"), None), (None, f"{ENGLISH},{FRENCH}")):
-        both = TextChoice(data, source_file=source, target_file=target, langs=langs, pairs=pair)
-        with pytest.raises(UsageError, match="--source-file does not go with --data or --langs"):
+        both = TextChoice(data=data, source_file=source, target_file=target, langs=langs, pairs=pair)
+        with pytest.raises(UsageError, match="`source_file` does not go with `data` or `langs`"):
             both.parallel()
     source.write_text("the hen\n")
     target.write_text("la poule\n")
@@ -81,7 +81,7 @@ def test_causal_language_models_read_whole_files_and_all_others_lines(
     ("choice", "texts", "split"),
     [
         (TextChoice(pairs="a-b, b-a"), ("a-b", "b-a"), "val"),
-        (TextChoice("data", "dev", langs=("a", "b")), ("a", "b"), "dev"),
+        (TextChoice(data="data", split="dev", langs=("a", "b")), ("a", "b"), "dev"),
         (TextChoice(source_file="a", target_file="b", pairs="a-b", split="val"), ("a-b",), None),
         (TextChoice(files=("a, b.txt", "c.txt"), split="val"), ("a, b.txt", "c.txt"), None),
         (TextChoice(labelled="a.tsv"), ("a.tsv",), None),
@@ -94,14 +94,14 @@ def test_results_name_the_text(choice: TextChoice, texts: tuple[str, ...], split
 
 def test_options_of_other_tasks_are_refused() -> None:
     choice = TextChoice(files=(Path("a"),), langs="a,b")
-    with pytest.raises(UsageError, match="--langs goes with --task translation, not lm"):
-        choice.check("lm")
-    with pytest.raises(UsageError, match="--text goes with --task mlm or lm, not translation"):
-        TextChoice(files=(Path("a"),)).check("translation")
-    with pytest.raises(UsageError, match="--stride goes with --task lm, not mlm"):
-        TextChoice(files=(Path("a"),)).check("mlm", {"--stride": True, "--spm": False})
+    with pytest.raises(UsageError, match="`langs` goes with `task=translation`, not lm"):
+        choice.check_task("lm")
+    with pytest.raises(UsageError, match="`files` goes with `task=mlm or lm`, not translation"):
+        TextChoice(files=(Path("a"),)).check_task("translation")
+    with pytest.raises(UsageError, match="`stride` goes with `task=lm`, not mlm"):
+        TextChoice(files=(Path("a"),)).check_task("mlm", {"stride": True, "spm": False})
     with pytest.raises(UsageError, match="feature-extraction needs text"):
-        TextChoice().check("feature-extraction", also_plain=("feature-extraction",))
+        TextChoice().check_task("feature-extraction", also_plain=("feature-extraction",))
 
 
 def test_lines_of_whole_splits_and_files(tmp_path: Path) -> None:
@@ -113,13 +113,13 @@ def test_lines_of_whole_splits_and_files(tmp_path: Path) -> None:
     }.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "more").write_text("e\n")
-    lines = TextChoice(tmp_path, files=(tmp_path / "more",)).lines()
+    lines = TextChoice(data=tmp_path, files=(tmp_path / "more",)).lines()
     assert lines.texts == ("b", "a", "b", "c", "d", "d", "e")
     assert (lines.splits, lines.asked, lines.languages) == (("train", "val"), (), ("eng", "fra"))
-    assert TextChoice(tmp_path, "x,val", langs="eng").lines().texts == ("z", "a", "b")
-    with pytest.raises(UsageError, match="--split and --langs go with --data"):
+    assert TextChoice(data=tmp_path, split="x,val", langs="eng").lines().texts == ("z", "a", "b")
+    with pytest.raises(UsageError, match="`split` and `langs` go with `data`"):
         TextChoice(split="val").lines()
     with pytest.raises(UsageError, match="an empty name"):
-        TextChoice(tmp_path, "val,").lines()
+        TextChoice(data=tmp_path, split="val,").lines()
     with pytest.raises(DataError, match="no text in 'fra'"):
-        TextChoice(tmp_path, "train", langs="fra").lines()
+        TextChoice(data=tmp_path, split="train", langs="fra").lines()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import DataError, UsageError
-from prunecli.text.lines import near_names, read_lines
+from prunecli.text.files import near_names, read_lines
 from prunecli.text.parallel import (
     ParallelText,
     has_split,

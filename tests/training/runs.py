@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +73,7 @@ OPTIONS = TrainingOptions(
 
 
 def options(**changes):
-    return replace(OPTIONS, **changes)
+    return OPTIONS.model_copy(update=changes)
 
 
 def train(checkpoint, state, made=OPTIONS, data=None, **more):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -102,4 +100,4 @@ def test_the_demo_validates_on_the_split_asked_for(asked, split):
 @pytest.mark.parametrize("data", [None, demo.DATA])
 def test_a_split_that_the_demo_lacks_is_refused(data):
     with pytest.raises(DataError, match="no split 'nosuch'"):
-        read_training_data("translation", replace(DEMO, data=data), TextChoice(split="nosuch"))
+        read_training_data("translation", DEMO.model_copy(update=dict(data=data)), TextChoice(split="nosuch"))

@@ -44,7 +44,7 @@ def _assert_nearly_equal(source, one, other):
 
 
 def test_two_processes_make_the_model_of_one(folder):
-    first, second = _start(folder, *SMALL, "--metric", "chrf++", "--learning-rate", "1e-3", "-o", "out")
+    first, second = _start(folder, *SMALL, "--measure", "chrf++", "--learning-rate", "1e-3", "-o", "out")
     assert first[0] == second[0] == 0, first[2] + second[2]
     assert first[1].count("Written: out") == 1
     assert first[2].count("step 2:") == 1

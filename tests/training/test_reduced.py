@@ -34,7 +34,7 @@ def trained_and_written(source, folder, data, **changes):
 
 def shared(source, output, configuration):
     """What share-ffn writes."""
-    raising(share_ffn, source, "--config", configuration, "-o", output)
+    raising(share_ffn, source, "--preset", configuration, "-o", output)
     return output
 
 

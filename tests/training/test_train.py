@@ -86,8 +86,10 @@ def test_accumulated_batches_are_one_batch(tmp_path):
     assert {max(lengths) for lengths in examples.lengths} == {longest}
     assert len({target for _, target in examples.lengths}) == 4
     made = options(steps=3, eval_every=1, learning_rate=1e-2)
-    whole = train(model, tmp_path / "a", replace(made, batch_tokens=4 * longest), data)
-    parts = train(model, tmp_path / "b", replace(made, batch_tokens=2 * longest, accumulate=2), data)
+    whole = train(model, tmp_path / "a", made.model_copy(update=dict(batch_tokens=4 * longest)), data)
+    parts = train(
+        model, tmp_path / "b", made.model_copy(update=dict(batch_tokens=2 * longest, accumulate=2)), data
+    )
     assert whole.log["tokens"] == parts.log["tokens"] == 3 * sum(target for _, target in examples.lengths)
     one, other = ([row["loss"] for row in log["training"]] for log in (whole.log, parts.log))
     assert other == pytest.approx(one, rel=1e-4)
@@ -362,7 +364,7 @@ def test_a_language_model_learns_to_end(tmp_path, distilled):
     made = options(steps=60, eval_every=30, learning_rate=1e-2, batch_tokens=128)
     for number in range(1 + distilled):
         trained = train(path, tmp_path / f"state{number}", made, TrainingData("lm", text))
-        made = replace(made, teacher=trained.staged, loss=LossOptions(0.0, 1.0))
+        made = made.model_copy(update=dict(teacher=trained.staged, loss=LossOptions(0.0, 1.0)))
     model, tokenizer = load_model(trained.staged, device="cpu"), load_tokenizer(path)
     prompt = tokenizer("the", return_tensors="pt")["input_ids"]
     if prompt[0, -1] == tokenizer.eos_token_id:  # this tokenizer ends its texts
@@ -392,7 +394,7 @@ def test_a_teacher_with_fewer_positions_is_refused(tmp_path):
     made = options(teacher=teacher, loss=LossOptions(distill=0.5))
     with pytest.raises(UsageError, match="the teacher has 32 positions, an example has 64 tokens"):
         train(model, tmp_path / "state", made, language_model())
-    train(model, tmp_path / "state", replace(made, steps=1, context=32), language_model())
+    train(model, tmp_path / "state", made.model_copy(update=dict(steps=1, context=32)), language_model())
 
 
 @pytest.mark.parametrize(("family", "task"), [("bert", "mlm"), ("gpt2", "lm")])

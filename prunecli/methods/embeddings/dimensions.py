@@ -2,53 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import lcm
-from typing import Literal
 
-from prunecli.choices import Choices
 from prunecli.errors import UsageError
+from prunecli.methods.embeddings.options import EmbeddingOptions
 from prunecli.model.define import UnitKind, UnitShape
 from prunecli.model.embedding import TokenTables
-
-Sides = Literal["input", "output", "both"]
 
 NARROWER, WIDER = 8, 2
 """Where no dimensions are given: k is 2 m, as in the paper's translation model (4.2: k = 1024, m = 512); n is
 m / 8, half of the n = 128 there."""
-
-
-@dataclass(frozen=True)
-class EmbeddingOptions(Choices):
-    """What `factorize-embeddings` is asked.
-
-    Attributes:
-        side: which tables to factorise; None: both where they are one, else the input's.
-        map_dim: n; None: about m / 8.
-        expand_dim: k; None: about 2 m.
-        depth: expansion layers N; None: 3.
-        max_groups: g_max; None: 4.
-        kind: of the input's unit; None: define.
-        shared_blocks: one block of weights for all groups of a layer of the unit.
-        reduction: whether the unit ends with a linear layer from k to m; without it k is m.
-        cache: write the rows of the input's unit instead of the unit.
-        epochs: passes over the table at most; None: a few.
-        dtype: type of the result; None: as stored.
-        seed: of everything random.
-    """
-
-    side: Sides | None = None
-    map_dim: int | None = None
-    expand_dim: int | None = None
-    depth: int | None = None
-    max_groups: int | None = None
-    kind: UnitKind | None = None
-    shared_blocks: bool = False
-    reduction: bool = True
-    cache: bool = False
-    epochs: int | None = None
-    dtype: str | None = None
-    seed: int = 0
 
 
 def chosen_shape(tables: TokenTables, options: EmbeddingOptions, has_unit: bool) -> UnitShape:
@@ -61,15 +24,18 @@ def chosen_shape(tables: TokenTables, options: EmbeddingOptions, has_unit: bool)
     if not has_unit:  # the output's map is all there is
         if options.expand_dim is not None or options.depth is not None or options.max_groups is not None:
             raise UsageError(
-                "--expand-dim, --depth and --max-groups are of the input's unit",
-                "Choose --side input or both.",
+                "`expand_dim`, `depth` and `max_groups` are for the unit of the input",
+                "Choose `side=input` or `side=both`.",
             )
         if options.shared_blocks or not options.reduction:
             raise UsageError(
-                "--shared-blocks and --no-reduction are of the input's unit", "Choose --side input or both."
+                "`shared_blocks` and `reduction=False` are for the unit of the input",
+                "Choose `side=input` or `side=both`.",
             )
         if options.kind not in (None, "projective"):
-            raise UsageError(f"--kind {kind} is of the input's unit", "Choose --side input or both.")
+            raise UsageError(
+                f"`kind={kind}` is for the unit of the input", "Choose `side=input` or `side=both`."
+            )
         kind = "projective"
     depth = 3 if options.depth is None else options.depth
     groups = 4 if options.max_groups is None else options.max_groups
@@ -86,7 +52,7 @@ def chosen_shape(tables: TokenTables, options: EmbeddingOptions, has_unit: bool)
     if kind == "projective" and n == tables.model_dim:
         raise UsageError(
             f"The map dimension {n} is the model's width: a projection of it is a table as large as before",
-            f"Give --map-dim below {n}; a unit that expands may have as much.",
+            f"Give `map_dim` below {n}; a unit that expands may have as much.",
         )
     return UnitShape(
         tables.vocabulary,

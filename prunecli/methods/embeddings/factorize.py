@@ -102,7 +102,7 @@ def _require_room(checkpoint: Checkpoint, shape: UnitShape) -> None:
             f"{checkpoint.path}: the fit needs {bytes_text(needed)} (unit {bytes_text(unit)}, Adam's moments "
             f"{bytes_text(moments_size)}, matrices {bytes_text(matrices)}); {bytes_text(free)} are free, "
             "of which a tenth stays so",
-            "Choose a smaller --map-dim or --expand-dim, or free some memory.",
+            "Choose a smaller `map_dim` or `expand_dim`, or free some memory.",
         )
 
 

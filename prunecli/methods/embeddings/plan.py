@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.embeddings.dimensions import EmbeddingOptions, chosen_shape
+from prunecli.methods.embeddings.dimensions import chosen_shape
+from prunecli.methods.embeddings.options import EmbeddingOptions
 from prunecli.methods.embeddings.source import checkpoint_table, described, zero_padding_id
 from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.checkpoint import Checkpoint
@@ -106,21 +107,11 @@ def _cached(
     checkpoint: Checkpoint, tables: TokenTables, options: EmbeddingOptions, asked: dict[str, Any]
 ) -> EmbeddingPlan:
     """Write down the rows of the unit that the checkpoint holds."""
-    fitted = (
-        options.map_dim,
-        options.expand_dim,
-        options.depth,
-        options.max_groups,
-        options.kind,
-        options.epochs,
-        options.shared_blocks or None,
-        None if options.reduction else False,
-        asked["text"],
-    )
-    if options.side not in (None, "input") or any(value is not None for value in fitted):
+    fitting = {"map_dim", "expand_dim", "depth", "max_groups", "kind", "epochs", "shared_blocks", "reduction"}
+    if options.side not in (None, "input") or options.changed & fitting or asked["text"] is not None:
         raise UsageError(
-            f"{checkpoint.path}: its input is factorised already; --cache writes its rows, and fits nothing",
-            "Give --cache alone, or factorise the original model.",
+            f"{checkpoint.path}: its input is factorised already; `cache` writes its rows, and fits nothing",
+            "Give `cache` alone, or factorise the original model.",
         )
     unit, output = tables.change.unit, tables.change.output
     assert unit is not None
@@ -167,25 +158,25 @@ def _sides(
     if checkpoint.runs_stock and not (options.cache and found == {"input"}):
         raise UnsupportedModelError(
             f"{where}: models of type {checkpoint.model_type} run in their stock class, which has ordinary tables",
-            "Use trim-vocabulary, or --side input --cache, which writes such a table.",
+            "Use trim-vocabulary, or `side=input` with `cache`, which writes such a table.",
         )
     if "output" in found and not _has_output(checkpoint):
         raise UsageError(
             f"{where}: {model_class(checkpoint).__name__} has no output layer over the vocabulary",
-            "Choose --side input.",
+            "Choose `side=input`.",
         )
     if "input" in found and tables.unit is not None:
         raise UsageError(
             f"{where}: its input embedding is factorised already (to {tables.unit.map_dim})",
-            "Factorise the original model; --cache writes the rows of this one as a table.",
+            "Factorise the original model; `cache` writes the rows of this one as a table.",
         )
     if "output" in found and output is not None and output.map_dim is not None:
         raise UsageError(
             f"{where}: its output layer is factorised already (to {output.map_dim})",
-            "Factorise the original model, or choose --side input.",
+            "Factorise the original model, or choose `side=input`.",
         )
     if options.cache and "input" not in found:
-        raise UsageError("--cache writes the rows of the input's unit", "Choose --side input or both.")
+        raise UsageError("`cache` writes the rows of the input's unit", "Choose `side=input` or `side=both`.")
     return found
 
 
@@ -221,21 +212,17 @@ def _arguments(
     options: EmbeddingOptions, shape: UnitShape, sides: frozenset[str], text: Lines | None
 ) -> dict[str, Any]:
     has_layers = bool(shape.layers)
-    return {
+    resolved = {
         "side": "both" if len(sides) == 2 else next(iter(sides)),
         "kind": shape.kind if "input" in sides else None,
         "map_dim": shape.map_dim,
         "expand_dim": shape.expand_dim if has_layers else None,
         "depth": shape.depth if has_layers else None,
         "max_groups": shape.max_groups if has_layers else None,
-        "shared_blocks": shape.shared_blocks or None,
-        "no_reduction": not shape.reduction or None,
-        "cache": options.cache or None,
         **({} if text is None else described(text)),
-        "epochs": options.epochs,
-        "dtype": options.dtype,
         "seed": options.seed,
     }
+    return resolved | {name: value for name, value in options.recorded().items() if name not in resolved}
 
 
 def _reasons(
@@ -245,12 +232,12 @@ def _reasons(
     which = "both sides" if len(sides) == 2 else f"the {next(iter(sides))} side"
     tied = "share a table" if is_tied else "have tables of their own"
     lines = [f"Factorising {which}{default}; input and output {tied}."]
-    chosen = {"--map-dim": (options.map_dim, shape.map_dim)}
+    chosen = {"map_dim": (options.map_dim, shape.map_dim)}
     if shape.layers:
-        chosen["--expand-dim"] = (options.expand_dim, shape.expand_dim)
-    left_out = [f"{name} {value}" for name, (given, value) in chosen.items() if given is None]
+        chosen["expand_dim"] = (options.expand_dim, shape.expand_dim)
+    left_out = [f"`{name}={value}`" for name, (given, value) in chosen.items() if given is None]
     if left_out:
         lines.append(f"Not given, so: {', '.join(left_out)}.")
     if text is None:
-        lines.append("Every token counts alike; --data or --text weighs them by their frequency.")
+        lines.append("Every token counts alike; `data` or `files` weighs them by their frequency.")
     return tuple(lines)

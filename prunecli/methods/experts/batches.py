@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from prunecli.architectures.records import Side
-from prunecli.choices import Choices
 from prunecli.errors import DataError, UsageError
 from prunecli.evaluation.decoding import beam_cache, sound_settings
 from prunecli.methods.experts.observer import GateObserver, StockObserver
+from prunecli.methods.scoring import CollectOptions
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.stock_model import refused_by_layer
@@ -38,38 +38,15 @@ from prunecli.running.layerwise.budget import (
 from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.lengths import length_limit, vocabulary_size, window_length
 from prunecli.running.runner import BatchCost, Runner
-from prunecli.text.batching import length_bucketed, pad
-from prunecli.text.corpus import Corpus, token_rows
-from prunecli.text.denoising import marks_of, masked
+from prunecli.text.batching import length_bucketed, marks_of, masked, pad
 from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.text.plain import Corpus, token_rows
 from prunecli.text.tokens import encode, language_id
 
 Ids = Sequence[int]
 """Token ids of a sentence or window; arrays, because the whole text is in memory."""
 Encoded = Callable[[], Tensor]
 """Returns the encoder's output of a batch, `[batch, source tokens, d_model]`."""
-
-
-@dataclass(frozen=True)
-class CollectOptions(Choices):
-    """How statistics are collected.
-
-    Attributes:
-        mode: "forced" runs the decoder on the reference, "beam" searches. The paper's authors did the first for
-            their 202 languages, the second for 30 and for 53. Language models have no such choice.
-        beam: hypotheses per sentence, at least 2, in beam mode.
-        batch_tokens: padded tokens in a batch (the beams come on top).
-        context: tokens of a window (language models). If None, see `window_length`.
-        max_tokens: largest number of tokens of each text (language models). If None, all.
-        mean_outputs: whether sums of outputs go to a file beside the statistics (language models).
-    """
-
-    mode: Literal["forced", "beam"] = "forced"
-    beam: int = 4
-    batch_tokens: int = 4096
-    context: int | None = None
-    max_tokens: int | None = None
-    mean_outputs: bool = False
 
 
 DEFAULT = CollectOptions()
@@ -137,7 +114,7 @@ class Translation:
         return {
             "text": digest.hexdigest(),
             "pairs": [list(pair) for pair in self.pairs],
-            **asdict(self.options),
+            **self.options.values_of(CollectOptions),
         }
 
     def whole(self, _checkpoint: Checkpoint) -> UsageError | None:
@@ -145,8 +122,8 @@ class Translation:
         if self.mode == "forced":
             return None
         return UsageError(
-            "--mode beam needs the whole model in memory: each step of a search goes through all layers",
-            "Use --mode forced, or leave --memory out on a machine that holds the model.",
+            "`mode=beam` needs the whole model in memory: each step of a search goes through all layers",
+            "Use `mode=forced`, or leave `memory` out on a machine that holds the model.",
         )
 
     def work(self, runner: Runner, layers: Sequence[SparseLayer], tokenizer: Any) -> Work:
@@ -282,13 +259,13 @@ class Texts:
         """Everything that the sums depend on besides the model and the type."""
         return {
             "texts": [[corpus.name, corpus.sha256] for corpus in self.corpora],
-            **asdict(self.options),
+            **self.options.values_of(CollectOptions),
         }
 
     def whole(self, checkpoint: Checkpoint) -> UsageError | None:
         """Why the whole model must be in memory, as an error. None if the model can run layer by layer."""
         refused = refused_by_layer(checkpoint)
-        return None if refused is None else UsageError(f"--memory: {refused}", REMEDY)
+        return None if refused is None else UsageError(f"`memory`: {refused}", REMEDY)
 
     def work(self, runner: Runner, layers: Sequence[SparseLayer], tokenizer: Any) -> Work:
         """The batches for a runner's model.

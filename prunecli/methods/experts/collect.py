@@ -21,17 +21,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from prunecli.architectures.records import Side
 from prunecli.errors import PruneError, StatisticsError, UsageError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import labels_for
-from prunecli.methods.experts.batches import DEFAULT, Batch, CollectOptions, Material, Texts, Translation
+from prunecli.methods.experts.batches import DEFAULT, Batch, Material, Texts, Translation
 from prunecli.methods.experts.observer import LayerSums
 from prunecli.methods.experts.options import of_language_model
+from prunecli.methods.scoring import CollectOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import weight_bytes
 from prunecli.modules.devices import Devices, choose_devices
@@ -53,15 +54,7 @@ from prunecli.modules.loading import load_model
 from prunecli.modules.machine import free_memory
 from prunecli.processes import ALONE, ProcessGroup, neighbours, undisturbed
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.gates import (
-    COUNTS,
-    Array,
-    GateModel,
-    GateStatistics,
-    GateSums,
-    OutputSums,
-    outputs_path,
-)
+from prunecli.results.gates import Entry, GateModel, GateStatistics, GateSums, OutputSums, outputs_path
 from prunecli.results.header import header
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.layerwise.states import Snapshots, own_header
@@ -72,11 +65,11 @@ from prunecli.tensors.hub.names import origin
 from prunecli.tensors.json_files import lenient, read_json
 from prunecli.tensors.quantities import bytes_text
 from prunecli.text.choice import TextChoice
-from prunecli.text.corpus import Corpus
+from prunecli.text.plain import Corpus
 from prunecli.text.tokens import load_tokenizer
 
 AUTOMATIC_SHARE = 0.8
-"""Part of the free memory that a run layer by layer takes where it is not told how much."""
+"""Part of the free memory that a run layer by layer takes if `memory` is not given."""
 
 
 SAVE_EVERY_S = 20.0
@@ -84,11 +77,11 @@ SAVE_EVERY_S = 20.0
 
 @dataclass(frozen=True)
 class Collected:
-    """What a run found.
+    """Result of a run.
 
     Attributes:
-        statistics: of all pairs, and the type that gates were computed in.
-        report: of a run layer by layer, bytes of all processes; None: the model was held whole.
+        statistics: statistics of all pairs.
+        report: costs of a run layer by layer, with the bytes of all processes. None if the model was held whole.
     """
 
     statistics: GateStatistics
@@ -114,15 +107,16 @@ def collect_gates(
 
     Args:
         model: an open model, a directory or a name of the hub.
-        choice: of parallel text for a model that translates; for a language model, texts (see `read_corpora`).
-        output: file that the statistics are written to; None: none. What is done is kept beside it while the run goes
-            on, and the same call goes on from there.
+        choice: parallel text for a model that translates; texts for a language model (see `read_corpora`).
+        output: file that the statistics are written to, if any. An unfinished run keeps its sums beside the file, and
+            the same call resumes it.
         force: replace `output`.
-        device, dtype: to compute on, and in.
-        memory: bytes within which the model is run layer by layer; None: it is held whole where it fits.
-        spill_directory: for the states of batches that find no room in it; None: the one for temporary files.
-        process_group: all of its processes call this, and have the same result; the first writes.
-        say: hears what is chosen, gone on from and kept.
+        device, dtype: device and type to compute with.
+        memory: bytes within which the model is run layer by layer. If None, it is held whole if it fits.
+        spill_directory: directory for the states of batches that do not fit in `memory`. If None, the one for
+            temporary files.
+        process_group: all of its processes call this function, and return the same result; the first one writes.
+        say: called with lines about choices, resumed and kept files.
 
     Raises:
         UnsupportedModelError: the model has no experts.
@@ -235,13 +229,13 @@ def material_of(
         if is_text:
             raise UsageError(
                 f"{checkpoint.path}: a language model is measured on named texts",
-                "Give --text NAME=FILE, once for each text.",
+                "Give `text=NAME=FILE`, once for each text.",
             )
         if options.mean_outputs:
-            raise UsageError("--mean-outputs goes with language models.", "Leave it out.")
+            raise UsageError("`mean_outputs` goes with language models.", "Leave it out.")
         return Translation(*choice.parallel(say), options)
     if not is_text:
-        raise UsageError("--text goes with language models.", "Give parallel text: --data DIR.")
+        raise UsageError("`text` goes with language models.", "Give parallel text: `data=DIR`.")
     return Texts(choice, options, outputs={} if options.mean_outputs else None)
 
 
@@ -260,7 +254,7 @@ def memory_for(
     memory = int(AUTOMATIC_SHARE * free)
     say(
         f"The model takes {bytes_text(whole)}, {bytes_text(free)} are free: "
-        f"it is run layer by layer, in {bytes_text(memory)} (see --memory)."
+        f"it is run layer by layer, in {bytes_text(memory)} (see `memory`)."
     )
     return memory
 
@@ -276,8 +270,11 @@ class State:
     """
 
     batches: int = 0
-    sums: Mapping[str, GateSums] = field(default_factory=dict)
+    sums: dict[str, Entry] = field(default_factory=dict)
     dtype: str | None = None
+
+
+STATE = TypeAdapter(State)
 
 
 def score(
@@ -330,7 +327,8 @@ def score(
             ):
                 if run.restored is not None:
                     encoded = run.restored["encoded"]
-                    sums.update(_unpacked(run.restored["sums"], lambda _name, tensor: tensor.numpy()))
+                    for entry, tensors in run.restored["sums"].items():
+                        sums[entry] = GateSums({name: own.numpy() for name, own in tensors.items()})
                 for side in group.batches[0].passes:
                     _run(run, side, mine, work.observer, runner.process_group, sums, encoded, advance)
             # One assignment: an interrupt finds the state before these batches or after them, never between.
@@ -402,27 +400,17 @@ def _run(
     def fetch(number: int) -> Tensor:
         return run.fetch(encoded[number])
 
+    def packed(own: GateSums) -> dict[str, Tensor]:
+        return {name: torch.from_numpy(array) for name, array in own.items()}
+
     run.forward(
         [partial(forward, partial(fetch, number)) for number, _, forward in passes],
         side=side,
         observer=observer,
         reduce=add,
         finish=finish,
-        keeping=lambda: {"encoded": encoded, "sums": _packed(sums, torch.from_numpy)},
+        keeping=lambda: {"encoded": encoded, "sums": {entry: packed(own) for entry, own in sums.items()}},
     )
-
-
-def _packed(sums: Mapping[str, GateSums], pack: Callable[[Array], Any]) -> dict[str, Any]:
-    """Sums by entry as dictionaries."""
-    return {entry: {name: pack(array) for name, array in vars(own).items()} for entry, own in sums.items()}
-
-
-def _unpacked(content: Mapping[str, Any], unpack: Callable[[str, Any], Array]) -> dict[str, GateSums]:
-    """Sums by entry from what `_packed` returned; `unpack` is called with the name of an array and its values."""
-    return {
-        entry: GateSums(**{name: unpack(name, values) for name, values in arrays.items()})
-        for entry, arrays in content.items()
-    }
 
 
 @dataclass
@@ -478,7 +466,7 @@ class PartialRun:
             self.written = time.monotonic()
 
     def snapshots(self, state: State) -> Snapshots | None:
-        """Where a run layer by layer keeps the states of its batches; says what becomes of earlier files."""
+        """The file for the states of the batches in a run layer by layer; says what becomes of earlier files."""
         if self.output is None:
             return None
         path, key = self._layers(self.output), {**self.key, "compute": state.dtype}
@@ -515,26 +503,16 @@ def read_state(path: Path, key: Mapping[str, Any]) -> State:
 @lenient
 def _read(path: Path, key: Mapping[str, Any]) -> State | None:
     content = read_json(path)
-    if content["key"] != key or content["sha256"] != _sha256(content):
-        return None
-    return State(
-        int(content["batches"]),
-        _unpacked(
-            content["sums"],
-            lambda name, values: np.array(values, np.int64 if name in COUNTS else np.float64),
-        ),
-        content["dtype"],
-    )
+    is_sound = content["key"] == key and content["sha256"] == _sha256(content["state"])
+    return STATE.validate_python(content["state"]) if is_sound else None
 
 
 def write_state(path: Path, key: Mapping[str, Any], state: State) -> None:
     """Replace the file at once; floats are written so that they read back to the last bit."""
-    sums = _packed(state.sums, np.ndarray.tolist)
-    content = {"batches": state.batches, "sums": sums, "dtype": state.dtype}
-    write_json(path, {"key": dict(key), **content, "sha256": _sha256(content)}, force=True)
+    content = STATE.dump_python(state, mode="json")
+    write_json(path, {"key": dict(key), "state": content, "sha256": _sha256(content)}, force=True)
 
 
-def _sha256(content: Mapping[str, Any]) -> str:
+def _sha256(content: Any) -> str:
     """Hash of the sums: without it, a run would silently resume from a damaged number."""
-    counted = json.dumps([content["batches"], content["sums"], content["dtype"]])
-    return hashlib.sha256(counted.encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -38,7 +38,7 @@ def mean_outputs(checkpoint: Checkpoint, files: Sequence[Path], texts: Sequence[
 
     Args:
         files: statistics, each with the sums of outputs beside it.
-        texts: those that count; none: all.
+        texts: names of the texts to count. If empty, all.
 
     Raises:
         StatisticsError: damaged files, of another model, or without sums of outputs.

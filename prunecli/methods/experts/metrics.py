@@ -1,4 +1,4 @@
-"""Value of each expert by a metric: of gate statistics, or of the weights alone.
+"""Metrics of experts: the value of each expert, from gate statistics or from the weights alone.
 
 Metrics of gates (2212.09811, 4.1), with n the tokens of a layer, per expert e: top1(e) = top1 / n;
 top2(e) = (top1 + top2) / n; mean(e) = gate_sum / n; conf(e) = conf1_sum / top1, 0 where no token ranks e first.
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.errors import CheckpointError, StatisticsError, UsageError
-from prunecli.methods.experts.names import Granularity
+from prunecli.methods.options import Granularity
 from prunecli.model.axes import Axis, axis_name
 from prunecli.model.sparse_layer import SparseLayer, parts_of
 from prunecli.progress import Progress, silent
@@ -44,10 +44,10 @@ from prunecli.results.gates import (
 from prunecli.results.matching import match_gates, read_matching
 from prunecli.tensors.dtypes import itemsize, numpy_dtype
 from prunecli.tensors.reader import TensorReader
-from prunecli.text.lines import near_names
+from prunecli.text.files import near_names
 
 if TYPE_CHECKING:
-    from prunecli.methods.experts.options import ExpertOptions
+    from prunecli.methods.options import ExpertOptions
     from prunecli.model.checkpoint import Checkpoint
 
 Values = NDArray[np.float64]
@@ -77,42 +77,40 @@ class Metric(NamedTuple):
     values: Callable[[GateSums], Values]
 
 
-def top1(sums: GateSums) -> Values:
-    """top1(e): share of tokens that rank e first. `[layers, experts]`."""
-    return ratio(sums.top1, sums.tokens[:, None])
+def _by_gates(name: str, values: Callable[[Values, Values], Values]) -> Metric:
+    """A metric of top1(e) and of the mean of a sum: conf(e), mean(e)."""
+
+    def computed(sums: GateSums) -> Values:
+        counts = sums.top1 if name == "conf1_sum" else sums.tokens[:, None]
+        return values(ratio(sums.top1, sums.tokens[:, None]), ratio(sums[name], counts))
+
+    return Metric(("top1", name), computed)
 
 
-def confidence(sums: GateSums) -> Values:
-    """conf(e): mean gate of e over the tokens that rank it first, or 0. `[layers, experts]`."""
-    return ratio(sums.conf1_sum, sums.top1)
-
-
-def total(name: str, *besides: str) -> Metric:
+def _total(name: str, *besides: str) -> Metric:
     """S(0, a, c): a sum over the tokens that are routed to an expert; `besides` names sums that must exist too."""
-    return Metric((name, *besides), lambda sums: np.asarray(getattr(sums, name), np.float64))
+    return Metric((name, *besides), lambda sums: np.asarray(sums[name], np.float64))
 
 
-def mean(name: str) -> Metric:
+def _mean(name: str) -> Metric:
     """S(1, a, c): the mean of the terms of a sum over the tokens that are routed to an expert."""
-    return Metric(("routed", name), lambda sums: ratio(getattr(sums, name), sums.routed))
+    return Metric(("routed", name), lambda sums: ratio(sums[name], sums.routed))
 
 
 METRICS: Mapping[str, Metric] = {
     # eq. 4 and eq. 3 of 2212.09811, and LB(e) = top1(e) x mean(e)
-    "importance": Metric(("top1", "conf1_sum"), lambda sums: top1(sums) * np.exp(confidence(sums))),
-    "importance-vanilla": Metric(("top1", "conf1_sum"), lambda sums: top1(sums) * confidence(sums)),
-    "top1": Metric(("top1",), top1),
+    "importance": _by_gates("conf1_sum", lambda top1, conf: top1 * np.exp(conf)),
+    "importance-vanilla": _by_gates("conf1_sum", lambda top1, conf: top1 * conf),
+    "top1": Metric(("top1",), lambda sums: ratio(sums.top1, sums.tokens[:, None])),
     "top2": Metric(("top1", "top2"), lambda sums: ratio(sums.top1 + sums.top2, sums.tokens[:, None])),
-    "load-balance": Metric(
-        ("top1", "gate_sum"), lambda sums: top1(sums) * ratio(sums.gate_sum, sums.tokens[:, None])
-    ),
-    "reap": mean("gate_norm_sum"),  # eq. 9 of 2510.13999
-    "ean": total("norm_sum"),  # eq. 13 of 2510.13999
-    "frequency": total("routed"),  # S(0, 0, 0)
-    "seer": total("gate_sum", "routed"),  # S(0, 1, 0); without "routed" the sum is over all tokens
-    "man": mean("norm_sum"),  # S(1, 0, 1)
-    "msan": mean("norm_sq_sum"),  # S(1, 0, 2)
-    "weighted-ean": total("gate_norm_sum"),  # S(0, 1, 1)
+    "load-balance": _by_gates("gate_sum", lambda top1, mean: top1 * mean),
+    "reap": _mean("gate_norm_sum"),  # eq. 9 of 2510.13999
+    "ean": _total("norm_sum"),  # eq. 13 of 2510.13999
+    "frequency": _total("routed"),  # S(0, 0, 0)
+    "seer": _total("gate_sum", "routed"),  # S(0, 1, 0); without "routed" the sum is over all tokens
+    "man": _mean("norm_sum"),  # S(1, 0, 1)
+    "msan": _mean("norm_sq_sum"),  # S(1, 0, 2)
+    "weighted-ean": _total("gate_norm_sum"),  # S(0, 1, 1)
 }
 
 
@@ -141,7 +139,7 @@ def metric_values(name: str, sums: GateSums, statistics: GateStatistics) -> dict
 
     Args:
         name: one of METRICS.
-        sums: what to compute it from, of the layers of `statistics`.
+        sums: the sums to compute the metric from, for the layers of `statistics`.
         statistics: gives the names of the axes and which sums they hold.
 
     Raises:
@@ -168,66 +166,63 @@ def aggregate(
     """The sums that a selection by languages is made from (2212.09811, 4.2), `[layers, experts]`.
 
     - global: all pairs.
-    - pair: the pairs of the given sources with the given targets; a side left out stands for all its
-      languages.
-    - language: in the encoder all pairs with a given source, in the decoder all with a given target; a side
-      left out is summed over all pairs.
+    - pair: the pairs of the given sources with the given targets; a side left out stands for all its languages.
+    - language: in the encoder all pairs with a given source, in the decoder all with a given target; a side left out is
+      summed over all pairs.
 
-    In published files the entries `SOURCE-X` and `X-TARGET` stand for all pairs of that source or target, and
-    ratios are averaged where sums are added.
+    In published files the entries `SOURCE-X` and `X-TARGET` stand for all pairs of that source or target, and ratios
+    are averaged where sums are added.
 
     Raises:
         UsageError: languages that the granularity does not take, or none where it needs them.
         StatisticsError: a language or a pair that the statistics lack.
     """
     pairs = {name: split_pair(name) for name in statistics.entries}
-    known = [
-        [*dict.fromkeys(pair[position] for pair in pairs.values() if pair[position] != ANY)]
-        for position in (0, 1)
-    ]
+    asked = (sources, targets)
+    known = [[*dict.fromkeys(pair[end] for pair in pairs.values() if pair[end] != ANY)] for end in (0, 1)]
     if granularity == "global":
         if sources or targets:
             raise UsageError(
-                "--granularity global sums over all languages; it takes no --source and no --target.",
-                "Leave them out, or choose --granularity language or pair.",
+                "`granularity=global` sums over all languages; it takes no `sources` and no `targets`.",
+                "Leave them out, or choose `granularity=language` or `granularity=pair`.",
             )
     elif not sources and not targets:
         names = sorted({*known[0], *known[1]})
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
         raise UsageError(
-            f"--granularity {granularity} needs --source or --target.",
+            f"`granularity={granularity}` needs `sources` or `targets`.",
             f"Known: {', '.join(names[:8])}{more}.",
         )
-    for role, collected, asked in zip(("source", "target"), known, (sources, targets), strict=True):
-        if unknown := [language for language in asked if language not in collected]:
-            raise StatisticsError(
-                f"The statistics hold no {role} language {unknown[0]!r}.",
-                near_names(unknown[0], collected, "Collected"),
-            )
+    for role, collected, languages in zip(("source", "target"), known, asked, strict=True):
+        for language in languages:
+            if language not in collected:
+                raise StatisticsError(
+                    f"The statistics hold no {role} language {language!r}.",
+                    near_names(language, collected, "Collected"),
+                )
     if granularity == "pair":
         return statistics.combined(sorted(_pairs(pairs, sources, targets)))
 
-    def of(position: int, asked: Sequence[str]) -> GateSums:
-        """Of each language the one entry that stands for all of its pairs, `SOURCE-X` or `X-TARGET`, else those."""
+    def of(end: int) -> GateSums:
+        """The entries of each language: the one for all of its pairs if there is one, else one for each pair."""
         entries: list[str] = []
-        for language in dict.fromkeys(asked or known[position] or [ANY]):
-            whole = (f"{language}-{ANY}", f"{ANY}-{language}")[position]
-            own = [name for name, pair in pairs.items() if pair[position] == language]
+        for language in dict.fromkeys(asked[end] or known[end] or [ANY]):
+            whole = (f"{language}-{ANY}", f"{ANY}-{language}")[end]
+            own = [name for name, pair in pairs.items() if pair[end] == language]
             entries += [whole] if whole in pairs else own
         return statistics.combined(sorted(entries))
 
-    encoder, decoder = of(0, sources), of(1, targets)
-    sums = decoder.of_layers(range(len(statistics.layers)))
+    encoder, sums = of(0), of(1).of_layers(range(len(statistics.layers)))
     rows = [row for row, layer in enumerate(statistics.layers) if side_of(layer) == "encoder"]
     for name in SUMS:
-        getattr(sums, name)[rows] = getattr(encoder, name)[rows]
+        sums[name][rows] = encoder[name][rows]
     return sums
 
 
 def _pairs(
     pairs: Mapping[str, tuple[str, str]], sources: Sequence[str], targets: Sequence[str]
 ) -> Sequence[str]:
-    """Entries of the given sources with the given targets, a language with itself left out."""
+    """Entries of the given sources with the given targets, without a language with itself."""
     if sources and targets:
         asked = [f"{s}-{t}" for s in dict.fromkeys(sources) for t in dict.fromkeys(targets) if s != t]
         if not asked:
@@ -244,7 +239,7 @@ def _pairs(
             f"The statistics lack the pair {missing[0]}."
             if missing
             else "The statistics hold no pairs of these.",
-            "Collect its gates and give both files, or choose --granularity language.",
+            "Collect its gates and give both files, or choose `granularity=language`.",
         )
     return asked
 
@@ -255,11 +250,12 @@ def aggregate_texts(statistics: GateStatistics, texts: Sequence[str] = ()) -> Ga
     Raises:
         StatisticsError: a text that the statistics lack.
     """
-    if unknown := [text for text in texts if text not in statistics.entries]:
-        raise StatisticsError(
-            f"The statistics hold no text {unknown[0]!r}.",
-            near_names(unknown[0], list(statistics.entries), "Collected"),
-        )
+    for text in texts:
+        if text not in statistics.entries:
+            raise StatisticsError(
+                f"The statistics hold no text {text!r}.",
+                near_names(text, list(statistics.entries), "Collected"),
+            )
     return statistics.combined(sorted(set(texts or statistics.entries)))
 
 
@@ -270,9 +266,9 @@ class Measured:
     Attributes:
         statistics: the statistics, which may hold more languages or texts.
         sums: sums of this part.
-        texts: names of the languages or texts; if there are many, their number.
+        texts: names of the languages or texts.
         alone: language or text, if there are several -> its own sums, and the side where they count (None: both).
-        granularity: how languages are summed. None for texts.
+        granularity: granularity of the sums of languages. None for texts.
     """
 
     statistics: GateStatistics
@@ -283,20 +279,21 @@ class Measured:
 
     @property
     def tokens(self) -> dict[str, int]:
-        """Layer's name -> number of routed tokens; empty for published ratios, which do not say it."""
+        """Name of an axis -> number of routed tokens; empty for published ratios, which do not say it."""
         if self.statistics.mode == "published":
             return {}
-        return dict(zip(self.statistics.layers, self.sums.tokens.tolist(), strict=True))
+        names = (axis.name for axis in self.statistics.axes)
+        return dict(zip(names, self.sums.tokens.tolist(), strict=True))
 
     def few(self, axes: Sequence[Axis], min_tokens: int) -> dict[str, tuple[int, ...]]:
         """Layer's name -> experts that it holds and that received fewer than `min_tokens` tokens of the texts."""
-        routed = dict(zip(self.statistics.layers, self.sums.routed, strict=False))
-        return {
-            axis.module: experts
+        routed = dict(zip(self.statistics.layers, self.sums.get("routed", ()), strict=False))
+        rare = {
+            axis.module: tuple(expert for expert in axis.ids if routed[axis.module][expert] < min_tokens)
             for axis in axes
             if axis.module in routed
-            and (experts := tuple(expert for expert in axis.ids if routed[axis.module][expert] < min_tokens))
         }
+        return {name: experts for name, experts in rare.items() if experts}
 
 
 def measure_languages(
@@ -320,16 +317,19 @@ def measure_languages(
     texts = [*statistics.entries]
     if sources or targets:
         texts = [f"{', '.join(sources) or 'any'} to {', '.join(targets) or 'any'}, by {granularity}"]
-    alone: dict[str, tuple[GateSums, str | None]] = {}
+    one: dict[str, tuple[tuple[str, ...], tuple[str, ...], str | None]] = {}
     if granularity == "pair":
         pairs = [(source, target) for source in sources for target in targets if source != target]
-        for source, target in pairs if 1 < len(pairs) <= MOST_ALONE else ():
-            alone[f"{source}-{target}"] = aggregate(statistics, granularity, (source,), (target,)), None
-    elif len(sources) + len(targets) <= MOST_ALONE:
-        for source in sources if len(sources) > 1 else ():
-            alone[f"from {source}"] = aggregate(statistics, granularity, (source,)), "encoder"
-        for target in targets if len(targets) > 1 else ():
-            alone[f"into {target}"] = aggregate(statistics, granularity, (), (target,)), "decoder"
+        one = {f"{source}-{target}": ((source,), (target,), None) for source, target in pairs}
+    else:
+        one |= {f"from {name}": ((name,), (), "encoder") for name in sources if len(sources) > 1}
+        one |= {f"into {name}": ((), (name,), "decoder") for name in targets if len(targets) > 1}
+    many = len(one) if granularity == "pair" else len(sources) + len(targets)
+    alone = {
+        name: (aggregate(statistics, granularity, source, target), side)
+        for name, (source, target, side) in one.items()
+        if 1 < many <= MOST_ALONE
+    }
     sums = aggregate(statistics, granularity, sources, targets)
     return Measured(statistics, sums, texts, alone, granularity)
 
@@ -413,7 +413,11 @@ def aimer_values(
         layers = [decoded[layer.name] for layer in layers]
     found = {axis_name(layer.name, "expert"): np.zeros(layer.original_experts) for layer in layers}
     places = [(axis_name(layer.name, "expert"), expert) for layer in layers for expert in layer.experts]
-    work = [parts for layer in layers for parts in parts_of_layer(reader, layer)]
+    work = []
+    for layer in layers:
+        for place in range(layer.num_experts):
+            own = [layer.expert_tensor(place, suffix) for suffix in layer.expert_tensors]
+            work.append(parts_of_expert(reader, own, layer.stacked_tensors, place, layer.num_experts))
     for parts in work:
         for name, *_ in parts:
             reader.open_files(name)
@@ -432,34 +436,20 @@ def aimer_values(
     return found
 
 
-def parts_of_layer(reader: TensorReader, layer: SparseLayer) -> list[list[Part]]:
-    """Where the weights of each expert of a layer are."""
-    return [
-        parts_of_expert(
-            reader,
-            [layer.expert_tensor(place, suffix) for suffix in layer.expert_tensors],
-            layer.stacked_tensors,
-            place,
-            layer.num_experts,
-        )
-        for place in range(layer.num_experts)
-    ]
-
-
 def parts_of_expert(
     reader: TensorReader, own: Sequence[str], stacked: Sequence[str] = (), place: int = 0, held: int = 1
 ) -> list[Part]:
-    """Where the weights of an expert lie, biases left out.
+    """The parts of tensors that hold the weights of an expert, without biases.
 
     Args:
-        reader: of the weights.
+        reader: reads the weights.
         own: full names of the tensors of this expert alone.
-        stacked: full names of those of all experts, with as many entries for each on the first axis.
-        place: its number in those.
-        held: how many experts there are.
+        stacked: full names of the tensors of all experts, with the same number of rows for each.
+        place: number of the expert in the stacked tensors.
+        held: number of experts in the stacked tensors.
 
     Raises:
-        StatisticsError: they are quantised.
+        StatisticsError: the weights are quantised.
     """
     parts = []
     for name in (*own, *stacked):

@@ -62,12 +62,12 @@ class Summing:
             if not np.isfinite(found).all():
                 raise PruneError(
                     f"{layer.name}: the output of an expert is not finite",
-                    "Compute with --dtype float32.",
+                    "Compute with `dtype=float32`.",
                 )
             taken[index] = row = GateSums.zeros(1, layer.original_experts, self.names)
             row.tokens[0] = tokens
             for name, values in zip(self.rows, found, strict=True):
-                getattr(row, name)[0, list(layer.experts)] = np.rint(values) if name in COUNTS else values
+                row[name][0, list(layer.experts)] = np.rint(values) if name in COUNTS else values
         self._sums = {}
         return taken
 
@@ -233,7 +233,7 @@ class StockObserver(Summing):
         if self._outputs is not None:
             if use.output_sums is None:
                 raise UnsupportedModelError(
-                    f"{layer.name}: experts of this kind hand out no outputs", "Leave --mean-outputs out."
+                    f"{layer.name}: experts of this kind hand out no outputs", "Leave `mean_outputs` out."
                 )
             found, key = use.output_sums.numpy(), (self.text, layer.name)
             if key not in self._outputs:

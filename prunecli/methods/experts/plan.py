@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from prunecli.errors import PruneError, StatisticsError, UsageError
 from prunecli.methods.experts.budget import (
     MemoryFit,
     balance_text,
-    held_in,
-    select_experts,
+    fit_payload,
     smallest_ratio,
     starved,
 )
@@ -34,36 +31,32 @@ from prunecli.methods.experts.metrics import (
     read_all,
 )
 from prunecli.methods.experts.options import (
-    Amount,
-    ExpertOptions,
     check_kind,
     default_ratio,
     layers_of,
     of_language_model,
     request_of,
 )
+from prunecli.methods.options import ExpertOptions
+from prunecli.methods.units import Ranking, plan, random_words
 from prunecli.model.axes import Axis, axis_name
 from prunecli.model.cost import usual_load
-from prunecli.model.decision import Decision, Origin
+from prunecli.model.decision import Origin
 from prunecli.model.find_axes import axes_of
-from prunecli.model.history import given, history_step
 from prunecli.model.mixtures import predicting_tensors
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import STATISTICS_OF
 from prunecli.progress import Progress, silent
-from prunecli.results.gates import ANY, GateStatistics
+from prunecli.results.gates import ANY, GateStatistics, GateSums
 from prunecli.results.matching import other_form
-from prunecli.selection.given import read_kept
-from prunecli.selection.select import Kept, Values, best, places_of
-from prunecli.selection.selection import Selection
+from prunecli.selection.select import Kept, Values, held_in
+from prunecli.selection.selection import Selection, decision_of, read_kept, selection_of
 from prunecli.tensors.json_files import read_json
-from prunecli.text.lines import near_names
-from prunecli.text.plain import MIXED
+from prunecli.text.files import near_names
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
-COMMAND = "prune-experts"
 LAYERS_SHOWN = 6
 
 
@@ -72,16 +65,10 @@ class ExpertPlan(Selection):
     """Which experts to keep, and why. A dropped multi-token-prediction layer keeps none.
 
     Attributes:
-        thresholds: theta of eq. 5 under `"model"`, or of each side; empty for per-layer.
-        fit: memory of the result, if `Amount.fit` was given.
-        warning: warning to show before anything is written.
-        few: layer's name -> experts that received fewer tokens than `ExpertOptions.min_tokens`.
+        fit: memory of the result, if `ExpertOptions.fit` was given.
     """
 
-    thresholds: Mapping[str, float] = field(default_factory=dict)
     fit: MemoryFit | None = None
-    warning: str | None = None
-    few: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progress = silent) -> ExpertPlan:
@@ -99,21 +86,20 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
     chosen_in = {layer.name for layer in layers}
     every = axes_of(checkpoint, "expert")
     axes = [axis for axis in every if axis.module in chosen_in]
-    if options.keep is None:
-        plan = _by_metric(checkpoint, options, layers, axes, progress)
-    else:
-        plan = _from_ids(checkpoint, Path(options.keep), options, axes)
-    kept = {**plan.kept, **{axis.name: () for axis in every if axis.module not in chosen_in}}
     sizes, mixture = checkpoint.resolved.sizes, checkpoint.resolved.family.mixture
     assert mixture is not None
-    settings: dict[str, int] = {}
+    more: dict[str, Any] = {"settings": {}}
     if options.mtp == "drop":
-        settings = {key: 0 for key in mixture.predicted if sizes.states(key)}
-        plan = replace(plan, dropped=predicting_tensors(checkpoint, sizes))
+        more["settings"] = {key: 0 for key in mixture.predicted if sizes.states(key)}
+        more["dropped"] = predicting_tensors(checkpoint, sizes)
     if options.active is not None and not isinstance(mixture.top_k, int):
         keys = [key for key in mixture.top_k if sizes.states(key)] or mixture.top_k[:1]
-        settings |= dict.fromkeys(keys, options.active)
-    return replace(plan, kept=kept, settings=settings)
+        more["settings"] |= dict.fromkeys(keys, options.active)
+    if options.keep is None:
+        made = _by_metric(checkpoint, options, layers, axes, progress)
+    else:
+        made = _from_ids(checkpoint, Path(options.keep), options, axes)
+    return replace(made, kept={axis.name: made.kept.get(axis.name, ()) for axis in every}, **more)
 
 
 def _by_metric(
@@ -124,218 +110,149 @@ def _by_metric(
     progress: Progress,
 ) -> ExpertPlan:
     """The experts with the highest values."""
-    amount, request, fit = options.amount, request_of(checkpoint, options, layers), None
-    if amount == Amount():
-        amount = Amount(default_ratio(checkpoint))
-    if amount.fit is not None:
-        fit = smallest_ratio(
-            checkpoint,
-            amount.fit,
-            usual_load(checkpoint, **options.load),
-            request,
-            dtype=options.dtype,
+    budget, fit, ratio = request_of(checkpoint, options, layers), None, options.ratio
+    if not options.has_amount:
+        ratio = default_ratio(checkpoint)
+    if options.fit is not None:
+        load = usual_load(checkpoint, **options.load)
+        fit = smallest_ratio(checkpoint, options.fit, load, budget, dtype=options.dtype)
+        ratio, budget = fit.ratio, replace(budget, ratio=None, count=fit.held - fit.keep)
+    is_text = of_language_model(checkpoint)
+    if budget.scope != "axis" and is_text and any(layer.is_predicting for layer in layers):
+        raise UsageError(
+            f"`strategy={options.strategy}`: layers that predict further tokens have no statistics to share a "
+            "threshold with the others.",
+            "Drop them with `mtp=drop`, or use `strategy=per-layer`.",
         )
-        amount, request = replace(amount, ratio=fit.ratio), replace(request, keep=fit.keep)
-    metric, measured, unseen = str(options.metric), None, list[SparseLayer]()
-    if metric == RANDOM:
-        values = random_values(axes, options.seed)
-    elif metric == AIMER:
-        values = aimer_values(checkpoint, layers, progress=progress)
+    has_balance = (
+        budget.scope != "model" and not options.experts_per_layer and len({axis.side for axis in axes}) > 1
+    )
+    balance = balance_text(budget.balance) if has_balance and budget.balance else None
+    note = "" if balance is None else f", balance {balance}{'' if options.balance else ' (default)'}"
+    measured, reasons, notes = None, list[str](), dict[str, Any]()
+    if options.metric == RANDOM:
+        values = _of_held(random_values(axes, options.seed), axes)
+        ranking = Ranking(values, how=random_words(options.seed) + note)
+    elif options.metric == AIMER:
+        values = _of_held(aimer_values(checkpoint, layers, progress=progress), axes)
+        ranking = Ranking(values, AIMER, note=f", of the weights alone{note}")
     else:
         gates = options.gates if isinstance(options.gates, GateStatistics) else options.files
         statistics = read_all(checkpoint, gates, layers)
         metric = options.metric or default_metric(statistics)
-        if of_language_model(checkpoint):
+        unseen: Sequence[SparseLayer] = ()
+        if is_text:
             measured = measure_texts(statistics, options.texts)
             unseen = [layer for layer in layers if layer.is_predicting]  # no forward pass runs them
+            note += f" for {', '.join(options.texts)}" if options.texts else ""
         else:
             measured = measure_languages(statistics, options.granularity, options.sources, options.targets)
-        values = metric_values(metric, measured.sums, statistics)
-    if unseen:
-        values |= aimer_values(checkpoint, unseen, progress=progress)
-    held = _of_held(values, axes)
-    is_threshold = options.strategy != "per-layer"
-    if is_threshold and of_language_model(checkpoint) and any(layer.is_predicting for layer in layers):
-        raise UsageError(
-            f"--strategy {options.strategy}: layers that predict further tokens have no statistics to share a "
-            "threshold with the others.",
-            "Drop them with --mtp drop, or use --strategy per-layer.",
-        )
-    request = replace(request, released=measured is not None and measured.statistics.mode == "published")
-    kept, thresholds = select_experts(axes, held, request)
-    has_balance = options.strategy != "global-threshold" and not amount.per_layer
-    balance = balance_text(request.balance) if has_balance and len({axis.side for axis in axes}) > 1 else None
-    arguments = {
-        "ratio": amount.ratio,
-        "count": amount.count,
-        "experts_per_layer": None if amount.per_layer is None else dict(amount.per_layer),
-        "fit_bytes": amount.fit,
-        "metric": metric,
-        "seed": options.seed if metric == RANDOM else None,
-        "strategy": options.strategy,
-        "balance": balance,
-        "min_per_layer": request.minimum,
-        "round_to": options.multiple_of if options.multiple_of > 1 else None,
-    }
-    step = _step(checkpoint, options, axes, kept, arguments, measured)
-    reasons = _reasons(options, metric, measured, unseen, balance, thresholds)
-    origin, alone, tokens, few = Origin(), dict[str, Kept](), dict[str, int](), dict[str, tuple[int, ...]]()
-    if measured is not None:
-        many = (f"{len(measured.texts):,} pairs or texts",)
-        texts = tuple(measured.texts) if len(measured.texts) <= MOST_ALONE else many
-        origin = Origin(texts=texts, split=statistics.split)
-        tokens = {axis_name(layer, "expert"): count for layer, count in measured.tokens.items()}
-        few = measured.few(axes, options.min_tokens)
-        for name, (sums, side) in measured.alone.items():
-            own = _of_held(metric_values(metric, sums, statistics), axes)
-            alone[name] = {
-                axis.name: best(axis, own[axis.name], len(kept[axis.name]), request.groups)
-                for axis in axes
-                # Without a token, a language or text has no experts of its own.
-                if axis.name in own and side in (None, axis.side) and 0 < own[axis.name].sum() < np.inf
-            }
+            default = "" if options.granularity else " (default)"
+            note += f", granularity {measured.granularity}{default}{_languages(options)}"
+            budget = replace(budget, released=statistics.mode == "published")
+
+        def values_of(sums: GateSums) -> dict[str, Any]:
+            return _of_held(metric_values(metric, sums, statistics), axes)
+
+        values = values_of(measured.sums)
+        if unseen:
+            values |= _of_held(aimer_values(checkpoint, unseen, progress=progress), axes)
+            reasons.append("By aimer for layers that predict further tokens, which no text enters.")
         if (other := other_form(statistics, checkpoint)) is not None:
-            step[STATISTICS_OF] = other
+            notes[STATISTICS_OF] = other
             reasons.append(
                 f"The statistics are of another form of the model ({other}): {checkpoint.path} is quantised, and its "
                 "routers have the same values."
             )
-    if metric == RANDOM:
-        how = f"drawn at random (seed {options.seed})"
-        decision = Decision("expert", places_of(axes, kept), how=how)
-    else:
-        places = places_of(axes, kept, held, groups=request.groups, alone=alone, tokens=tokens)
-        predicting = {layer.name for layer in unseen}
-        decision = Decision(
-            "expert",
-            tuple(replace(place, metric=AIMER) if place.module in predicting else place for place in places),
+        many = (f"{len(measured.texts):,} pairs or texts",)
+        texts = tuple(measured.texts) if len(measured.texts) <= MOST_ALONE else many
+        sides = {axis.name: axis.side for axis in axes}
+        ranking = Ranking(
+            values,
             metric,
-            f"{request.strategy}: the highest of each {'group of a layer' if request.groups > 1 else 'layer'} stay",
-            f"every layer keeps {request.minimum} at least" if is_threshold else "",
-            thresholds={} if request.groups > 1 or request.released else thresholds,
-            origin=origin.read_from(step),
+            is_default=options.metric is None,
+            note=note,
+            files=options.files,
+            origin=Origin(texts=texts, split=statistics.split),
+            tokens=measured.tokens,
+            mixed=statistics.mixed,
+            alone={
+                name: {axis: own for axis, own in values_of(sums).items() if side in (None, sides[axis])}
+                for name, (sums, side) in measured.alone.items()
+            },
+            metrics={axis_name(layer.name, "expert"): AIMER for layer in unseen},
         )
-    warning = scarcity_warning(few, kept, held_in(axes), options.min_tokens)
+    arguments = {
+        "ratio": ratio,
+        "experts_per_layer": options.experts_per_layer,
+        "fit_bytes": options.fit,
+        "metric": ranking.metric or options.metric,
+        "strategy": options.strategy,
+        "balance": balance,
+        "min": budget.least,
+        **_arguments(options, measured),
+    }
+    ranking = replace(ranking, files=ranking.files or _files_of_constants(options))
+    made = plan(checkpoint, options, axes, budget, ranking, arguments, reasons=reasons, notes=notes)
+    few = {} if measured is None else measured.few(axes, options.min_tokens)
+    more = {"fit": fit and fit_payload(fit), "few_tokens": few}
+    warning = scarcity_warning(few, made.kept, held_in(axes), options.min_tokens)
     # Under a global threshold the statistics say how many experts each layer keeps.
-    if warning is None and options.strategy != "global-threshold":
-        warning = starved(axes, kept)
-    return ExpertPlan(
-        kept,
-        options.dtype,
-        step,
-        tuple(reasons),
-        decision,
-        thresholds=thresholds,
-        fit=fit,
-        warning=warning,
-        few=few,
-    )
+    if warning is None and budget.scope != "model":
+        warning = starved(axes, made.kept)
+    details = {**notes, **made.details, **{name: own for name, own in more.items() if own}}
+    return _counted(made, axes, details=details, fit=fit, warning=warning)
 
 
-def _of_held(values: Values, axes: Sequence[Axis]) -> Values:
+def _counted(made: Selection, axes: Sequence[Axis], **more: Any) -> ExpertPlan:
+    """The selection, with the number of experts in its history entry."""
+    counts = {"before": held_in(axes), "after": sum(map(len, made.kept.values()))}
+    return ExpertPlan(**{**vars(made), "step": {**made.step, "experts": counts}, **more})
+
+
+def _of_held(values: Values, axes: Sequence[Axis]) -> dict[str, Any]:
     """The values of the experts that the checkpoint holds, in the order of `Axis.ids`."""
     return {axis.name: values[axis.name][list(axis.ids)] for axis in axes if axis.name in values}
 
 
 def _from_ids(checkpoint: Checkpoint, path: Path, options: ExpertOptions, axes: Sequence[Axis]) -> ExpertPlan:
-    chosen = {
-        "--ratio, --count, --fit, --experts-per-layer": options.amount != Amount(),
-        "--metric": options.metric,
-        "--strategy": options.strategy != "per-layer",
-        "--balance": options.balance,
-        "--min": options.least,
-        "--multiple-of": options.multiple_of > 1,
-        "--granularity": options.granularity,
-    }
-    if odd := [name for name, is_given in chosen.items() if is_given]:
-        raise UsageError(
-            f"--keep names the experts to keep; it does not go with {' or '.join(odd)}.",
-            "Leave one of them out, or select from statistics with --gates.",
-        )
+    """The experts that a file names."""
+    selecting = ("metric", "strategy", "balance", "least", "multiple_of", "granularity")
+    options.refuse_beside("keep", (*options.AMOUNTS, *selecting))
     kept = read_experts(path, axes, options.sources, options.targets)
     pairs = [pair for pair in product(options.sources, options.targets) if pair[0] != pair[1]]
     alone: dict[str, Kept] = {}
     for source, target in pairs if 1 < len(pairs) <= MOST_ALONE else ():
         with suppress(PruneError):  # the file may have no experts for a single pair
             alone[f"{source}-{target}"] = read_experts(path, axes, (source,), (target,))
-    step = _step(checkpoint, options, axes, kept, {})
-    decision = Decision(
-        "expert",
-        places_of(axes, kept, alone=alone),
-        how=f"named in {path.name}",
-        origin=Origin(texts=tuple(map("-".join, pairs))).read_from(step),
+    origin = Origin(texts=tuple(map("-".join, pairs)))
+    decision = decision_of(axes, kept, alone=alone, how=f"named in {path.name}", origin=origin)
+    made = selection_of(
+        options.COMMAND,
+        checkpoint,
+        axes,
+        decision,
+        _arguments(options),
+        [path, *_files_of_constants(options)],
+        dtype=options.dtype,
+        reasons=[f"Experts by {path}{_languages(options)}."],
     )
-    return ExpertPlan(kept, options.dtype, step, (f"Experts by {path}{_languages(options)}.",), decision)
+    return _counted(made, axes)
 
 
-def _step(
-    checkpoint: Checkpoint,
-    options: ExpertOptions,
-    axes: Sequence[Axis],
-    kept: Kept,
-    arguments: Mapping[str, Any],
-    measured: Measured | None = None,
-) -> dict[str, Any]:
-    """The entry for the history.
+def _files_of_constants(options: ExpertOptions) -> list[Path]:
+    """Files of statistics that hold the means of constants; `mean_outputs` refuses missing ones."""
+    return [file for file in options.files if options.constant and file.is_file()]
 
-    Args:
-        arguments: how many experts were chosen, and how; empty if a file names them.
-        measured: the part of the statistics that they were chosen by. If None, there are no statistics.
-    """
-    # Without statistics, files that exist hold the means of constants; `mean_outputs` refuses those that are missing.
-    is_constant = options.constant
-    files = [file for file in options.files if measured is not None or (is_constant and file.is_file())]
-    if options.keep is not None:
-        files = [Path(options.keep), *files]
+
+def _arguments(options: ExpertOptions, measured: Measured | None = None) -> dict[str, Any]:
+    """Arguments for the history besides the number of experts; `measured`: the statistics that decided, if any."""
     is_text = measured is not None and measured.statistics.mode == "text"
-    arguments = {
-        **arguments,
-        "mtp": options.mtp if options.mtp == "drop" else None,
-        "active": options.active,
-        "constant_experts": options.constant or None,
+    return {
+        **options.recorded(),
         "granularity": None if measured is None else measured.granularity,
-        "source": list(options.sources),
-        "target": list(options.targets),
-        "for": list(options.texts),
         "min_tokens": options.min_tokens if is_text else None,
-        "dtype": options.dtype,
     }
-    counts = {"before": held_in(axes), "after": sum(map(len, kept.values()))}
-    return history_step(COMMAND, checkpoint, given(arguments), files, experts=counts)
-
-
-def _reasons(
-    options: ExpertOptions,
-    metric: str,
-    measured: Measured | None,
-    unseen: Sequence[SparseLayer],
-    balance: str | None,
-    thresholds: Mapping[str, float],
-) -> list[str]:
-    """Lines about how the experts were chosen."""
-    said = "" if balance is None else f", balance {balance}{'' if options.balance else ' (default)'}"
-    where = f", from {', '.join(map(str, options.files))}" if options.files else ""
-    thetas = ", ".join(f"{theta:.4f} ({side})" for side, theta in thresholds.items())
-    if measured is None:
-        how = f"Experts drawn at random (seed {options.seed})"
-        if metric == AIMER:
-            how = "Metric aimer, of the weights alone"
-        reasons, counted = [f"{how}{said}; no statistics are read."], ""
-    elif measured.granularity is None:
-        implied = "" if options.metric else " (default)"
-        texts = f" for {', '.join(options.texts)}" if options.texts else ""
-        aimer = "; aimer for layers that predict further tokens, which no text enters" if unseen else ""
-        reasons, counted = [f"Metric {metric}{implied}{texts}{where}{aimer}."], ""
-    else:
-        implied = "" if options.granularity else " (default)"
-        reasons = [
-            f"Metric {metric}{said}, granularity {measured.granularity}{implied}{_languages(options)}{where}."
-        ]
-        is_released = measured.statistics.mode == "published"
-        counted = ", counted as in the authors' released code" if is_released else ""
-    if thresholds:
-        reasons.append(f"Threshold theta: {thetas}{counted}.")
-    return [*reasons, MIXED] if measured is not None and measured.statistics.mixed else reasons
 
 
 def _languages(options: ExpertOptions) -> str:
@@ -346,7 +263,7 @@ def _languages(options: ExpertOptions) -> str:
 
 
 def scarcity_warning(few: Mapping[str, Sequence[int]], kept: Kept, held: int, min_tokens: int) -> str | None:
-    """What to say before experts go that the text hardly reached: nothing is known of them, not that they are useless.
+    """The warning about experts that received few tokens: rankings of such experts are unreliable.
 
     Args:
         few: layer's name -> experts that fewer than `min_tokens` were routed to.
@@ -363,7 +280,7 @@ def scarcity_warning(few: Mapping[str, Sequence[int]], kept: Kept, held: int, mi
     return (
         f"{sum(map(len, few.values()))} of {held} experts saw fewer than {min_tokens} tokens of this text, too few to "
         f"judge them by; {lost} of these go ({', '.join(named[:LAYERS_SHOWN])}{more}). Collect more text, or lower "
-        "--min-tokens."
+        "`min_tokens`."
     )
 
 
@@ -396,7 +313,7 @@ def read_experts(
         content = _picked(path, content, axes, sources, targets)
     elif sources or targets:
         form = "a saved selection" if is_saved else "a plain list"
-        raise UsageError(f"{path} is {form}: it takes no --source and no --target.", "Leave them out.")
+        raise UsageError(f"{path} is {form}: it takes no `sources` and no `targets`.", "Leave them out.")
     if isinstance(content, dict):
         return read_kept(path, axes, content)
     starts = [0, *accumulate(axis.original for axis in axes)]
@@ -436,7 +353,7 @@ def _picked(
 
     if not sources or not targets:
         raise UsageError(
-            f"{path} holds experts by language: name --source and --target.",
+            f"{path} holds experts by language: name `sources` and `targets`.",
             near_names("", list(content), "Known"),
         )
     encoder = sum(axis.original for axis in axes if axis.side == "encoder")

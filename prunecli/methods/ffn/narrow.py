@@ -3,95 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
-import numpy as np
-
-from prunecli.architectures.records import Side
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.names import UnitMetric
+from prunecli.methods.options import NarrowOptions
 from prunecli.methods.sharing.arrange import Group
 from prunecli.methods.sharing.hidden_units import unit_norms
-from prunecli.methods.units import TextRun, UnitOptions, measured, selection
+from prunecli.methods.units import Ranking, TextRun, by_scores, drawn, measured, plan
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.find_axes import axes_of
-from prunecli.results.unit_scores import Array, Kind, from_files
-from prunecli.selection.given import selection_of_file
-from prunecli.selection.select import Budget, places_of, select
-from prunecli.selection.selection import Selection
-from prunecli.tensors.quantities import exact_share
+from prunecli.results.unit_scores import Array
+from prunecli.selection.select import Budget
+from prunecli.selection.selection import Selection, selection_of_file
 
 NORMS_WARNING = (
     "Warning: norms looks at no text. On SmolLM2-135M it raised the perplexity of WikiText-2 from 18.5 to 1,676,926 "
     "at --ratio 0.25; activation-norm with --text raised it to 31.3."
 )
-
-
-@dataclass(frozen=True)
-class NarrowOptions(UnitOptions):
-    """Options of `prune-ffn`.
-
-    Attributes:
-        ratio: fraction of the hidden units to remove, rounded up. If None and no other amount is given,
-            `DEFAULT_RATIO`.
-        count: number of hidden units to remove, of all FFNs together.
-        keep: a saved selection, instead of a metric and an amount.
-        scores: activations that were measured before, or their files, which are merged. If None, the model runs on
-            text.
-        dtype: type of the result's weights. If None, as stored.
-        seed: seed of the metric `random`.
-        width: number of hidden units that every FFN keeps, instead of an amount.
-        least: number of hidden units that each FFN keeps at least.
-        side: the only side whose FFNs get narrower. If None, both.
-        uniform: whether each FFN loses the same part of its units; if False, the units of all FFNs are ranked
-            together, so that widths differ.
-        metric: what a unit is worth. If None, the metric of `scores`, else `activation-norm`.
-        multiple_of: widths become multiples of it.
-        dense_only: whether mixtures of experts are left as they are; if False, they are refused.
-    """
-
-    COMMAND = "prune-ffn"
-    KIND: ClassVar[Kind] = "unit"
-    UNITS = "hidden units"
-    AMOUNTS = ("ratio", "count", "width")
-
-    width: int | None = None
-    least: int = 1
-    side: Side | None = None
-    uniform: bool = True
-    metric: UnitMetric | None = None
-    multiple_of: int = 1
-    dense_only: bool = False
-
-    def check(self) -> None:
-        """Refuse options that exclude each other.
-
-        Raises:
-            UsageError: they do, or no FFN can have this width.
-        """
-        ranking = {*self.AMOUNTS, "least", "multiple_of", "uniform", "metric", "scores"}
-        if self.is_named and self.changed & ranking:
-            raise UsageError(
-                "--keep names what stays; it goes with none of --ratio, --count, --width, --min, --multiple-of, "
-                "--uneven, --metric, --scores.",
-                "Leave them out.",
-            )
-        self.check_amount()
-        self.check_metric()
-        if self.ratio is not None:
-            exact_share(self.ratio, self.UNITS, self.DEFAULT_RATIO)
-        if self.width is not None and (self.width < 1 or not self.uniform):
-            what = "an FFN of no width is none." if self.uniform else "--uneven: widths differ then."
-            raise UsageError(
-                f"--width {self.width}: {what}", "Give --ratio, or to remove FFNs: prunecli share-ffn."
-            )
-        if not self.uniform and self.metric == "random":
-            raise UsageError("--uneven: random scores say nothing of layers.", "Leave --uneven out.")
 
 
 def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | None = None) -> Selection:
@@ -108,7 +40,7 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
         StatisticsError: files of scores that are damaged or of another model.
         PruneError: text or a model that cannot be used.
     """
-    options.check()
+    options.check_options()
     layers = checkpoint.layout.ffns
     chosen = _chosen(layers, options)
     axes = [axis for axis in axes_of(checkpoint, "unit") if axis.module in chosen]
@@ -127,13 +59,12 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
         by_name = {layer.name: layer for layer in layers}
         return unit_norms(checkpoint, by_name, group, output_only=output_only)
 
-    scores = text = None
     metric: str = options.metric or "activation-norm"
+    text = None
     if metric == "random":
-        generator = np.random.default_rng(options.seed)
-        values = {axis.name: generator.random(len(axis.ids)) for axis in axes}
+        ranking = drawn(axes, options.seed)
     elif metric == "norms":
-        values = {axis.name: norms(axis, output_only=False) for axis in axes}
+        ranking = Ranking({axis.name: norms(axis, output_only=False) for axis in axes}, metric)
     else:
         from prunecli.methods.ffn.activations import measure_activations
 
@@ -142,49 +73,28 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
         values, metric = scores.picked(axes), options.metric or scores.method
         if metric == "activation-norm":
             values = {axis.name: values[axis.name] * norms(axis, output_only=True) for axis in axes}
-    relative = {name: own / (np.linalg.norm(own) or 1) for name, own in values.items()}
-    kept = select(axes, values if options.uniform else relative, budget)
-    how, rule = "of each FFN", "the same part of each FFN stays, the highest of it"
-    if not options.uniform:
-        how = "of all FFNs together"
-        rule = "the highest of each FFN stay, as many as there are of it among the best of all FFNs"
+        ranking = by_scores(scores, values, options, metric, text=text)
     arguments = {
         "ratio": options.share,
-        "count": options.count,
-        "width": options.width,
-        "min": None if options.least == 1 else options.least,
-        "side": options.side,
-        "per_layer": not options.uniform or None,
-        "score": metric,
-        "round_to": None if options.multiple_of == 1 else options.multiple_of,
+        "metric": metric,
         "text": text,
-        "dense_only": options.dense_only or None,
     }
-    tokens = scores.tokens if scores else None
-    return selection(
-        checkpoint,
-        options,
-        kept,
-        places_of(axes, kept, None if metric == "random" else values, tokens=tokens),
-        arguments,
-        [f"Hidden units {how} by {metric}{from_files(options.scores)}, the lowest go."],
-        scores,
-        metric=metric,
-        how=rule,
-    )
+    of = " of each FFN" if options.uniform else " of all FFNs together"
+    by_share = not options.uniform
+    return plan(checkpoint, options, axes, budget, ranking, arguments, of=of, by_share=by_share)
 
 
 def _chosen(layers: Sequence[FfnLayer], options: NarrowOptions) -> set[str]:
     """Names of the FFNs that get narrower."""
     sides = [layer.side for layer in layers]
     if options.side is not None and options.side not in sides:
-        raise UsageError(f"--side {options.side}: the model has no {options.side}.", "Leave it out.")
+        raise UsageError(f"`side={options.side}`: the model has no {options.side}.", "Leave it out.")
     own = [
         layer for layer in layers if options.side in (None, layer.side) and (layer.is_sparse or layer.tensors)
     ]
     dense = [layer for layer in own if not layer.is_sparse]
     if not dense or (len(dense) < len(own) and not options.dense_only):
-        remedy = f"Add --dense-only to narrow the other {len(dense)} and leave these."
+        remedy = f"Add `dense_only` to narrow the other {len(dense)} and leave these."
         raise UnsupportedModelError(
             f"{len(own) - len(dense)} of the {len(own)} FFNs are mixtures of experts."
             if own
@@ -195,7 +105,7 @@ def _chosen(layers: Sequence[FfnLayer], options: NarrowOptions) -> set[str]:
     for layer in layers:
         if options.side not in (None, layer.side) and layer.owner in owners:
             raise UsageError(
-                f"--side {options.side}: {layer.name} runs an FFN of that side too.", "Leave --side out."
+                f"`side={options.side}`: {layer.name} runs an FFN of that side too.", "Leave `side` out."
             )
     return owners
 
@@ -210,7 +120,7 @@ def _budget(axes: Sequence[Axis], options: NarrowOptions) -> Budget:
         wide = min(len(axis.ids) for axis in axes)
         if options.width > wide:
             raise UsageError(
-                f"--width {options.width}: an FFN has {wide} hidden units.",
+                f"`width={options.width}`: an FFN has {wide} hidden units.",
                 "To widen: prunecli share-ffn --width.",
             )
         return Budget(keep={axis.name: options.width for axis in axes})
@@ -218,7 +128,7 @@ def _budget(axes: Sequence[Axis], options: NarrowOptions) -> Budget:
     budget = Budget(
         options.share,
         options.count,
-        together=not options.uniform,
+        scope="axis" if options.uniform else "model",
         least=least,
         multiple=options.multiple_of,
     )
@@ -228,7 +138,7 @@ def _budget(axes: Sequence[Axis], options: NarrowOptions) -> Budget:
     each, over = divmod(options.count, len(axes))
     if over or any(len(axis.ids) - each < least for axis in axes):
         raise UsageError(
-            f"--count {options.count}: the {len(axes)} FFNs cannot all lose as many hidden units.",
-            f"Give a multiple of {len(axes)} that each can lose, or rank all units together: --uneven.",
+            f"`count={options.count}`: the {len(axes)} FFNs cannot all lose as many hidden units.",
+            f"Give a multiple of {len(axes)} that each can lose, or rank all units together: `uniform=False`.",
         )
     return replace(budget, count=each)  # of each

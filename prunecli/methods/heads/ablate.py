@@ -10,17 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 
 from prunecli.evaluation.decoding import DecodingOptions, batched_search
-from prunecli.evaluation.paired import paired_t_test
 from prunecli.evaluation.scoring import make_metrics
-from prunecli.evaluation.significance import SAMPLES, SEED, paired_bootstrap
-from prunecli.methods.names import EffectMetric
+from prunecli.evaluation.significance import SAMPLES, SEED, paired_bootstrap, paired_t_test
+from prunecli.methods.options import EffectMetric
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint
@@ -37,7 +36,7 @@ from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText, pair_name
 
 if TYPE_CHECKING:
-    from prunecli.methods.heads.score import ScoreOptions
+    from prunecli.methods.scoring import ScoreOptions
 
 TEXT_METRICS: tuple[EffectMetric, ...] = ("chrf++", "bleu")
 
@@ -130,10 +129,10 @@ def batch_measurements(
     """Measurements of batches by a metric that needs no search.
 
     Args:
-        batches: what a message calls their text -> batches.
+        batches: name of a text, for messages -> its batches.
         metric: `loss`: each example's mean token loss; `accuracy`: 1 if the model chooses its class, else 0;
             `cosine`: cosine of a text's vector with the vector of the first run, which is of the whole model.
-        pooling: how the vector of a text is made.
+        pooling: pooling of the vector of a text.
     """
     whole: dict[int, torch.Tensor] = {}
 
@@ -177,35 +176,21 @@ def translation_measurements(
     ]
 
 
-class Effects(NamedTuple):
-    """The score of a whole model, and those of its variants on the same examples.
-
-    Attributes:
-        base: the score of the whole model.
-        values: the score of each variant.
-        p_values: for each variant, the p-value of its difference from the whole model.
-    """
-
-    base: float
-    values: Sequence[float]
-    p_values: Sequence[float]
-
-
-def mean_effects(outcomes: Sequence[Sequence[float]]) -> Effects:
-    """Means over the examples, compared by a paired t-test, two-sided.
+def mean_effects(metric: str, outcomes: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Fields of `unit_scores.Effects`: means over the examples, compared by a paired t-test, two-sided.
 
     Args:
         outcomes: `[1 + variants][examples]`, those of the whole model first.
     """
     base, *others = np.asarray(outcomes, dtype=np.float64)
     p_values = [paired_t_test(base, scores) for scores in others]
-    return Effects(float(base.mean()), [float(scores.mean()) for scores in others], _known(p_values))
+    return _fields(metric, [float(scores.mean()) for scores in (base, *others)], p_values)
 
 
 def text_effects(
     outcomes: Sequence[Sequence[str]], references: Sequence[str], samples: int = SAMPLES, seed: int = SEED
-) -> dict[EffectMetric, Effects]:
-    """Corpus scores of translations, compared by the paired bootstrap (Koehn 2004).
+) -> list[dict[str, Any]]:
+    """Fields of `unit_scores.Effects` by chrF++ and BLEU, compared by the paired bootstrap (Koehn 2004).
 
     Args:
         outcomes: `[1 + variants][examples]`, those of the whole model first.
@@ -218,16 +203,20 @@ def text_effects(
     known = make_metrics(None)
     metrics: dict[str, Any] = {metric: known[metric] for metric in TEXT_METRICS}
     tests = paired_bootstrap(outcomes, references, metrics, samples, seed) if len(outcomes) > 1 else []
-    effects: dict[EffectMetric, Effects] = {}
-    for metric in TEXT_METRICS:
-        base, *values = (float(metrics[metric].corpus_score(texts, [references]).score) for texts in outcomes)
-        effects[metric] = Effects(base, values, _known([test[metric].p_value for test in tests[1:]]))
-    return effects
+    return [
+        _fields(
+            metric,
+            [float(scorer.corpus_score(texts, [references]).score) for texts in outcomes],
+            [test[metric].p_value for test in tests[1:]],
+        )
+        for metric, scorer in metrics.items()
+    ]
 
 
-def _known(p_values: Sequence[float | None]) -> list[float]:
-    """The p-values; 1 if there is nothing to test with, as for a single example."""
-    return [1.0 if p_value is None else p_value for p_value in p_values]
+def _fields(metric: str, values: list[float], p_values: Sequence[float | None]) -> dict[str, Any]:
+    """The first value is that of the whole model; p is 1 if there is nothing to test with, as for a single example."""
+    known = [1.0 if p_value is None else p_value for p_value in p_values]
+    return {"metric": metric, "base": values[0], "values": values[1:], "p_values": known}
 
 
 @dataclass(frozen=True)
@@ -236,7 +225,7 @@ class Ablation:
 
     Attributes:
         checkpoint, model, tokenizer: the checkpoint, and what was loaded from it.
-        metric: what is measured with and without heads.
+        metric: the metric of the model with and without heads.
         options: method, batch size, search and significance test.
     """
 
@@ -256,19 +245,11 @@ class Ablation:
             selected: text that the best heads are chosen on, if `data` only reports them.
         """
         layers = self.checkpoint.layout.own_attentions
-        masks = masks_of(layers, self.options.method)
-        examples, effects = self._effects(selected or data, masks)
-        by_metric = [
-            {
-                "metric": metric,
-                "base": found.base,
-                "values": _by_axis(layers, found.values),
-                "p_values": _by_axis(layers, found.p_values),
-            }
-            for metric, found in sorted(effects.items(), key=lambda item: item[0] != self.metric)
-        ]
-        fields: dict[str, Any] = {"examples": examples, **by_metric[0], "also": by_metric[1:]}
-        if self.options.method == "all-but-one":
+        examples, effects = self._effects(selected or data, masks_of(layers, self.options.metric))
+        for found in effects:
+            found |= {name: _by_axis(layers, found[name]) for name in ("values", "p_values")}
+        fields: dict[str, Any] = {"examples": examples, **effects[0], "also": effects[1:]}
+        if self.options.metric == "all-but-one":
             fields["best"] = best_heads(layers, fields["values"], lower=self.metric == "loss")
             if selected is not None:
                 fields["reported"] = self._report(data, fields["best"])
@@ -281,23 +262,22 @@ class Ablation:
             for layer in self.checkpoint.layout.own_attentions
             if (name := axis_name(layer.name, "head")) in best
         ]
-        examples, effects = self._effects(data, masks)
-        base, values, p_values = effects[self.metric]
-        only, p_value = dict(zip(best, values, strict=True)), dict(zip(best, p_values, strict=True))
-        return Reported(metric=self.metric, examples=examples, base=base, only=only, p_value=p_value)
+        examples, (found, *_) = self._effects(data, masks)
+        only, p_value = (dict(zip(best, found[name], strict=True)) for name in ("values", "p_values"))
+        return Reported(metric=self.metric, examples=examples, base=found["base"], only=only, p_value=p_value)
 
-    def _effects(self, data: Dataset, masks: Sequence[HeadMask]) -> tuple[int, dict[EffectMetric, Effects]]:
-        """Number of examples, and the effects by metric."""
+    def _effects(self, data: Dataset, masks: Sequence[HeadMask]) -> tuple[int, list[dict[str, Any]]]:
+        """Number of examples, and the effects by metric, first by `metric`."""
         measurements = self.measurements(data)
         examples, outcomes = measure_masked(self.checkpoint, self.model, measurements, masks, self.progress)
         if self.metric not in TEXT_METRICS:
-            return len(examples), {self.metric: mean_effects(outcomes)}
+            return len(examples), [mean_effects(self.metric, outcomes)]
         assert isinstance(data.text, ParallelText)
         lines = {pair_name(*pair): data.text.sentences[pair[1]] for pair in data.pairs}
         references = [lines[name][index] for name, index in examples]
         with self.progress("testing significance", None, "resamples"):
             effects = text_effects(outcomes, references, self.options.samples, self.options.seed)
-        return len(examples), effects
+        return len(examples), sorted(effects, key=lambda own: own["metric"] != self.metric)
 
     def measurements(self, data: Dataset) -> list[Measurement]:
         """Measurements of each batch of `data`.

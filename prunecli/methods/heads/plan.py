@@ -2,61 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from math import fsum, sqrt
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.names import HeadMetric, Normalize
-from prunecli.methods.units import UnitOptions, selection
-from prunecli.model.attention import KINDS, AttentionKind
+from prunecli.methods.options import HeadOptions, Normalize
+from prunecli.methods.units import Ranking, by_scores, plan, random_words
+from prunecli.model.attention import KINDS
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
 from prunecli.model.stock import uniform_heads
 from prunecli.results.matching import scores_for
-from prunecli.results.unit_scores import Array, Kind, Scores, files_of, from_files
-from prunecli.selection.given import num_removed, selection_of_file
-from prunecli.selection.select import Budget, places_of, select
-from prunecli.selection.selection import Selection
+from prunecli.results.unit_scores import Array, files_of
+from prunecli.selection.select import Budget
+from prunecli.selection.selection import Selection, selection_of_file
 
 DEFAULT_NORMALIZE: dict[str, Normalize] = {"gradient": "per-layer", "ablation": "none"}
 """The paper normalises I_h (4.1), and says nothing of the kind of differences of scores (4.2)."""
-
-
-@dataclass(frozen=True)
-class HeadOptions(UnitOptions):
-    """Options of `prune-heads`.
-
-    Attributes:
-        ratio: fraction of the heads to remove, rounded up. If None and no count is given, `DEFAULT_RATIO`.
-        count: number of heads to remove.
-        keep: a saved selection, instead of scores, metric and amount.
-        scores: scores, or one file of them or several, merged; not read for the metric `random`.
-        kinds: the kinds of attention that may lose heads; the amount counts their heads alone.
-        least: number of heads that each of their layers keeps at least.
-        uniform: whether every layer keeps the same number of heads, one that a stock model can have.
-        normalize: how scores of different layers are compared. If None, `DEFAULT_NORMALIZE`.
-        metric: `importance`, or `random`.
-        dtype: type of the result's weights. If None, as stored.
-        seed: seed of the metric `random`.
-    """
-
-    COMMAND = "prune-heads"
-    KIND: ClassVar[Kind] = "head"
-    UNITS = "heads"
-    DEFAULT_RATIO = 0.2
-    """The paper removes 20 % without a noticeable loss in both of its models (4.2)."""
-
-    scores: Scores | Path | str | Sequence[Path | str] = "heads.json"
-    kinds: tuple[AttentionKind, ...] = KINDS
-    least: int = 0
-    uniform: bool = False
-    normalize: Normalize | None = None
-    metric: HeadMetric = "importance"
 
 
 def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
@@ -70,21 +36,26 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
     options.check_amount()
     axes = axes_of(checkpoint, "head")
     if options.keep is not None:
-        if options.changed - {"keep", "scores", "metric", "dtype", "seed"}:
-            raise UsageError(
-                "--keep names what stays; it goes with none of --ratio, --count, --attention, --min, --uniform, "
-                "--normalize.",
-                "Leave them out, or select by --scores.",
-            )
+        options.refuse_beside("keep", ("ratio", "count", "attention", "least", "uniform", "normalize"))
         return selection_of_file(options.COMMAND, checkpoint, axes, Path(options.keep), options.dtype)
-    is_all = options.kinds == KINDS
-    where = "all attentions" if is_all else f"{', '.join(options.kinds)} attention"
-    scores, normalize, values = None, options.normalize or "none", {}
+    is_all = options.attention == KINDS
+    present = [*dict.fromkeys(axis.attention for axis in axes)]
+    for kind in () if is_all else options.attention:
+        if kind not in present:
+            raise UsageError(
+                f"`attention={kind}`: the model has no such attention.", f"It has {', '.join(present)}."
+            )
+    chosen = [axis for axis in axes if axis.attention in options.attention]
+    even = _stock_numbers(checkpoint) if options.uniform else None
+    budget = Budget(options.share, options.count, scope="model", least=options.least, even=even)
+    normalize, method = options.normalize or "none", None
     if options.metric == "random":
         generator = np.random.default_rng(options.seed)
         # One number for each head of the original model: pruning in steps removes the same heads as pruning at once.
         worth = {axis.name: 1.0 - generator.random(axis.original) for axis in axes}
-        reasons = [f"Heads of {where}, drawn at random (seed {options.seed}); no scores are read."]
+        own = normalized(worth) if normalize == "per-layer" else worth
+        values = {axis.name: own[axis.name][[*axis.ids]] for axis in axes}
+        ranking = Ranking(values, how=random_words(options.seed))
     else:
         scores = scores_for(checkpoint, options.scores, "head")
         try:
@@ -93,63 +64,25 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
             files = "".join(f"{path}: " for path in files_of(options.scores)[:1])
             raise StatisticsError(f"{files}{error.message}", error.remedy) from error
         normalize = options.normalize or DEFAULT_NORMALIZE[scores.method]
+        own = normalized(worth) if normalize == "per-layer" else worth
+        by = "" if normalize == "none" else ", over the l2 norm of its attention"
+        shown = f"importance by {scores.method}{by}"
+        method = scores.method
         normalised = "not normalised" if normalize == "none" else f"normalised {normalize}"
         default = "" if options.normalize else " (default)"
-        reasons = [
-            f"Heads of {where} by {scores.method} over {scores.examples:,} examples, {normalised}{default}"
-            f"{from_files(options.scores)}."
-        ]
-    if normalize == "per-layer":
-        worth = normalized(worth)
-    if scores is None:
-        values = {axis.name: worth[axis.name][[*axis.ids]] for axis in axes}
-    else:
-        values = scores.picked(axes, worth)
-    even = _stock_numbers(checkpoint) if options.uniform else None
-    present = [*dict.fromkeys(axis.attention for axis in axes)]
-    for kind in () if is_all else options.kinds:
-        if kind not in present:
-            raise UsageError(
-                f"--attention {kind}: the model has no such attention.", f"It has {', '.join(present)}."
-            )
-    chosen = [axis for axis in axes if axis.attention in options.kinds]
-    budget = Budget(options.share, options.count, together=True, least=options.least, even=even)
-    kept = {axis.name: axis.ids for axis in axes} | select(chosen, values, budget)
-    gone = num_removed(axes, kept)
-    if even is not None:
-        held, asked = sum(len(axis.ids) for axis in chosen), budget.removed(chosen)
-        more = f"{gone} of {held} heads go ({gone / held:.0%}), {asked} were asked for: "
-        layer = "layer" if is_all else f"{' and '.join(options.kinds)} attention"
-        reasons.append(
-            f"{'' if gone == asked else more}{len(kept[chosen[0].name])} heads stay in every {layer}; "
-            f"a stock model may keep {', '.join(map(str, even))}."
+        ranking = replace(
+            by_scores(scores, scores.picked(axes, own), options, scores.method, shown),
+            note=f" over {scores.examples:,} examples, {normalised}{default}",
         )
     arguments = {
         "ratio": options.share,
-        "count": options.count,
-        "removed": gone,
-        "attention": None if is_all else list(options.kinds),
-        "min_per_layer": options.least or None,
-        "uniform": options.uniform or None,
+        "removed": None,
         "metric": options.metric,
-        "method": scores and scores.method,
-        "normalize": normalize if scores else None,
+        "method": method,
+        "normalize": normalize if method else None,
     }
-    tokens = scores.tokens if scores else None
-    places = places_of(chosen, kept, values if scores else None, cut="" if even else "heads", tokens=tokens)
-    by = "" if normalize == "none" else ", over the l2 norm of its attention"
-    return selection(
-        checkpoint,
-        options,
-        kept,
-        places,
-        arguments,
-        reasons,
-        scores,
-        metric=f"importance by {scores.method}{by}" if scores else None,
-        how="as many stay in every attention" if even else "the lowest of all attentions go",
-        least=f"every attention keeps {options.least} at least" if scores and options.least else "",
-    )
+    of = " of all attentions" if is_all else f" of {', '.join(options.attention)} attention"
+    return plan(checkpoint, options, axes, budget, ranking, arguments, chosen=chosen, of=of)
 
 
 def _stock_numbers(checkpoint: Checkpoint) -> tuple[int, ...]:
@@ -163,10 +96,10 @@ def _stock_numbers(checkpoint: Checkpoint) -> tuple[int, ...]:
     family = checkpoint.require_architecture()
     why = family.stock_fault or f"a config of type {family.model_type} cannot say how many heads are left"
     raise UsageError(
-        f"--uniform: {checkpoint.path} cannot lose heads and be a stock model: {why}.",
+        f"`uniform`: {checkpoint.path} cannot lose heads and be a stock model: {why}.",
         "Remove experts, layers or tokens instead."
         if family.must_be_stock
-        else "Leave --uniform out: the result then opens only where prunecli is installed.",
+        else "Leave `uniform` out: the result then opens only where prunecli is installed.",
     )
 
 

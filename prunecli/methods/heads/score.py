@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from prunecli.choices import Choices
 from prunecli.errors import PruneError, UsageError
-from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import labels_for
 from prunecli.methods.heads.ablate import Ablation
-from prunecli.methods.names import EffectMetric
+from prunecli.methods.options import EffectMetric
+from prunecli.methods.scoring import ScoreOptions
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint, open_model
@@ -29,7 +27,7 @@ from prunecli.modules.fitting import candidates, decoding, decoding_room, dtype_
 from prunecli.modules.loading import load_model
 from prunecli.modules.pooling import read_pooling
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.unit_scores import Method, Per, Scores, scores_of
+from prunecli.results.unit_scores import Per, Scores, scores_of
 from prunecli.running.batches import task_batches
 from prunecli.running.examples import Batch
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
@@ -52,83 +50,6 @@ METRICS_OF: dict[TaskName, tuple[EffectMetric, ...]] = {
 """Metrics that ablation can measure at each task; the first is the default."""
 
 
-@dataclass(frozen=True)
-class ScoreOptions(Choices):
-    """How heads are scored.
-
-    Attributes:
-        method: `gradient` (4.1): one forward and backward pass; `ablation` (3.2): the score without each head;
-            `all-but-one` (3.3): with each head alone in its layer.
-        per: what `gradient` takes the absolute value of; None: each example's sum, as eq. 2 says.
-        metric: the score of the other two; None: chrF++, accuracy, cosine or loss, by task.
-        beam: of the search that chrF++ and BLEU need.
-        batch_tokens: padded tokens in a batch.
-        samples: resamples of the significance test of chrF++ and BLEU.
-        seed: of the resamples.
-        select_data, select_split: text that `all-but-one` chooses the best heads on, where it reports them on another.
-        device, dtype: as in `load_model`.
-        memory: bytes within which `gradient` runs the model layer by layer; None: it is held whole.
-        spill_directory: for what finds no room in it; None: the one for temporary files.
-    """
-
-    method: Method = "gradient"
-    per: Per | None = None
-    metric: EffectMetric | None = None
-    beam: int = 4
-    batch_tokens: int = 4096
-    samples: int = 1000
-    seed: int = 12345
-    select_data: Path | None = None
-    select_split: str | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    memory: int | None = None
-    spill_directory: Path | None = None
-
-    def check(self) -> None:
-        """Refuse options of another method.
-
-        Raises:
-            UsageError: one is given.
-        """
-        is_gradient = self.method == "gradient"
-        selects = self.select_data is not None or self.select_split is not None
-        for refused, message, remedy in (
-            (
-                is_gradient and self.dtype == "float16",
-                "--dtype float16: small gradients vanish in it",
-                "Choose bfloat16 or float32 for --method gradient.",
-            ),
-            (
-                not is_gradient and self.memory is not None,
-                f"--memory goes with --method gradient: {self.method} runs parts of the model again and again",
-                "Leave out --memory on a machine that holds the model, or choose --method gradient.",
-            ),
-            (
-                not is_gradient and self.per is not None,
-                f"--importance goes with --method gradient: {self.method} takes no gradients",
-                "Leave out --importance, or choose --method gradient.",
-            ),
-            (
-                is_gradient and self.metric is not None,
-                "--metric goes with --method ablation or all-but-one: the gradient is that of the loss",
-                "Leave out --metric, or choose another --method.",
-            ),
-            (
-                self.method != "all-but-one" and selects,
-                "--select-data and --select-split go with --method all-but-one",
-                "Leave them out, or choose it.",
-            ),
-        ):
-            if refused:
-                raise UsageError(message, remedy)
-
-    @property
-    def decoding(self) -> DecodingOptions:
-        """Options of the beam search."""
-        return DecodingOptions(self.beam, self.batch_tokens)
-
-
 def score_heads(
     model: Checkpoint | Path | str,
     choice: TextChoice,
@@ -145,18 +66,18 @@ def score_heads(
 
     Args:
         model: an open model, a directory or a name of the hub.
-        choice: of the text.
-        output: file that the scores are written to; None: none.
-        task: None: what the model is for.
+        choice: the text.
+        output: file that the scores are written to, if any.
+        task: task of the text. If None, the task of the model.
         force: replace `output`.
-        say: hears what is chosen by itself, and why.
-        report: called with what a run layer by layer took.
+        say: called with lines about choices made by default.
+        report: called with the costs of a run layer by layer.
 
     Raises:
         PruneError: a model, text, option or output that cannot be used.
     """
     options = options or ScoreOptions()
-    options.check()
+    options.check_options()
     if output is not None:
         refuse_unwritable(Path(output), force=force)
     checkpoint = model if isinstance(model, Checkpoint) else open_model(model)
@@ -164,13 +85,13 @@ def score_heads(
         checkpoint.layout.require_heads()
     )  # a family that is not declared is refused before anything heavy
     task = task or task_of(checkpoint)
-    choice.check(task)
+    choice.check_task(task)
     data = choice.read(task, say)
     selecting = choice.selecting(task, options.select_data, options.select_split)
     selected = None if selecting is None else selecting.read(task, say)
-    metric = chosen_metric(task, options.metric)
+    metric = chosen_metric(task, options.measure)
     devices = choose_devices(options.device)
-    is_gradient, load = options.method == "gradient", options.decoding.load
+    is_gradient, load = options.metric == "gradient", options.decoding.load
     if options.memory is not None:
         dtype = candidates(options.dtype, [checkpoint], devices.first, gradients=True)[0]
     else:
@@ -203,7 +124,7 @@ def score_heads(
         checkpoint,
         None if is_gradient else options.seed,
         kind="head",
-        method=options.method,
+        method=options.metric,
         task=task,
         texts=choice.texts,
         split=choice.split_read,
@@ -227,7 +148,7 @@ def chosen_metric(task: TaskName, metric: str | None) -> EffectMetric:
     for name in known:
         if metric in (None, name):
             return name
-    raise UsageError(f"--metric {metric}: not one of {task}", f"Choose from {', '.join(known)}.")
+    raise UsageError(f"`measure={metric}`: not one of {task}", f"Choose from {', '.join(known)}.")
 
 
 def _by_gradient(
@@ -280,10 +201,10 @@ def gradient_importance(
     released, and the sum is over the positions of all examples. Padding adds nothing: no loss depends on it.
 
     Args:
-        runner: of a model in float32 or bfloat16 (float16 loses small gradients).
+        runner: runs a model in float32 or bfloat16 (float16 loses small gradients).
         layers: the attentions of its checkpoint.
-        batches: what a message calls their text -> batches.
-        per: what the absolute value is taken of.
+        batches: name of a text, for messages -> its batches.
+        per: whether the absolute value is taken for each example or each token.
         losses_of: L(x) of each example of a batch.
 
     Raises:
@@ -320,6 +241,6 @@ def gradient_importance(
         found[name] = sums[name].cpu().numpy() if name in sums else np.zeros(heads)  # no gradient came
         if not np.isfinite(found[name]).all():
             raise PruneError(
-                f"{name}: a gradient is not finite, though every loss is", "Compute with --dtype float32."
+                f"{name}: a gradient is not finite, though every loss is", "Compute with `dtype=float32`."
             )
     return found

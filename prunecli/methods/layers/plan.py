@@ -4,106 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, cast
 
 import numpy as np
 
-from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, UnsupportedModelError, UsageError
-from prunecli.methods.names import LayerMetric
-from prunecli.methods.units import TextRun, UnitOptions, measured, selection
+from prunecli.methods.options import LayerMetric, LayerOptions
+from prunecli.methods.units import Ranking, TextRun, by_scores, drawn, measured, plan
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.decision import Ranked
-from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.find_axes import axes_of
-from prunecli.results.unit_scores import Array, Kind, Scores, files_of, from_files
-from prunecli.selection.given import read_kept
-from prunecli.selection.select import Budget, places_of, select
-from prunecli.selection.selection import Selection
+from prunecli.results.unit_scores import Array, Scores, files_of
+from prunecli.selection.select import Budget
+from prunecli.selection.selection import Selection, decision_of, read_kept, selection_of
 from prunecli.text.tasks import TaskName, training_task_of
 
 LAST_WARNING = (
     "Warning: last looks at no text. On SmolLM2-135M it raised the perplexity of WikiText-2 from 18.5 to 4,530 at "
     "--ratio 0.1; cosine with --text raised it to 28.9."
 )
-
-
-@dataclass(frozen=True)
-class LayerOptions(UnitOptions):
-    """Options of `prune-layers`. ShortGPT removes about the default ratio (2403.03853).
-
-    Attributes:
-        ratio: fraction of the layers of `side` to remove, rounded up. If None and no other amount is given,
-            `DEFAULT_RATIO`.
-        count: number of layers of `side` to remove.
-        scores: scores that were measured before, or their files, which are merged. If None, the model runs on text.
-        dtype: type of the result's weights. If None, as stored.
-        seed: seed of the metric `random`.
-        encoder, decoder: numbers of layers that each side loses, instead of ratio and count.
-        remove: the layers to remove, by number: `3,7` or `encoder:3,decoder:7`.
-        keep: the layers to keep, written the same way; a side that it does not name keeps all. Or a saved selection.
-        side: the only side that may lose layers. If None, the layers of both are ranked together.
-        metric: what a layer is worth. If None, the metric of `scores`, else `cosine`; of an encoder without a head
-            `embedding`.
-        contiguous: whether the layers that a stack loses lie side by side.
-    """
-
-    COMMAND = PRUNE_LAYERS
-    KIND: ClassVar[Kind] = "layer"
-    UNITS = "layers"
-    AMOUNTS = ("ratio", "count", "encoder", "decoder")
-
-    encoder: int | None = None
-    decoder: int | None = None
-    remove: str | None = None
-    side: Side | None = None
-    metric: LayerMetric | None = None
-    contiguous: bool = False
-
-    @property
-    def is_named(self) -> bool:
-        """Whether the layers are named, so that nothing is ranked."""
-        return self.remove is not None or self.keep is not None
-
-    @property
-    def by_side(self) -> dict[str, int]:
-        """Side -> number of layers that it loses, for the sides of which it is given."""
-        counts = {"encoder": self.encoder, "decoder": self.decoder}
-        return {side: count for side, count in counts.items() if count is not None}
-
-    def check(self) -> None:
-        """Refuse options that exclude each other.
-
-        Raises:
-            UsageError: they do.
-        """
-        names = ("remove", "keep", "ratio", "count")
-        chosen = [f"--{name}" for name in names if getattr(self, name) is not None]
-        if self.by_side:
-            chosen.append("--encoder and --decoder")
-        if len(chosen) > 1:
-            raise UsageError(
-                f"{chosen[0]} does not go with {chosen[1]}.", "Each says which layers or how many go."
-            )
-        if self.is_named and self.changed & {"metric", "scores", "contiguous", "side"}:
-            raise UsageError(
-                f"{chosen[0]} names layers: nothing is ranked.",
-                "Leave out --metric, --scores, --contiguous, --side.",
-            )
-        self.check_metric()
-        if self.side is not None and self.by_side:
-            raise UsageError(
-                "--side does not go with --encoder and --decoder.", "Give one of them, or --count."
-            )
-        if self.contiguous and self.metric not in (None, "cosine"):
-            raise UsageError(
-                f"--contiguous: a run of layers has no {self.metric} of its own.",
-                "Use it with --metric cosine.",
-            )
 
 
 def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | None = None) -> Selection:
@@ -119,141 +41,106 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
         StatisticsError: files of scores that are damaged, of another model or metric.
         PruneError: text or a model that cannot be used.
     """
-    options.check()
-    stored = axes_of(checkpoint, "layer")
-    # By the numbers that the checkpoint counts.
-    axes = {axis.side: replace(axis, ids=(*range(len(axis.ids)),)) for axis in stored}
-    kept = {axis.name: axis.ids for axis in axes.values()}
-    groups = [([axis], Budget()) for axis in axes.values()]
-    scores, text, values = None, None, {}
-    metric: str | None = None
-    reasons: list[str] = []
-    how = f"named by {'--keep' if options.remove is None else '--remove'}"
-    if options.is_named:
-        kept |= _named(options, axes, stored)
-    else:
-        groups = _groups(options, axes)
-        is_default = options.needs_text and not (options.metric or options.contiguous)
-        if is_default and training_task_of(checkpoint) == "feature-extraction":
-            # Without half of its layers by cosine, MiniLM's Spearman on STS-B falls to 0.844; at random to 0.894.
-            options = replace(options, metric="embedding")
-        metric = options.metric or "cosine"
-        if metric == "random":
-            generator = np.random.default_rng(options.seed)
-            values = {axis.name: generator.random(len(axis.ids)) for axis in axes.values()}
-        elif metric == "last":
-            # The last go first, the same share of each stack.
-            depths = {axis.name: len(axis.ids) for axis in axes.values()}
-            values = {name: np.arange(depth, 0, -1) / depth for name, depth in depths.items()}
-            how = "by its place: the last layers of a stack go"
-        else:
-            scores, text = _measured(checkpoint, options, run)
-            values, metric = scores.picked(stored), scores.method
-        reasons = [_reason(metric, options)]
-        for own, budget in groups:
-            if scores and options.contiguous:
-                (axis,) = own
-                distances = _distances(stored, axis, scores)
-                values[axis.name] = best_runs(distances, max(budget.removable(own), 1))
-            kept |= select(own, values, budget)
-    sizes = checkpoint.layout.sizes
-    key = sizes.family.numbered
-    if key is not None and sizes.value(key) and any(own != (*range(len(own)),) for own in kept.values()):
-        raise UnsupportedModelError(
-            f'{checkpoint.path}: config.json has "{key}": what a layer computes depends on its number.',
-            "Only the last layers can go: --metric last.",
+    options.check_options()
+    axes = axes_of(checkpoint, "layer")
+    made = _named(checkpoint, options, axes) if options.is_named else _ranked(checkpoint, options, axes, run)
+    removed = {
+        axis.side: [place for place, number in enumerate(axis.ids) if number not in made.kept[axis.name]]
+        for axis in axes
+    }
+    key, sizes = checkpoint.layout.sizes.family.numbered, checkpoint.layout.sizes
+    for axis in axes if key is not None and sizes.value(key) else ():
+        depth, gone = len(axis.ids), removed[axis.side]
+        if gone != [*range(depth - len(gone), depth)]:
+            raise UnsupportedModelError(
+                f'{checkpoint.path}: config.json has "{key}": what a layer computes depends on its number.',
+                "Only the last layers can be removed: `metric=last`.",
+            )
+    numbers = {side: gone for side, gone in removed.items() if gone}
+    arguments = {**({"removed": numbers} if numbers else {}), **cast("Any", made.step["arguments"])}
+    return replace(made, step={**made.step, "arguments": arguments})
+
+
+def _ranked(
+    checkpoint: Checkpoint, options: LayerOptions, axes: Sequence[Axis], run: TextRun | None
+) -> Selection:
+    """The layers with the highest values stay."""
+    sides, counts = {axis.side: axis for axis in axes}, options.by_side
+    for side in (*counts, *filter(None, [options.side])):
+        if side not in sides:
+            raise UsageError(f"The model has no {side}.", f"It has {', '.join(sides)} layers only.")
+    chosen = [axis for axis in axes if axis.side in (counts or (options.side or axis.side,))]
+    if options.contiguous and len(chosen) > 1 and not counts:
+        raise UsageError(
+            "`contiguous`: the number of layers of each stack is not given.",
+            "Give `encoder` and `decoder`, or `side`.",
         )
-    removed = {side: sorted(set(axis.ids).difference(kept[axis.name])) for side, axis in axes.items()}
+    budget = Budget(options.share, options.count, scope="model", least=1)
+    if counts:
+        for axis in chosen:
+            replace(budget, ratio=None, count=counts[axis.side]).removable([axis])
+        budget = Budget(keep={axis.name: len(axis.ids) - counts[axis.side] for axis in chosen})
+    metric: LayerMetric = options.metric or "cosine"
+    is_default = options.needs_text and not (options.metric or options.contiguous)
+    if is_default and training_task_of(checkpoint) == "feature-extraction":
+        # Without half of its layers by cosine, MiniLM's Spearman on STS-B falls to 0.844; at random to 0.894.
+        metric = "embedding"
+    text = None
+    if metric == "random":
+        ranking = drawn(axes, options.seed)
+    elif metric == "last":
+        # The last go first, the same share of each stack.
+        depths = {axis.name: len(axis.ids) for axis in axes}
+        values = {name: np.arange(depth, 0, -1) / depth for name, depth in depths.items()}
+        ranking = Ranking(values, metric, how="by their place, the last first")
+    else:
+        ranking, scores, text = _measured(checkpoint, options, metric, axes, run)
+        for axis in chosen if options.contiguous else ():
+            count = counts.get(axis.side) or budget.removable(chosen)
+            ranking.values[axis.name] = best_runs(_distances(axis, scores), max(count, 1))
     arguments = {
-        "removed": {side: numbers for side, numbers in removed.items() if numbers} or None,
         "ratio": options.ratio,
-        "count": options.count,
-        "encoder": options.encoder,
-        "decoder": options.decoder,
-        "side": options.side,
-        "metric": metric,
-        "contiguous": options.contiguous or None,
+        "metric": ranking.metric or metric,
         "text": text,
     }
-    places: list[Ranked] = []
-    for own, _ in groups:
-        cut = " and ".join(axis.side for axis in own)
-        tokens = scores.tokens if scores else None
-        places += places_of(own, kept, values if scores else None, cut=cut, tokens=tokens)
-    name = None
-    if scores:
-        name, how = f"{metric} score", "the lowest go"
-        if options.contiguous:
-            name, how = (
-                "angle of its best run",
-                "the run of layers side by side whose angle is least goes",
-            )
-    original = checkpoint.structure.original_layer
-    return selection(
-        checkpoint,
-        options,
-        {
-            axis.name: tuple(original(side, number) for number in kept[axis.name])
-            for side, axis in axes.items()
-        },
-        places,
-        arguments,
-        reasons,
-        scores,
-        metric=name,
-        how=how,
-        least="one layer of each stack stays" if scores else "",
-    )
+    return plan(checkpoint, options, axes, budget, ranking, arguments, chosen=chosen)
 
 
-def _named(
-    options: LayerOptions, axes: Mapping[str, Axis], stored: Sequence[Axis]
-) -> dict[str, tuple[int, ...]]:
-    """Name of each stack's axis -> numbers of its layers that stay, of the stacks that --remove or --keep names."""
-    depths = {side: len(axis.ids) for side, axis in axes.items()}
+def _named(checkpoint: Checkpoint, options: LayerOptions, axes: Sequence[Axis]) -> Selection:
+    """The layers that --remove or --keep names."""
     keeps = options.remove is None
-    text = str(options.keep if keeps else options.remove)
+    flag, text = ("keep", str(options.keep)) if keeps else ("remove", str(options.remove))
     if keeps and not text[:1].isdigit() and Path(text).is_file():
-        saved = read_kept(Path(text), stored)
-        return {axis.name: tuple(map(axis.ids.index, saved[axis.name])) for axis in stored}
-    named = parse_layers("--keep" if keeps else "--remove", text, depths)
-    return {
-        axes[side].name: tuple(number for number in axes[side].ids if (number in numbers) == keeps)
-        for side, numbers in named.items()
-    }
-
-
-def _groups(options: LayerOptions, axes: Mapping[str, Axis]) -> list[tuple[list[Axis], Budget]]:
-    """Stacks whose layers are ranked together, and how many of these go."""
-    for side in (*options.by_side, *filter(None, [options.side])):
-        if side not in axes:
-            raise UsageError(f"The model has no {side}.", f"It has {', '.join(axes)} layers only.")
-    if options.by_side:
-        return [
-            ([axes[side]], Budget(count=count, together=True, least=1))
-            for side, count in options.by_side.items()
-        ]
-    own = [axis for side, axis in axes.items() if options.side in (None, side)]
-    if options.contiguous and len(own) > 1:
-        raise UsageError(
-            "--contiguous: how many layers of each stack?", "Give --encoder N and --decoder M, or --side."
-        )
-    return [(own, Budget(options.share, options.count, together=True, least=1))]
+        kept = read_kept(Path(text), axes)
+    else:
+        named = parse_layers(flag, text, {axis.side: len(axis.ids) for axis in axes})
+        kept = {
+            axis.name: tuple(
+                number
+                for place, number in enumerate(axis.ids)
+                if axis.side not in named or (place in named[axis.side]) == keeps
+            )
+            for axis in axes
+        }
+    decision = decision_of(axes, kept, how=f"named by --{flag}")
+    return selection_of(options.COMMAND, checkpoint, axes, decision, options.recorded(), dtype=options.dtype)
 
 
 def _measured(
-    checkpoint: Checkpoint, options: LayerOptions, run: TextRun | None
-) -> tuple[Scores, dict[str, Any] | None]:
+    checkpoint: Checkpoint,
+    options: LayerOptions,
+    metric: LayerMetric,
+    axes: Sequence[Axis],
+    run: TextRun | None,
+) -> tuple[Ranking, Scores, dict[str, Any] | None]:
     """The given or measured scores, and what the history says of the text.
 
     Raises:
         StatisticsError: a file of another model or metric.
         UsageError: no text.
     """
-
     from prunecli.methods.layers.score import measure_layers
 
-    metric = options.metric or "cosine"
     measure = partial(measure_layers, checkpoint, metric=metric)
     task: TaskName | None = "embedding" if metric == "embedding" else None
     scores, text = measured(checkpoint, options, metric, run, measure, task=task, without="last")
@@ -265,28 +152,18 @@ def _measured(
             f"{files[0] if files else 'The scores'}: of the metric {method}, not {asked}.",
             f"Give a file of prunecli prune-layers --metric {asked} --save-scores.",
         )
-    return scores, text
+    shown = "angle of its best run" if options.contiguous else f"{method} score"
+    return by_scores(scores, scores.picked(axes), options, method, shown, text), scores, text
 
 
-def _distances(stored: Sequence[Axis], axis: Axis, scores: Scores) -> Array:
+def _distances(axis: Axis, scores: Scores) -> Array:
     """`[layers + 1, layers + 1]`: angles between the states before the layers that the checkpoint holds."""
     if axis.name not in scores.distances:
         raise StatisticsError(
-            "--contiguous: the scores hold no distances between layers.", "Measure them again, on text."
+            "`contiguous`: the scores hold no distances between layers.", "Measure them again, on text."
         )
-    places = [place for own in stored if own.name == axis.name for place in scores.places(own)] + [
-        len(scores.ids[axis.name])
-    ]
+    places = [*scores.places(axis), len(scores.ids[axis.name])]
     return (np.array(scores.distances[axis.name]) / scores.counts[axis.name])[np.ix_(places, places)]
-
-
-def _reason(metric: str, options: LayerOptions) -> str:
-    """Line that says how the layers are chosen."""
-    if metric == "random":
-        return f"Layers drawn at random (seed {options.seed})."
-    how = "one after another, " if options.contiguous else ""
-    default = " (default)" if options.metric is None and options.scores is None else ""
-    return f"Layers by {metric}{default}{from_files(options.scores)}, {how}the lowest go."
 
 
 def best_runs(distances: Array, count: int) -> Array:
@@ -321,22 +198,22 @@ def parse_layers(option: str, text: str, depths: Mapping[str, int]) -> dict[str,
         match = re.fullmatch(r"\s*(?:(encoder|decoder)\s*:\s*)?(\d+)(?:\s*-\s*(\d+))?\s*", part)
         if match is None:
             raise UsageError(
-                f"{option} {part.strip()!r}: no number of a layer.", "Write 3,7-9 or encoder:3,decoder:1."
+                f"`{option}={part.strip()}`: no number of a layer.", "Write 3,7-9 or encoder:3,decoder:1."
             )
         side = match[1] or side
         if side is None:
             raise UsageError(
-                f"{option} {text}: of which stack?",
+                f"`{option}={text}`: of which stack?",
                 f"Write encoder:{part.strip()} or decoder:{part.strip()}.",
             )
         if side not in depths:
             raise UsageError(
-                f"{option}: the model has no {side}.", f"It has {', '.join(depths)} layers only."
+                f"`{option}`: the model has no {side}.", f"It has {', '.join(depths)} layers only."
             )
         first, last = int(match[2]), int(match[3] or match[2])
         if not first <= last < depths[side]:
             raise UsageError(
-                f"{option} {part.strip()}: the {side} has the layers 0 to {depths[side] - 1}.",
+                f"`{option}={part.strip()}`: the {side} has the layers 0 to {depths[side] - 1}.",
                 "Count from 0.",
             )
         found.setdefault(side, set()).update(range(first, last + 1))

@@ -6,8 +6,9 @@ The states of a stack are x_0, before its first layer, to x_L, after its last. A
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from prunecli.architectures.records import Side
 from prunecli.errors import DataError, PruneError, UsageError
 from prunecli.evaluation.on_text import model_and_batches
-from prunecli.methods.names import LayerMetric
+from prunecli.methods.options import LayerMetric
 from prunecli.methods.units import TextRun
 from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint
@@ -79,7 +80,7 @@ def layer_scores(
 
     Args:
         runner: a runner of a model that is held whole.
-        pooling: how the vector of a text is made, for `embedding`.
+        pooling: pooling of the vector of a text, for `embedding`.
 
     Raises:
         DataError: no text or token, or a loss or vector of the whole model that is not finite.
@@ -91,10 +92,8 @@ def layer_scores(
         fields = {"per": "token", **observer.take()}
     elif not batches:
         raise DataError("no text to measure layers on", "Give text with at least one line.")
-    elif pooling is None:
-        fields = _rises(checkpoint, runner, batches, progress)
     else:
-        fields = _cosines(checkpoint, runner, batches, pooling, progress)
+        fields = _by_passing(checkpoint, runner, batches, pooling, progress)
     return scores_of(
         checkpoint,
         kind="layer",
@@ -105,48 +104,50 @@ def layer_scores(
     )
 
 
-def _rises(
-    checkpoint: Checkpoint, runner: Runner, batches: Sequence[Batch], progress: Progress
+def _by_passing(
+    checkpoint: Checkpoint,
+    runner: Runner,
+    batches: Sequence[Batch],
+    pooling: Pooling | None,
+    progress: Progress,
 ) -> dict[str, Any]:
-    """Fields of `Scores`: how much the sum of the losses rises without each layer, and the number of tokens."""
-    forward = partial(token_losses, runner.model)
-    passes = _passes(checkpoint, runner, batches, forward, "the loss", progress)
+    """Fields of `Scores`: sums over the text of the model without each layer.
+
+    Without a pooling, the rise of the losses, and the number of tokens; else the cosine of each text's vector with its
+    vector without the layer, and the number of texts.
+    """
+    model, per = runner.model, "prediction" if pooling is None else "example"
+    forward = partial(token_losses, model) if pooling is None else partial(batch_vectors, model, pooling)
+    what = "the loss" if pooling is None else "the vectors"
+    passes = _passes(checkpoint, runner, batches, forward, what, progress)
     whole = next(passes)
-    for batch, (losses, _) in zip(batches, whole, strict=True):
-        require_finite(losses, batch)
-
-    def nats(outputs: Sequence[Any]) -> float:
-        return sum(float(losses.double().sum()) for losses, _ in outputs)
-
-    base = nats(whole)
-    rises = [nats(outputs) - base for outputs in passes]
-    values = [rise if abs(rise) < LARGEST else LARGEST for rise in rises]
-    tokens = sum(int(counts.sum()) for _, counts in whole)
-    return {"per": "prediction", **_by_stack(checkpoint, values, max(tokens, 1))}
-
-
-def _cosines(
-    checkpoint: Checkpoint, runner: Runner, batches: Sequence[Batch], pooling: Pooling, progress: Progress
-) -> dict[str, Any]:
-    """Fields of `Scores`: sum of the cosines of each text's vector with its vector without each layer."""
-    forward = partial(batch_vectors, runner.model, pooling)
-    passes = _passes(checkpoint, runner, batches, forward, "the vectors", progress)
-    vectors = (torch.cat([made.double().cpu() for made in outputs]) for outputs in passes)
-    whole = next(vectors)
-    if not whole.isfinite().all():
-        raise DataError("a vector is not finite", "The weights are damaged, or overflow the type.")
-    sums = [float(functional.cosine_similarity(without, whole).sum()) for without in vectors]
-    # If no vector without a layer is finite, it counts as the farthest one.
-    values = [own if np.isfinite(own) else -LARGEST for own in sums]
-    return {"per": "example", **_by_stack(checkpoint, values, len(whole))}
-
-
-def _by_stack(checkpoint: Checkpoint, values: Sequence[float], count: int) -> dict[str, Any]:
-    """Fields of `Scores`: `[layers]` for each stack's axis, and what they are divided by."""
+    if pooling is None:
+        for batch, (losses, _) in zip(batches, whole, strict=True):
+            require_finite(losses, batch)
+        base = _nats(whole)
+        values, far = [_nats(outputs) - base for outputs in passes], LARGEST
+        count = max(sum(int(counts.sum()) for _, counts in whole), 1)
+    else:
+        vectors = torch.cat([own.double().cpu() for own in whole])
+        if not vectors.isfinite().all():
+            raise DataError("a vector is not finite", "The weights are damaged, or overflow the type.")
+        others = (torch.cat([own.double().cpu() for own in outputs]) for outputs in passes)
+        values, far = (
+            [float(functional.cosine_similarity(other, vectors).sum()) for other in others],
+            -LARGEST,
+        )
+        count = len(vectors)
     found: dict[str, list[float]] = {}
     for layer, value in zip(checkpoint.layout.layers, values, strict=True):
-        found.setdefault(axis_name(layer.side, "layer"), []).append(value)
-    return {"values": found, "counts": dict.fromkeys(found, count)}
+        # Without the layer no loss or vector may be finite: then it counts as the worst value.
+        sane = value if abs(value) < LARGEST else far
+        found.setdefault(axis_name(layer.side, "layer"), []).append(sane)
+    return {"per": per, "values": found, "counts": dict.fromkeys(found, count)}
+
+
+def _nats(outputs: Sequence[Any]) -> float:
+    """Sum of the losses of all batches."""
+    return sum(float(losses.double().sum()) for losses, _ in outputs)
 
 
 def _passes(
@@ -157,27 +158,24 @@ def _passes(
     what: str,
     progress: Progress,
 ) -> Iterator[list[Any]]:
-    """Yield what `forward` returns for each batch: of the whole model, then without each layer in turn."""
+    """Yield the outputs of `forward` for all batches: of the whole model, then without each layer in turn."""
     layers = checkpoint.layout.layers
     total = (len(layers) + 1) * sum(len(batch.indices) for batch in batches)
     with progress(f"measuring {what} without each layer", total, "examples") as advance:
+        for layer in (None, *layers):
+            outputs: list[Any] = []
 
-        def outputs() -> list[Any]:
-            found = []
-
-            def finish(batch: Batch, output: Any) -> int:
-                found.append(output)
+            def finish(batch: Batch, output: Any, outputs: list[Any] = outputs) -> int:
+                outputs.append(output)
                 advance(len(batch.indices))
                 return 0
 
-            run_forward(runner, batches, forward, finish)
-            return found
-
-        yield outputs()
-        for layer in layers:
-            with passed_by(runner.model.get_submodule(module_name(runner.model, layer.name))):
-                without = outputs()
-            yield without
+            with ExitStack() as hooks:
+                if layer is not None:
+                    module = runner.model.get_submodule(module_name(runner.model, layer.name))
+                    hooks.enter_context(passed_by(module))
+                run_forward(runner, batches, forward, finish)
+            yield outputs
 
 
 @contextmanager
@@ -202,11 +200,12 @@ def _input(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Tensor:
 
 
 class StateObserver(TokenObserver):
-    """Sums what a metric needs of the states before and after each layer."""
+    """Sums over tokens of the products of the states before and after each layer."""
 
     def __init__(self, layout: ModelLayout, metric: LayerMetric) -> None:
-        self._layout, self._kind = layout, _Alignments if metric == "cka" else _Angles
-        self._sums: dict[str, _Alignments | _Angles] = {}
+        self._layout, self._is_cka = layout, metric == "cka"
+        self._sums: dict[str, list[Tensor]] = {}
+        self._tokens: dict[str, int] = {}
         self._states: list[Tensor] = []
 
     def begin(self, batch: Batch, device: torch.device) -> None:
@@ -229,19 +228,20 @@ class StateObserver(TokenObserver):
             DataError: no token ran.
             PruneError: they are not finite.
         """
-        if not all(own.tokens for own in self._sums.values()):
+        if not all(self._tokens.values()):
             raise DataError("no token to measure layers on", "Give text with at least one token.")
         fields: dict[str, dict[str, Any]] = {"values": {}, "counts": {}, "distances": {}}
-        for side, own in self._sums.items():
-            name, values = axis_name(side, "layer"), own.values()
+        for side, sums in self._sums.items():
+            name, tokens = axis_name(side, "layer"), self._tokens[side]
+            values = _alignment(sums, tokens) if self._is_cka else np.diagonal(sums[0].cpu().numpy(), 1)
             if not np.isfinite(values).all():
                 raise PruneError(
                     f"The hidden states of the {side} are not finite, or the same for every token.",
                     "The weights are damaged, or overflow the type they are run in: use --metric last or random.",
                 )
-            fields["values"][name], fields["counts"][name] = values.tolist(), own.tokens
-            if isinstance(own, _Angles):
-                fields["distances"][name] = own.angles.tolist()
+            fields["values"][name], fields["counts"][name] = values.tolist(), tokens
+            if not self._is_cka:
+                fields["distances"][name] = (sums[1] / np.pi).tolist()
         return fields
 
     def _add(
@@ -254,63 +254,47 @@ class StateObserver(TokenObserver):
         output: Any,
     ) -> None:
         self._states.append(_input(arguments, options))
-        if is_last:
-            self._states.append(output[0] if isinstance(output, tuple) else output)
-            sums = self._sums.setdefault(side, self._kind(len(self._states)))
-            together = (state.to(self.mask.device).view(*self.mask.shape, -1) for state in self._states)
-            sums.add([state[self.mask].float() for state in together])
-            self._states.clear()
+        if not is_last:
+            return
+        self._states.append(output[0] if isinstance(output, tuple) else output)
+        together = (state.to(self.mask.device).view(*self.mask.shape, -1) for state in self._states)
+        states = torch.stack([state[self.mask].float() for state in together])
+        self._states.clear()
+        made = _products(states) if self._is_cka else _angles(states)
+        before = self._sums.get(side)
+        self._sums[side] = (
+            made if before is None else [old + new for old, new in zip(before, made, strict=True)]
+        )
+        self._tokens[side] = self._tokens.get(side, 0) + states.shape[1]
 
 
-class _Angles:
-    """Sums over tokens of cosines and angles between states, `[L + 1, L + 1]`."""
+def _angles(states: Tensor) -> list[Tensor]:
+    """Sums over tokens of the cosines and the angles between states, `[L + 1, L + 1]` each.
 
-    def __init__(self, count: int) -> None:
-        self.cosines, self.angles = np.zeros((count, count)), np.zeros((count, count))
-        self.tokens = 0
-
-    def add(self, states: list[Tensor]) -> None:
-        """`[tokens, width]` each."""
-        units = torch.stack([nn.functional.normalize(state, dim=-1) for state in states], dim=1)
-        cosines = torch.einsum("tid,tjd->tij", units, units).double().clamp(-1, 1)
-        self.cosines += cosines.sum(dim=0).cpu().numpy()
-        self.angles += cosines.arccos().sum(dim=0).cpu().numpy() / np.pi
-        self.tokens += len(units)
-
-    def values(self) -> np.ndarray:
-        """`[L]`: the sums of the cosines of neighbours."""
-        return np.diagonal(self.cosines, 1)
+    Args:
+        states: `[L + 1, tokens, width]`.
+    """
+    units = nn.functional.normalize(states, dim=-1)
+    cosines = torch.einsum("itd,jtd->tij", units, units).double().clamp(-1, 1)
+    return [cosines.sum(dim=0), cosines.arccos().sum(dim=0)]
 
 
-class _Alignments:
-    """Sums over tokens of the products X^T X of each state's features, and X^T Y of neighbours: 2 L + 1 matrices."""
+def _products(states: Tensor) -> list[Tensor]:
+    """Sums over tokens: X `[L + 1, width]`, X^T X `[L + 1, width, width]`, X^T Y of neighbours `[L, width, width]`."""
+    own = torch.stack([one.double().T @ one.double() for one in states])
+    crossed = torch.stack([one.double().T @ other.double() for one, other in pairwise(states)])
+    return [states.sum(dim=1, dtype=torch.float64), own, crossed]
 
-    def __init__(self, count: int) -> None:
-        self.sums: list[Any] = [0.0] * count
-        self.own: list[Any] = [0.0] * count
-        self.next: list[Any] = [0.0] * (count - 1)
-        self.tokens = 0
 
-    def add(self, states: list[Tensor]) -> None:
-        """`[tokens, width]` each."""
-        for place, state in enumerate(states):
-            wide = state.double()
-            self.sums[place] = self.sums[place] + wide.sum(dim=0)
-            self.own[place] = self.own[place] + wide.T @ wide
-            if place:
-                self.next[place - 1] = self.next[place - 1] + states[place - 1].double().T @ wide
-        self.tokens += len(states[0])
+def _alignment(sums: Sequence[Tensor], tokens: int) -> np.ndarray:
+    """`[L]`: 1 - CKA of neighbours, from the sums of `_products`."""
+    total, own, crossed = sums
+    means = total / tokens
 
-    def values(self) -> np.ndarray:
-        """`[L]`: 1 - CKA of neighbours."""
-        means = [total / self.tokens for total in self.sums]
+    def squares(products: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        centred = products - tokens * torch.einsum("li,lj->lij", first, second)
+        return centred.square().sum(dim=(1, 2))
 
-        def square(products: Tensor, first: int, second: int) -> float:
-            centred = products - self.tokens * torch.outer(means[first], means[second])
-            return float(centred.square().sum())
-
-        own = [square(products, place, place) for place, products in enumerate(self.own)]
-        crossed = [square(products, place, place + 1) for place, products in enumerate(self.next)]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            norms = np.sqrt(np.array(own[:-1]) * np.array(own[1:]))
-            return np.asarray(1 - np.array(crossed) / norms)
+    norms = squares(own, means, means)
+    found = 1 - squares(crossed, means[:-1], means[1:]) / (norms[:-1] * norms[1:]).sqrt()
+    return np.asarray(found.cpu().numpy())

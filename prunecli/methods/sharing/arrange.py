@@ -14,7 +14,7 @@ from math import inf
 from typing import Any
 
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.sharing.options import AttentionOptions, Configuration, FfnInit, FfnOptions, Order
+from prunecli.methods.sharing.options import Configuration, FfnInit, Order, SharingOptions
 from prunecli.model.attention import KIND_NAMES, KINDS, AttentionKind, AttentionLayer
 from prunecli.model.decision import Decision
 from prunecli.model.ffn import FfnLayer
@@ -27,11 +27,12 @@ class Group:
     """Layers that run one FFN, or one attention, in the result.
 
     Attributes:
-        members: names of their FFNs or attentions, in the order of the model; the first holds the tensors.
-        sources: names of the FFNs or attentions whose tensors it is made of.
-        init: how; None: it stays as it is.
-        init_width: hidden units, or heads, that this makes.
-        width: hidden units of the result: the best of them, or these and new ones; of an attention its heads.
+        members: names of the FFNs or attentions of these layers, in the order of the model; the first one holds the
+            tensors.
+        sources: names of the FFNs or attentions that are merged.
+        init: how they are merged. If None, the tensors stay as they are.
+        init_width: number of hidden units, or heads, after merging.
+        width: number of hidden units, or heads, of the result: the best ones, or all and new ones.
         scale: factor of an FFN's output.
     """
 
@@ -44,7 +45,7 @@ class Group:
 
     @property
     def owner(self) -> str:
-        """The one that holds the tensors."""
+        """Name of the FFN or attention that holds the tensors."""
         return self.members[0]
 
     @property
@@ -59,18 +60,16 @@ class SharePlan:
 
     Attributes:
         part: "FFN" or "attention".
-        layers: every FFN, or every attention, of the source by name.
-        groups: every dense FFN, or every attention, that the result stores, those that stay as they are among them, in
-            the order of the model.
-        removed: names of those that the result has not.
-        sparse: names of the mixtures of experts, which stay as they are.
-        units: owner of a group that gets narrower than its initialisation -> which of the hidden units that this
-            makes stay, in order.
-        dtype: type of the result's floating-point tensors (`float16`, `F16`, …); None: as stored.
-        seed: of new hidden units; None: of attentions.
+        layers: name -> FFN or attention of the source.
+        groups: every dense FFN, or every attention, that the result stores, changed or not, in the order of the model.
+        removed: names of the FFNs or attentions that the result lacks.
+        sparse: names of the mixtures of experts, which do not change.
+        units: owner of a group that gets narrower -> the hidden units to keep after merging, in order.
+        dtype: type of the result's floating-point tensors (`float16`, `F16`, …). If None, as stored.
+        seed: seed of new hidden units. None for attentions.
         step: the entry for `Structure.history`.
-        reasons: plain lines that say what was chosen for the user.
-        decision: by what hidden units were chosen; None: none were.
+        reasons: lines about choices made by default.
+        decision: the values that hidden units were chosen by, if any were chosen.
     """
 
     part: str
@@ -103,17 +102,15 @@ def own_tensors(layer: Layer) -> tuple[str, ...]:
     return tuple(f"{layer.name}.{suffix}" for suffix in layer.tensors)
 
 
-def arrange(
-    layers: Sequence[Layer], options: FfnOptions | AttentionOptions, chosen: Configuration
-) -> SharePlan:
+def arrange(layers: Sequence[Layer], options: SharingOptions, chosen: Configuration) -> SharePlan:
     """Merge and drop as asked. Layers that share already count as one wherever they are merged.
 
     Attentions that see windows of different kinds never share: each kind of window has groups of its own.
 
     Args:
         layers: every FFN, or every attention, of the model.
-        options: of these.
-        chosen: what happens to each kind.
+        options: the options of the command.
+        chosen: the treatment of each kind.
 
     Raises:
         UnsupportedModelError: mixtures of experts on a side that is to be shared or dropped.
@@ -149,12 +146,12 @@ def arrange(
         for layer in members:
             first, others = first_of.setdefault(layer.owner, (layer, members))
             if others is not members:
-                ways = " (encoder and decoder: --config SharedEncDec), or drop one side."
+                ways = " (encoder and decoder: `preset=SharedEncDec`), or drop one side."
                 raise UsageError(
                     f"{layer.name} and {first.name} share one {options.part} already and would be parted.",
                     f"Share them together{ways if is_ffn else ', or drop them.'}",
                 )
-    # With --width match the shared FFNs also get the hidden units of dropped FFNs that no layer runs any more.
+    # With width "match" the shared FFNs also get the hidden units of dropped FFNs that no layer runs any more.
     dropped = {layer.owner: _units(layer) for layer in treated["drop"]}
     lost = sum(units for owner, units in dropped.items() if owner not in first_of)
     groups = [_group(members, options, lost // shared) for members in clusters[:shared]]
@@ -190,7 +187,7 @@ def group_numbers(layers: int, groups: int, order: Order, what: str = "FFNs") ->
         reason = "more groups than layers" if groups > layers else "the groups would be of different sizes"
         reason = "that is no number of groups" if groups < 1 else reason
         raise UsageError(
-            f"--groups {groups}: {layers} {what} to share; {reason}.", f"Choose one of {', '.join(divisors)}."
+            f"`groups={groups}`: {layers} {what} to share; {reason}.", f"Choose one of {', '.join(divisors)}."
         )
     if order == "sequence":
         return [layer // (layers // groups) for layer in range(layers)]
@@ -201,7 +198,7 @@ def group_numbers(layers: int, groups: int, order: Order, what: str = "FFNs") ->
 def _check(
     layers: Sequence[Layer],
     sparse: Sequence[str],
-    options: FfnOptions | AttentionOptions,
+    options: SharingOptions,
     chosen: Configuration,
 ) -> None:
     """Refuse kinds of which the model has none to share or drop, and widths and scales that cannot be."""
@@ -212,12 +209,12 @@ def _check(
         own = [layer for layer in layers if kind_of(layer) == kind]
         if not own:
             what = kind if options.part == "FFN" else KIND_NAMES[kind]
-            raise UsageError(f"--{kind} {treatment}: the model has no {what}.", "Leave it out.")
+            raise UsageError(f"`{kind}={treatment}`: the model has no {what}.", "Leave it out.")
         dense = [layer for layer in own if layer.name not in sparse]
         if options.part == "FFN" and not any(layer.stack.ffn.tensors for layer in own):
-            raise UsageError(f"--{kind} {treatment}: no FFN was found in the {kind}.", "Leave it out.")
+            raise UsageError(f"`{kind}={treatment}`: no FFN was found in the {kind}.", "Leave it out.")
         if len(dense) < len(own) and not (options.dense_only and dense):
-            remedy = f"Add --dense-only to {treatment} the other {len(dense)} and leave these."
+            remedy = f"Add `dense_only` to {treatment} the other {len(dense)} and leave these."
             alone = "An FFN can only be shared or dropped where it is dense; see prunecli prune-experts."
             raise UnsupportedModelError(
                 f"{len(own) - len(dense)} of the {len(own)} FFNs of the {kind} are mixtures of experts.",
@@ -227,19 +224,14 @@ def _check(
             what = f"the {kind} has no FFN"
             if options.part == "attention":
                 what = f"the model has no {KIND_NAMES[kind]}"
-            raise UsageError(f"--{kind} share: {what} left to share.", f"Use --{kind} keep.")
+            raise UsageError(f"`{kind}=share`: {what} left to share.", f"Use `{kind}=keep`.")
     if options.scale is not None and not 0 < abs(options.scale) < inf:
         raise UsageError(
-            f"--scale {options.scale:g}: the output would be lost.", "Give a factor such as 1 or 0.5."
-        )
-    if isinstance(options.width, int) and options.width < 1:
-        raise UsageError(
-            f"--width {options.width}: the width of an FFN must be at least 1.",
-            "To remove FFNs: --encoder drop, --decoder drop.",
+            f"`scale={options.scale:g}`: the output would be lost.", "Give a factor such as 1 or 0.5."
         )
 
 
-def _group(members: Sequence[Any], options: FfnOptions | AttentionOptions, lost: int) -> Group:
+def _group(members: Sequence[Any], options: SharingOptions, lost: int) -> Group:
     """The FFN or attention that `members` share; `lost`: hidden units of dropped FFNs that it also stands for."""
     units_of = {layer.owner: _units(layer) for layer in members}
     counts = sorted(set(units_of.values()))
@@ -258,12 +250,12 @@ def _group(members: Sequence[Any], options: FfnOptions | AttentionOptions, lost:
         if init == "mean" and members[0].spec.position_bias and len(heads) > 1:
             raise UsageError(
                 f"{both} heads, each with positions of its own: no mean of them.",
-                "Choose --init first or last.",
+                "Choose `init=first` or `init=last`.",
             )
     elif init == "mean" and len(counts) > 1:
         raise UsageError(
             f"The FFNs to share have different widths ({listed}): no mean of them.",
-            "Choose --init first, last or concat.",
+            "Choose `init=first`, `init=last` or `init=concat`.",
         )
     sources = tuple(units_of)
     if init in ("first", "last"):

@@ -43,8 +43,8 @@ def ffn_tensor(
     making) and outputs of zero: what is computed stays the same, and the first step of training moves them.
 
     Args:
-        seed: of new hidden units.
-        others: as of `tensor_expression`.
+        seed: seed of new hidden units.
+        checkpoint, layers, group, suffix, units: as for `tensor_expression`.
     """
     if not group.is_merged:
         return Copy(f"{group.sources[0]}.{suffix}")
@@ -82,10 +82,10 @@ def tensor_expression(
     Args:
         checkpoint: the source.
         layers: all of its FFNs by name.
-        group: whose FFN.
+        group: the group of the FFN.
         suffix: name of the tensor, relative to the FFN.
-        units: the hidden units that stay; None: all.
-        block: which of those in which all hidden units occur.
+        units: the hidden units that stay. If None, all.
+        block: number of the block, if the tensor holds the hidden units several times.
     """
     tensors, blocks = layers[group.members[0]].tensors, layers[group.members[0]].blocks[suffix]
     axis = tensors[suffix]

@@ -9,11 +9,13 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field
 
 from prunecli.architectures.records import Side
-from prunecli.choices import Choices
 from prunecli.errors import UsageError
+from prunecli.options import ADVANCED, SELECTION, STORED_DTYPE, Options, StoredDtype, option
 
 Treatment = Literal["share", "keep", "drop"]
 Order = Literal["sequence", "cycle", "cycle-reverse"]
@@ -22,7 +24,13 @@ Init = Literal["mean", "first", "last"]
 FfnInit = Literal[Init, "concat"]
 """How one FFN is made of several."""
 KeepUnits = Literal["norms", "activations"]
-"""Which hidden units stay where a shared FFN gets narrower."""
+"""Hidden units to keep where a shared FFN gets narrower."""
+Width: TypeAlias = (
+    Annotated[int, Field(ge=1)]
+    | Annotated[Literal["match"], BeforeValidator(lambda value: str(value).strip().lower())]
+    | None
+)
+"""Hidden units of a shared FFN; `match`: as many as all FFNs that it replaces."""
 
 
 @dataclass(frozen=True)
@@ -60,95 +68,147 @@ CONFIGURATIONS = (
 """For models with an encoder and a decoder; those of one side alone are also for models that have only this one."""
 
 
-@dataclass(frozen=True)
-class FfnOptions(Choices):
-    """What `share-ffn` is asked. Its history holds the fields in this order.
+class SharingOptions(Options):
+    """Options of both commands that share or drop parts of layers."""
 
-    Attributes:
-        config: name of a configuration; excludes `encoder` and `decoder`; with none of the three: `default`, or
-            SharedEnc or SharedDec for a model with one stack.
-        encoder: what happens to the encoder's FFNs.
-        decoder: what happens to the decoder's.
-        width: hidden units of a shared FFN, or `match`: as many as all that it stands for have; None: as the
-            initialisation makes it.
-        init: how a shared FFN is made of those that it stands for; None: `concat` where it shall be wider than each of
-            them, else `mean`.
-        scale: factor of a shared FFN's output; None: 1, of a concatenation of k: 1/k, so that it computes their mean.
-        groups: shared FFNs of a side, or of encoder and decoder; of both together where they share one.
-        order: which layers share one, where there are several (appendix A).
-        keep_units: which hidden units stay where an FFN gets narrower; None: none does, or `plan_ffn_on_text` chooses
-            by activations.
-        text: what activations are measured on, for the history.
-        dense_only: whether mixtures of experts are left as they are; else they are refused.
-        dtype: type of the result; None: as stored.
-        seed: of new hidden units.
-    """
+    part: ClassVar[Literal["FFN", "attention"]]
+    configurations: ClassVar[tuple[Configuration, ...]] = CONFIGURATIONS
+    default: ClassVar[str]
+    """Configuration if no option names one, for a model with two stacks."""
 
-    config: str | None = None
-    encoder: Treatment | None = None
-    decoder: Treatment | None = None
-    width: int | Literal["match"] | None = None
+    preset: str | None
+    encoder: Treatment | None
+    decoder: Treatment | None
+    cross: Treatment | None = None
+    width: Width = None
     init: FfnInit | None = None
     scale: float | None = None
     groups: tuple[int, ...] | None = None
-    order: Order | None = None
+    order: Order | None = option(
+        None,
+        "Layers that share one: sequence, cycle, cycle-reverse; for six layers in three groups 1 1 2 2 3 3, "
+        "1 2 3 1 2 3, 1 2 3 3 2 1. Default: sequence.",
+        panel=ADVANCED,
+    )
     keep_units: KeepUnits | None = None
     text: Mapping[str, object] | None = None
     dense_only: bool = False
-    dtype: str | None = None
+    dtype: StoredDtype | None = STORED_DTYPE
     seed: int = 0
 
-    cross = None  # a field of AttentionOptions, for code that handles both
-    part = "FFN"
-    configurations = CONFIGURATIONS
-    default = "SharedEncNoDec"
-    """Without options, for two stacks: what costs the paper's models least for what it saves."""
+    def check_groups(self, most: int) -> None:
+        """Refuse more than `most` numbers of groups.
+
+        Raises:
+            UsageError: there are more.
+        """
+        if self.groups is not None and len(self.groups) > most:
+            raise UsageError(
+                f"`groups={','.join(map(str, self.groups))}`: not a number of groups.",
+                f"Give at most {most} numbers.",
+            )
 
 
-@dataclass(frozen=True)
-class AttentionOptions(Choices):
-    """What `share-attention` is asked. Its history holds the fields in this order.
+class FfnOptions(SharingOptions):
+    """Options of `share-ffn`.
 
     Attributes:
-        config: name of a configuration of self-attention; excludes `encoder` and `decoder`; with none of the four:
-            `default`, or SharedEnc or SharedDec for a model with one stack.
-        encoder: what happens to the encoder's self-attention.
-        decoder: what happens to the decoder's.
-        cross: what happens to cross-attention.
-        groups: shared attentions of each kind; or of the encoder, and of the decoder and cross-attention; or of each
-            of the three.
-        order: which layers share one, where there are several.
-        init: how a shared attention is made; None: the mean.
-        dtype: type of the result; None: as stored.
+        text: what activations are measured on, for the history.
     """
 
-    config: str | None = None
-    encoder: Treatment | None = None
-    decoder: Treatment | None = None
-    cross: Treatment | None = None
-    groups: tuple[int, ...] | None = None
-    order: Order | None = None
-    init: Init | None = None
-    dtype: str | None = None
+    part: ClassVar[Literal["FFN", "attention"]] = "FFN"
+    default: ClassVar[str] = "SharedEncNoDec"
+    """What costs the paper's models least for what it saves."""
 
-    # Fields of FfnOptions, for code that handles both.
-    width = scale = keep_units = seed = None
-    dense_only = False
-    part = "attention"
-    configurations = tuple(known for known in CONFIGURATIONS if not (known.across or known.match))
-    default = "SharedEncSharedDec"
-    """Without options, for two stacks: all self-attention shared."""
+    preset: str | None = option(
+        None,
+        "Configuration of the paper: SharedEnc, SharedDec, SharedEncSharedDec, SharedEncDec, NoEnc, NoDec, NoEncNoDec, "
+        "SharedEncNoDec, OneWide. Default: SharedEncNoDec; SharedEnc or SharedDec for a model with one stack.",
+        metavar="NAME",
+    )
+    encoder: Treatment | None = option(None, "FFNs of the encoder, instead of --preset: share, keep or drop.")
+    decoder: Treatment | None = option(None, "FFNs of the decoder, instead of --preset: share, keep or drop.")
+    width: Width = option(
+        None,
+        "Number of hidden units of a shared FFN; match: as many as all FFNs that it replaces. Default: as --init makes "
+        "it.",
+        metavar="N|match",
+    )
+    init: FfnInit | None = option(
+        None,
+        "How a shared FFN is made of those that it replaces: mean of their weights, first, last, or concat: side by "
+        "side. Default: concat if --width is larger than theirs, else mean.",
+        panel=SELECTION,
+    )
+    groups: tuple[int, ...] | None = option(
+        None,
+        "Number of shared FFNs of a stack; or of the encoder and of the decoder. Default: 1.",
+        metavar="N[,M]",
+        panel=SELECTION,
+    )
+    keep_units: KeepUnits | None = option(
+        None,
+        "Hidden units to keep if an FFN gets narrower, by norms, activations: those with the largest weights, or the "
+        "most active ones on --data or --text. Default: activations.",
+        panel=SELECTION,
+    )
+    scale: float | None = option(
+        None,
+        "Factor of a shared FFN's output. Default: 1; for concat of k FFNs 1/k, so that the output is the mean.",
+        panel=ADVANCED,
+    )
+    dense_only: bool = option(
+        False, "Leave mixtures of experts as they are, instead of an error.", panel=ADVANCED
+    )
+    seed: int = option(0, "Seed of new hidden units.", panel=ADVANCED)
 
 
-def chosen_configuration(options: FfnOptions | AttentionOptions, sides: Collection[Side]) -> Configuration:
+class AttentionOptions(SharingOptions):
+    """Options of `share-attention`."""
+
+    part: ClassVar[Literal["FFN", "attention"]] = "attention"
+    configurations: ClassVar[tuple[Configuration, ...]] = tuple(
+        known for known in CONFIGURATIONS if not (known.across or known.match)
+    )
+    default: ClassVar[str] = "SharedEncSharedDec"
+
+    preset: str | None = option(
+        None,
+        "Configuration of self-attention, as in the paper: SharedEnc, SharedDec, SharedEncSharedDec, NoEnc, NoDec, "
+        "NoEncNoDec, SharedEncNoDec. Default: SharedEncSharedDec, or Shared for a model with one stack.",
+        metavar="NAME",
+    )
+    encoder: Treatment | None = option(
+        None, "Self-attention of the encoder, instead of --preset: share, keep or drop."
+    )
+    decoder: Treatment | None = option(
+        None, "Self-attention of the decoder, instead of --preset: share, keep or drop."
+    )
+    cross: Treatment | None = option(None, "Cross-attention: share, keep or drop. Default: keep.")
+    init: Init | None = option(
+        None,
+        "How a shared attention is made of those that it replaces: mean of their weights, first, or last. Default: "
+        "mean.",
+        panel=SELECTION,
+    )
+    groups: tuple[int, ...] | None = option(
+        None,
+        "Number of shared attentions of each kind; or of the encoder and of the decoder; or of these and of "
+        "cross-attention. Default: 1.",
+        metavar="N[,M[,K]]",
+        panel=SELECTION,
+    )
+
+
+def chosen_configuration(options: SharingOptions, sides: Collection[Side]) -> Configuration:
     """What happens to each kind of FFN or attention of a model with these stacks.
 
     Raises:
         UsageError: options that contradict each other, or a configuration that the model cannot hold.
     """
-    name, cross = options.config, options.cross
+    name, cross = options.preset, options.cross
     if name is not None and (options.encoder is not None or options.decoder is not None):
-        raise UsageError("--config goes with neither --encoder nor --decoder.", "It says both already.")
+        raise UsageError("`preset` does not go with `encoder` or `decoder`.", "It says both already.")
     if name is None and options.encoder is options.decoder is cross is None:
         alone = "SharedEnc" if "encoder" in sides else "SharedDec"
         name = options.default if len(sides) > 1 else alone
@@ -157,14 +217,14 @@ def chosen_configuration(options: FfnOptions | AttentionOptions, sides: Collecti
     else:
         found = find_configuration(name, sides, options.configurations)
     if "share" not in (found.encoder, found.decoder, cross):
-        for option in ("width", "init", "scale", "groups", "order", "keep_units"):
-            if getattr(options, option) is not None:
+        for name in ("width", "init", "scale", "groups", "order", "keep_units"):
+            if getattr(options, name) is not None:
                 raise UsageError(
-                    f"--{option.replace('_', '-')} speaks of shared {options.part}s, and none are shared.",
+                    f"`{name}` is for shared {options.part}s, and none are shared.",
                     "Leave it out.",
                 )
     if found.across and options.groups is not None and len(options.groups) > 1:
-        raise UsageError("--groups: encoder and decoder share the same FFNs.", "Give one number.")
+        raise UsageError("`groups`: encoder and decoder share the same FFNs.", "Give one number.")
     return replace(found, cross=cross or "keep")
 
 
@@ -202,10 +262,10 @@ def find_configuration(
     names = {_key(each): each for each in (*(found.name for found in configurations), "Shared", "No")}
     if key in names and len(sides) == 1:
         only = {"encoder": "an encoder", "decoder": "a decoder"}[side]
-        raise UsageError(f"--config {name}: the model has only {only}.", f"It can be {possible}.")
+        raise UsageError(f"`preset={name}`: the model has only {only}.", f"It can be {possible}.")
     near = [names[close] for close in get_close_matches(key, names, n=2)]
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    raise UsageError(f'--config "{name}": no such configuration.{hint}', f"This model can be {possible}.")
+    raise UsageError(f"`preset={name}`: no such configuration.{hint}", f"This model can be {possible}.")
 
 
 def _key(name: str) -> str:

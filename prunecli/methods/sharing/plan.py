@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING, Any
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.sharing.arrange import Layer, SharePlan, arrange, kind_of
 from prunecli.methods.sharing.hidden_units import unit_norms
-from prunecli.methods.sharing.options import AttentionOptions, FfnOptions, chosen_configuration
+from prunecli.methods.sharing.options import (
+    AttentionOptions,
+    FfnOptions,
+    SharingOptions,
+    chosen_configuration,
+)
 from prunecli.model.axes import Axis, axis_name
-from prunecli.model.decision import Decision, Origin
+from prunecli.model.decision import Origin
 from prunecli.model.history import given, history_step
 from prunecli.results.unit_scores import Scores
-from prunecli.selection.select import Budget, places_of, select
+from prunecli.selection.select import Budget, select
+from prunecli.selection.selection import decision_of
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -55,7 +61,7 @@ def plan_ffn(
     if not narrowed:
         if options.keep_units is not None:
             raise UsageError(
-                "--keep-units: no FFN gets narrower.", "Leave it out, or give a smaller --width."
+                "`keep_units`: no FFN gets narrower.", "Leave it out, or give a smaller `width`."
             )
         return plan
     tokens: Mapping[str, int] = {}
@@ -66,7 +72,7 @@ def plan_ffn(
             for owner, group in narrowed.items()
         }
     elif activations is None:
-        remedy = "Give --data or --text; or choose by the weights alone: --keep-units norms."
+        remedy = "Give `data` or `files`; or choose by the weights alone: `keep_units=norms`."
         raise UsageError("An FFN gets narrower: which hidden units stay is chosen by text.", remedy)
     else:
         whole = (replace(group, width=max(group.width, group.init_width)) for group in plan.groups)
@@ -81,11 +87,13 @@ def plan_ffn(
     widths = {axis.name: narrowed[axis.module].width for axis in axes}
     kept = select(axes, scores, Budget(keep=widths))
     units = {axis.module: kept[axis.name] for axis in axes}
-    decision = Decision(
-        "unit",
-        places_of(axes, kept, scores, tokens=tokens),
-        options.keep_units,
-        "the highest of each FFN as --init makes it stay",
+    decision = decision_of(
+        axes,
+        kept,
+        scores,
+        tokens=tokens,
+        metric=options.keep_units,
+        how="the highest of each FFN as init makes it are kept",
         origin=Origin.of_text(options.text),
     )
     return replace(plan, units=units, decision=decision)
@@ -100,32 +108,32 @@ def narrows(checkpoint: Checkpoint, options: FfnOptions) -> bool:
     return bool(_plan(checkpoint, checkpoint.layout.ffns, options).narrowed)
 
 
-def _plan(
-    checkpoint: Checkpoint, layers: Sequence[Layer], options: FfnOptions | AttentionOptions
-) -> SharePlan:
+def _plan(checkpoint: Checkpoint, layers: Sequence[Layer], options: SharingOptions) -> SharePlan:
     """The plan, but for the hidden units that stay."""
     if not layers:
         raise CheckpointError(f"{checkpoint.path}: config.json names no layers", "Copy the file again.")
     chosen = chosen_configuration(options, {layer.stack.side for layer in layers})
-    arguments = {**vars(options), "config": chosen.name or None}
+    arguments = {**options.recorded(), "preset": chosen.name or None, "text": options.text}
     if isinstance(options, FfnOptions):
         if chosen.match and options.width is None:
-            options = replace(options, width="match")
+            options = options.model_copy(update={"width": "match"})
         arguments |= {
             "encoder": None if chosen.name else chosen.encoder,
             "decoder": None if chosen.name else chosen.decoder,
             "width": options.width,
-            "dense_only": options.dense_only or None,
+            "seed": options.seed,
         }
     plan = arrange(layers, options, chosen)
     reasons = []
-    if options.config is None and chosen.name:
-        reasons.append(f"No --config given: {chosen.name}.")
+    if options.preset is None and chosen.name:
+        reasons.append(f"No `preset` given: {chosen.name}.")
     inits = {group.init for group in plan.groups if len(group.sources) > 1}
     if options.init is None and "concat" in inits:
-        reasons.append("No --init given: a shared FFN is those that it stands for side by side (concat).")
+        reasons.append(
+            "No `init` given: a shared FFN is made of those that it replaces side by side (concat)."
+        )
     if options.init is None and "mean" in inits:
-        reasons.append(f"No --init given: a shared {plan.part} is the mean of those that it stands for.")
+        reasons.append(f"No `init` given: a shared {plan.part} is the mean of those that it replaces.")
     shared = [layer for layer in layers if getattr(chosen, kind_of(layer)) == "share"]
     windows = {getattr(layer, "window", "") for layer in shared}
     if len(windows) > 1:

@@ -57,7 +57,7 @@ class Text:
         lines: line -> occurrences; none is blank.
         documents: the files of more than one line, in pieces.
         messages: the beginnings and ends of lines and documents, inside of what the chat template writes around them.
-        template: what the chat template writes.
+        template: texts that the chat template writes.
     """
 
     lines: Mapping[str, int]
@@ -245,8 +245,8 @@ def check_same(
     Args:
         tokenizers: the original and the trimmed one.
         new_ids: id -> new id.
-        texts: what to compare them on: lines, documents, messages to a chat model, each once.
-        where: what messages begin with.
+        texts: texts to compare the tokenizers on: lines, documents, messages to a chat model, each once.
+        where: beginning of messages.
 
     Returns:
         `sentences`: number of texts that were compared; `changed`: number of these that hold removed tokens, and so

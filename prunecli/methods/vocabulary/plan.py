@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from prunecli.choices import Choices
-from prunecli.errors import CheckpointError, DataError, UsageError
+from prunecli.errors import CheckpointError, DataError
+from prunecli.methods.options import VocabularyOptions
 from prunecli.methods.vocabulary.measure import Text, check_same, count_tokens, differs, load_trimmed
 from prunecli.methods.vocabulary.renumber import (
     GENERATION,
@@ -27,9 +27,8 @@ from prunecli.methods.vocabulary.tokenizer import Vocabulary, is_fast, read_voca
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.find_axes import axes_of, vocabulary_size
-from prunecli.model.history import given, history_step
 from prunecli.progress import Progress, silent
-from prunecli.selection.selection import Selection
+from prunecli.selection.selection import Selection, selection_of
 from prunecli.tensors.json_files import read_object
 from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer
@@ -38,43 +37,17 @@ IN_TEXT = "in the text"
 """Why a token stays: often enough."""
 
 
-@dataclass(frozen=True)
-class VocabularyOptions(Choices):
-    """Options of `trim-vocabulary`.
-
-    Attributes:
-        min_count: occurrences that a token needs; with 1 the text falls into the same tokens as before.
-        keep: further tokens, as the tokenizer writes them.
-        multiple_of: the number of tokens is made a multiple of it, by keeping more; 1: no more than needed.
-        dtype: type of the result; None: as stored.
-    """
-
-    min_count: int = 1
-    keep: tuple[str, ...] = ()
-    multiple_of: int = 1
-    dtype: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class VocabularyPlan(Selection):
-    """The tokens to keep and why, and the tokenizer without the others.
-
-    Attributes:
-        details: what `--json` prints: `parts`, why -> how many tokens stay for it, each counted once, under the first
-            reason; `text`, what tokens were counted in, and the share of its tokens that stay; `compared`, how the text
-            falls into tokens before and after, see `check_same`.
-    """
-
-    details: Mapping[str, Any] = field(default_factory=dict)
-
-
 def plan_vocabulary(
     checkpoint: Checkpoint,
     lines: Lines,
     options: VocabularyOptions,
     progress: Progress = silent,
-) -> VocabularyPlan:
+) -> Selection:
     """Count tokens, choose those to keep, make the smaller tokenizer, and compare both tokenizers.
+
+    `details` of the selection: `parts`, why -> number of tokens that stay for it, each counted once, under the first
+    reason; `text`, what tokens were counted in, and the share of its tokens that stay; `compared`, how the text falls
+    into tokens before and after, see `check_same`.
 
     Args:
         checkpoint: the source; its weights are not read.
@@ -140,25 +113,22 @@ def select_tokens(
     options: VocabularyOptions,
     needed_ids: Iterable[int] = (),
     template: Set[str] = frozenset(),
-) -> VocabularyPlan:
+) -> Selection:
     """Choose the tokens to keep; their tokenizer is not made yet.
 
     Args:
         checkpoint: the source.
-        vocabulary: of its tokenizer.
-        lines: what was counted, for the history.
-        counts: how often each token occurs in it.
-        options: what is asked.
+        vocabulary: vocabulary of the tokenizer.
+        lines: the text, for the history.
+        counts: number of occurrences of each token in the text.
+        options: the options of the command.
         needed_ids: ids that its configs name.
         template: tokens that the chat template writes.
 
     Raises:
-        UsageError: a `min_count` or `multiple_of` below 1.
         DataError: a token of `keep` that the tokenizer lacks.
         CheckpointError: the tokenizer has tokens that the embeddings lack.
     """
-    if options.min_count < 1 or options.multiple_of < 1:
-        raise UsageError("--min-count and --multiple-of are 1 or more.")
     size = vocabulary_size(checkpoint)
     labels = {number: token for token, number in vocabulary.ids.items()}
     last = max(labels, default=0)
@@ -170,7 +140,7 @@ def select_tokens(
     for token in options.keep:
         if token not in vocabulary.ids:
             raise DataError(
-                f"--keep: the tokenizer has no token {token!r}",
+                f"`keep`: the tokenizer has no token {token!r}",
                 "Write tokens as the tokenizer does, its mark of a space included: ▁house, Ġhouse.",
             )
     needed = {number for number in needed_ids if 0 <= number < size}
@@ -201,8 +171,7 @@ def select_tokens(
         "langs": list(lines.languages),
         "text": list(files),
         "min_count": options.min_count,
-        "multiple_of": None if options.multiple_of == 1 else options.multiple_of,
-        "dtype": options.dtype,
+        **options.recorded(),
     }
     note = {
         "before": size,
@@ -213,37 +182,39 @@ def select_tokens(
     }
     running = np.array([counts.get(labels.get(number, ""), 0) for number in range(size)])
     share = float(running[[*kept]].sum() / running.sum()) if running.any() else 1.0
-    reasons = [name for name in ids if name != IN_TEXT]
+    reasons = tuple(name for name in ids if name != IN_TEXT)
     reason = np.zeros(size, np.uint8)
     for place, name in enumerate(reasons, 1):
         reason[list(ids[name])] = place
+    texts = tuple(labels.get(number, "") for number in range(size))
     ranked = Ranked.of(
-        ("tokens", "", None),
-        range(size),
-        kept,
-        running,
-        reasons=tuple(reasons),
-        reason=reason,
-        labels=tuple(labels.get(number, "") for number in range(size)),
-    )
-    origin = Origin(
-        texts=(*lines.languages, *files),
-        split=" and ".join(lines.splits) or None,
-        sentences=len(lines.texts),
-        tokens=sum(counts.values()),
-        sha256=sha256,
+        ("tokens", "", None), range(size), kept, running, reasons=reasons, reason=reason, labels=texts
     )
     often = "" if options.min_count == 1 else f" {options.min_count} times or more"
-    how = f"those stay that occur{often}, and what is needed"
-    return VocabularyPlan(
-        {"tokens": kept},
-        options.dtype,
-        history_step("trim-vocabulary", checkpoint, given(arguments), vocabulary=note),
-        decision=Decision("token", (ranked,), "count", how, bound=options.min_count, origin=origin),
-        details={
-            "parts": parts,
-            "text": {"sentences": len(lines.texts), "sha256": sha256, "share_kept": share},
-        },
+    decision = Decision(
+        "token",
+        (ranked,),
+        "count",
+        f"those stay that occur{often}, and what is needed",
+        bound=options.min_count,
+        origin=Origin(
+            texts=(*lines.languages, *files),
+            split=" and ".join(lines.splits) or None,
+            sentences=len(lines.texts),
+            tokens=sum(counts.values()),
+            sha256=sha256,
+        ),
+    )
+    details = {"parts": parts, "text": {"sentences": len(lines.texts), "sha256": sha256, "share_kept": share}}
+    return selection_of(
+        "trim-vocabulary",
+        checkpoint,
+        axes_of(checkpoint, "token"),
+        decision,
+        arguments,
+        dtype=options.dtype,
+        notes={"vocabulary": note},
+        details=details,
     )
 
 

@@ -47,7 +47,7 @@ class Vocabulary:
 
     Attributes:
         always: tokens that stay whatever the text: single characters, bytes, the scores' extremes.
-        ranks: of BPE, one for each model.
+        ranks: ranks of merges of BPE, one function for each model.
         ids: token -> id.
         special: special and added tokens, language codes: none of them may go.
     """
@@ -71,7 +71,7 @@ def read_vocabulary(tokenizer: Any, where: str) -> Vocabulary:
 
     Args:
         tokenizer: one of the `tokenizers` library, or one that runs SentencePiece (Marian, M2M-100).
-        where: what messages begin with.
+        where: beginning of messages.
 
     Raises:
         UnsupportedModelError: a tokenizer of another kind.

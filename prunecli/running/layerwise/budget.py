@@ -111,7 +111,7 @@ def plan_memory(memory: int, demand: Demand) -> Plan:
         f"(process or CUDA context {size_text(demand.process)}, "
         f"weights outside of the layers {size_text(demand.resident)}, "
         f"{MIN_BUFFERS} x {size_text(demand.block)} for layers, {size_text(demand.activations)} for a batch)",
-        "Give more, or a smaller --batch-tokens, or --dtype bfloat16.",
+        "Give more, or a smaller --batch-tokens, or `dtype=bfloat16`.",
     )
 
 

@@ -17,9 +17,8 @@ from prunecli.tensors.directory import WEIGHT_NAMES
 from prunecli.tensors.hub.failures import host, is_offline, one_line, plain_errors, reason
 from prunecli.tensors.hub.names import HubName, hub_name, snapshot_in
 from prunecli.tensors.json_files import parsed
-from prunecli.tensors.other_formats import described
 from prunecli.tensors.quantities import bytes_text
-from prunecli.tensors.side_files import MODULES_FILE, belonging, module_folders
+from prunecli.tensors.side_files import MODULES_FILE, belonging, described, module_folders
 
 CONFIG = "config.json"
 
@@ -146,7 +145,7 @@ def look_up(name: HubName, say: Say = unsaid) -> Snapshot:
     sizes = {file.rfilename: file.size or 0 for file in files}
     if CONFIG not in sizes:
         what = f"it holds no {CONFIG}, so it is no checkpoint of transformers"
-        raise CheckpointError(*(described(_files(sizes), name.repo, lambda _: None) or (what,)))
+        raise CheckpointError(*(described(_telling(sizes), name.repo, lambda _: None) or (what,)))
     if cached is None or cached.parent.name != answer.sha:
         with _bars(False):  # by the revision, so that the cache knows later what it stands for
             cached = _fetch(name.repo, CONFIG, name.revision)
@@ -185,24 +184,21 @@ def weight_files(files: Collection[str], read: Callable[[str], Any]) -> tuple[st
         if name in files:
             return (name,)
         if index in files:
-            shards = _shards(read(index))
+            content = read(index)
+            weight_map = content.get("weight_map") if isinstance(content, dict) else None
+            # What is wrong with an index is said when the directory is opened.
+            named = weight_map.values() if isinstance(weight_map, dict) else ()
+            shards = sorted({shard for shard in named if isinstance(shard, str)})
             if missing := [shard for shard in shards if shard not in files]:
                 raise CheckpointError(f"its {index} names {missing[0]}, which it does not hold")
             return (index, *shards)
     what = f"it holds no weights that prunecli reads ({' or '.join(WEIGHT_NAMES)})"
-    raise CheckpointError(*(described(_files(files), "DIR", read) or (what,)))
+    raise CheckpointError(*(described(_telling(files), "DIR", read) or (what,)))
 
 
-def _files(files: Collection[str]) -> list[str]:
-    """Those that may say what the model is; checkpoints in its folders have no name on the hub."""
+def _telling(files: Collection[str]) -> list[str]:
+    """Files that may say what the model is; checkpoints in its folders have no name on the hub."""
     return [name for name in files if not name.endswith("/config.json")]
-
-
-def _shards(index: Any) -> tuple[str, ...]:
-    weight_map = index.get("weight_map") if isinstance(index, dict) else None
-    # What is wrong with an index is said when the directory is opened.
-    named = weight_map.values() if isinstance(weight_map, dict) else ()
-    return tuple(sorted({shard for shard in named if isinstance(shard, str)}))
 
 
 def _ask(name: HubName) -> Any:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from contextlib import suppress
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
-from time import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,8 +25,8 @@ PIECE_BYTES = 32 << 20
 
 GO_ON = "Start the same command again; with --stream it goes on from what is fetched."
 
-_NO_LONGER = (401, 403, 404, 410)
-"""What an address that was given for a while answers afterwards."""
+_SECONDS = re.compile(r"(?:^|\bt=)(\d+)(?=;|$)")
+"""The time that a server asks to wait, in a Retry-After followed by the hub's own RateLimit."""
 
 
 @dataclass
@@ -111,45 +108,45 @@ class RemoteFile:
     def _received(self, start: int, stop: int) -> bytes:
         """The bytes from `start` on, up to `stop` or fewer."""
         from huggingface_hub import constants, get_session, hf_hub_url
+        from huggingface_hub.utils import build_hf_headers
 
         own = hf_hub_url(self.name.repo, self.file, revision=self.commit)
         for wait in (*WAITS, None):
             self.traffic.wait(0)
-            url = self._address or own
-            headers = {**_headers(url), "Range": f"bytes={start}-{stop - 1}"}
-            asked = None
+            url, asked = self._address or own, 0
+            # The token goes to the hub alone, not to where it has its large files.
+            headers = build_hf_headers(token=None if url == own else False, library_name="prunecli")
+            headers |= {"Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
+            options = {"timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT, "follow_redirects": True}
             try:
-                with get_session().stream(
-                    "GET",
-                    url,
-                    headers=headers,
-                    timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-                    follow_redirects=True,
-                ) as response:
+                with get_session().stream("GET", url, headers=headers, **options) as response:
                     data = b"" if response.status_code == 200 else response.read()  # 200: the whole file
             except Exception as error:
-                if not (is_unreachable(error) or isinstance(error, (ConnectionError, TimeoutError))):
+                if not is_unreachable(error):
                     raise describe(self.name, error) or error from error
                 failure = one_line(error)
             else:
-                status, said = response.status_code, response.headers.get("Content-Range") or ""
-                if status == 206 and said.startswith(f"bytes {start}-"):
-                    if not 0 < len(data) <= stop - start:
-                        raise self._refusal(f"{len(data)} bytes came where {stop - start} were asked for")
-                    self._address = str(response.url)
+                status, said = response.status_code, response.headers
+                if status == 206 and said.get("Content-Range", "").startswith(f"bytes {start}-") and data:
+                    if response.url.host != urlsplit(own).hostname:
+                        self._address = str(response.url)
                     self.traffic.count(len(data))
                     return bytes(data)
-                failure = f"{urlsplit(str(response.url)).netloc} answers {status}"
-                asked = asked_wait(response.headers)
-                if status in _NO_LONGER and str(response.url) != own:
+                failure = f"{response.url.host} answers {status}"
+                if url != own and 400 <= status < 500:  # an address is good for a while
                     self._address = None
-                elif not is_passing(status):
+                elif status not in (408, 425, 429) and status < 500:
                     raise self._refused(response, failure)
-            if wait is None:
-                raise self._refusal(f"{failure}, {len(WAITS) + 1} times one after another")
-            if (asked or 0) > LONGEST_WAIT:
-                raise self._refusal(f"{failure} and asks to wait for {asked:.0f} s")
-            self.traffic.wait(max(wait, asked or 0))
+                if found := _SECONDS.search(f"{said.get('Retry-After', '')};{said.get('RateLimit', '')}"):
+                    asked = int(found[1])
+            if wait is None or asked > LONGEST_WAIT:
+                limit = (
+                    f"and asks to wait for {asked} s"
+                    if asked > LONGEST_WAIT
+                    else f"{len(WAITS) + 1} times one after another"
+                )
+                raise self._refusal(f"{failure}, {limit}")
+            self.traffic.wait(max(wait, asked))
         raise AssertionError("the last try returns or raises")
 
     def _refused(self, response: Any, failure: str) -> Exception:
@@ -169,33 +166,3 @@ class RemoteFile:
 
     def _refusal(self, reason: str, remedy: str = GO_ON) -> HubError:
         return HubError(f"{self.name}: {self.file}: {reason}", remedy)
-
-
-def is_passing(status: int) -> bool:
-    """Whether an HTTP status says that the same request may do better later."""
-    return status in (408, 425, 429) or status >= 500
-
-
-_RATE_LIMIT = re.compile(r"\bt=(\d+)")
-
-
-def asked_wait(headers: Any) -> float | None:
-    """Seconds that an answer asks to wait: a Retry-After, as such or as a date, or the hub's own `RateLimit`."""
-    value = (headers.get("Retry-After") or "").strip()
-    if value.isdecimal():
-        return float(value)
-    if not value and (said := _RATE_LIMIT.search(headers.get("RateLimit") or "")):
-        return float(said[1])
-    with suppress(ValueError, TypeError):
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time())
-    return None
-
-
-def _headers(url: str) -> dict[str, str]:
-    """Of a request; the token goes to the hub alone, not to where it has its large files."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import build_hf_headers
-
-    hubs = {urlsplit(str(constants.ENDPOINT)).netloc, "huggingface.co"}
-    token = None if urlsplit(url).netloc in hubs else False
-    return {**build_hf_headers(token=token, library_name="prunecli"), "Accept-Encoding": "identity"}

@@ -18,8 +18,8 @@ from prunecli.processes import ALONE, ProcessGroup
 from prunecli.results.gates import TEXT_SUMS, GateStatistics
 from prunecli.running import runner
 from prunecli.running.runner import InMemory
-from prunecli.text.corpus import Corpus
-from prunecli.text.denoising import marks_of, masked
+from prunecli.text.batching import marks_of, masked
+from prunecli.text.plain import Corpus
 from prunecli.text.tokens import load_tokenizer
 from tests.process_groups import at_once
 from tests.reference.routed_outputs import sums

@@ -184,7 +184,7 @@ def test_enough_memory_counts_the_same_tokens(path: Path) -> None:
 
 def test_other_families_are_refused(tmp_path: Path) -> None:
     other = saved(tmp_path / "other", "kimi_linear")
-    with pytest.raises(UsageError, match="--memory: a model of type kimi_linear is measured with the whole"):
+    with pytest.raises(UsageError, match="`memory`: a model of type kimi_linear is measured with the whole"):
         collect_gates(other, TEXTS, OPTIONS, device="cpu", memory=PLENTY)
     with open_model(other) as checkpoint, pytest.raises(UnsupportedModelError, match="into another tensor"):
         make_skeleton(checkpoint, CPU, torch.float32)

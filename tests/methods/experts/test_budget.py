@@ -1,99 +1,22 @@
-"""Budgets, thresholds and selections against slow restatements and the paper's own numbers."""
+"""Balance, the fewest experts that a router can pick from, and the warning about decoders."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
-from fractions import Fraction
-from itertools import pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.budget import (
-    Request,
-    counts_by_part,
-    default_balance,
-    keep_count,
-    least_experts,
-    parse_balance,
-    released_threshold,
-    select_experts,
-    shares,
-    starved,
-    threshold,
-)
+from prunecli.errors import UsageError
+from prunecli.methods.experts.budget import default_balance, least_experts, parse_balance, starved
 from prunecli.model.axes import Axis
 from prunecli.model.sparse_layer import Groups
-from tests.reference import expert_selection, released_statistics
 
 
 def experts(name: str, side: str, ids: Iterable[int]) -> Axis:
     held = tuple(ids)
     return Axis(name, "expert", held, len(held), side)
-
-
-def model(encoder: int, decoder: int, width: int) -> list[Axis]:
-    return [
-        experts(f"model.{side}.layers.{n}.ffn.experts", side, range(width))
-        for side, layers in (("encoder", encoder), ("decoder", decoder))
-        for n in range(layers)
-    ]
-
-
-def random_metric(axes: list[Axis], seed: int = 0) -> dict[str, np.ndarray]:
-    generator = np.random.default_rng(seed)
-    return {axis.name: generator.random(len(axis.ids)) + 1e-3 for axis in axes}
-
-
-def layer_counts(
-    axes: list[Axis], keep: int, balance: Fraction, minimum: int, step: int = 1
-) -> dict[str, int]:
-    return counts_by_part(axes, Request(keep, balance=balance, minimum=minimum, step=step))
-
-
-def side_counts(axes: list[Axis], keep: int, balance: Fraction, minimum: int) -> dict[str, int]:
-    return counts_by_part(axes, Request(keep, None, "side-threshold", balance, minimum))
-
-
-NLLB = model(6, 6, 128)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "balance", "encoder", "decoder"),
-    [
-        (0.8, "3:1", 36, 12),  # the published choice: 288 of 1536
-        (0.75, "1:1", 32, 32),  # 4.3: 384 of 1536
-        (0.75, "5:3", 40, 24),  # 4.3: unbalanced
-        (0.75, "3:1", 48, 16),
-        (0.75, "2:1", 42, 21),
-        (0.5, "1:1", 64, 64),
-        (0.5, "3:1", 96, 32),
-        (0.25, "3:1", 128, 64),  # 3:1 would be 144 : 48; the encoder has 128
-        (0.25, "1:3", 64, 128),
-        (0.0, "3:1", 128, 128),
-        (0.98, "3:1", 3, 2),  # 30 stay: 3 x 1 would leave the decoder below the router's 2
-    ],
-)
-def test_paper_and_corner_budgets(ratio: float, balance: str, encoder: int, decoder: int) -> None:
-    counts = layer_counts(NLLB, keep_count(ratio, 1536), parse_balance(balance), 2)
-    assert list(counts.values()) == [encoder] * 6 + [decoder] * 6
-
-
-@pytest.mark.parametrize(
-    ("ratio", "held", "keep"), [(0.9, 10, 1), (0.7, 10, 3), (0.8, 1536, 307), (0, 7, 7), (0.999, 1000, 1)]
-)
-def test_ratios_are_decimals(ratio: float, held: int, keep: int) -> None:
-    assert keep_count(ratio, held) == keep
-
-
-@pytest.mark.parametrize("ratio", [-0.1, 1.0, 1.5, float("nan"), float("inf")])
-def test_a_ratio_outside_of_0_to_1_is_refused(ratio: float) -> None:
-    with pytest.raises(UsageError, match="outside"):
-        keep_count(ratio, 10)
 
 
 @pytest.mark.parametrize("text", ["", "3", "3:", "0:1", "1:0", "a:b", "-3:1", "1:2:3", "nan:1", ":1"])
@@ -105,56 +28,15 @@ def test_a_balance_that_is_none_is_refused(text: str) -> None:
         parse_balance(text)
 
 
-shapes = st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(2, 20))
-balances = st.sampled_from(
-    [Fraction(1, 3), Fraction(1), Fraction(3, 2), Fraction(5, 3), Fraction(2), Fraction(3)]
-)
-
-
-@given(shapes, st.integers(0, 1000), balances, st.sampled_from([2, 4]))
-def test_layer_counts_are_those_of_trying_every_number(
-    shape: tuple[int, int, int], thousandths: int, balance: Fraction, minimum: int
-) -> None:
-    encoder, decoder, width = shape
-    held = (encoder + decoder) * width
-    ratio = min(thousandths, 999) / 1000
-    keep = keep_count(ratio, held)
-    minimum = min(minimum, width)
-    layers = model(encoder, decoder, width)
-    if keep < minimum * (encoder + decoder):
-        with pytest.raises(UsageError, match="would stay"):
-            layer_counts(layers, keep, balance, minimum)
-        return
-    counts = list(layer_counts(layers, keep, balance, minimum).values())
-    wanted = expert_selection.fixed_per_layer(encoder, decoder, width, keep, balance, minimum)
-    assert (counts[0], counts[-1]) == wanted
-    assert held - sum(counts) >= Fraction(str(ratio)) * held  # never less removed than asked
-    assert all(minimum <= count <= width for count in counts)
-
-
-@given(st.lists(st.integers(2, 12), min_size=2, max_size=6), st.data(), balances)
-def test_counts_of_uneven_layers_stay_within_them(
-    widths: list[int], data: st.DataObject, balance: Fraction
-) -> None:
-    layers = [
-        experts(f"l{n}", "encoder" if n < len(widths) / 2 else "decoder", range(width))
-        for n, width in enumerate(widths)
-    ]
-    keep = data.draw(st.integers(2 * len(widths), sum(widths)))
-    counts = layer_counts(layers, keep, balance, 2)
-    assert all(2 <= counts[layer.name] <= len(layer.ids) for layer in layers)
-    assert sum(counts.values()) <= keep
-    sides = side_counts(layers, keep, balance, 2)
-    assert sum(sides.values()) <= keep
-    if keep == sum(widths):
-        assert sum(counts.values()) == sum(sides.values()) == keep
-
-
 @pytest.mark.parametrize(("width", "balance"), [(8, 1), (32, 1), (64, 1), (127, 1), (128, 3), (256, 3)])
 def test_the_default_balance_is_the_papers_where_layers_have_as_many_experts(
     width: int, balance: int
 ) -> None:
-    layers = model(2, 2, width)
+    layers = [
+        experts(f"model.{side}.layers.{n}.ffn.experts", side, range(width))
+        for side in ("encoder", "decoder")
+        for n in range(2)
+    ]
     assert default_balance([width] * 4) == balance
     uneven = {layer.name: range(6 if layer.side == "encoder" else 2) for layer in layers}
     said = starved(layers, uneven)
@@ -172,31 +54,6 @@ def test_a_decoder_that_lost_more_before_is_not_warned_of_again() -> None:
     assert starved(layers, {"e": range(18), "d": range(4)}) is not None
 
 
-def language_model(layers: int, width: int) -> list[Axis]:
-    return [experts(f"model.layers.{n}.mlp.experts", "decoder", range(width)) for n in range(layers)]
-
-
-@given(st.integers(1, 6), st.integers(2, 24), st.integers(1, 8), st.integers(1, 6), st.integers(0, 999))
-def test_counts_of_a_language_model_are_one_multiple_for_all_layers(
-    layers: int, width: int, step: int, minimum: int, thousandths: int
-) -> None:
-    keep = keep_count(thousandths / 1000, layers * width)
-    fitting = [n for n in range(minimum, width + 1) if n % step == 0 and n * layers <= keep]
-    if not fitting and (step > 1 or minimum <= width):
-        with pytest.raises(UsageError):
-            layer_counts(language_model(layers, width), keep, Fraction(1), minimum, step)
-    elif fitting:
-        counts = layer_counts(language_model(layers, width), keep, Fraction(1), minimum, step)
-        assert set(counts.values()) == {fitting[-1]}
-
-
-def test_a_layer_too_small_for_the_step_is_named() -> None:
-    with pytest.raises(
-        UsageError, match=r"model.layers.0.mlp holds 12 experts: no multiple of 8 .* 9 or more"
-    ):
-        layer_counts(language_model(2, 12), 24, Fraction(1), 9, 8)
-
-
 def can_route(kept_per_group: int, top_k: int, picked: int, at_least: int) -> bool:
     """Whether a router finds `top_k` experts in the `picked` best groups, each scored by its `at_least` best."""
     return kept_per_group >= at_least and kept_per_group * picked >= top_k
@@ -210,211 +67,3 @@ def test_the_fewest_experts_that_a_router_with_groups_can_pick_from(
     found = least_experts(top_k, Groups(groups, picked, at_least))
     wanted = next(n for n in range(1, 99) if can_route(n, top_k, picked, at_least))
     assert found == wanted * groups
-
-
-def test_experts_per_layer_are_multiples_of_the_step() -> None:
-    layers = language_model(1, 10)
-    with pytest.raises(UsageError, match="asks for 6: it must be a multiple of 4"):
-        select_experts(layers, random_metric(layers), Request(per_layer={"decoder": 6}, step=4))
-
-
-def test_a_model_of_one_side_has_no_balance() -> None:
-    layers = [experts(f"l{n}", "encoder", range(8)) for n in range(2)]
-    assert list(layer_counts(layers, 11, Fraction(3), 2).values()) == [5, 5]
-    assert side_counts(layers, 11, Fraction(3), 2) == {"encoder": 11}
-
-
-def test_side_counts_follow_the_balance_of_layers() -> None:
-    assert side_counts(NLLB, 384, Fraction(1), 4) == {"encoder": 192, "decoder": 192}  # 4.3's example
-    assert side_counts(NLLB, 307, Fraction(3), 4) == {"encoder": 228, "decoder": 76}
-    assert side_counts(model(2, 6, 16), 48, Fraction(3), 2) == {"encoder": 24, "decoder": 24}
-    assert side_counts(NLLB, 1152, Fraction(3), 4) == {"encoder": 768, "decoder": 384}
-
-
-whole_values = st.lists(
-    st.lists(st.integers(0, 9), min_size=5, max_size=5).filter(any), min_size=1, max_size=4
-)
-
-
-@given(whole_values, st.data(), st.sampled_from([1, 2, 4]))
-def test_threshold_solves_equation_5_with_the_exact_count(
-    values: list[list[int]], data: st.DataObject, minimum: int
-) -> None:
-    layers = [experts(f"l{n}", "encoder", range(5)) for n in range(len(values))]
-    count = data.draw(st.integers(minimum * len(values), 5 * len(values)))
-    metric = {layer.name: np.array(row, float) for layer, row in zip(layers, values, strict=True)}
-    request = Request(count, strategy="global-threshold", minimum=minimum)
-    kept, _ = select_experts(layers, metric, request)
-    assert sum(map(len, kept.values())) == count
-    below, above = expert_selection.global_threshold(values, count, minimum)
-    for layer, row, least, most in zip(layers, values, below, above, strict=True):
-        n = len(kept[layer.name])
-        assert least <= n <= most  # several layers may reach the same theta: any of them may go first
-        assert set(kept[layer.name]) == set(expert_selection.sorted_experts(row)[:n])
-
-
-def phi_of(axes: list[Axis], values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {axis.name: shares(axis, values[axis.name]) for axis in axes}
-
-
-def test_threshold_by_hand() -> None:
-    # Shares: A 0.6 0.2 0.1 0.1, B 0.25 each. Mass before: A 0 .6 .8 .9, B 0 .25 .5 .75.
-    layers = [experts("A", "encoder", (0, 1, 2, 3)), experts("B", "decoder", (0, 1, 2, 3))]
-    values = {"A": np.array([1.0, 6, 2, 1]), "B": np.ones(4)}
-    request = Request(5, strategy="global-threshold", minimum=1)
-    assert select_experts(layers, values, request) == ({"A": (1, 2), "B": (0, 1, 2)}, {"model": 0.75})
-    phi = phi_of(layers, values)
-    assert threshold(layers, phi, 8, 1) == ({"A": 4, "B": 4}, 1.0)
-    assert threshold(layers, phi, 4, 2)[0] == {"A": 2, "B": 2}
-
-
-@given(
-    st.lists(st.lists(st.integers(0, 60), min_size=5, max_size=5).filter(any), min_size=1, max_size=4),
-    st.data(),
-)
-def test_the_released_threshold_is_that_of_a_slow_restatement(
-    values: list[list[int]], data: st.DataObject
-) -> None:
-    # Sums of 256 make shares and their sums exact in floating point.
-    values = [[*row, 256 - sum(row)] if sum(row) <= 256 else [*row[:-1], 0, 256] for row in values]
-    layers = [experts(f"l{n}", "encoder", range(6)) for n in range(len(values))]
-    minimum = data.draw(st.integers(1, 6))
-    count = data.draw(st.integers(minimum * len(values), 6 * len(values)))
-    values = [row if sum(row) == 256 else [256, 0, 0, 0, 0, 0] for row in values]
-    metric = {layer.name: np.array(row, float) for layer, row in zip(layers, values, strict=True)}
-    found, theta = released_threshold(layers, phi_of(layers, metric), count, minimum)
-    counts, wanted = released_statistics.threshold_counts(values, count, minimum)
-    assert list(found.values()) == counts
-    assert (sum(counts), theta) == (count, float(wanted))
-
-
-def test_the_released_threshold_differs_from_equation_5_where_mass_lies_on_few_experts() -> None:
-    # Layer A has 95 % of its mass on 4 of 128 experts; layer B spreads it evenly. 150 stay, at least 4 each.
-    layers = [experts("A", "encoder", range(128)), experts("B", "decoder", range(128))]
-    values = {"A": np.array([23.75] * 4 + [5 / 124] * 124), "B": np.ones(128)}
-    phi = phi_of(layers, values)
-    by_equation, _ = threshold(layers, phi, 150, 4)
-    as_released, theta = released_threshold(layers, phi, 150, 4)
-    # Mass before the 27th of A: 0.95 + 22 x 0.05 / 124 = 0.9589, before the 123rd of B: 0.9531; before the next ones
-    # 0.9593 and 0.9609. Released: all of A's others have 0.05 together; (22 - 4) / 128 = 0.1406 < 0.141 of B.
-    assert by_equation == {"A": 27, "B": 123}
-    assert as_released == {"A": 128, "B": 22}
-    assert theta == 0.141
-
-
-@given(
-    st.integers(1, 4),
-    st.lists(st.lists(st.integers(1, 60), min_size=12, max_size=12, unique=True), min_size=1, max_size=3),
-    st.integers(0, 12),
-)
-def test_the_global_threshold_keeps_as_many_of_each_group(
-    groups: int, metric: list[list[int]], more: int
-) -> None:
-    """Eq. 5 of one expert for each rank, as important as those of the rank are together."""
-    layers = [experts(f"model.layers.{n}.mlp.experts", "decoder", range(12)) for n in range(len(metric))]
-    values = {
-        layer.name: np.asarray(layer_metric) for layer, layer_metric in zip(layers, metric, strict=True)
-    }
-    width = 12 // groups
-    together = [
-        [
-            sum(
-                sorted(own[group * width : (group + 1) * width], reverse=True)[rank]
-                for group in range(groups)
-            )
-            for rank in range(width)
-        ]
-        for own in metric
-    ]
-    keep = min(len(metric) + more, len(metric) * width)  # of the ranks, one at least in each layer
-    request = Request(keep=keep * groups, strategy="global-threshold", minimum=1, step=groups, groups=groups)
-    kept, _ = select_experts(layers, values, request)
-    counts = [len(kept[layer.name]) // groups for layer in layers]
-    below, above = expert_selection.global_threshold(together, keep, 1)
-    assert sum(counts) == keep
-    assert all(low <= count <= high for low, count, high in zip(below, counts, above, strict=True))
-    for layer, count, own in zip(layers, counts, metric, strict=True):
-        best = {
-            number
-            for group in range(groups)
-            for number in sorted(range(group * width, (group + 1) * width), key=lambda e: -own[e])[:count]
-        }
-        assert set(kept[layer.name]) == best
-
-
-@pytest.mark.parametrize("strategy", ["global-threshold", "side-threshold"])
-def test_the_released_threshold_is_asked_for(strategy: str) -> None:
-    layers = [experts("e", "encoder", range(8)), experts("d", "decoder", range(8))]
-    values = {"e": np.array([24.0, 24, 10, 2, 1, 1, 1, 1]), "d": np.ones(8)}
-    request = Request(keep=10, strategy=strategy, balance=Fraction(1), minimum=2, released=True)
-    kept, _ = select_experts(layers, values, request)
-    parts, count = ([layers], 10) if strategy == "global-threshold" else ([[layer] for layer in layers], 5)
-    phi = phi_of(layers, values)
-    wanted = {name: n for own in parts for name, n in released_threshold(own, phi, count, 2)[0].items()}
-    assert {name: len(ids) for name, ids in kept.items()} == wanted
-    assert sum(wanted.values()) == 10
-
-
-def test_ties_are_broken_the_same_way_for_every_count() -> None:
-    layers = model(3, 3, 6)
-    values = {layer.name: np.ones(6) for layer in layers}
-    request = Request(strategy="global-threshold", minimum=1)
-    selections = [select_experts(layers, values, replace(request, keep=count))[0] for count in range(6, 37)]
-    chosen = [{(name, e) for name, ids in kept.items() for e in ids} for kept in selections]
-    assert [len(kept) for kept in chosen] == list(range(6, 37))
-    assert all(small < large for small, large in pairwise(chosen))
-
-
-def test_shares_are_normalised_over_the_held_experts() -> None:
-    axis = experts("A", "encoder", (1, 3, 4))
-    assert shares(axis, np.array([1.0, 3, 0])).tolist() == [0.25, 0.75, 0.0]
-
-
-@pytest.mark.parametrize("strategy", ["per-layer", "global-threshold", "side-threshold"])
-def test_selections_of_a_pruned_model_name_original_ids(strategy: str) -> None:
-    layers = [experts("e", "encoder", (1, 4, 5, 9, 11, 12)), experts("d", "decoder", (0, 2, 3, 6, 8, 10))]
-    values = random_metric(layers)
-    request = Request(keep=8, strategy=strategy, balance=Fraction(1))
-    selection, _ = select_experts(layers, values, request)
-    assert sum(map(len, selection.values())) <= 8
-    for layer in layers:
-        kept = selection[layer.name]
-        assert set(kept) < set(layer.ids)
-        assert list(kept) == sorted(kept)
-        value_of = dict(zip(layer.ids, values[layer.name], strict=True))
-        least = min(value_of[e] for e in kept)
-        assert all(value_of[e] <= least for e in set(layer.ids) - set(kept))
-
-
-def test_experts_per_layer() -> None:
-    values = random_metric(NLLB)
-    request = Request(per_layer={"encoder": 36, "decoder": 12})
-    fixed = select_experts(NLLB, values, request)
-    assert [len(ids) for ids in fixed[0].values()] == [36] * 6 + [12] * 6
-    assert fixed == select_experts(NLLB, values, Request(keep=307, balance=Fraction(3)))
-    kept, thresholds = select_experts(NLLB, values, replace(request, strategy="side-threshold"))
-    assert sum(len(kept[layer.name]) for layer in NLLB[:6]) == 216
-    assert sum(len(kept[layer.name]) for layer in NLLB[6:]) == 72
-    assert set(thresholds) == {"encoder", "decoder"}
-
-
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        (Request(keep=10), "would stay"),
-        (Request(keep=30, strategy="global-threshold", minimum=4), "would stay"),
-        (Request(keep=30, strategy="side-threshold", minimum=4), "would stay"),
-        (Request(per_layer={"encoder": 129, "decoder": 12}), "2 to 128"),
-        (Request(per_layer={"encoder": 36, "decoder": 1}), "2 to 128"),
-        (Request(per_layer={"encoder": 36, "decoder": 12}, strategy="global-threshold"), "one count"),
-    ],
-)
-def test_impossible_requests_are_refused(request_: Request, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        select_experts(NLLB, random_metric(NLLB), request_)
-
-
-def test_a_layer_without_tokens_is_refused() -> None:
-    values = random_metric(NLLB) | {NLLB[3].name: np.zeros(128)}
-    with pytest.raises(StatisticsError, match=r"encoder\.layers\.3\.ffn: the statistics route no token"):
-        select_experts(NLLB, values, Request(keep=307))

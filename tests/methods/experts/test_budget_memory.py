@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from pathlib import Path
 
@@ -9,9 +10,12 @@ import numpy as np
 import pytest
 
 from prunecli.errors import UsageError
-from prunecli.methods.experts.budget import MemoryFit, Request, explain, keep_count, smallest_ratio
+from prunecli.methods.experts.budget import MemoryFit, explain, smallest_ratio
+from prunecli.methods.experts.options import SCOPES
 from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import usual_load
+from prunecli.selection.select import Budget
+from prunecli.tensors.quantities import exact_share
 from tests.tiny import random_tensors, tiny_config, tiny_nllb_moe
 
 EXPERT = (16 * 32 + 32 + 32 * 16 + 16 + 16) * 4
@@ -26,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fit(
     model: Path, budget: int, strategy: str = "per-layer", dtype: str | None = None, **load: int
 ) -> MemoryFit:
-    request = Request(strategy=strategy, balance=Fraction(3))  # type: ignore[arg-type]
+    request = Budget(scope=SCOPES[strategy], balance=Fraction(3), least=2)  # type: ignore[index]
     with open_model(model) as checkpoint:
         return smallest_ratio(checkpoint, budget, usual_load(checkpoint, **load), request, dtype=dtype)
 
@@ -58,7 +62,7 @@ def test_one_step_less_would_not_fit(strategy: str, dtype: str, model: Path) -> 
             assert found.keep >= keep - 3  # a step of a threshold's sides is up to 4 experts
         if strategy == "global-threshold":
             assert found.keep == keep
-        assert keep_count(found.ratio, 32) == found.keep
+        assert 32 - math.ceil(exact_share(found.ratio, "experts", 0.8) * 32) == found.keep
 
 
 def test_a_memory_that_nothing_fits_is_refused_with_the_arithmetic(model: Path) -> None:

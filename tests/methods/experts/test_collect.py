@@ -34,7 +34,7 @@ TEXT = ParallelText(
     },
 )
 PAIRS = [("eng_Latn", "fra_Latn"), ("eng_Latn", "deu_Latn"), ("fra_Latn", "eng_Latn")]
-MODES = [CollectOptions("forced", batch_tokens=40), CollectOptions("beam", beam=3, batch_tokens=40)]
+MODES = [CollectOptions(mode="forced", batch_tokens=40), CollectOptions(mode="beam", beam=3, batch_tokens=40)]
 
 
 class Subject:
@@ -104,7 +104,7 @@ def test_forced_sums_are_those_of_single_sentences(subject: Subject, pair: tuple
 @pytest.mark.parametrize("options", MODES, ids=lambda options: options.mode)
 def test_batches_change_nothing(subject: Subject, searched: Subject, options: CollectOptions) -> None:
     subject = searched if options.mode == "beam" else subject
-    single = CollectOptions(options.mode, options.beam, batch_tokens=1)
+    single = options.model_copy(update={"batch_tokens": 1})
     ours, alone = subject.collect(options).entries, subject.collect(single).entries
     for pair, sums in ours.items():
         for name in SUMS:

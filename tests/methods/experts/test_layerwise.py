@@ -32,7 +32,7 @@ from tests.methods.experts.test_collect import PAIRS, TEXT
 from tests.selections import kept_experts
 from tests.tiny import tiny_nllb_moe
 
-OPTIONS = CollectOptions("forced", batch_tokens=40)
+OPTIONS = CollectOptions(mode="forced", batch_tokens=40)
 PLENTY = 64 << 30
 
 
@@ -74,7 +74,7 @@ def assert_same(one: GateStatistics, other: GateStatistics) -> None:
 
 @pytest.mark.parametrize("batch_tokens", [1, 20, 4096])
 def test_the_same_statistics(path: Path, batch_tokens: int) -> None:
-    options = CollectOptions("forced", batch_tokens=batch_tokens)
+    options = CollectOptions(mode="forced", batch_tokens=batch_tokens)
     report = RunReport()
     assert_same(by_layer(path, options, report=report), whole(path, options))
     assert report.readings == 1  # all sources share one reading of the encoder, all pairs one of the decoder

@@ -32,13 +32,8 @@ def routed(seed: int, tokens: int, experts: int) -> list[list[float]]:
 
 def sums_of(*layers: list[list[float]]) -> GateSums:
     counted = [expert_metrics.sums(gates) for gates in layers]
-    return GateSums(
-        np.array([len(gates) for gates in layers]),
-        *(
-            np.array([c[name] for c in counted])
-            for name in ("top1", "top2", "gate_sum", "conf1_sum", "conf2_sum")
-        ),
-    )
+    arrays = {name: np.array([c[name] for c in counted]) for name in SUMS[1:]}
+    return GateSums(tokens=np.array([len(gates) for gates in layers]), **arrays)
 
 
 def tokens_of(seed: int, tokens: int, experts: int, top_k: int = 3) -> list[routed_outputs.Token]:
@@ -57,7 +52,7 @@ def tokens_of(seed: int, tokens: int, experts: int, top_k: int = 3) -> list[rout
 def text_sums_of(experts: int, *layers: list[routed_outputs.Token]) -> GateSums:
     counted = [routed_outputs.sums(tokens, experts) for tokens in layers]
     arrays = {name: np.array([c[name] for c in counted]) for name in TEXT_SUMS[1:]}
-    return GateSums(np.array([len(tokens) for tokens in layers]), **arrays)
+    return GateSums(tokens=np.array([len(tokens) for tokens in layers]), **arrays)
 
 
 def statistics_of(sums: GateSums, lacks: frozenset[str] = frozenset()) -> GateStatistics:

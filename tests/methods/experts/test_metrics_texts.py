@@ -39,7 +39,7 @@ def statistics() -> GateStatistics:
     for text, layers in TEXTS.items():
         counted = [routed_outputs.sums(tokens, EXPERTS) for tokens in layers]
         arrays = {name: np.array([c[name] for c in counted]) for name in TEXT_SUMS[1:]}
-        entries[text] = GateSums(np.array([len(tokens) for tokens in layers]), **arrays)
+        entries[text] = GateSums(tokens=np.array([len(tokens) for tokens in layers]), **arrays)
     return gate_statistics("sha256:0", "qwen3_moe", "text", NAMES, EXPERTS, 2, entries)
 
 

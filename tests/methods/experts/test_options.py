@@ -9,19 +9,20 @@ from typing import Any
 import pytest
 
 from prunecli.errors import UsageError
-from prunecli.methods.experts.options import Amount, ExpertOptions, check_kind
+from prunecli.methods.experts.options import check_kind
+from prunecli.methods.options import ExpertOptions
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sources": ("eng_Latn",)}, "--source, --target"),
-        ({"targets": ("eng_Latn",)}, "--source, --target"),
-        ({"granularity": "global"}, "--granularity"),
-        ({"balance": Fraction(3)}, "--balance"),
+        ({"sources": ("eng_Latn",)}, "`sources`, `targets`"),
+        ({"targets": ("eng_Latn",)}, "`sources`, `targets`"),
+        ({"granularity": "global"}, "`granularity`"),
+        ({"balance": Fraction(3)}, "`balance`"),
         ({"strategy": "side-threshold"}, "encoders and decoders"),
-        ({"texts": ("code",), "keep": Path("ids.json")}, "--keep takes none"),
-        ({"amount": Amount(per_layer={"encoder": 36, "decoder": 12})}, "--experts-per-layer E,D"),
+        ({"texts": ("code",), "keep": Path("ids.json")}, "`keep` takes none"),
+        ({"experts_per_layer": (36, 12)}, "experts_per_layer=E,D"),
     ],
 )
 def test_what_a_language_model_does_not_take(options: dict[str, Any], message: str) -> None:
@@ -34,7 +35,7 @@ def test_what_a_language_model_does_not_take(options: dict[str, Any], message: s
     [
         {},
         {"texts": ("code",)},
-        {"amount": Amount(per_layer={"encoder": 12, "decoder": 12})},
+        {"experts_per_layer": 12},
         {"multiple_of": 8},
         {"strategy": "global-threshold"},
     ],
@@ -45,6 +46,6 @@ def test_what_a_language_model_takes(options: dict[str, Any]) -> None:
 
 def test_a_translation_model_has_no_texts() -> None:
     check_kind(ExpertOptions(sources=("eng_Latn",), balance=Fraction(3), strategy="global-threshold"), False)
-    with pytest.raises(UsageError, match="--for names texts") as refused:
+    with pytest.raises(UsageError, match="`texts` names texts") as refused:
         check_kind(ExpertOptions(texts=("code",)), False)
-    assert "--source and --target" in str(refused.value.remedy)
+    assert "`sources` and `targets`" in str(refused.value.remedy)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from prunecli.errors import UsageError
-from prunecli.methods.experts.options import Amount, ExpertOptions
 from prunecli.methods.experts.plan import ExpertPlan, plan_experts
+from prunecli.methods.options import ExpertOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.results.gates import SUMS, GateStatistics, GateSums
 from tests.gates import gate_statistics
@@ -41,7 +41,7 @@ def statistics(model: Path) -> GateStatistics:
 
 def planned(model: Path, **options: object) -> ExpertPlan:
     with open_model(model) as opened:
-        return plan_experts(opened, ExpertOptions(amount=Amount(0.5), **options))  # type: ignore[arg-type]
+        return plan_experts(opened, ExpertOptions(ratio=0.5, **options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("granularity", ["language", "pair"])
@@ -87,12 +87,12 @@ def test_a_count_is_the_ratio_of_as_many_experts(model: Path) -> None:
     gates = statistics(model)
     with open_model(model) as opened:
         by_count, by_ratio = (
-            plan_experts(opened, ExpertOptions(gates=gates, amount=amount))
-            for amount in (Amount(count=16), Amount(0.5))
+            plan_experts(opened, ExpertOptions(gates=gates, **amount))
+            for amount in ({"count": 16}, {"ratio": 0.5})
         )
         assert by_count.kept == by_ratio.kept
         assert by_count.step["arguments"]["count"] == 16
         with pytest.raises(UsageError, match="0 of 32 experts would stay"):
-            plan_experts(opened, ExpertOptions(gates=gates, amount=Amount(count=99)))
-        with pytest.raises(UsageError, match="Give one of --ratio, --count"):
-            plan_experts(opened, ExpertOptions(gates=gates, amount=Amount(0.5, count=3)))
+            plan_experts(opened, ExpertOptions(gates=gates, count=99))
+        with pytest.raises(UsageError, match="Give one of `ratio` and `count`"):
+            plan_experts(opened, ExpertOptions(gates=gates, ratio=0.5, count=3))

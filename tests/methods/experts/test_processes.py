@@ -27,8 +27,8 @@ from tests.methods.experts.test_layerwise import by_layer as layerwise
 from tests.process_groups import at_once
 from tests.tiny import tiny_nllb_moe
 
-FORCED = CollectOptions("forced", batch_tokens=40)
-BEAM = CollectOptions("beam", beam=2, batch_tokens=40)
+FORCED = CollectOptions(mode="forced", batch_tokens=40)
+BEAM = CollectOptions(mode="beam", beam=2, batch_tokens=40)
 
 
 @pytest.fixture(scope="module")

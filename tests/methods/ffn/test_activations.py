@@ -109,7 +109,7 @@ def test_real_tokens_alone_count(case: str, tmp_path: Path) -> None:
 def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path: Path) -> None:
     """Over the tokens of all layers, which are each of one side."""
     source = tiny(tmp_path / "source", "m2m_100")
-    options = FfnOptions(config="SharedEncDec", init="first")
+    options = FfnOptions(preset="SharedEncDec", init="first")
     shared = written(source, lambda opened: made_of(opened, options), tmp_path / "shared")
     model = load(shared)
     sums, tokens = [], 0

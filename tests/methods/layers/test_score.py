@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from prunecli.errors import DataError, PruneError
 from prunecli.methods.layers.plan import LayerOptions
 from prunecli.methods.layers.score import StateObserver, layer_scores
-from prunecli.methods.names import LayerMetric
+from prunecli.methods.options import LayerMetric
 from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.pooling import read_pooling

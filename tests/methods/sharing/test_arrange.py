@@ -108,7 +108,7 @@ def test_orders_of_the_paper() -> None:
     ("layers", "groups", "divisors"), [(6, 4, "1, 2, 3, 6"), (2, 3, "1, 2"), (5, 0, "1, 5")]
 )
 def test_groups_that_do_not_divide(layers: int, groups: int, divisors: str, order: Any) -> None:
-    with pytest.raises(UsageError, match=f"--groups {groups}: {layers} FFNs to share") as caught:
+    with pytest.raises(UsageError, match=f"groups={groups}`: {layers} FFNs to share") as caught:
         group_numbers(layers, groups, order)
     assert f"Choose one of {divisors}." in str(caught.value)
 
@@ -200,7 +200,7 @@ def test_experts_are_left_alone_only_when_told() -> None:
             UnsupportedModelError, match="2 of the 4 FFNs of the encoder are mixtures"
         ) as caught:
             arrange(mixed(), *request)
-        assert "Add --dense-only" in str(caught.value)
+        assert "Add `dense_only`" in str(caught.value)
     assert members(arrange(mixed(), *asked(decoder="drop"))) == ["e0", "e2"]
     found = arrange(mixed(), *asked("share", dense_only=True))
     assert (members(found), found.sparse) == (["e0 e2", "d0", "d1"], ("e1", "e3"))
@@ -216,15 +216,19 @@ def test_a_side_of_experts_alone() -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (asked("drop"), "--encoder drop: the model has no encoder"),
+        (asked("drop"), "encoder=drop`: the model has no encoder"),
         (asked(decoder="share", groups=(7,)), "more groups than layers"),
-        (asked(decoder="share", width=0), "--width 0"),
-        (asked(decoder="share", width=-3), "--width -3: the width of an FFN must be at least 1"),
     ],
 )
 def test_what_a_decoder_alone_cannot_hold(request_: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         arrange(model(0, 6), *request_)
+
+
+@pytest.mark.parametrize("width", [0, -3])
+def test_a_width_is_at_least_one(width: int) -> None:
+    with pytest.raises(UsageError, match=f"width={width}`: must be greater than or equal to 1"):
+        FfnOptions(width=width)
 
 
 def test_nothing_left_to_share() -> None:

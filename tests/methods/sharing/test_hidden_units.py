@@ -50,4 +50,4 @@ def test_weights_that_are_no_numbers_cannot_be_ranked(tmp_path: Path, value: flo
         open_model(broken) as opened,
         pytest.raises(CheckpointError, match=f"layer.0.intermediate.dense.weight holds {value}"),
     ):
-        plan_ffn(opened, FfnOptions(config="Shared", init="concat", width=10, keep_units="norms"))
+        plan_ffn(opened, FfnOptions(preset="Shared", init="concat", width=10, keep_units="norms"))

@@ -53,7 +53,7 @@ def test_models_with_one_stack(side: str, name: str, treatments: tuple[str, str]
     ],
 )
 def test_what_a_model_with_one_stack_cannot_hold(side: str, name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name}: the model has only an? {side}") as caught:
+    with pytest.raises(UsageError, match=f"{name}`: the model has only an? {side}") as caught:
         find_configuration(name, (side,))  # type: ignore[arg-type]
     assert "Shared, No, OneWide" in str(caught.value)
 
@@ -62,7 +62,7 @@ def test_what_a_model_with_one_stack_cannot_hold(side: str, name: str) -> None:
     ("name", "hint"), [("SharedEnk", "Did you mean SharedEnc"), ("NoDek", "NoDec"), ("OneWied", "OneWide")]
 )
 def test_unknown_names_with_near_ones(name: str, hint: str) -> None:
-    with pytest.raises(UsageError, match=f'"{name}": no such configuration.*{hint}'):
+    with pytest.raises(UsageError, match=f"{name}`: no such configuration.*{hint}"):
         find_configuration(name, BOTH)
 
 

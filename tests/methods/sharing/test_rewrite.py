@@ -178,7 +178,7 @@ def test_parameters_saved_are_those_of_the_paper(case: str, config: str, saved: 
 
 def parameters(source: Path, config: str) -> tuple[int, int]:
     with open_model(source) as opened:
-        made = made_of(opened, FfnOptions(config=config))
+        made = made_of(opened, FfnOptions(preset=config))
         return sum(info.numel for info in opened.tensors.values()), sum(o.info.numel for o in made.outputs)
 
 
@@ -196,7 +196,7 @@ def test_transformer_big_as_one_wide_ffn() -> None:
 def test_what_is_kept_is_copied_and_the_structure_says_what_changed(tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", "m2m_100")
     with open_model(source) as opened:
-        made = made_of(opened, FfnOptions(config="SharedEncNoDec", init="first", groups=(1,)))
+        made = made_of(opened, FfnOptions(preset="SharedEncNoDec", init="first", groups=(1,)))
         check_expressions(opened, made.outputs)
         assert all(output.expression == Copy(output.name) for output in made.outputs)
         order = [name for name in opened.tensors if name in {output.name for output in made.outputs}]
@@ -223,9 +223,9 @@ def test_every_layer_keeps_its_own_norm_and_loses_it_with_its_ffn(case: str, tmp
     for norm in norms:
         assert np.array_equal(weights(out)[f"{norm}weight"], held[f"{norm}weight"])
     gone = (
-        FfnOptions(config="NoEncNoDec", dense_only=True)
+        FfnOptions(preset="NoEncNoDec", dense_only=True)
         if CASES[case].task == "translation"
-        else FfnOptions(config="No")
+        else FfnOptions(preset="No")
     )
     none = weights(written(source, lambda opened: made_of(opened, gone), tmp_path / "none"))
     assert not any(name.startswith(norms) for name in none)
@@ -235,7 +235,7 @@ def test_every_layer_keeps_its_own_norm_and_loses_it_with_its_ffn(case: str, tmp
 def test_an_owner_that_goes_leaves_its_tensors_under_the_next_name(tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", "t5")
     both = written(
-        source, lambda opened: made_of(opened, FfnOptions(config="SharedEncDec")), tmp_path / "both"
+        source, lambda opened: made_of(opened, FfnOptions(preset="SharedEncDec")), tmp_path / "both"
     )
     out = written(both, lambda opened: made_of(opened, FfnOptions(encoder="drop")), tmp_path / "out")
     owner, heir = "encoder.block.0.layer.1.DenseReluDense", "decoder.block.0.layer.2.DenseReluDense"
@@ -249,7 +249,7 @@ def test_an_owner_that_goes_leaves_its_tensors_under_the_next_name(tmp_path: Pat
 def test_half_precision_stays_and_is_rounded_once(dtype: str, tmp_path: Path) -> None:
     source = tiny_family(tmp_path / "source", "llama", dtype=dtype)
     out = written(
-        source, lambda opened: made_of(opened, FfnOptions(config="Shared", init="mean")), tmp_path / "out"
+        source, lambda opened: made_of(opened, FfnOptions(preset="Shared", init="mean")), tmp_path / "out"
     )
     name = "model.layers.{}.mlp.up_proj.weight"
     with open_model(source) as before, open_model(out) as after:
@@ -273,18 +273,18 @@ def test_integers_are_not_merged(where: str, tmp_path: Path) -> None:
     }
     quantized = write_copy(source, tmp_path / "int8", held)
     with open_model(quantized) as opened:
-        assert made_of(opened, FfnOptions(config="No")).structure.removed
-        assert made_of(opened, FfnOptions(config="Shared", init="last")).structure.shared
+        assert made_of(opened, FfnOptions(preset="No")).structure.removed
+        assert made_of(opened, FfnOptions(preset="Shared", init="last")).structure.shared
         with pytest.raises(CheckpointError, match="is of type I8, which cannot be merged"):
-            summarize(opened, made_of(opened, FfnOptions(config="Shared", init="mean")))
+            summarize(opened, made_of(opened, FfnOptions(preset="Shared", init="mean")))
 
 
 def test_the_plan_is_written_into_the_history(tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", "gpt2")
     with open_model(source) as opened:
-        plan = plan_ffn(opened, FfnOptions(config="onewide", seed=3))
+        plan = plan_ffn(opened, FfnOptions(preset="onewide", seed=3))
         assert json.loads(json.dumps(plan.step))["arguments"] == {
-            "config": "OneWide",
+            "preset": "OneWide",
             "width": "match",
             "seed": 3,
         }

@@ -15,10 +15,11 @@ from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError
 from prunecli.methods.vocabulary import measure
 from prunecli.methods.vocabulary import plan as plan_module
 from prunecli.methods.vocabulary.measure import Text, check_same, count_tokens, differs, load_trimmed
-from prunecli.methods.vocabulary.plan import VocabularyOptions, VocabularyPlan, default_ids, plan_vocabulary
+from prunecli.methods.vocabulary.plan import VocabularyOptions, default_ids, plan_vocabulary
 from prunecli.methods.vocabulary.tokenizer import Vocabulary, read_vocabulary
 from prunecli.model.checkpoint import open_model
 from prunecli.selection.cut import cut
+from prunecli.selection.selection import Selection
 from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
@@ -26,12 +27,12 @@ from tests.methods.vocabulary.makers import END, KINDS, SEEN, TEXT, sentencepiec
 from tests.tiny import tiny_nllb_moe, write_json
 
 
-def trimmed(source: Path, lines: tuple[str, ...] = SEEN, **options: Any) -> VocabularyPlan:
+def trimmed(source: Path, lines: tuple[str, ...] = SEEN, **options: Any) -> Selection:
     with open_model(source) as opened:
         return plan_vocabulary(opened, Lines(lines, (), (), (), None), VocabularyOptions(**options))
 
 
-def new_tokenizer(source: Path, made: VocabularyPlan) -> Any:
+def new_tokenizer(source: Path, made: Selection) -> Any:
     files = {path.name: path.read_bytes() for path in source.iterdir() if path.suffix != ".safetensors"}
     files.update({name: data for name, data in made.files.items() if data is not None})
     return load_trimmed(files, json.loads((source / "config.json").read_text()), "here")

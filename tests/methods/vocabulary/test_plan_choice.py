@@ -12,9 +12,10 @@ import pytest
 from prunecli.errors import CheckpointError, DataError, UsageError
 from prunecli.methods.vocabulary import measure
 from prunecli.methods.vocabulary.measure import Text
-from prunecli.methods.vocabulary.plan import VocabularyOptions, VocabularyPlan, select_tokens
+from prunecli.methods.vocabulary.plan import VocabularyOptions, select_tokens
 from prunecli.methods.vocabulary.tokenizer import Vocabulary
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.selection.selection import Selection
 from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
@@ -45,13 +46,13 @@ def decided(
     needed: Any = (),
     template: Set[str] = frozenset(),
     **options: Any,
-) -> VocabularyPlan:
+) -> Selection:
     return select_tokens(
         checkpoint, VOCABULARY, LINES, counts, VocabularyOptions(**options), needed, template
     )
 
 
-def tokens(plan: VocabularyPlan) -> list[str]:
+def tokens(plan: Selection) -> list[str]:
     return [TOKENS[number] for number in plan.kept["tokens"]]
 
 
@@ -118,7 +119,7 @@ def test_history(checkpoint: Checkpoint) -> None:
 
 @pytest.mark.parametrize("options", [{"min_count": 0}, {"multiple_of": 0}])
 def test_counts_below_one_are_refused(options: dict[str, int], checkpoint: Checkpoint) -> None:
-    with pytest.raises(UsageError, match="1 or more"):
+    with pytest.raises(UsageError, match="greater than or equal to 1"):
         decided(checkpoint, **options)
 
 

@@ -1,0 +1,606 @@
+"""Options of the commands that prune: experts, heads, hidden units, layers and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import BeforeValidator
+
+from prunecli.errors import UsageError
+from prunecli.options import (
+    ADVANCED,
+    SELECTION,
+    STORED_DTYPE,
+    Files,
+    Options,
+    Share,
+    Size,
+    StoredDtype,
+    option,
+    paths,
+)
+
+if TYPE_CHECKING:
+    from prunecli.results.gates import GateStatistics
+    from prunecli.results.unit_scores import Scores
+else:  # in memory, which numpy would be imported for
+    GateStatistics: TypeAlias = Any
+    Scores: TypeAlias = Any
+
+Side = Literal["encoder", "decoder"]
+AttentionKind = Literal["encoder", "decoder", "cross"]
+HeadMetric = Literal["importance", "random"]
+"""What heads are ranked by."""
+EffectMetric = Literal["chrf++", "bleu", "loss", "accuracy", "cosine"]
+"""The score that changes when a head is masked."""
+Normalize = Literal["per-layer", "none"]
+"""How importances of heads are compared between layers."""
+UnitMetric = Literal["activation", "activation-norm", "norms", "random"]
+"""What hidden units are ranked by."""
+LayerMetric = Literal["cosine", "cka", "perplexity", "embedding", "random", "last"]
+"""What layers are ranked by."""
+ExpertMetric = Literal[
+    "importance",
+    "importance-vanilla",
+    "top1",
+    "top2",
+    "load-balance",
+    "reap",
+    "ean",
+    "frequency",
+    "seer",
+    "man",
+    "msan",
+    "weighted-ean",
+    "aimer",
+    "random",
+]
+"""What experts are ranked by: `metrics.METRICS` and `metrics.WITHOUT_STATISTICS`."""
+Strategy = Literal["per-layer", "global-threshold", "side-threshold"]
+"""How many experts each layer keeps."""
+Granularity = Literal["language", "pair", "global"]
+"""Which statistics are added up."""
+
+MIN_TOKENS = 100
+"""Fewer tokens are too few to judge an expert by. In a small Qwen3-MoE (6 layers of 32 experts) g‖f‖ spreads over an
+expert's tokens by its mean, and neighbours in the order by REAP differ by 7 to 8 %: judged by 10 successive tokens of
+its own, an expert is 22 to 29 % off and moves by 2 to 4 places of 32, by 100 of them 7 to 13 % and 1 to 2 places."""
+
+
+def _balance(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    from prunecli.methods.experts.budget import parse_balance  # imports numpy
+
+    return parse_balance(value)
+
+
+def _per_layer(value: Any) -> Any:
+    if isinstance(value, str):
+        value = value.split(",")
+    if isinstance(value, int):
+        value = (value,)
+    if isinstance(value, Sequence) and len(value) in (1, 2):
+        return {"encoder": value[0], "decoder": value[-1]}
+    if isinstance(value, Sequence):
+        raise UsageError("not ENCODER,DECODER", "Give two whole numbers, such as 36,12.")
+    return value
+
+
+Balance: TypeAlias = Annotated[Fraction, BeforeValidator(_balance)]
+"""A fraction: Fraction(3) or "3:1"."""
+
+
+class PruningOptions(Options):
+    """Options of every pruning command: which units are removed."""
+
+    COMMAND: ClassVar[str]
+    UNITS: ClassVar[str]
+    """What messages call the units."""
+    DEFAULT_RATIO: ClassVar[float] = 0.25
+    AMOUNTS: ClassVar[tuple[str, ...]] = ("ratio", "count")
+    """Options that say how many units are removed."""
+
+    ratio: Share | None = option(None, "Fraction of the units to remove.", metavar="R", recorded=False)
+    count: int | None = option(None, "Number of units to remove, instead of a ratio.", ge=0)
+    least: int | None = option(
+        None, "Number of units that each layer keeps at least.", flag="--min", panel=SELECTION, ge=0
+    )
+    multiple_of: int = option(1, "Keep a multiple of N units in each layer.", panel=SELECTION, ge=1)
+    uniform: bool = option(
+        False, "Remove the same part of every layer.", flag="--uniform/--uneven", panel=SELECTION
+    )
+    dtype: StoredDtype | None = STORED_DTYPE
+    seed: int = option(0, "Seed of the metric random.", panel=ADVANCED, recorded=False)
+
+    @property
+    def has_amount(self) -> bool:
+        """Whether any option says how many units are removed."""
+        return any(getattr(self, name) is not None for name in self.AMOUNTS)
+
+    @property
+    def share(self) -> float | None:
+        """Fraction of the units to remove: `ratio`, or the default if no amount is given."""
+        return self.ratio if self.has_amount else self.DEFAULT_RATIO
+
+    def check_amount(self) -> None:
+        """Refuse more than one amount.
+
+        Raises:
+            UsageError: two amounts are given.
+        """
+        amounts = [f"`{name}`" for name in self.AMOUNTS if getattr(self, name) is not None]
+        if len(amounts) > 1:
+            raise UsageError(
+                f"Give one of {' and '.join(amounts)}.", f"Each says how many {self.UNITS} to remove."
+            )
+
+    def refuse_beside(self, name: str, others: Sequence[str]) -> None:
+        """Refuse options that say nothing if `name` is given.
+
+        Raises:
+            UsageError: one of `others` differs from its default.
+        """
+        odd = [f"`{other}`" for other in others if other in self.changed]
+        if odd:
+            raise UsageError(f"`{name}` does not go with {' or '.join(odd)}.", "Leave one of them out.")
+
+
+class UnitOptions(PruningOptions):
+    """Options of `prune-heads`, `prune-ffn` and `prune-layers`."""
+
+    KIND: ClassVar[Literal["head", "unit", "layer"]]
+    METHODS: ClassVar[tuple[str, ...]]
+    """Metrics that scores are measured by; see `results.unit_scores.METHODS`."""
+
+    metric: Any = None
+    keep: Path | str | None = None
+    scores: Scores | Files | None = None
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the units to keep are named, so that nothing is ranked."""
+        return self.keep is not None
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether the model has to run on text."""
+        return not self.is_named and self.scores is None and self.metric in (None, *self.METHODS)
+
+    def check_metric(self) -> None:
+        """Refuse scores together with a metric that reads none.
+
+        Raises:
+            UsageError: both are given.
+        """
+        if self.scores is not None and self.metric not in (None, *self.METHODS):
+            raise UsageError(
+                f"`metric={self.metric}` reads no `scores`.",
+                f"Leave `scores` out, or choose {', '.join(self.METHODS)}.",
+            )
+
+
+class HeadOptions(UnitOptions):
+    """Options of `prune-heads`."""
+
+    COMMAND: ClassVar[str] = "prune-heads"
+    KIND: ClassVar[Literal["head", "unit", "layer"]] = "head"
+    UNITS: ClassVar[str] = "heads"
+    DEFAULT_RATIO: ClassVar[float] = 0.2
+    """The paper removes 20 % without a noticeable loss in both of its models (4.2)."""
+    METHODS: ClassVar[tuple[str, ...]] = ("gradient", "ablation", "all-but-one")
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"multiple_of"})
+
+    scores: Scores | Files = option(
+        (Path("heads.json"),),
+        "Scores from score-heads, of this checkpoint or of the one that it was pruned from; may be given again: sums "
+        "of the gradient method add up. Default: heads.json.",
+        role="input",
+    )
+    ratio: Share | None = option(
+        None,
+        "Fraction of the heads to remove, counted from those that the checkpoint holds, rounded up. Default: 0.2.",
+        metavar="R",
+        recorded=False,
+    )
+    count: int | None = option(None, "Number of heads to remove, instead of --ratio.", ge=0)
+    keep: Path | str | None = option(
+        None,
+        "Ids of the heads to keep, instead of scores: what --dry-run --json printed.",
+        metavar="FILE",
+        panel=SELECTION,
+        role="input",
+    )
+    attention: tuple[AttentionKind, ...] = option(
+        ("encoder", "decoder", "cross"),
+        "Kinds of attention that may lose heads, with commas: encoder, decoder (self-attention), cross. --ratio counts "
+        "their heads alone. Default: all.",
+        metavar="KINDS",
+        panel=SELECTION,
+    )
+    metric: HeadMetric = option("importance", "importance: by scores; random: a baseline.", panel=SELECTION)
+    normalize: Normalize | None = option(
+        None,
+        "Divide scores by the l2 norm over their layer (per-layer), or compare them as they are (none). Default: "
+        "per-layer; none for scores of score-heads --metric ablation.",
+        panel=SELECTION,
+        recorded=False,
+    )
+    least: int = option(
+        0, "Number of heads that each layer keeps at least.", flag="--min", panel=SELECTION, ge=0
+    )
+    uniform: bool = option(
+        False,
+        "Keep the same number of heads in every layer, the largest that a stock config can hold and the amount allows: "
+        "plain transformers loads the result.",
+        flag="--uniform/--uneven",
+        panel=SELECTION,
+    )
+
+
+class NarrowOptions(UnitOptions):
+    """Options of `prune-ffn`."""
+
+    COMMAND: ClassVar[str] = "prune-ffn"
+    KIND: ClassVar[Literal["head", "unit", "layer"]] = "unit"
+    UNITS: ClassVar[str] = "hidden units"
+    AMOUNTS: ClassVar[tuple[str, ...]] = ("ratio", "count", "width")
+    METHODS: ClassVar[tuple[str, ...]] = ("activation", "activation-norm")
+
+    ratio: Share | None = option(
+        None,
+        "Fraction of the hidden units to remove from each FFN, rounded up. Default: 0.25.",
+        metavar="R",
+        recorded=False,
+    )
+    count: int | None = option(
+        None, "Number of hidden units to remove from all FFNs together, instead of --ratio.", ge=0
+    )
+    width: int | None = option(None, "Number of hidden units that every FFN keeps, instead of --ratio.", ge=1)
+    keep: Path | str | None = option(
+        None,
+        "Ids of the hidden units to keep, instead of a metric: what --dry-run --json printed.",
+        metavar="FILE",
+        panel=SELECTION,
+        role="input",
+    )
+    metric: UnitMetric | None = option(
+        None,
+        "activation: root mean square on text; activation-norm: the same times the norm of the output weights; norms: "
+        "of all weights, without text; random. Default: that of --scores, or activation-norm.",
+        panel=SELECTION,
+        recorded=False,
+    )
+    side: Side | None = option(None, "Only this stack gets narrower FFNs.", panel=SELECTION)
+    least: int = option(
+        1, "Number of hidden units that each FFN keeps at least.", flag="--min", panel=SELECTION, ge=0
+    )
+    multiple_of: int = option(1, "Round widths down to a multiple of N.", panel=SELECTION, ge=1)
+    uniform: bool = option(
+        True,
+        "--uniform: remove the same fraction of every FFN. --uneven: rank the units of all FFNs together, each score "
+        "divided by the l2 norm over its FFN; widths differ, so that no stock config can hold them. Default: "
+        "--uniform.",
+        flag="--uniform/--uneven",
+        panel=SELECTION,
+    )
+    scores: Scores | Files | None = option(
+        None,
+        "Scores from --save-scores, of this checkpoint or of the one that it was pruned from: no text is read. May be "
+        "given again: scores of one metric add up.",
+        panel=SELECTION,
+        role="input",
+    )
+    dense_only: bool = option(
+        False, "Leave mixtures of experts as they are, instead of an error.", panel=ADVANCED
+    )
+
+    def check_options(self) -> None:
+        """Refuse options that exclude each other.
+
+        Raises:
+            UsageError: they do, or no FFN can have this width.
+        """
+        from prunecli.tensors.quantities import exact_share
+
+        if self.is_named:
+            self.refuse_beside("keep", (*self.AMOUNTS, "least", "multiple_of", "uniform", "metric", "scores"))
+        self.check_amount()
+        self.check_metric()
+        if self.ratio is not None:
+            exact_share(self.ratio, self.UNITS, self.DEFAULT_RATIO)
+        if self.width is not None and not self.uniform:
+            raise UsageError("`width` does not go with `uniform=False`: widths differ then.", "Give `ratio`.")
+        if not self.uniform and self.metric == "random":
+            raise UsageError(
+                "`uniform=False`: random scores do not compare layers.", "Leave `uniform=False` out."
+            )
+
+
+class LayerOptions(UnitOptions):
+    """Options of `prune-layers`. ShortGPT removes about the default ratio (2403.03853)."""
+
+    COMMAND: ClassVar[str] = "prune-layers"
+    KIND: ClassVar[Literal["head", "unit", "layer"]] = "layer"
+    UNITS: ClassVar[str] = "layers"
+    AMOUNTS: ClassVar[tuple[str, ...]] = ("ratio", "count", "encoder", "decoder")
+    METHODS: ClassVar[tuple[str, ...]] = ("cosine", "cka", "perplexity", "embedding")
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"least", "multiple_of", "uniform"})
+
+    ratio: Share | None = option(
+        None,
+        "Fraction of the layers to remove, encoder and decoder ranked together, rounded up. Default: 0.25.",
+        metavar="R",
+    )
+    count: int | None = option(None, "Number of layers to remove, instead of --ratio.", ge=0)
+    encoder: int | None = option(None, "Number of layers to remove from the encoder.", ge=0)
+    decoder: int | None = option(None, "Number of layers to remove from the decoder.", ge=0)
+    remove: str | None = option(
+        None,
+        "Layers to remove, by number from 0: 3,7-9; with two stacks encoder:3,decoder:1-2.",
+        metavar="LIST",
+        recorded=False,
+    )
+    keep: Path | str | None = option(
+        None,
+        "Layers to keep, written like --remove (a stack that the list does not name keeps all layers), or a file: what "
+        "--dry-run --json printed.",
+        metavar="LIST|FILE",
+        recorded=False,
+    )
+    metric: LayerMetric | None = option(
+        None,
+        "cosine, cka: how little the output of a layer is like its input; perplexity: how much that of the text rises "
+        "without the layer; embedding: how far the text's vector moves; last: the last layers go; random. The first "
+        "four need text. Default: that of --scores, or cosine; embedding for a model without a head.",
+        panel=SELECTION,
+        recorded=False,
+    )
+    side: Side | None = option(None, "Only this stack loses layers.", panel=SELECTION)
+    contiguous: bool = option(
+        False,
+        "Remove layers side by side: the run whose input is most like its output (by angle).",
+        panel=SELECTION,
+    )
+    scores: Scores | Files | None = option(
+        None,
+        "Scores from --save-scores, of this checkpoint or of the one that it was pruned from: no text is read. May be "
+        "given again: scores of one metric add up.",
+        panel=SELECTION,
+        role="input",
+    )
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the layers are named, so that nothing is ranked."""
+        return self.remove is not None or self.keep is not None
+
+    @property
+    def by_side(self) -> dict[str, int]:
+        """Side -> number of layers that it loses, for the sides that have one."""
+        counts = {"encoder": self.encoder, "decoder": self.decoder}
+        return {side: count for side, count in counts.items() if count is not None}
+
+    def check_options(self) -> None:
+        """Refuse options that exclude each other.
+
+        Raises:
+            UsageError: they do.
+        """
+        chosen = [
+            f"`{name}`" for name in ("remove", "keep", "ratio", "count") if getattr(self, name) is not None
+        ]
+        if self.by_side:
+            chosen.append("`encoder` and `decoder`")
+        if len(chosen) > 1:
+            raise UsageError(f"{chosen[0]} does not go with {chosen[1]}.", "Give one of them.")
+        if self.is_named:
+            named = "keep" if self.remove is None else "remove"
+            self.refuse_beside(named, ("metric", "scores", "contiguous", "side"))
+        self.check_metric()
+        if self.side is not None and self.by_side:
+            raise UsageError(
+                "`side` does not go with `encoder` and `decoder`.", "Give one of them, or `count`."
+            )
+        if self.contiguous and self.metric not in (None, "cosine"):
+            raise UsageError(
+                f"`contiguous` does not go with `metric={self.metric}`.", "Use it with `metric=cosine`."
+            )
+
+
+class LoadOptions(Options):
+    """What is decoded at a time in the memory of `fit`."""
+
+    fit_batch: int | None = option(
+        None,
+        "For --fit: sentences or texts decoded at a time. Default: 1.",
+        panel=ADVANCED,
+        hidden=True,
+        recorded=False,
+        ge=1,
+    )
+    fit_beam: int | None = option(
+        None,
+        "For --fit: beam size. Default: 4; for language models 1.",
+        panel=ADVANCED,
+        hidden=True,
+        recorded=False,
+        ge=1,
+    )
+    fit_length: int | None = option(
+        None,
+        "For --fit: tokens of a sentence. Default: 128; for language models 4,096, or all their positions.",
+        panel=ADVANCED,
+        hidden=True,
+        recorded=False,
+        ge=1,
+    )
+
+    @property
+    def load(self) -> dict[str, int]:
+        """What is given of batch, beam and length."""
+        values = {"batch": self.fit_batch, "beam": self.fit_beam, "length": self.fit_length}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class ExpertOptions(LoadOptions, PruningOptions):
+    """Options of `prune-experts`."""
+
+    COMMAND: ClassVar[str] = "prune-experts"
+    UNITS: ClassVar[str] = "experts"
+    AMOUNTS: ClassVar[tuple[str, ...]] = ("ratio", "count", "fit", "experts_per_layer")
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"uniform"})
+
+    gates: GateStatistics | Files = option(
+        (Path("gates.json"),),
+        "Gate statistics of the checkpoint, or of the one that it was pruned from; may be given again: sums add up. "
+        "The authors' published files work too. Default: gates.json.",
+        role="input",
+    )
+    ratio: Share | None = option(
+        None,
+        "Fraction of the experts to remove, counted from those that the checkpoint holds, rounded up. Default: 0.8; "
+        "for language models 0.25.",
+        metavar="R",
+        recorded=False,
+    )
+    count: int | None = option(
+        None, "Number of experts to remove, in all layers together, instead of --ratio.", ge=0
+    )
+    fit: Size | None = option(
+        None,
+        "Memory, such as 30GiB: remove as few experts as fit in it while it decodes (see --help-all for the load), "
+        "with 10% left free.",
+        metavar="SIZE",
+        recorded=False,
+    )
+    experts_per_layer: Annotated[dict[str, int], BeforeValidator(_per_layer)] | None = option(
+        None,
+        "Number of experts to keep in each encoder and decoder layer: 36,12; one number for both.",
+        metavar="E,D",
+        recorded=False,
+    )
+    keep: Path | str | None = option(
+        None,
+        "Ids of the experts to keep, instead of statistics: the authors' experts.json, a list, or what --dry-run "
+        '--json printed, of which {"kept": {LAYER: [ids]}} is enough.',
+        metavar="FILE",
+        panel=SELECTION,
+        role="input",
+    )
+    metric: ExpertMetric | None = option(
+        None,
+        "What experts are ranked by: importance, top1, top2, load-balance, importance-vanilla; for language models "
+        "also reap, ean, weighted-ean, frequency, seer, man, msan; aimer: by weights alone; random: a baseline. "
+        "Default: importance; for language models reap.",
+        panel=SELECTION,
+        recorded=False,
+    )
+    sources: tuple[str, ...] = option(
+        (), "Languages to translate from.", flag="--source", metavar="A,B", panel=SELECTION
+    )
+    targets: tuple[str, ...] = option(
+        (), "Languages to translate into.", flag="--target", metavar="C,D", panel=SELECTION
+    )
+    texts: tuple[str, ...] = option(
+        (),
+        "Language models: texts whose statistics count. Default: all.",
+        flag="--for",
+        metavar="A,B",
+        panel=SELECTION,
+    )
+    strategy: Strategy = option(
+        "per-layer",
+        "per-layer: fixed numbers; global-threshold, side-threshold: one threshold for the model or for each side.",
+        panel=SELECTION,
+        recorded=False,
+    )
+    balance: Balance | None = option(
+        None,
+        "Encoder experts kept per decoder expert. Default: 3:1 if a layer has 128 experts or more, else 1:1.",
+        metavar="ENC:DEC",
+        panel=SELECTION,
+        recorded=False,
+        hidden=True,
+    )
+    least: int | None = option(
+        None,
+        "Number of experts that each layer keeps at least. Default: the router's top-k; 4 under a threshold.",
+        flag="--min",
+        panel=SELECTION,
+        ge=0,
+        recorded=False,
+    )
+    multiple_of: int = option(
+        1,
+        "Keep a multiple of N experts in each layer, which some kernels need (4, 8).",
+        panel=SELECTION,
+        ge=1,
+    )
+    granularity: Granularity | None = option(
+        None,
+        "Statistics to add up: language: the encoder's by source and the decoder's by target; pair: those of the "
+        "pairs; global: all. Default: language with --source or --target, else global.",
+        panel=ADVANCED,
+        recorded=False,
+        hidden=True,
+    )
+    min_tokens: int = option(
+        MIN_TOKENS,
+        "Language models: warn about experts that received fewer tokens than N.",
+        panel=ADVANCED,
+        recorded=False,
+        ge=0,
+        hidden=True,
+    )
+    mtp: Literal["prune", "drop"] = option(
+        "prune",
+        "Multi-token-prediction layers: prune their experts by weight statistics (aimer), or drop these layers.",
+        metavar="prune|drop",
+        panel=ADVANCED,
+        hidden=True,
+    )
+    active: int | None = option(
+        None,
+        "Number of experts that the router picks for each token: fewer are faster and less good. Default: as before.",
+        panel=ADVANCED,
+        ge=1,
+    )
+    constant: bool = option(
+        False,
+        "Language models: replace a removed expert by its mean output (from collect-gates --mean-outputs). The router "
+        "stays, layers may differ, and vLLM 0.33 or later loads the result.",
+        flag="--constant-experts",
+        panel=ADVANCED,
+    )
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files of statistics; none if the statistics are given."""
+        gates: Any = self.gates
+        return paths(gates) if isinstance(gates, Path | str | Sequence) else ()
+
+
+class VocabularyOptions(PruningOptions):
+    """Options of `trim-vocabulary`.
+
+    Attributes:
+        keep: further tokens to keep, as the tokenizer writes them.
+    """
+
+    COMMAND: ClassVar[str] = "trim-vocabulary"
+    UNITS: ClassVar[str] = "tokens"
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"ratio", "count", "least", "uniform", "seed"})
+
+    min_count: int = option(
+        1,
+        "Number of occurrences that a token needs. Above 1, rare words become more and smaller tokens than before.",
+        ge=1,
+    )
+    keep: tuple[str, ...] = ()
+    multiple_of: int = option(
+        1, "Keep more tokens, up to a multiple of N (8, 64: fast on GPUs).", panel=SELECTION, ge=1
+    )

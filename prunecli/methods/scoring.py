@@ -1,0 +1,125 @@
+"""Options of the commands that measure experts and heads: `collect-gates` and `score-heads`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from prunecli.errors import UsageError
+from prunecli.evaluation.on_text import MemoryOptions, RunOptions
+from prunecli.methods.options import EffectMetric
+from prunecli.options import ADVANCED, COMPUTE, COMPUTE_DTYPE, SELECTION, TEXT, ComputeDtype, Options, option
+
+if TYPE_CHECKING:
+    from prunecli.evaluation.decoding import DecodingOptions
+
+
+class CollectOptions(Options):
+    """Options of `collect-gates`.
+
+    Attributes:
+        context: tokens of a window (language models). If None, see `window_length`.
+    """
+
+    mode: Literal["forced", "beam"] = option(
+        "forced", "forced: run on the reference, fast; beam: search.", panel=SELECTION
+    )
+    beam: int = option(4, "Beams per sentence with --mode beam.", panel=SELECTION, ge=2)
+    batch_tokens: int = 4096
+    context: int | None = None
+    max_tokens: int | None = option(
+        None, "Read only the first N tokens of each --text name.", panel=TEXT, ge=1
+    )
+    mean_outputs: bool = option(
+        False,
+        "Language models: also write OUTPUT.outputs.safetensors, for prune-experts --constant-experts.",
+        panel=ADVANCED,
+    )
+
+
+class ScoreOptions(MemoryOptions, RunOptions):
+    """Options of `score-heads`."""
+
+    metric: Literal["gradient", "ablation", "all-but-one"] = option(
+        "gradient",
+        "gradient: one forward and backward pass; ablation: the score without each head; all-but-one: with each head "
+        "alone in its layer.",
+    )
+    measure: EffectMetric | None = option(
+        None,
+        "Score of ablation and all-but-one. Default: chrf++, accuracy, cosine or loss, by task; loss is fast.",
+        panel=SELECTION,
+    )
+    per: Literal["example", "token"] | None = option(
+        None,
+        "For gradient: take the absolute value of the sum over the tokens of an example (eq. 2 of the paper), or of "
+        "each token (the authors' code). Default: example.",
+        flag="--importance",
+        panel=ADVANCED,
+    )
+    beam: int = option(4, "Beams per sentence for chrf++ and bleu.", panel=COMPUTE, ge=1)
+    select_data: Path | None = option(
+        None,
+        "all-but-one: choose the best heads on this text (a directory as --data, or a file as --text or --labelled) "
+        "and report them on the other.",
+        panel=ADVANCED,
+        role="text",
+        hidden=True,
+    )
+    select_split: str | None = option(
+        None, "all-but-one: choose the best heads on this split.", panel=ADVANCED, hidden=True
+    )
+    samples: int = option(
+        1000,
+        "Resamples of the significance test of chrf++ and bleu.",
+        flag="--bootstrap",
+        panel=ADVANCED,
+        ge=1,
+    )
+    seed: int = option(12345, "Seed of the resamples.", panel=ADVANCED)
+    dtype: ComputeDtype = COMPUTE_DTYPE
+
+    def check_options(self) -> None:
+        """Refuse options that the metric does not use.
+
+        Raises:
+            UsageError: one is given.
+        """
+        is_gradient = self.metric == "gradient"
+        selects = self.select_data is not None or self.select_split is not None
+        for refused, message, remedy in (
+            (
+                is_gradient and self.dtype == "float16",
+                "`dtype=float16`: small gradients vanish in it",
+                "Choose bfloat16 or float32 for `metric=gradient`.",
+            ),
+            (
+                not is_gradient and self.memory is not None,
+                f"`memory` goes with `metric=gradient`: {self.metric} runs parts of the model again and again",
+                "Leave out `memory` on a machine that holds the model, or choose `metric=gradient`.",
+            ),
+            (
+                not is_gradient and self.per is not None,
+                f"`per` goes with `metric=gradient`: {self.metric} takes no gradients",
+                "Leave out `per`, or choose `metric=gradient`.",
+            ),
+            (
+                is_gradient and self.measure is not None,
+                "`measure` goes with `metric=ablation` or all-but-one: the gradient is that of the loss",
+                "Leave out `measure`, or choose another `metric`.",
+            ),
+            (
+                self.metric != "all-but-one" and selects,
+                "`select_data` and `select_split` go with `metric=all-but-one`",
+                "Leave them out, or choose it.",
+            ),
+        ):
+            if refused:
+                raise UsageError(message, remedy)
+
+    @property
+    def decoding(self) -> DecodingOptions:
+        """Options of the beam search."""
+        from prunecli.evaluation.decoding import DecodingOptions  # imports torch
+
+        return DecodingOptions(self.beam, self.batch_tokens)

@@ -1,0 +1,124 @@
+"""The store for unfinished work: what it takes up again, and what it takes no word for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prunecli.tensors.unfinished import NAME, Journal, Store
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Two complete files, a third one that is not, a folder."""
+    (tmp_path / "a").write_bytes(b"12345")
+    (tmp_path / "b").write_bytes(b"")
+    (tmp_path / "c").write_bytes(b"1")
+    (tmp_path / "folder/inner").mkdir(parents=True)
+    journal = Journal(tmp_path, "key")
+    journal.note("a", 5)
+    journal.note("b", 0)
+    return tmp_path
+
+
+def test_records_are_found_again_by_the_same_work(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    store = Store(path, "work")
+    store.put("a", {"text": "un\nchat “noir”"})
+    store.put("b", [1, 2.5, None])
+    store.put("b", [3])
+    assert Store(path, "work").records == store.records == {"a": {"text": "un\nchat “noir”"}, "b": [3]}
+    assert Store(path, "other work").records == {}
+    assert Store(None).records == {}
+    store.remove()
+    store.remove()
+    assert not path.exists()
+
+
+def test_the_file_does_not_grow_with_every_replaced_record(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    for number in range(100):
+        store.put("sums", [number] * 100)
+    assert (tmp_path / "store").stat().st_size < 10_000
+    assert Store(tmp_path / "store").records == {"sums": [99] * 100}
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+@pytest.mark.parametrize("cut", range(1, 40, 4))
+def test_a_line_that_was_cut_short_is_left_out_and_the_next_is_whole(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "store"
+    Store(path).put("a", "first")
+    Store(path).put("b", "second")
+    path.write_bytes(path.read_bytes()[:-cut])
+    again = Store(path)
+    assert again.records == {"a": "first"}
+    again.put("c", "third")
+    assert Store(path).records == {"a": "first", "c": "third"}
+
+
+def test_a_damaged_number_is_not_gone_on_from(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    Store(path).put("a", 12345)
+    path.write_text(path.read_text().replace("12345", "12346"))
+    assert Store(path).records == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "null", "[]", "[" * 100_000, '{"record": ["", "a"]}', '{"record": 3}', "\0"]
+)
+def test_damage_is_nothing(directory: Path, text: str) -> None:
+    (directory / NAME).write_text(text)
+    assert Journal(directory, "key").records == {}
+
+
+def test_a_journal_names_what_is_complete(directory: Path) -> None:
+    journal = Journal(directory, "key")
+    assert journal.nbytes == 5
+    assert [journal.has(name) for name in "abc"] == [True, True, False]
+    journal.tidy()
+    assert sorted(path.name for path in directory.iterdir()) == [NAME, "a", "b"]
+    journal.remove()
+    assert not (directory / NAME).exists()
+
+
+def test_a_journal_says_how_far_a_file_is(directory: Path) -> None:
+    (directory / "d").write_bytes(bytes(100))
+    Journal(directory, "key").note("d", 70, 3, "layout")
+    journal = Journal(directory, "key")
+    assert journal.nbytes == 75
+    assert (journal.steps("d", "layout"), journal.steps("d", "other"), journal.steps("c", "layout")) == (
+        3,
+        0,
+        0,
+    )
+    assert not journal.has("d")
+    journal.tidy()
+    assert (directory / "d").exists()
+    (directory / "d").write_bytes(bytes(69))
+    assert Journal(directory, "key").nbytes == 5
+    journal.note("d", 69)
+    assert Journal(directory, "key").has("d")
+
+
+def test_a_journal_of_other_work_says_nothing(directory: Path) -> None:
+    journal = Journal(directory, "another key")
+    assert journal.nbytes == 0
+    journal.tidy()
+    assert [path.name for path in directory.iterdir()] == [NAME]
+
+
+def test_a_journal_takes_no_word_for_what_lies_elsewhere(directory: Path) -> None:
+    (directory.parent / "outside").write_bytes(b"123")
+    (directory / "link").symlink_to(directory / "a")
+    store = Store(directory / NAME, "key")
+    for name, size in {
+        "../outside": 3,
+        "/etc/passwd": 1,
+        "link": 5,
+        "a": 6,
+        "missing": 0,
+        "folder": 4096,
+    }.items():
+        store.put(name, [size, 0, ""])
+    assert set(Journal(directory, "key").records) == {"b"}

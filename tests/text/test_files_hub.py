@@ -1,0 +1,153 @@
+"""Data sets of the hub as text, by a stand-in for the package that streams them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from prunecli.errors import DataError, PruneError, UsageError
+from prunecli.text.files import HubData, is_hub_data, parse_hub_data, parse_text_file, read_hub_data
+from prunecli.text.plain import Corpus, read_corpora, read_plain
+
+CHAT = [{"role": "user", "content": "hi", "tool": None}, {"role": "assistant", "content": None, "tool": "x"}]
+ROWS = [{"text": f"row {number}", "code": f"x = {number}", "turns": CHAT} for number in range(100)]
+
+
+class Stand:
+    """What was asked for, and how many rows of it were read."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows, self.read, self.asked = rows, 0, ()
+
+    def load_dataset(self, name: str, config: str | None, *, split: str, streaming: bool) -> Iterator[Any]:
+        assert streaming
+        self.asked = (name, config, split)
+        for row in self.rows:
+            self.read += 1
+            yield row
+
+
+@pytest.fixture
+def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
+    found = Stand(ROWS)
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=found.load_dataset))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("hf://a/b", HubData("a/b", None, "train", None, None)),
+        ("hf://a/b.c-d:test", HubData("a/b.c-d", None, "test", None, None)),
+        ("hf://a/b/en:train[:30]", HubData("a/b", "en", "train", 30, None)),
+        ("hf://a/b:val:the code", HubData("a/b", None, "val", None, "the code")),
+        ("hf://a/b:val[:5]:code", HubData("a/b", None, "val", 5, "code")),
+    ],
+)
+def test_a_name_says_data_set_config_split_rows_and_column(written: str, meant: HubData) -> None:
+    assert is_hub_data(written)
+    assert is_hub_data(Path(written))
+    assert parse_hub_data(written) == parse_hub_data(Path(written)) == meant
+    assert parse_hub_data(str(meant)) == meant
+
+
+@pytest.mark.parametrize(
+    "written", ["hf://a", "hf://a/b/c/d", "hf://a/b:train[5:]", "hf://a/b:", "hf://a/b:x:y:z"]
+)
+def test_another_form_is_refused_where_it_is_typed(written: str) -> None:
+    with pytest.raises(UsageError, match="no data set of the hub is named so"):
+        parse_text_file(f"code={written}")
+
+
+@pytest.mark.parametrize("path", ["hf.txt", "texts/hf:/a", "hf/a/b"])
+def test_files_are_files(path: str) -> None:
+    assert not is_hub_data(path)
+
+
+def test_so_many_rows_are_streamed(stand: Stand) -> None:
+    assert read_hub_data("hf://a/b/en:test[:3]") == ("row 0", "row 1", "row 2")
+    assert (stand.asked, stand.read) == (("a/b", "en", "test"), 3)
+
+
+def test_no_more_is_read_than_tokens_can_need(stand: Stand) -> None:
+    documents = read_hub_data("hf://a/b:train", max_tokens=2)
+    assert documents == (
+        "row 0",
+        "row 1",
+        "row 2",
+        "row 3",
+        "row 4",
+        "row 5",
+        "row 6",
+    )  # 35 of 2 x 16 characters
+    assert stand.read == 7
+
+
+def test_a_column_of_chats_is_messages_without_what_tables_fill_up(stand: Stand) -> None:
+    one, other = read_hub_data("hf://a/b:train[:2]:turns")
+    assert (
+        one
+        == other
+        == ({"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool": "x"})
+    )
+
+
+def test_names_are_the_data_sets_and_files_stand_beside_it(stand: Stand, tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text("a line\n")
+    values = ("hf://org/name.v2:train[:1]", "code=hf://org/other:train[:2]:code", f"code={tmp_path}/more.txt")
+    first, second = read_corpora([parse_text_file(value) for value in values])
+    assert (first.name, first.documents) == ("name.v2", ("row 0",))
+    assert (second.name, second.documents) == ("code", ("x = 0", "x = 1", "a line"))
+    assert isinstance(first, Corpus)
+    assert len(first.sha256) == 64
+
+
+def test_plain_text_is_read_of_it_too(stand: Stand) -> None:
+    assert read_plain([Path("hf://a/b:train[:2]")]).texts == ("row 0", "row 1")
+    with pytest.raises(DataError, match="holds chats"):
+        read_plain([Path("hf://a/b:train[:2]:turns")])
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("hf://a/b:train[:2]:prose", r"hf://a/b:train\[:2\]:prose, row 1: has no column 'prose'"),
+        ("hf://a/b:train[:0]", "no rows"),
+    ],
+)
+def test_what_is_not_there_is_an_error(stand: Stand, written: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_hub_data(written)
+
+
+def test_rows_of_neither_kind_name_the_columns(stand: Stand) -> None:
+    stand.rows = [{"question": "a", "answer": "b"}]
+    with pytest.raises(DataError, match="neither text nor a chat") as caught:
+        read_hub_data("hf://a/b:train[:2]")
+    assert "question, answer" in str(caught.value.remedy)
+
+
+def test_what_fails_there_is_an_error_of_a_line(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: Any, **_more: Any) -> None:
+        raise ValueError("no such\nsplit")
+
+    monkeypatch.setattr(sys.modules["datasets"], "load_dataset", fail)
+    with pytest.raises(DataError, match=r"cannot be read \(no such split\)"):
+        read_hub_data("hf://a/b:train[:2]")
+
+
+def test_without_a_bound_nothing_is_read(stand: Stand) -> None:
+    with pytest.raises(UsageError, match="nothing bounds"):
+        read_hub_data("hf://a/b:train")
+    assert stand.read == 0
+
+
+def test_without_the_package_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(PruneError, match="which is not installed"):
+        read_hub_data("hf://a/b:train[:2]")

@@ -1,0 +1,49 @@
+"""Write the tables of options in docs/commands/ from the options classes of the commands.
+
+python -m tools.option_tables            # write
+python -m tools.option_tables --check    # exit with status 1 if a page is out of date
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from prunecli.commands.command import functions, options_of, table
+
+PAGES = Path(__file__).parents[1] / "docs" / "commands"
+BEGIN, END = "<!-- options, from tools/option_tables.py -->\n", "<!-- end of options -->\n"
+
+
+def current(name: str) -> str:
+    """Return the page of a command with its present options.
+
+    Args:
+        name: of the command.
+    """
+    text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    function = next(function for known, function in functions() if known == name)
+    made = f"{BEGIN}\n{table(options_of(function))}\n{END}"
+    return re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: made, text, count=1, flags=re.DOTALL)
+
+
+def main(check: bool) -> int:
+    """Write the pages, or only name those that are out of date.
+
+    Args:
+        check: whether nothing is written.
+
+    Returns:
+        The exit status.
+    """
+    old = [name for name, _ in functions() if current(name) != (PAGES / f"{name}.md").read_text("utf-8")]
+    for name in old:
+        if not check:
+            (PAGES / f"{name}.md").write_text(current(name), encoding="utf-8")
+        print(f"{name}.md: {'out of date' if check else 'written'}")
+    return int(check and bool(old))
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv))
