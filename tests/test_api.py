@@ -56,7 +56,6 @@ def test_the_page_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_notebook_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a kernel: its cells are plain Python, and the last cell shows a translation and its reference."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MPLBACKEND", "agg")
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     names: dict[str, Any] = {}

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prunecli.analysis.plots import PANEL, hide_spines, new_figure
 from prunecli.errors import StatisticsError
-from prunecli.model.attention import KIND_NAMES, KINDS, kind_and_layer
+from prunecli.model.attention import KINDS, kind_and_layer
 from prunecli.model.axes import module_of
 from prunecli.results.document import Model
 from prunecli.results.header import header
 from prunecli.results.similarity import ComparedHead, Correlation, HeadComparison, Scored
 from prunecli.results.unit_scores import LOWER_IS_BETTER, Scores
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LEAST_HEADS = 3
 """Two values always lie on a line."""
@@ -101,33 +97,11 @@ def points(heads: Sequence[ComparedHead]) -> tuple[NDArray[np.float64], NDArray[
     return values[:, 0], values[:, 1]
 
 
-def scatter_figure(comparison: HeadComparison) -> Figure:
-    """A point for each head (Figure 2): its importance in the first file against that in the second, by kind.
-
-    Raises:
-        PruneError: matplotlib is not installed.
-    """
-    figure, ((axes,),) = new_figure(*PANEL)
-    stated = {one.of: one for one in comparison.correlations}
-    for kind, heads in by_kind(comparison.heads):
-        name = KIND_NAMES.get(kind, kind)
-        axes.scatter(*points(heads), s=14, alpha=0.7, label=f"{name}{_r(stated[kind])}")
-    axes.set_xlabel(axis_title(comparison.first))
-    axes.set_ylabel(axis_title(comparison.second))
-    axes.set_title(f"Importance of {len(comparison.heads)} heads{_r(stated['all'])}", fontsize=10)
-    axes.axhline(0, color="gray", linewidth=0.6)
-    axes.axvline(0, color="gray", linewidth=0.6)
-    axes.legend(fontsize=8)
-    hide_spines(axes, "top", "right")
-    return figure
-
-
-def _r(correlation: Correlation) -> str:
-    return (
-        ""
-        if correlation.pearson is None
-        else f", r = {correlation.pearson:.2f} (p = {correlation.pearson_p:.2g})"
-    )
+def stated_correlation(correlation: Correlation | None) -> str:
+    """Return ', r = 0.52 (p = 0.001)', or nothing if the correlation is unknown."""
+    if correlation is None or correlation.pearson is None:
+        return ""
+    return f", r = {correlation.pearson:.2f} (p = {correlation.pearson_p:.2g})"
 
 
 def axis_title(scored: Scored) -> str:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from prunecli.analysis.plots import PANEL, CurvePoint, hide_spines, new_figure
 from prunecli.analysis.removed import is_made_from
 from prunecli.model.checkpoint import Checkpoint
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -63,46 +59,3 @@ def _training(history: Sequence[Mapping[str, Any]]) -> object | None:
 def _updates(history: Sequence[Mapping[str, Any]]) -> int:
     steps = history[-1].get("arguments", {}).get("steps") if history else None
     return steps if type(steps) is int and steps > 0 else 0
-
-
-def training_figure(points: Sequence[CurvePoint], kept: Sequence[Kept], *, unit: str = "heads") -> Figure:
-    """Scores against updates, each divided by that of the unreduced model of the same step: a panel per score.
-
-    A line for each share removed. Where the unreduced model scores 0 there is no point.
-
-    Args:
-        points: one for each of `kept`.
-        unit: what was removed: "heads", "experts", "parameters".
-
-    Raises:
-        PruneError: matplotlib is not installed.
-    """
-    scores = list(points[0].scores)
-    figure, (panels,) = new_figure(PANEL[0] * len(scores), PANEL[1], columns=len(scores))
-    updates = sorted({one.updates for one in kept})
-    shares = sorted({round(point.removed, 3) for point in points})
-    from matplotlib import colormaps
-
-    for axes, score in zip(panels, scores, strict=True):
-        for share in shares:
-            line = {
-                one.updates: point.scores[score] / points[one.original].scores[score]
-                for one, point in zip(kept, points, strict=True)
-                if round(point.removed, 3) == share and points[one.original].scores[score] > 0
-            }
-            colour = colormaps["viridis"](share / max(shares[-1], 1e-9))
-            at = sorted(line)
-            axes.plot(
-                at, [line[step] for step in at], marker="o", markersize=4, color=colour, label=f"{share:.0%}"
-            )
-        axes.set_xscale("log")
-        axes.set_xticks(updates, [f"{step:,}" for step in updates])
-        axes.minorticks_off()
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("updates")
-        axes.set_ylabel(f"{score} / that of the unreduced model")
-        axes.grid(alpha=0.3)
-        hide_spines(axes, "top", "right")
-    beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}  # the lines fill the panels
-    panels[-1].legend(title=f"{unit} removed", fontsize=8, title_fontsize=8, **beside)
-    return figure

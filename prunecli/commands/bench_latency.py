@@ -80,25 +80,11 @@ def bench_latency(options: BenchLatency) -> None:
     latency = run(labels, options, options, console.progress(options.quiet), console.note, task=options.task)
     options.write(latency)
     if options.plot is not None:
-        _draw(latency, options.plot)
+        from prunecli.report.pictures import speed_pictures
+        from prunecli.report.render import save_pictures
+
+        save_pictures([speed_pictures(latency)], options.plot)
     options.show(latency.to_json, lambda: _show(latency))
-
-
-def _draw(latency: Latency, plot: Path) -> None:
-    from prunecli.analysis.plots import Speed, save_figure, speed_figure
-
-    speeds = [
-        Speed(
-            result.checkpoint,
-            timing.batch_size,
-            timing.setting,
-            timing.rate[1].median,
-            timing.rate[1].deviation,
-        )
-        for result in latency.results
-        for timing in result.timings
-    ]
-    save_figure(speed_figure(speeds, latency.results[0].timings[0].rate[0]), plot)
 
 
 def _show(latency: Latency) -> None:

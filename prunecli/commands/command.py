@@ -88,7 +88,7 @@ def _parameter(one: Option) -> inspect.Parameter:
     required = one.is_required
     return inspect.Parameter(
         one.name,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD if False else inspect.Parameter.KEYWORD_ONLY,
+        inspect.Parameter.KEYWORD_ONLY,
         default=inspect.Parameter.empty if required else None,
         annotation=Annotated[kind if required else kind | None, info],
     )

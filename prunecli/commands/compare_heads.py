@@ -43,15 +43,15 @@ def compare_heads(options: CompareHeads) -> None:
     options.check_outputs()
 
     from prunecli.analysis.head_importance import compare_heads as compare
-    from prunecli.analysis.head_importance import scatter_figure
 
     same_name = first.name == second.name
     comparison = compare(scores, (str(first), str(second)) if same_name else (first.name, second.name))
     options.write(comparison)
     if options.plot is not None:
-        from prunecli.analysis.plots import save_figure
+        from prunecli.report.pictures import head_comparison
+        from prunecli.report.render import save_pictures
 
-        save_figure(scatter_figure(comparison), options.plot)
+        save_pictures([[head_comparison(comparison)]], options.plot)
     options.show(comparison.to_json, lambda: _show(comparison))
 
 

@@ -164,10 +164,10 @@ def compare_models(options: CompareModels) -> None:
     )
     options.write(result, leave_out=("matrices",))
     if options.plot is not None:
-        from prunecli.analysis.heat_maps import similarity_figure
-        from prunecli.analysis.plots import save_figure
+        from prunecli.report.pictures import component_maps
+        from prunecli.report.render import save_pictures
 
-        save_figure(similarity_figure(main, shown), options.plot)
+        save_pictures(component_maps(result), options.plot)
 
     def show() -> None:
         show_comparison(result, shown)

@@ -45,9 +45,9 @@ def draw(
     What a layer gives is taken after its GELU.
     """
     from prunecli.analysis.correlation import correlation_map, group_correlations
-    from prunecli.analysis.heat_maps import correlation_figure
-    from prunecli.analysis.plots import save_figure
     from prunecli.methods.embeddings.source import checkpoint_table
+    from prunecli.report.pictures import correlation_maps
+    from prunecli.report.render import save_pictures
     from prunecli.tensors.hub.names import origin
 
     assert factors.unit is not None
@@ -65,7 +65,7 @@ def draw(
         count = unit.shape.groups[number - 1] if 0 < number <= len(unit.shape.groups) else 1
         if count > 1:
             groups[f"{count} groups of {name}"] = group_correlations(layers[name], count)
-    save_figure(correlation_figure([maps, layers, groups], title), path)
+    save_pictures(correlation_maps([maps, layers, groups]), path, title)
 
 
 def _stage_names(shape: UnitShape) -> list[str]:

@@ -230,33 +230,41 @@ def _cells(columns: Mapping[str, Score], scores: Mapping[str, Any], marked: str 
 
 
 def plot_evaluation(path: Path, evaluation: Evaluation, checkpoints: Mapping[str, Path]) -> None:
-    """Draw evaluation.json; `checkpoints` are those of its labels."""
-    from prunecli.analysis.plots import CurvePoint, save_figure, score_figure
+    """Draw evaluation.json; `checkpoints` are the directories of its labels."""
     from prunecli.analysis.removed import removed
-    from prunecli.analysis.through_training import kept_of_one_training, training_figure
+    from prunecli.analysis.through_training import kept_of_one_training
     from prunecli.model.checkpoint import open_model
+    from prunecli.report.charts import Point
+    from prunecli.report.pictures import reduction_curves, training_curves
+    from prunecli.report.render import save_pictures
 
-    first, *others = evaluation.results
+    results = evaluation.results
     titles = {
         name: title
         for name, title in DRAWN[evaluation.task].items()
-        if evaluation.task == "translation" or all(name in other.scores for other in others or [first])
+        if evaluation.task == "translation" or all(name in other.scores for other in results[1:] or results)
     }
-    opened = [open_model(checkpoints[result.checkpoint]) for result in evaluation.results]
-    unit, fractions = removed(opened)
-    points = [
-        CurvePoint(
-            lost.fraction,
-            {
-                title: float((result.scores or result.mean).get(name, 0.0))  # the first has no divergence
-                for name, title in titles.items()
-            },
-            lost.lines,
-            lost.is_original,
-            lost.by_ablation,
-        )
-        for result, lost in zip(evaluation.results, fractions, strict=True)
-    ]
-    kept = kept_of_one_training(opened, [lost.fraction for lost in fractions])
-    figure = score_figure(points, unit=unit) if kept is None else training_figure(points, kept, unit=unit)
-    save_figure(figure, path)
+    opened = [open_model(checkpoints[result.checkpoint]) for result in results]
+    unit, lost = removed(opened)
+    fractions = [one.fraction for one in lost]
+    kept = kept_of_one_training(opened, fractions)
+    pictures = []
+    for name, title in titles.items():
+        scores = [
+            float((result.scores or result.mean).get(name, 0.0)) for result in results
+        ]  # first: no divergence
+        if kept is None:
+            points = {
+                index: Point(100 * fraction, score, result.checkpoint)
+                for index, (fraction, score, result) in enumerate(
+                    zip(fractions, scores, results, strict=True)
+                )
+            }
+            wholes = [score for score, one in zip(scores, lost, strict=True) if one.is_original]
+            axes = f"% of {unit} removed", title
+            caption = f"{title} against the {unit} removed"
+            pictures.append(reduction_curves(caption, points, dict(enumerate(lost)), axes, references=wholes))
+        else:
+            caption = f"{title} through the training"
+            pictures.append(training_curves(caption, scores, fractions, kept, (unit, title)))
+    save_pictures([pictures], path)

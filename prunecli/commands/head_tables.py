@@ -10,6 +10,7 @@ import numpy as np
 
 from prunecli.commands import console
 from prunecli.commands.table_layout import GAP
+from prunecli.errors import PruneError
 from prunecli.model.axes import module_of
 from prunecli.results.evaluation import SCORES
 
@@ -84,13 +85,22 @@ def _metric(scores: Scores) -> str:
     return str(scores.metric) if known is None else known.title
 
 
-def draw(scores: Scores, layers: Any, path: Path) -> None:
-    """The heat map of --plot; of ablation with a histogram."""
-    from prunecli.analysis.heat_maps import head_figure
-    from prunecli.analysis.plots import save_figure
+def draw(scores: Scores, path: Path) -> None:
+    """Draw a heat map for each kind of attention; for ablation also a histogram.
+
+    Raises:
+        PruneError: no head has a value.
+    """
+    from prunecli.report.pictures import head_maps
+    from prunecli.report.render import save_pictures
 
     changes = f"change of {_metric(scores)}" if scores.method == "ablation" else None
-    save_figure(head_figure(_values(scores), layers, _title(scores), changes), path)
+    heads = {module_of(name): ids for name, ids in scores.ids.items()}
+    values = {name: dict(zip(heads[name], own, strict=True)) for name, own in _values(scores).items()}
+    pictures = head_maps(scores.model_type, values, changes)
+    if not pictures:
+        raise PruneError("There is nothing to draw: no head has a value.")
+    save_pictures([pictures], path, _title(scores))
 
 
 def show(scores: Scores, layers: Any) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prunecli.commands import console
+from prunecli.errors import PruneError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,27 +106,32 @@ def _by_group(layers: ExpertsPerLayer) -> console.Shown:
 def plot_languages(
     path: Path, languages: Languages, similarity: Mapping[str, NDArray[np.float64]] | None
 ) -> None:
-    """Draw it all; `similarity` is side -> `[pairs, pairs]`.
+    """Draw trees, experts per layer and similarities.
+
+    Args:
+        path: file to write.
+        languages: the result.
+        similarity: side -> `[pairs, pairs]`. The map has the encoder below the diagonal and the decoder above.
 
     Raises:
-        PruneError: matplotlib is not installed, or there is nothing to draw.
+        PruneError: there is nothing to draw.
     """
-    import numpy as np
-
     from prunecli.analysis.language_experts import two_triangles
-    from prunecli.analysis.plots import languages_figure, save_figure
+    from prunecli.report.pictures import experts_per_layer, similarity_map, trees
+    from prunecli.report.render import save_pictures
 
     clusters, layers = languages.clustering, languages.experts_per_layer
-    trees = {
+    by_side = {
         "Encoder experts, by source language": clusters.encoder,
         "Decoder experts, by target language": clusters.decoder,
     }
-    figure = languages_figure(
-        {title: (tree.languages, np.array(tree.matrix)) for title, tree in trees.items() if tree is not None},
-        None if layers is None else (layers.layers, layers.mean),
-        None
-        if similarity is None
-        else (languages.pairs, two_triangles(similarity["encoder"], similarity["decoder"])),
-        languages.families,
-    )
-    save_figure(figure, path)
+    pictures = trees(by_side, languages.families)
+    if layers is not None:
+        pictures.append(experts_per_layer(layers))
+    if similarity is not None:
+        triangles = two_triangles(similarity["encoder"], similarity["decoder"])
+        caption = "Jaccard similarity: encoder below the diagonal, decoder above"
+        pictures.append(similarity_map(caption, triangles.tolist(), languages.pairs))
+    if not pictures:
+        raise PruneError("There is nothing to draw: the statistics hold fewer than two languages.")
+    save_pictures([pictures[:2], pictures[2:]], path)

@@ -22,7 +22,7 @@ def result_option(default: str, help: str = "File of the result.") -> Any:  # no
 
 def plot_option(help: str = "Also draw a picture.") -> Any:  # noqa: A002
     """Return the field `plot`."""
-    return option(None, help, metavar="FILE.png", role="output", recorded=False)
+    return option(None, help, metavar="FILE.png|svg|html", role="output", recorded=False)
 
 
 class OutputOptions(Options):
@@ -111,16 +111,18 @@ def written(*paths: Path | None) -> str:
 
 
 def check_plot(plot: Path, *, force: bool) -> None:
-    """Refuse a picture that could not be written in the end.
+    """Check before a long computation that its plot can be written.
 
     Raises:
-        OutputError: it exists and `force` is not given, is a directory, or lies in none.
-        UsageError: it is no PNG file.
-        PruneError: there is no matplotlib.
+        OutputError: the file exists and `force` is not given, it is a directory, or its directory does not exist.
+        UsageError: the suffix is not .png, .svg or .html.
+        PruneError: Altair or vl-convert is not installed.
     """
-    from prunecli.analysis.plots import require_matplotlib
+    from prunecli.report.charts import SUFFIXES, require_packages
 
     refuse_unwritable(plot, force=force)
-    if plot.suffix.lower() != ".png":
-        raise UsageError(f"`plot={plot}`: only PNG is drawn", "Choose a name that ends in .png.")
-    require_matplotlib()
+    if plot.suffix.lower() not in SUFFIXES:
+        raise UsageError(
+            f"`plot={plot}`: unknown kind of file", f"Choose a name that ends in {', '.join(SUFFIXES)}."
+        )
+    require_packages()

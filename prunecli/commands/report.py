@@ -49,8 +49,9 @@ def report(options: Report) -> None:
     from prunecli import demo
     from prunecli.report.collect import collect, require_directory
     from prunecli.report.facts import facts
-    from prunecli.report.page import report_page, write_page
+    from prunecli.report.page import report_page
     from prunecli.tensors.quantities import counted
+    from prunecli.tensors.transaction import new_file
 
     directory, output, json, quiet = options.directory, options.output, options.as_json, options.quiet
     require_directory(directory)
@@ -71,7 +72,9 @@ def report(options: Report) -> None:
     if output == STDOUT:
         typer.echo(report_page(data), nl=False)
     elif output is not None:
-        write_page(output, report_page(data))
+        page = report_page(data)
+        with new_file(output) as partial:
+            partial.write_text(page, encoding="utf-8", newline="\n")
         checkpoints = counted(len(data.checkpoints), "checkpoint")
         results = counted(len(data.documents), "result file")
         if not quiet:

@@ -61,5 +61,5 @@ def score_heads(options: ScoreHeads) -> None:
         )
     write_table(options.table, scores, force=options.force)
     if options.plot is not None:
-        draw(scores, layers, options.plot)
+        draw(scores, options.plot)
     options.show(scores.to_json, lambda: show(scores, layers))

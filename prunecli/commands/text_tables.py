@@ -44,17 +44,9 @@ def show_texts(texts: Texts) -> None:
 
 
 def plot_texts(path: Path, texts: Texts) -> None:
-    """Draw the tree and the matrix.
+    """Draw the tree and the matrix."""
+    from prunecli.report.pictures import similarity_map, trees
+    from prunecli.report.render import save_pictures
 
-    Raises:
-        PruneError: matplotlib is not installed.
-    """
-    import numpy as np
-
-    from prunecli.analysis.plots import languages_figure, save_figure
-
-    tree = texts.clustering
-    trees = {} if tree is None else {"Experts, by text": (tree.texts, np.array(tree.matrix))}
-    matrix = np.array(texts.similarity)
-    figure = languages_figure(trees, None, (texts.texts, matrix), texts.families, title="Jaccard similarity")
-    save_figure(figure, path)
+    drawn = trees({"Experts, by text": texts.clustering}, texts.families)
+    save_pictures([[*drawn, similarity_map("Jaccard similarity", texts.similarity, texts.texts)]], path)

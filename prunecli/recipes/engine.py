@@ -62,7 +62,7 @@ class Parameter:
 Commands = Mapping[str, Mapping[str, Parameter]]
 """Command -> its parameters by name."""
 
-NEEDS = {"plot": "matplotlib", "lora": "peft"}
+NEEDS = {"plot": "altair", "lora": "peft"}
 """Option -> the package that it needs and a plain installation lacks."""
 
 PASSED_BY_RUN = ("force", "dry-run", "quiet", "help")
@@ -168,7 +168,7 @@ def resolve(
         faults += _report_faults(report, steps)
     if faults:
         raise faults_error(path, faults)
-    left_out = f"no picture of {_joined(pictures)}: {_absent('matplotlib')}" if pictures else None
+    left_out = f"no picture of {_joined(pictures)}: {_absent('altair')}" if pictures else None
     return Recipe(tuple(steps), report, left_out)
 
 

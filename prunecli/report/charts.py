@@ -1,262 +1,492 @@
-"""Charts as inline SVG: points and lines, bars with whiskers, bars of parts."""
+"""The charts of the report page and of `--plot`, declared with Vega-Altair.
+
+Each chart function takes a caption first and returns a `Picture`. Altair is an optional dependency: without it, the
+pictures are empty and the page shows its tables alone.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import TypeAlias
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from typing import Any
 
-from prunecli.report.drawing import (
-    LETTER,
-    box,
-    figure,
-    key,
-    marker,
-    path,
-    sample,
-    series_key,
-    shortened,
-    text,
-)
-from prunecli.report.markup import Html, element, number
-from prunecli.report.style import SERIES
+import numpy as np
+import pandas as pd
 
-Area: TypeAlias = "tuple[float, float, float, float]"
-"""Left, top, right and bottom."""
+from prunecli.errors import PruneError
 
-WIDTH, HEIGHT = 440.0, 300.0
-LEFT, RIGHT, TOP, BOTTOM = 64.0, WIDTH - 18.0, 14.0, HEIGHT - 44.0
-"""The edges of the axes."""
-ROW = 42
-"""Height of a bar and of the text above it."""
-LABELLED = 10
-"""With more points than this, names appear on pointing only: they would cover one another."""
+try:
+    import altair as alt
+    from altair.utils.schemapi import debug_mode
+except ImportError:
+    alt = None
+
+VEGA_LITE: dict[str, Any] = {"vl_version": alt and ".".join(alt.SCHEMA_VERSION.split(".")[:2])}
+"""Option of vl-convert: the version of Vega-Lite that Altair declares charts for."""
+
+PACKAGES = {"altair": "altair", "vl_convert": "vl-convert-python"}
+"""Module -> package that installs it."""
+SUFFIXES = (".png", ".svg", ".html")
+"""Kinds of files that --plot writes."""
+WIDTH, HEIGHT = 420, 280
+"""Pixels of a chart in a PNG or SVG; on the page, charts are as wide as the page allows."""
+MOST_CELLS = 20_000
+"""A larger heat map shows means of neighbouring cells: every cell is an element of the page."""
+MOST_NAMED_POINTS = 10
+"""With more points than this, names would cover one another."""
+LONGEST_NAME = 32
+"""Characters of a name on an axis."""
+
+Grid = Sequence[Sequence["float | None"]]
+"""Rows of values; None is an empty cell. Rows may differ in length."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A chart and its caption.
+
+    Attributes:
+        caption: the title.
+        chart: an Altair chart without width; None if Altair is not installed.
+        width: fixed width in pixels; None if the chart fills its container.
+    """
+
+    caption: str
+    chart: Any
+    width: int | None = None
+
+    def specification(self, width: int | str) -> dict[str, Any]:
+        """Return the Vega-Lite specification, `width` wide unless the chart has a fixed width."""
+        found: dict[str, Any] = self.chart.to_dict(validate=False)
+        found["width"] = width if self.width is None else self.width
+        if found["width"] == "container":
+            found["autosize"] = {"type": "fit-x", "contains": "padding"}
+        return {key: value for key, value in found.items() if key != "config"}
 
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a chart and its name."""
+    """A point of a line or scatter chart, with an optional error bar from `low` to `high`."""
 
     x: float
     y: float
     name: str
-
-
-@dataclass(frozen=True)
-class Series:
-    """Points that belong together.
-
-    Attributes:
-        name: for the key.
-        points: in the order in which a line joins them.
-        joined: whether a line does.
-    """
-
-    name: str
-    points: tuple[Point, ...]
-    joined: bool = False
+    series: str = ""
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar with a whisker from `low` to `high`."""
+    """A bar, or one part of a stacked bar, with an optional error bar from `low` to `high`."""
 
     name: str
     value: float
-    low: float
-    high: float
     text: str
+    part: str = ""
+    low: float | None = None
+    high: float | None = None
 
 
-@dataclass(frozen=True)
-class StackedBar:
-    """A bar of parts one after another: (what is told of each on pointing, its size), in the order of the key."""
-
-    name: str
-    parts: tuple[tuple[str, float], ...]
-    text: str
+def missing_packages() -> str:
+    """Return the names of the packages that charts need and that are not installed, for `pip install`."""
+    return " ".join(package for module, package in PACKAGES.items() if find_spec(module) is None)
 
 
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers from at most `low` to at least `high`, about `count` of them."""
-    if high - low <= 1e-9 * max(abs(low), abs(high), 1e-290):  # no two numbers could be told apart
-        margin = abs(low) * 0.1 or 1.0
-        low, high = low - margin, high + margin
-    rough = (high - low) / count
-    size = 10.0 ** math.floor(math.log10(rough))
-    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [position * step for position in range(first, last + 1)]
+def require_packages() -> None:
+    """Check before a long computation that its plot can be drawn.
 
-
-def tick_text(value: float, step: float) -> str:
-    """A tick's number with as many digits as its step needs."""
-    if value and (abs(value) >= 1e7 or abs(step) < 1e-5):
-        return f"{value:.3g}"
-    digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    if abs(round(step, digits) - step) > step * 1e-3:  # 2.5, 0.25
-        digits += 1
-    return f"{value:,.{digits}f}"
-
-
-@dataclass(frozen=True)
-class _Axis:
-    """Values along a line of the drawing, from the pixel `start` to `end`."""
-
-    name: str
-    ticks: Sequence[float]
-    start: float
-    end: float
-
-    def at(self, value: float) -> float:
-        """The pixel of a value."""
-        first, last = self.ticks[0], self.ticks[-1]
-        return self.start + (self.end - self.start) * (value - first) / (last - first)
-
-    def labels(self) -> list[tuple[float, str]]:
-        """The pixel and the text of each tick."""
-        return [(self.at(value), tick_text(value, self.ticks[1] - self.ticks[0])) for value in self.ticks]
-
-    def title(self) -> str:
-        """The name, and where the axis begins if above 0."""
-        return f"{self.name} (axis from {self.labels()[0][1]})" if self.ticks[0] > 0 else self.name
-
-
-def chart(
-    caption: str, series: Sequence[Series], x_name: str, y_name: str, *, named: bool = True, zero: str = ""
-) -> Html:
-    """Points against two linear axes, with a key where there are several series.
-
-    Series without points are left out; each has a colour and a mark of its own. With `named`, points have their
-    names beside them while they are few. An axis that is named in `zero` ("x", "y", "xy") begins at 0, so that lengths
-    along it compare sizes; another one that begins above says where.
+    Raises:
+        PruneError: Altair or vl-convert is not installed.
     """
-    shown = [line for line in series if line.points]
-    points = [(index, point) for index, line in enumerate(shown) for point in line.points]
-    across, upwards = (point.x for _, point in points), (point.y for _, point in points)
-    x_axis = _Axis(x_name, _ticks(list(across), "x" in zero), LEFT, RIGHT)
-    y_axis = _Axis(y_name, _ticks(list(upwards), "y" in zero), BOTTOM, TOP)
-    parts = _axes(x_axis, y_axis)
-    lines: list[Area] = []
-    for index, line in enumerate(shown):
-        if line.joined and len(line.points) > 1:
-            lines += _along(line, x_axis, y_axis)
-            corners = " ".join(f"{number(x_axis.at(p.x))},{number(y_axis.at(p.y))}" for p in line.points)
-            parts.append(element("polyline", points=corners, class_=f"l{index % SERIES}", stroke_width="1.5"))
-    for index, point in points:
-        title = f"{point.name}: {x_name} {point.x:,.6g}, {y_name} {point.y:,.6g}"
-        parts.append(marker(index, x_axis.at(point.x), y_axis.at(point.y), title))
-    places = dict.fromkeys((p.name, x_axis.at(p.x), y_axis.at(p.y)) for _, p in points)
-    if named and len(places) <= LABELLED:
-        parts += _names(list(places), lines)
-    marks = series_key((index, line.name) for index, line in enumerate(shown)) if len(shown) > 1 else ""
-    return figure(caption, WIDTH, HEIGHT, parts, key=marks, fits=True)
+    if missing := missing_packages():
+        raise PruneError(
+            f"A plot needs packages that are not installed: {missing}.", f"pip install {missing}"
+        )
 
 
-def _ticks(values: list[float], from_zero: bool) -> list[float]:
-    return ticks(min([0.0, *values] if from_zero else values), max(values))
+def _drawn(function: Callable[..., Any]) -> Callable[..., Picture]:
+    """Turn a function from data to a chart, or to a chart and its fixed width, into one that returns a `Picture`."""
+
+    @functools.wraps(function)
+    def picture(caption: str, *arguments: Any, **options: Any) -> Picture:
+        if alt is None:
+            return Picture(caption, None)
+        with debug_mode(False):  # validation takes half of the time; the tests validate
+            drawn = function(*arguments, **options)
+        return Picture(caption, *drawn) if isinstance(drawn, tuple) else Picture(caption, drawn)
+
+    return picture
 
 
-def _axes(across: _Axis, upwards: _Axis) -> list[Html]:
-    parts = []
-    for index, (y, label) in enumerate(upwards.labels()):
-        parts.append(path("M", LEFT, y, "H", RIGHT, kind="grid" if index else "axis"))
-        parts.append(text(LEFT - 7, y + 4, label, "soft", anchor="end"))
-    for x, label in across.labels():
-        parts.append(path("M", x, BOTTOM, "v4", kind="axis"))
-        parts.append(text(x, BOTTOM + 17, label, "soft", anchor="middle"))
-    middle = (TOP + BOTTOM) / 2
-    turn = f"rotate(-90 12 {number(middle)})"
-    return [
-        *parts,
-        text((LEFT + RIGHT) / 2, HEIGHT - 7, across.title(), anchor="middle"),
-        text(12.0, middle, upwards.title(), anchor="middle", turn=turn),
-    ]
-
-
-def _names(points: Sequence[tuple[str, float, float]], lines: Sequence[Area]) -> list[Html]:
-    """The names beside their points, off the lines if there is room; one that would cover another is left out."""
-    taken = [(x - 5, y - 5, x + 5, y + 5) for _, x, y in points]
-    parts = []
-    short = shortened([name for name, _, _ in points], 24)
-    for name, x, y in points:
-        width = LETTER * len(short[name])
-        right, left, middle = x + 7, x - 7 - width, x - width / 2
-        corners = [(side, base) for base in (y - 6, y + 15) for side in (right, left)]
-        places = [*corners, (middle, y - 9), (middle, y + 18), (right, y + 4), (left, y + 4)]
-        rooms = {(left, base): (left, base - 11, left + width, base + 3) for left, base in places}
-        free = [
-            place
-            for place, (left, top, right, bottom) in rooms.items()
-            if left >= LEFT and right <= WIDTH - 8 and top >= 0 and bottom <= BOTTOM + 2
-            if not any(_overlap(rooms[place], other) for other in taken)
+def _data(rows: Iterable[dict[str, Any]]) -> Any:
+    """Return inline data without empty values, numbers with six digits."""
+    return alt.InlineData(
+        values=[
+            {
+                name: float(f"{value:.6g}") if isinstance(value, float) else value
+                for name, value in row.items()
+                if value is not None
+            }
+            for row in rows
         ]
-        clear = [place for place in free if not any(_overlap(rooms[place], line) for line in lines)]
-        for place in (clear or free)[:1]:
-            taken.append(rooms[place])
-            parts.append(text(*place, short[name], "name"))
-    return parts
+    )
 
 
-def _along(line: Series, x_axis: _Axis, y_axis: _Axis) -> list[Area]:
-    """Small areas that cover the line."""
-    places = [(x_axis.at(point.x), y_axis.at(point.y)) for point in line.points]
-    steps = [(step / 24, ends) for ends in pairwise(places) for step in range(25)]
-    dots = [(x + t * (x1 - x), y + t * (y1 - y)) for t, ((x, y), (x1, y1)) in steps]
-    return [(x - 1, y - 1, x + 1, y + 1) for x, y in dots]
+def _legend(**options: Any) -> Any:
+    return alt.Legend(orient="bottom", title=None, labelLimit=400, **options)
 
 
-def _overlap(first: Area, second: Area) -> bool:
-    return first[0] < second[2] and second[0] < first[2] and first[1] < second[3] and second[1] < first[3]
+def shortened(names: Sequence[str], length: int = LONGEST_NAME) -> list[str]:
+    """Shorten names to about `length` characters such that all stay different.
+
+    First the words that all long names begin with are cut, then the middle.
+    """
+    seen: dict[str, int] = {}
+    whole = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        whole.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    long = [name for name in whole if len(name) > length]
+    shared = len(re.sub(r"(\d+\.)?\w*$", "", _common_start(long))) if len(long) > 1 else 0
+    for room in range(length, max(map(len, long), default=length)):
+        short = [_cut(name, shared, room) if name in long else name for name in whole]
+        if len(set(short)) == len(whole):
+            return short
+    return whole
 
 
-def bars(caption: str, rows: Sequence[Bar], value_name: str) -> Html:
-    """A horizontal bar per row from 0, with a whisker, below its name and the value in words."""
-    most = max(0.0, *(max(row.value, row.high) for row in rows)) or 1.0
-    drawn = []
-    for index, row in enumerate(rows):
-        end, low, high = (percent(100 * max(0.0, value) / most) for value in (row.value, row.low, row.high))
-        y = ROW * index + 20
-        bar = element("rect", x=0, y=y, width=end, height=14, class_="s0")
-        whisker = element("line", x1=low, x2=high, y1=y + 7, y2=y + 7, class_="whisker")
-        drawn.append((row.name, row.text, [bar, whisker]))
-    return _rows(caption, drawn, title=f"{caption}. {value_name}.")
+def _common_start(names: Sequence[str]) -> str:
+    first, last = min(names), max(names)
+    end = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return first[:end]
 
 
-def stacked_bars(caption: str, rows: Sequence[StackedBar], names: Sequence[str]) -> Html:
-    """A horizontal bar per row, made of parts that are `names` in the key, below its name and the value in words."""
-    most = max(sum(size for _, size in row.parts) for row in rows) or 1
-    drawn = []
-    for index, row in enumerate(rows):
-        x, parts = 0.0, []
-        for place, (title, size) in enumerate(row.parts):
-            width = 100 * size / most
-            if title:
-                where = {"x": percent(x), "y": ROW * index + 20, "width": percent(width), "height": 14}
-                parts.append(element("rect", element("title", title), **where, class_=f"s{place}"))
-            x += width
-        drawn.append((row.name, row.text, parts))
-    samples = [(sample(12, 12, box(0, 0, 12, 12, f"s{place}")), name) for place, name in enumerate(names)]
-    return _rows(caption, drawn, key=key(samples))
+def _cut(name: str, shared: int, length: int) -> str:
+    short = f"…{name[shared:]}" if shared > 1 else name
+    half = (length - 1) // 2
+    return short if len(short) <= length else f"{short[: length - 1 - half]}…{short[-half:]}"
 
 
-def _rows(
-    caption: str, rows: Sequence[tuple[str, str, list[Html]]], *, key: str = "", title: str = ""
-) -> Html:
-    """(name, value in words, bar) below one another, in percent of the width that the page allows."""
-    short = shortened([name for name, _, _ in rows], 28)
-    parts = [element("title", title or caption)]
-    for index, (name, value, bar) in enumerate(rows):
-        y = ROW * index + 14
-        parts.append(text(0, y, short[name], title=name))
-        parts.append(element("text", value, x="100%", y=y, text_anchor="end", class_="soft"))
-        parts += bar
-    drawn = element("svg", *parts, role="img", width="100%", height=ROW * len(rows))
-    return element("figure", element("figcaption", caption), drawn, *([key] if key else []), class_="rows")
+def colour_range(grids: Sequence[Grid]) -> tuple[float, float]:
+    """Return the ends of a colour scale for several heat maps.
+
+    The scale begins or ends at 0; if values lie on both sides of 0, it is symmetric.
+    """
+    cells = (value for grid in grids for row in grid for value in row)
+    values = [0.0, *(value for value in cells if value is not None and not math.isnan(value))]
+    low, high = min(values), max(values)
+    return (-max(-low, high), max(-low, high)) if low < 0 < high else (low, high)
 
 
-def percent(share: float) -> str:
-    """'12.5%' of the width of a drawing."""
-    return f"{number(share)}%"
+@_drawn
+def heat_map(
+    grid: Grid,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    ends: tuple[float, float],
+    *,
+    titles: tuple[str, str] = ("", ""),
+    dropped: Sequence[Sequence[bool]] | None = None,
+    has_legend: bool = True,
+) -> Any:
+    """Draw cells coloured by value. Empty cells are blank.
+
+    Args:
+        grid: values [rows, columns].
+        rows, columns: names of the rows and columns.
+        ends: the values at the ends of the colour scale. A scale with a negative and a positive end has two colours.
+        titles: names of the two axes, such as ("layer", "head").
+        dropped: [rows, columns]: cells with a stroke through them.
+        has_legend: whether to show the colour scale.
+    """
+    values = pd.DataFrame(list(grid), dtype=float).reindex(columns=range(len(columns)))
+    across, down = shortened(columns), shortened(rows)
+    while values.size > MOST_CELLS:
+        if values.shape[1] >= values.shape[0]:
+            values, across = values.T.groupby(np.arange(values.shape[1]) // 2).mean().T, across[::2]
+        else:
+            values, down = values.groupby(np.arange(values.shape[0]) // 2).mean(), down[::2]
+    is_whole = values.shape == (len(rows), len(columns))
+    names = titles[0] or "row", titles[1] or "column"
+    cells = [
+        {
+            "row": down[line],
+            "column": across[place],
+            "value": float(value),
+            "state": ("dropped" if dropped[line][place] else "kept") if dropped and is_whole else None,
+        }
+        for line, row in enumerate(values.to_numpy())
+        for place, value in enumerate(row)
+        if not math.isnan(value)
+    ]
+    width, height = (_cell_size(len(names)) for names in (across, down))
+    height = height if len(across) == len(down) else max(height, min(14, 900 // max(1, len(down))))
+    gap = 0.06 if min(width, height) >= 8 else 0
+    is_turned = max(map(len, across), default=0) * 7 > width and not all(map(str.isdigit, across))
+    axis = {"labelOverlap": True, "ticks": False, "domain": False}
+    base = alt.Chart(_data(cells)).encode(
+        x=alt.X(
+            "column:O",
+            title=titles[1] or None,
+            scale=alt.Scale(domain=across, paddingInner=gap),
+            axis=alt.Axis(labelAngle=-90 if is_turned else 0, **axis),
+        ),
+        y=alt.Y(
+            "row:O",
+            title=titles[0] or None,
+            scale=alt.Scale(domain=down, paddingInner=gap),
+            axis=alt.Axis(**axis),
+        ),
+    )
+    colour = alt.Scale(domain=list(ends), range="diverging" if ends[0] < 0 < ends[1] else "heatmap")
+    told = [
+        alt.Tooltip("row:O", title=names[0]),
+        alt.Tooltip("column:O", title=names[1]),
+        alt.Tooltip("value:Q", format=".4~g"),
+    ]
+    layers = [
+        base.mark_rect(stroke=None, strokeWidth=0).encode(
+            color=alt.Color(
+                "value:Q",
+                scale=colour,
+                legend=_legend(gradientLength=160, format=".3~g") if has_legend else None,
+            ),
+            tooltip=[*told, *(["state:N"] if dropped and is_whole else [])],
+        )
+    ]
+    if dropped and is_whole:
+        stroke = base.mark_point(shape="M-1,-1L1,1", size=min(width, height) ** 2)
+        layers.append(stroke.transform_filter("datum.state == 'dropped'").encode(tooltip=[*told, "state:N"]))
+    chart = alt.layer(*layers).properties(height=height * len(down))
+    return chart, max(40, width * len(across))
+
+
+def _cell_size(count: int) -> int:
+    """Return the side of a cell in pixels for a heat map of `count` rows or columns."""
+    return 22 if count <= 16 else 14 if count <= 40 else 10 if count <= 80 else max(3, 800 // count)
+
+
+def kept_units(caption: str, layers: Sequence[tuple[str, Collection[int], int]], unit: str) -> Picture:
+    """Draw a row for each layer (name, kept ids, original number); kept units stand out, removed ones are faint."""
+    columns = [str(number) for number in range(max(original for _, _, original in layers))]
+    grid = [[float(number in kept) for number in range(original)] for _, kept, original in layers]
+    rows = [f"{name}: {len(kept)} of {original}" for name, kept, original in layers]
+    return heat_map(caption, grid, rows, columns, (0.0, 1.0), titles=("layer", unit), has_legend=False)
+
+
+@_drawn
+def curves(
+    points: Sequence[Point],
+    x_title: str,
+    y_title: str,
+    *,
+    joined: Collection[str] = (),
+    dashed: Collection[str] = (),
+    references: Collection[float] = (),
+    y_from_zero: bool = False,
+    x_ticks: Sequence[float] = (),
+    has_names: bool = False,
+) -> Any:
+    """Draw points, and lines through the points of some series.
+
+    The x axis begins at 0. If the y axis begins above 0, its title says where.
+
+    Args:
+        points: in the order in which lines join them. Each series has a colour and a shape.
+        x_title, y_title: titles of the axes.
+        joined: series whose points are joined by a line.
+        dashed: those of them with a dashed line.
+        references: y values of thin horizontal lines.
+        y_from_zero: whether the y axis begins at 0.
+        x_ticks: if given, the x axis is logarithmic and has these ticks.
+        has_names: whether names stand beside the points while they are few.
+    """
+    series = list(dict.fromkeys(point.series for point in points))
+    labels = dict(zip(series, shortened(series, 56), strict=True))
+    heights = [value for p in points for value in (p.low, p.y, p.high) if value is not None]
+    heights = [*heights, *references] or [0.0]  # without points the axes are empty
+    low, high = min(heights), max(heights)
+    y_scale = alt.Scale(zero=True)
+    if low > 0 and not y_from_zero:
+        step = 10.0 ** math.floor(math.log10((high - low) or high))
+        start = min(low, math.floor(low / step + 1e-9) * step)
+        y_scale = alt.Scale(domain=[start, high + 0.05 * (high - start or high)], nice=False)
+        y_title = f"{y_title} (axis from {start:.4g})" if start > 0 else y_title
+    x_axis = alt.X("x:Q", title=x_title, scale=alt.Scale(zero=all(p.x >= 0 for p in points)))
+    if x_ticks:
+        x_axis = alt.X(
+            "x:Q",
+            title=x_title,
+            scale=alt.Scale(type="log", base=2, nice=False),
+            axis=alt.Axis(values=list(x_ticks), format=","),
+        )
+    shared = alt.Scale(domain=list(labels.values()))
+    is_one = len(series) <= 1
+    legend = None if is_one else _legend(columns=1, symbolStrokeWidth=2)
+    rows = [{**asdict(p), "series": labels[p.series], "order": order} for order, p in enumerate(points)]
+    base = alt.Chart(_data(rows)).encode(
+        x=x_axis,
+        y=alt.Y("y:Q", title=y_title, scale=y_scale),
+        color=alt.Color("series:N", scale=shared, legend=legend),
+        tooltip=[
+            alt.Tooltip("name:N"),
+            *([] if is_one else [alt.Tooltip("series:N")]),
+            alt.Tooltip("x:Q", title=x_title, format=",.6~g"),
+            alt.Tooltip("y:Q", title=y_title.partition(" (axis")[0], format=",.6~g"),
+        ],
+    )
+    layers = []
+    if references:
+        lines = alt.Chart(_data({"y": y} for y in dict.fromkeys(references)))
+        layers.append(lines.mark_rule(style="reference").encode(y="y:Q"))
+    for dash, members in ((None, set(joined) - set(dashed)), ([5, 3], set(joined) & set(dashed))):
+        line = {"strokeWidth": 1.6} if dash is None else {"strokeWidth": 1.6, "strokeDash": dash}
+        own = [row for row, point in zip(rows, points, strict=True) if point.series in members]
+        if own:
+            layers.append(base.mark_line(**line).properties(data=_data(own)).encode(order="order:O"))
+    if any(point.low is not None for point in points):
+        layers.append(base.mark_rule().encode(y="low:Q", y2="high:Q"))
+    shapes = alt.Shape("series:N", scale=shared, legend=legend)
+    layers.append(base.mark_point(filled=True, size=60, opacity=1).encode(shape=shapes))
+    places = list({(p.name, p.x, p.y): p for p in points}.values())
+    if has_names and 0 < len(places) <= MOST_NAMED_POINTS:
+        short = shortened([point.name for point in places], 24)
+        texts = [
+            {"x": point.x, "y": point.y, "text": name}
+            for point, name, is_free in zip(places, short, _have_room(places), strict=True)
+            if is_free
+        ]
+        beside = alt.Chart(_data(texts)).mark_text(align="left", baseline="bottom", dx=6, dy=-4)
+        layers += [beside.encode(x="x:Q", y="y:Q", text="text:N")] if texts else []
+    return alt.layer(*layers).properties(height=HEIGHT)
+
+
+def _have_room(points: Sequence[Point]) -> list[bool]:
+    """Tell for each point whether its name fits into the chart and covers no name of an earlier point."""
+    left, right = min([0.0, *(p.x for p in points)]), max(p.x for p in points)
+    low, high = min(p.y for p in points), max(p.y for p in points)
+    taken: list[tuple[float, float]] = []
+    found = []
+    for point in points:
+        x, y = (point.x - left) / (right - left or 1), (point.y - low) / (high - low or 1)
+        found.append(x < 0.6 and all(abs(x - a) > 0.5 or abs(y - b) > 0.08 for a, b in taken))
+        taken += [(x, y)] if found[-1] else []
+    return found
+
+
+@_drawn
+def bars(rows: Sequence[Bar], title: str) -> Any:
+    """Draw a horizontal bar from 0 for each name; parts of one name are stacked."""
+    whole = list(dict.fromkeys(bar.name for bar in rows))
+    names = dict(zip(whole, shortened(whole), strict=True))
+    parts = list(dict.fromkeys(bar.part for bar in rows))
+    legend = _legend() if len(parts) > 1 else None
+    data = _data({**asdict(bar), "label": names[bar.name], "order": i} for i, bar in enumerate(rows))
+    base = alt.Chart(data).encode(
+        y=alt.Y("label:N", title=None, scale=alt.Scale(domain=list(names.values()))),
+        tooltip=[
+            alt.Tooltip("name:N"),
+            *([alt.Tooltip("part:N")] if legend else []),
+            alt.Tooltip("text:N", title=title),
+        ],
+    )
+    drawn = base.mark_bar(height={"band": 0.7}).encode(
+        x=alt.X("value:Q", title=title, axis=alt.Axis(format="~s", labelOverlap=True)),
+        color=alt.Color("part:N", scale=alt.Scale(domain=parts), legend=legend),
+        order=alt.Order("order:Q"),
+    )
+    whiskers = base.mark_rule().encode(x="low:Q", x2="high:Q")
+    has_whiskers = any(bar.low is not None for bar in rows)
+    return alt.layer(drawn, *([whiskers] if has_whiskers else [])).properties(height=26 * len(names))
+
+
+@_drawn
+def histogram(values: dict[str, Sequence[float]], x_title: str, y_title: str, bins: int = 20) -> Any:
+    """Draw how often values occur, the named groups stacked on one another, and a line at 0."""
+    edges = np.histogram_bin_edges(np.concatenate([*values.values()]), bins)
+    counts = {name: np.histogram(own, edges)[0].tolist() for name, own in values.items()}
+    rows = [
+        {"low": low, "high": high, "count": count, "series": name}
+        for name, own in counts.items()
+        for low, high, count in zip(edges[:-1].tolist(), edges[1:].tolist(), own, strict=True)
+    ]
+    legend = None if len(values) == 1 else _legend(columns=1)
+    drawn = alt.Chart(_data(rows)).mark_bar().encode(
+        x=alt.X("low:Q", title=x_title, bin="binned"),
+        x2="high:Q",
+        y=alt.Y("count:Q", title=y_title, stack=True),
+        color=alt.Color("series:N", scale=alt.Scale(domain=list(values)), legend=legend),
+        tooltip=["series:N", alt.Tooltip("low:Q", format=".4~g"), alt.Tooltip("high:Q", format=".4~g"), "count:Q"],
+    )  # fmt: skip
+    zero = alt.Chart(_data([{"x": 0.0}])).mark_rule(style="reference").encode(x="x:Q")
+    return alt.layer(drawn, zero).properties(height=HEIGHT)
+
+
+@_drawn
+def dendrogram(leaves: Sequence[str], linkage: Sequence[Sequence[float]], families: dict[str, str]) -> Any:
+    """Draw the tree of scipy's linkage matrix, leaves on the left, each with the colour of its family.
+
+    Args:
+        leaves: names of the leaves, by number.
+        linkage: rows of two clusters, their distance and their number of leaves.
+        families: leaf -> family. A family has the same colour in every tree that gets the same `families`.
+    """
+    order = leaf_order(len(leaves), linkage)
+    names = shortened(leaves)
+    clusters = [(0.0, float(height)) for height in np.argsort(order)]
+    edges = []
+    for number, (first, second, distance, _) in enumerate(linkage):
+        (x0, y0), (x1, y1) = clusters[int(first)], clusters[int(second)]
+        corners = ((x0, y0), (distance, y0), (distance, y1), (x1, y1))
+        edges += [
+            {"cluster": number, "order": i, "x": float(x), "y": y, "distance": float(distance)}
+            for i, (x, y) in enumerate(corners)
+        ]
+        clusters.append((float(distance), (y0 + y1) / 2))
+    height = alt.Scale(domain=[-0.5, len(leaves) - 0.5], reverse=True, nice=False, zero=False)
+    branches = alt.Chart(_data(edges)).mark_line(strokeWidth=1.4).encode(
+        x=alt.X("x:Q", title="distance at which clusters join", axis=alt.Axis(grid=False)),
+        y=alt.Y("y:Q", scale=height, axis=None),
+        detail="cluster:N",
+        order="order:O",
+        tooltip=[alt.Tooltip("distance:Q", format=".4~g")],
+    )  # fmt: skip
+    rows = [{"x": 0.0, "leaf": names[leaf], "family": families.get(leaves[leaf])} for leaf in order]
+    dots = alt.Chart(_data(rows)).mark_point(filled=True, size=60, opacity=1).encode(
+        x="x:Q",
+        y=alt.Y("leaf:N", title=None, scale=alt.Scale(domain=[row["leaf"] for row in rows]), axis=alt.Axis(
+            ticks=False, domain=False, grid=False, labelPadding=8
+        )),
+        tooltip=["leaf:N"],
+    )  # fmt: skip
+    if own := [
+        family for family in dict.fromkeys(families.values()) if family in {row["family"] for row in rows}
+    ]:
+        known = list(dict.fromkeys(families.values()))
+        domain, legend = alt.Scale(domain=known), _legend(columns=2, values=own)
+        dots = dots.encode(
+            color=alt.Color("family:N", scale=domain, legend=legend),
+            shape=alt.Shape("family:N", scale=domain, legend=legend),
+            tooltip=["leaf:N", "family:N"],
+        )
+    else:
+        dots = dots.mark_point(size=0)
+    return alt.layer(branches, dots).resolve_scale(y="independent").properties(height=20 * len(leaves))
+
+
+def leaf_order(leaves: int, linkage: Sequence[Sequence[float]]) -> list[int]:
+    """Return the leaves from top to bottom, ordered so that no branches cross."""
+    order: list[int] = []
+    waiting = [leaves + len(linkage) - 1]
+    while waiting:  # no recursion: a tree may be a chain of thousands of clusters
+        cluster = waiting.pop()
+        if cluster < leaves:
+            order.append(cluster)
+        else:
+            waiting += [int(linkage[cluster - leaves][1]), int(linkage[cluster - leaves][0])]
+    return order

@@ -6,15 +6,14 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from prunecli.analysis.settings import AMOUNTS
 from prunecli.model.structure import statistics_files
 from prunecli.options import present_name
 from prunecli.progress import unsaid
-from prunecli.report.collect import CheckpointEntry, ReportData
-from prunecli.report.markup import Html, element, join
-from prunecli.report.trees import Node, lineage
+from prunecli.report.collect import CheckpointEntry
 
 DATA, TEXT, CONFIG = "DATA", "TEXT", "CONFIG"
 """Stand for directories and files that a history does not name: it holds hashes of the text that was read."""
@@ -46,21 +45,23 @@ _DIGEST = re.compile("(sha256:)?([0-9a-f]{64})")
 _OPTION = re.compile("[a-z][a-z_]*")
 
 
-def history_section(data: ReportData) -> Html | None:
-    """The tree of all checkpoints that prunecli made, then the steps of each; None where there are none."""
-    derived = [entry for entry in data.checkpoints if entry.history]
-    if not derived:
-        return None
-    stock = [entry for entry in (*data.checkpoints, *data.elsewhere) if not entry.history]
-    caption = (
-        "What was made from what. A filled dot: a checkpoint of this directory; an empty one: not in it."
-    )
-    return join(
-        [
-            lineage(caption, family_tree(derived, stock, {entry.name for entry in data.checkpoints})),
-            *(part for entry in derived for part in _steps(entry, data.checkpoints)),
-        ]
-    )
+@dataclass
+class Node:
+    """A node of a tree of checkpoints.
+
+    Attributes:
+        name: names of the checkpoint.
+        how: the command that made it; empty for an original.
+        is_here: whether the checkpoint lies in the directory.
+        children: checkpoints made from this one.
+        short: the part of `how` that differs from the siblings'; the page shows it beside the name.
+    """
+
+    name: str
+    how: str
+    is_here: bool
+    children: list[Node] = field(default_factory=list)
+    short: str = ""
 
 
 def family_tree(
@@ -85,12 +86,12 @@ def family_tree(
         for index, step in enumerate(entry.history):
             path = (*path, json.dumps(step, sort_keys=True, default=str))
             if path not in nodes:
-                nodes[path] = Node(_result_name(entry.history, index), step_text(step), here=False)
+                nodes[path] = Node(_result_name(entry.history, index), step_text(step), is_here=False)
                 node.children.append(nodes[path])
                 steps[id(nodes[path])] = step
             node = nodes[path]
         names.setdefault(id(node), []).append(entry.name)
-        node.name, node.here = ", ".join(names[id(node)]), True
+        node.name, node.is_here = ", ".join(names[id(node)]), True
     for parent in (*roots.values(), *nodes.values()):
         for child in parent.children:
             siblings = [steps[id(other)] for other in parent.children if other is not child]
@@ -117,8 +118,8 @@ def step_difference(step: Mapping[str, Any], siblings: Sequence[Mapping[str, Any
         for name in _COUNTED
         if name in step and (not shown or any(other.get(name) != step[name] for other in others))
     }
-    files = _statistics(step)
-    differ = any(_statistics(other) != files for other in others)
+    files = statistics(step)
+    differ = any(statistics(other) != files for other in others)
     text = step_text({"command": command, "arguments": shown, **counted}, *(files if differ else []))
     return text if text != command or not others else step_text(step)
 
@@ -137,23 +138,6 @@ def _result_name(history: Sequence[Mapping[str, Any]], index: int) -> str:
     if index + 1 < len(history):
         return str(history[index + 1].get("source", {}).get("path", "?"))
     return "?"
-
-
-def _steps(entry: CheckpointEntry, checkpoints: Sequence[CheckpointEntry]) -> list[Html]:
-    _, fingerprint, name = original(entry)
-    shown = fingerprint if len(fingerprint) <= 16 else f"{fingerprint[:15]}…"
-    known = f" ({shown})" if fingerprint else ""
-    origin = element("p", f"From {name}{known}:", class_="soft")
-    items = [element("li", _code(line)) for line in command_lines(entry, checkpoints)]
-    files = [text for step in entry.history for text in _statistics(step)]
-    note = [element("p", f"Statistics: {', '.join(dict.fromkeys(files))}.", class_="soft")] if files else []
-    return [element("h3", entry.name), origin, element("ol", *items, class_="steps"), *note]
-
-
-def _code(line: str) -> Html:
-    """A command line that is wrapped between words only, not at the hyphens of an option."""
-    words = [element("span", word) for word in line.split(" ")]
-    return element("code", *(part for word in words for part in (word, " ")))
 
 
 def command_lines(entry: CheckpointEntry, checkpoints: Sequence[CheckpointEntry]) -> list[str]:
@@ -264,7 +248,7 @@ def _value(value: Any) -> str:
     return text if digest is None else f"{digest[1] or ''}{digest[2][:8]}…"
 
 
-def _statistics(step: Mapping[str, Any]) -> list[str]:
+def statistics(step: Mapping[str, Any]) -> list[str]:
     return [f"{file.get('file')} (sha256:{str(file.get('sha256'))[:8]}…)" for file in statistics_files(step)]
 
 

@@ -1,18 +1,19 @@
-"""The section of quality: scores of checkpoints beside their size and speed."""
+"""The page's section on quality: scores of checkpoints against size and speed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prunecli.analysis.removed import Removed, Unit, removed
 from prunecli.evaluation.significance import LEAST
-from prunecli.report.charts import Point, Series, chart
+from prunecli.report.charts import Picture, Point, curves
 from prunecli.report.collect import ReportData
 from prunecli.report.facts import LOWER_IS_BETTER, Row, rows_of, shown_scores
 from prunecli.report.history import original
-from prunecli.report.markup import Html, element, join, maybe, millions, row_of, table
+from prunecli.report.pictures import reduction_curves
+from prunecli.report.render import Block, Heading, Pictures, Table, Text, maybe, table
 from prunecli.results.document import numbers
 from prunecli.results.evaluation import Evaluated, Evaluation, Score
 from prunecli.tensors.quantities import bytes_text, counted
@@ -21,74 +22,85 @@ MOST_PAIRS, MOST_CHECKPOINTS = 40, 8
 """Scores by pair are listed for at most so many."""
 
 
-def quality_section(data: ReportData) -> Html | None:
-    """For each evaluation.json charts and tables; None where there is none."""
-    files = data.of(Evaluation)
-    if not files:
-        return None
-    return join([_evaluation(name, evaluation, rows_of(evaluation, data)) for name, evaluation in files])
+def quality_section(data: ReportData) -> Iterator[Block]:
+    """Yield charts and tables of each evaluation.json."""
+    for name, evaluation in data.of(Evaluation):
+        yield from _evaluation(name, evaluation, rows_of(evaluation, data))
 
 
-def _evaluation(name: str, evaluation: Evaluation, rows: Sequence[Row]) -> Html:
+def _evaluation(name: str, evaluation: Evaluation, rows: Sequence[Row]) -> Iterator[Block]:
     known = shown_scores(evaluation.task)
     scores = {key: score for key, score in known.items() if any(key in row.scores for row in rows)}
     unit, lost = _lost(rows)
+    yield Heading(name)
+    yield Text(_about(evaluation))
     first = next(iter(scores), None)
     charts = [
         *([] if first is None else _charts(first, scores[first], rows, unit, lost)),
         *_by_position(rows),
     ]
-    by_pair = bool(scores) and 1 < len(evaluation.pairs) <= MOST_PAIRS and len(rows) <= MOST_CHECKPOINTS
-    return join(
-        [
-            element("h3", name),
-            element("p", _about(evaluation)),
-            *([row_of(*charts)] if charts else []),
-            _table(evaluation, rows, scores, unit, lost),
-            *([_by_pair(evaluation, rows, str(first), scores[str(first)])] if by_pair else []),
-            *([_by_text(rows, scores)] if any(row.result.by_text for row in rows) else []),
-            *([_examples(evaluation)] if evaluation.examples else []),
+    if charts:
+        yield Pictures(charts)
+    yield _table(evaluation, rows, scores, unit, lost)
+    if first is not None and 1 < len(evaluation.pairs) <= MOST_PAIRS and len(rows) <= MOST_CHECKPOINTS:
+        by_pair = [
+            {
+                "pair": pair,
+                **{
+                    row.result.checkpoint: _cell(first, scores[first], row.result.pairs.get(pair, {}))
+                    for row in rows
+                },
+            }
+            for pair in evaluation.pairs
         ]
-    )
-
-
-def _examples(evaluation: Evaluation) -> Html:
-    """Inputs and references, and the outputs of the checkpoints beside one another."""
-    labels = dict.fromkeys(label for example in evaluation.examples for label in example.outputs)
-    outputs = {label: lambda example, label=label: example.outputs.get(label) for label in labels}
-    columns = {
-        "input": lambda example: example.source,
-        "of": lambda example: example.pair or example.text,
-        "reference": lambda example: example.reference,
-    }
-    return table("Examples of outputs", evaluation.examples, columns | outputs, text_columns=3 + len(labels))
+        yield table(f"{scores[first].title} by pair", by_pair)
+    names = dict.fromkeys(text for row in rows for text in row.result.by_text)
+    by_text = [
+        {"text": text, "checkpoint": row.result.checkpoint, **_cells(scores, row.result.by_text[text])}
+        for text in names
+        for row in rows
+        if text in row.result.by_text
+    ]
+    if by_text:
+        yield table("Quality by text", by_text)
+    if evaluation.examples:
+        labels = dict.fromkeys(label for example in evaluation.examples for label in example.outputs)
+        examples = [
+            {"input": one.source, "of": one.pair or one.text, "reference": one.reference}
+            | {label: one.outputs.get(label) for label in labels}
+            for one in evaluation.examples
+        ]
+        yield table("Examples of outputs", examples, text_columns=3 + len(labels))
 
 
 def _about(evaluation: Evaluation) -> str:
     data, pairs = numbers(evaluation.data), evaluation.pairs
     split = evaluation.data.get("split")
-    said = [f"Task: {evaluation.task}"]
+    parts = [f"Task: {evaluation.task}"]
     if isinstance(split, str):
-        said.append(f"split {split}")
+        parts.append(f"split {split}")
     if pairs:
-        said.append(", ".join(pairs[:3]) + ("…" if len(pairs) > 3 else ""))
+        parts.append(", ".join(pairs[:3]) + ("…" if len(pairs) > 3 else ""))
     if len(pairs) > 1:
-        said.append(counted(len(pairs), "pair"))
+        parts.append(counted(len(pairs), "pair"))
     unit = "sentence" if "sentences" in data else "text"
     if f"{unit}s" in data:
-        said.append(counted(int(data[f"{unit}s"]), unit))
+        parts.append(counted(int(data[f"{unit}s"]), unit))
     test = evaluation.significance or {}
     tested = f" Tested against {test.get('baseline')}: {test.get('test')}." if test else ""
-    return f"{'; '.join(said)}.{tested}"
+    return f"{'; '.join(parts)}.{tested}"
 
 
 def _lost(rows: Sequence[Row]) -> tuple[Unit, dict[int, Removed]]:
-    """What was removed, by index of the row: of what could be opened, and of originals of these, wherever they lie."""
+    """Return what was removed from each row's checkpoint, by index of the row.
+
+    Checkpoints that cannot be opened are left out, except originals of those that can.
+    """
     opened = {index: row.entry for index, row in enumerate(rows) if row.entry is not None}
     if not opened:
         return "parameters", {}
     unit, losses = removed([entry.checkpoint for entry in opened.values()], rows[0].parameters)
-    if unit == "parameters" and rows[0].parameters is None:  # they are counted against the first
+    if unit == "parameters" and rows[0].parameters is None:  # fractions are relative to the first checkpoint
         return unit, {}
     lost = dict(zip(opened, losses, strict=True))
     for index, row in enumerate(rows):
@@ -100,53 +112,42 @@ def _lost(rows: Sequence[Row]) -> tuple[Unit, dict[int, Removed]]:
     return unit, lost
 
 
-def _charts(key: str, score: Score, rows: Sequence[Row], unit: Unit, lost: dict[int, Removed]) -> list[Html]:
+def _charts(
+    key: str, score: Score, rows: Sequence[Row], unit: Unit, lost: dict[int, Removed]
+) -> Iterator[Picture]:
     name = score.title
-    y_name = f"{name} (lower is better)" if key in LOWER_IS_BETTER else name
+    y_title = f"{name} (lower is better)" if key in LOWER_IS_BETTER else name
     scored = {index: row for index, row in enumerate(rows) if key in row.scores}
+    timed = {index: row.timed.timings[0].rate for index, row in scored.items() if row.timed}
     by_share = {index: 100 * lost[index].fraction for index in scored if index in lost}
-    by_size = {i: row.parameters / 1e6 for i, row in scored.items() if row.parameters is not None}
-    by_speed = {i: row.timed.timings[0].rate[1].median for i, row in scored.items() if row.timed}
-    units = {row.timed.timings[0].rate[0] for row in scored.values() if row.timed}
-    axes = [
+    by_size = {index: row.parameters / 1e6 for index, row in scored.items() if row.parameters is not None}
+    by_speed = {index: spread.median for index, (_, spread) in timed.items()}
+    axes: list[tuple[str, dict[int, float], str]] = [
         (f"{name} against the {unit} removed", by_share, f"% of {unit} removed"),
         (f"{name} against parameters", by_size, "million parameters"),
-        (f"{name} against speed", by_speed, ", ".join(sorted(units))),
+        (f"{name} against speed", by_speed, ", ".join(sorted({rate for rate, _ in timed.values()}))),
     ]
-    return [
-        chart(
-            caption, _series(rows, values, lost, key, joined=values is not by_speed), x_name, y_name, zero="x"
-        )
-        for caption, values, x_name in axes[unit == "parameters" :]
-        if len(values) > 1
-    ]
+    for caption, values, x_title in axes[unit == "parameters" :]:
+        if len(values) > 1:
+            points = {i: Point(x, rows[i].scores[key], rows[i].result.checkpoint) for i, x in values.items()}
+            joined = values is not by_speed
+            titles = (x_title, y_title)
+            yield reduction_curves(caption, points, lost, titles, least=2, is_joined=joined, has_names=True)
 
 
-def _series(
-    rows: Sequence[Row], values: dict[int, float], lost: dict[int, Removed], score: str, joined: bool
-) -> list[Series]:
-    """A series for each way in which checkpoints were reduced, of the rows that have `values` for the x axis.
-
-    Where `joined`, a series that has several amounts of one reduction is a line, which starts at its original.
-    """
-    points = {i: Point(x, rows[i].scores[score], rows[i].result.checkpoint) for i, x in values.items()}
-    originals = [index for index in points if index in lost and lost[index].is_original]
-    members: dict[str, list[int]] = {}
-    for index in points:
-        if index in lost and index not in originals:
-            members.setdefault(lost[index].lines[0], []).append(index)
-    series, started = [], set[int]()
-    for line, own in members.items():
-        is_line = joined and len({values[index] for index in own}) > 1
-        starts = [index for index in originals if is_line and line in lost[index].lines]
-        started.update(starts)
-        ordered = sorted([*starts, *own], key=lambda index: (values[index], index))
-        series.append(Series(line or "reduced", tuple(points[i] for i in ordered), is_line))
-    others = {
-        "not reduced": [index for index in originals if index not in started],
-        "not in this directory": [index for index in points if index not in lost],
-    }
-    return series + [Series(name, tuple(points[i] for i in own)) for name, own in others.items() if own]
+def _by_position(rows: Sequence[Row]) -> list[Picture]:
+    """Return the chart of divergence by position (2510.13999, Figure 4c), if it was measured."""
+    points = []
+    for row in rows:
+        spans = [numbers(span) for span in row.result.scores.get("by_position", [])]
+        label = row.result.checkpoint
+        own = [Point(math.log2(span["first"]), span["kl_divergence"], label, label) for span in spans]
+        points += own if len(own) > 1 else []
+    if not points:
+        return []
+    name, names = "KL divergence, nats", {point.series for point in points}
+    titles = "tokens before, log₂", f"{name} (lower is better)"
+    return [curves(f"{name} by position", points, *titles, joined=names)]
 
 
 def _table(
@@ -155,82 +156,43 @@ def _table(
     scores: Mapping[str, Score],
     unit: Unit,
     lost: dict[int, Removed],
-) -> Html:
+) -> Table:
     caption = "Quality, size and speed" + ("; scores are means over the pairs" if evaluation.pairs else "")
-    fractions = {id(rows[index]): loss.fraction for index, loss in lost.items()}
-    units = {row.timed.timings[0].rate[0].replace(" per second", "/s") for row in rows if row.timed}
-    cells = {
-        score.title: lambda row, key=key, score=score: _cell(key, score, row.scores)
-        for key, score in scores.items()
-    }
-    return table(
-        caption,
-        rows,
-        {
-            "checkpoint": lambda row: row.result.checkpoint,
-            f"{unit} removed": lambda row: maybe("{:.1%}".format, fractions.get(id(row))),
-            "parameters": lambda row: maybe(millions, row.parameters),
-            "size": lambda row: maybe(bytes_text, row.bytes),
-        }
-        | cells
-        | {
-            "difference": lambda row: _test(row.result, evaluation),
-            ", ".join(sorted(units)): lambda row: row.timed and row.timed.timings[0].rate[1].text(1),
-            "speed-up": lambda row: row.timed and row.timed.timings[0].speedup.text(2),
-            "remark": lambda row: "noisy" if row.timed and row.timed.timings[0].is_noisy else None,
-        },
-    )
-
-
-def _by_pair(evaluation: Evaluation, rows: Sequence[Row], key: str, score: Score) -> Html:
-    columns = {
-        row.result.checkpoint: lambda pair, row=row: _cell(
-            key, score, numbers(row.result.pairs.get(pair, {}))
+    units = sorted({row.timed.timings[0].rate[0].replace(" per second", "/s") for row in rows if row.timed})
+    cells = []
+    for index, row in enumerate(rows):
+        timing = row.timed.timings[0] if row.timed else None
+        cells.append(
+            {
+                "checkpoint": row.result.checkpoint,
+                f"{unit} removed": f"{lost[index].fraction:.1%}" if index in lost else None,
+                "parameters": maybe(millions, row.parameters),
+                "size": maybe(bytes_text, row.bytes),
+                **_cells(scores, row.scores),
+                "difference": _test(row.result, evaluation),
+                ", ".join(units): None if timing is None else timing.rate[1].text(1),
+                "speed-up": None if timing is None else timing.speedup.text(2),
+                "remark": "noisy" if timing and timing.is_noisy else None,
+            }
         )
-        for row in rows
-    }
-    return table(f"{score.title} by pair", evaluation.pairs, {"pair": lambda pair: pair} | columns)
+    return table(caption, cells)
 
 
-def _by_text(rows: Sequence[Row], scores: Mapping[str, Score]) -> Html:
-    """Scores on the texts of one name, a row for each checkpoint."""
-    members = [
-        (name, row, numbers(row.result.by_text[name]))
-        for name in dict.fromkeys(name for row in rows for name in row.result.by_text)
-        for row in rows
-        if name in row.result.by_text
-    ]
-    cells = {
-        score.title: lambda member, key=key, score=score: _cell(key, score, member[2])
-        for key, score in scores.items()
-    }
-    heads = {"text": lambda member: member[0], "checkpoint": lambda member: member[1].result.checkpoint}
-    return table("Quality by text", members, heads | cells)
+def millions(parameters: int) -> str:
+    """Format a number of parameters: 2430000 -> '2.43M'."""
+    return f"{parameters / 1e6:,.2f}M"
 
 
-def _by_position(rows: Sequence[Row]) -> list[Html]:
-    """Divergence against how many tokens come before (2510.13999, Figure 4c)."""
-    series = []
-    for row in rows:
-        spans = [numbers(span) for span in row.result.scores.get("by_position", [])]
-        label = row.result.checkpoint
-        points = [Point(math.log2(span["first"]), span["kl_divergence"], label) for span in spans]
-        series += [Series(label, tuple(points), joined=True)] if len(points) > 1 else []
-    if not series:
-        return []
-    name = "KL divergence, nats"
-    return [
-        chart(f"{name} by position", series, "tokens before, log₂", f"{name} (lower is better)", named=False)
-    ]
+def _cells(scores: Mapping[str, Score], values: Mapping[str, Any]) -> dict[str, str | None]:
+    return {score.title: _cell(key, score, values) for key, score in scores.items()}
 
 
-def _cell(key: str, score: Score, scores: Mapping[str, float]) -> str | None:
-    """The score as it is shown; None where it is not among `scores`."""
-    return format(scores[key], score.form) if key in scores else None
+def _cell(key: str, score: Score, values: Mapping[str, Any]) -> str | None:
+    return maybe(f"{{:{score.form}}}", numbers(values).get(key))
 
 
 def _test(result: Evaluated, evaluation: Evaluation) -> str | None:
-    """The p-value of a single test, or how many pairs are significantly worse and better."""
+    """Return the p-value of a single test, or the number of pairs that are significantly worse and better."""
     data = numbers(evaluation.data) | numbers(evaluation.significance or {})
     examples = data.get("examples", data.get("sentences", data.get("texts", LEAST)))
     if evaluation.task != "classification" and examples < LEAST:
@@ -239,16 +201,14 @@ def _test(result: Evaluated, evaluation: Evaluation) -> str | None:
         return _p_text(result.p_value)
     if len(result.pairs) == 1:
         (pair,) = result.pairs.values()
-        tested = _numbers_at(pair, "bootstrap")
-        return _p_text(tested["p_value"]) if "p_value" in tested else None
-    counts = _numbers_at(result.mean, "significant")
+        return maybe(_p_text, _chrf_numbers(pair, "bootstrap").get("p_value"))
+    counts = _chrf_numbers(result.mean, "significant")
     if not {"worse", "better"} <= counts.keys():
         return None
     return f"{counts['worse']:.0f} worse, {counts['better']:.0f} better of {len(evaluation.pairs)}"
 
 
-def _numbers_at(values: Mapping[str, Any], key: str) -> dict[str, float]:
-    """The numbers at `key` that are about chrF++."""
+def _chrf_numbers(values: Mapping[str, Any], key: str) -> dict[str, float]:
     by_score = values.get(key)
     chrf = by_score.get("chrf++") if isinstance(by_score, dict) else None
     return numbers(chrf) if isinstance(chrf, dict) else {}

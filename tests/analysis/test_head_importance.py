@@ -1,12 +1,14 @@
-"""Importance of heads on two texts: correlations as restated, and the scatter plot as matplotlib's objects hold it."""
+"""Importance of heads on two texts: correlations as restated, and the scatter plot."""
 
 from __future__ import annotations
 
 import pytest
 
-from prunecli.analysis.head_importance import compare_heads, scatter_figure
+from prunecli.analysis.head_importance import compare_heads
 from prunecli.errors import StatisticsError
+from prunecli.report.pictures import head_comparison
 from prunecli.results.unit_scores import Scores
+from tests.pictures import drawn
 from tests.reference.correlation import p_value, pearson, spearman
 from tests.scores import scores_by_hand
 
@@ -86,15 +88,19 @@ def test_refused(second, message):
 
 
 def test_a_point_for_each_head():
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("altair")
     ablated = scores(SECOND, method="ablation", metric="loss", base=0.0)
     comparison = compare_heads((scores(FIRST), ablated), FILES)
-    (axes,) = scatter_figure(comparison).axes
-    drawn = [[tuple(point) for point in points.get_offsets()] for points in axes.collections]
-    assert drawn == [list(zip(FIRST[name], SECOND[name], strict=True)) for name in (ENCODER, DECODER, CROSS)]
-    assert axes.get_xlabel() == "news.json: I_h"
-    assert axes.get_ylabel() == "chat.json: loss gained without the head"
-    encoder, decoder, _ = (text.get_text() for text in axes.get_legend().get_texts())
+    chart = head_comparison(comparison).specification(400)
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in drawn(chart, "point"):
+        series.setdefault(row["series"], []).append((row["x"], row["y"]))
+    points = [list(zip(FIRST[name], SECOND[name], strict=True)) for name in (ENCODER, DECODER, CROSS)]
+    assert list(series.values()) == points
+    encoding = chart["layer"][-1]["encoding"]
+    assert encoding["x"]["title"] == "news.json: I_h"
+    assert encoding["y"]["title"] == "chat.json: loss gained without the head"
+    encoder, decoder, _ = series
     assert encoder == (
         f"encoder self-attention, r = {comparison.correlations[1].pearson:.2f} "
         f"(p = {comparison.correlations[1].pearson_p:.2g})"

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from prunecli.analysis.plots import CurvePoint
-from prunecli.analysis.through_training import Kept, kept_of_one_training, training_figure
+from prunecli.analysis.through_training import Kept, kept_of_one_training
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.report.pictures import training_curves
 from tests.families import tiny_family
+from tests.pictures import drawn
 
 
 def trained(steps: int, **arguments: Any) -> dict[str, Any]:
@@ -72,23 +73,17 @@ def test_others_are_none(made, histories):
 
 
 def test_scores_are_relative_to_the_unpruned_model_of_the_step():
-    pytest.importorskip("matplotlib")
-    points = [
-        CurvePoint(0.0, {"chrF++": 20.0, "BLEU": 0.0}),
-        CurvePoint(0.0, {"chrF++": 50.0, "BLEU": 40.0}),
-        CurvePoint(0.5, {"chrF++": 40.0, "BLEU": 10.0}),
-        CurvePoint(0.5, {"chrF++": 5.0, "BLEU": 0.0}),
-    ]
-    chrf, bleu = training_figure(points, [Kept(10, 0), Kept(100, 1), Kept(100, 1), Kept(10, 0)]).axes
-
-    def lines(axes: Any) -> dict[str, list[tuple[float, float]]]:
-        return {
-            line.get_label(): list(zip(line.get_xdata(), line.get_ydata(), strict=True))
-            for line in axes.get_lines()
-        }
-
-    assert lines(chrf) == {"0%": [(10, 1.0), (100, 1.0)], "50%": [(10, 0.25), (100, 0.8)]}
-    assert lines(bleu) == {"0%": [(100, 1.0)], "50%": [(100, 0.25)]}
-    assert (chrf.get_xscale(), chrf.get_ylim()[0]) == ("log", 0)
-    assert [label.get_text() for label in chrf.get_xticklabels()] == ["10", "100"]
-    assert bleu.get_legend().get_title().get_text() == "heads removed"
+    removed = [0.0, 0.0, 0.5, 0.5]
+    kept = [Kept(10, 0), Kept(100, 1), Kept(100, 1), Kept(10, 0)]
+    for scores, whole, half in (
+        ([20.0, 50.0, 40.0, 5.0], [(10, 1.0), (100, 1.0)], [(10, 0.25), (100, 0.8)]),
+        ([0.0, 40.0, 10.0, 0.0], [(100, 1.0)], [(100, 0.25)]),
+    ):
+        chart = training_curves("c", scores, removed, kept, ("heads", "chrF++")).specification(400)
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for row in drawn(chart, "line"):
+            lines.setdefault(row["series"], []).append((row["x"], row["y"]))
+        assert lines == {"0% of heads removed": whole, "50% of heads removed": half}
+        x_axis = chart["layer"][0]["encoding"]["x"]
+        assert (x_axis["scale"]["type"], x_axis["axis"]["values"]) == ("log", [10, 100])
+        assert chart["layer"][0]["encoding"]["y"]["scale"] == {"zero": True}

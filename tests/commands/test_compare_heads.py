@@ -67,7 +67,7 @@ def test_files_of_one_name_are_told_apart(files):
     [
         (("a.json", "./a.json"), 2, "given twice"),
         (("a.json", "c.json"), 1, "no such file"),
-        (("a.json", "b.json", "--plot", "points.jpg"), 2, "only PNG is drawn"),
+        (("a.json", "b.json", "--plot", "points.jpg"), 2, "unknown kind of file"),
     ],
 )
 def test_refused(files, arguments, status, message):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import json
+import sys
 from functools import partial
 
 import pytest
@@ -221,19 +221,12 @@ def test_without_gates_it_says_how_to_make_them():
     assert "collect-gates" in str(caught.value)
 
 
-def test_without_matplotlib_it_names_the_extra(workplace, monkeypatch):
+def test_without_altair_it_names_the_package(workplace, monkeypatch):
     write_gates(workplace / "gates.json")
-    real = builtins.__import__
-
-    def without(name, *rest, **named):
-        if name.split(".")[0] == "matplotlib":
-            raise ImportError(name)
-        return real(name, *rest, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "altair", None)
     with pytest.raises(PruneError) as caught:
         run("--plot", "a.png")
-    assert "pip install matplotlib" in str(caught.value)
+    assert "pip install altair" in str(caught.value)
     assert not (workplace / "languages.json").exists()
 
 

@@ -12,7 +12,7 @@ from prunecli.commands.evaluate import evaluate
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from tests.commands.calls import raising
 from tests.families import tiny_family
-from tests.pictures import pixels
+from tests.pictures import drawn, pixels
 from tests.results.tables import rows
 from tests.tiny import VOCAB, tiny_nllb_moe, write_plain_tokenizer
 
@@ -146,7 +146,7 @@ def test_hidden_tokens(folder):
 
 @pytest.mark.parametrize("task", ["lm", "classification", "translation"])
 def test_a_plot(folder, monkeypatch, task):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("altair")
     if task == "lm":
         text = ("full", "small", "--text", "a.txt")
     elif task == "classification":
@@ -165,18 +165,20 @@ def test_a_plot(folder, monkeypatch, task):
 
 
 def test_steps_of_a_training_are_drawn_against_updates(folder, monkeypatch):
-    pytest.importorskip("matplotlib")
-    figures = []
-    monkeypatch.setattr("prunecli.analysis.plots.save_figure", lambda figure, _path: figures.append(figure))
+    pytest.importorskip("altair")
+    written = []
+    monkeypatch.setattr(
+        "prunecli.report.render.save_pictures", lambda pictures, _path: written.extend(pictures[0])
+    )
     for steps in (10, 20):
         trained = {"command": "finetune", "arguments": {"steps": steps}}
         history = [trained, {"command": "prune-ffn", "arguments": {"width": 8}}]
         tiny_family(f"at-{steps}", "gpt2", prunecli={"version": 1, "history": history[:1]})
         tiny_family(f"less-{steps}", "gpt2", n_inner=8, prunecli={"version": 1, "history": history})
     _run("at-10", "at-20", "less-10", "less-20", "--text", "a.txt", "--plot", "curve.png")
-    axes = figures[0].axes[0]
-    assert axes.get_xlabel() == "updates"
-    assert [list(line.get_xdata()) for line in axes.get_lines()] == [[10, 20], [10, 20]]
+    chart = written[0].specification(400)
+    assert chart["layer"][0]["encoding"]["x"]["title"] == "updates"
+    assert [row["x"] for row in drawn(chart, "line")] == [10, 20, 10, 20]
 
 
 @pytest.mark.parametrize(

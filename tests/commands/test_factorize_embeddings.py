@@ -237,7 +237,7 @@ def test_a_mixture_of_experts(folder: Path) -> None:
         (("--split", "train"), "--split and --langs go with --data."),
         (("--data", "data", "--langs", "eng,,deu"), "an empty name"),
         (("--data", "data", "--langs", "xyz"), "xyz"),
-        (("--plot", "maps.txt"), "--plot maps.txt: only PNG is drawn"),
+        (("--plot", "maps.txt"), "--plot maps.txt: unknown kind of file"),
         (("--plot", "drawn.png"), "drawn.png: exists already"),
         (("--side", "output", "--plot", "maps.png"), "--plot draws the unit of the input side"),
         (("--side", "output", "--kind", "define"), "--kind define is for the unit of the input"),

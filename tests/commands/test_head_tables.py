@@ -6,9 +6,27 @@ from io import StringIO
 
 import pytest
 
+from prunecli.architectures import FAMILIES
 from prunecli.commands import console
 from prunecli.commands.head_tables import head_table
-from tests.analysis.test_heat_maps import LAYERS, VALUES, layer
+from prunecli.model.attention import AttentionKind, AttentionLayer
+
+
+def layer(kind: AttentionKind, number: int, heads: tuple[int, ...], original: int = 3) -> AttentionLayer:
+    stack = FAMILIES["bart"].stacks[kind != "encoder"]
+    name = f"{kind}.{number}"
+    return AttentionLayer(
+        name, kind, number, heads, original, original, {}, f"{name}.out", stack, stack.attentions[0], name
+    )
+
+
+LAYERS = (
+    layer("encoder", 0, (0, 1, 2)),
+    layer("encoder", 1, ()),
+    layer("encoder", 2, (2, 0)),
+    layer("cross", 0, (1,)),
+)
+VALUES = {"encoder.0": [1.0, 2.0, 3.0], "encoder.1": [], "encoder.2": [5.0, 4.0], "cross.0": [-1.0]}
 
 
 def lines(table: console.Shown, width: int = 200) -> list[list[str]]:

@@ -182,7 +182,7 @@ steps:
 @pytest.mark.parametrize(
     ("package", "command", "option", "fault"),
     [
-        ("matplotlib", "compare-languages", "gates: gates.json, plot: a.png", None),
+        ("altair", "compare-languages", "gates: gates.json, plot: a.png", None),
         ("peft", "finetune", "lora: 4", "step 'finetune', lora: peft is not installed (pip install peft)"),
         (
             "datasets",
@@ -207,7 +207,7 @@ def test_packages_are_looked_for_before_the_first_step(
     said = capsys.readouterr()
     assert "--plot" not in said.out
     assert said.err == (
-        "recipe.yaml: no picture of 'compare-languages': matplotlib is not installed (pip install matplotlib)\n"
+        "recipe.yaml: no picture of 'compare-languages': altair is not installed (pip install altair)\n"
     )
 
 

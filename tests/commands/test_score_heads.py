@@ -175,7 +175,7 @@ def test_the_examples_of_documents_are_their_windows(folder: Path) -> None:
 
 
 def test_draws_the_map(folder: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("altair")
     run("m", "--data", "data", *PAIRS, "--plot", "heads.png")
     pixels(folder / "heads.png")
 

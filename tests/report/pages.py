@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
+
+from tests.pictures import drawn
 
 EMPTY = {"meta", "link", "br"}
 ALLOWED = {
@@ -40,7 +43,7 @@ ALLOWED = {
         "th",
         "td",
     ),
-    *("svg", "path", "rect", "circle", "polyline", "line", "text", "code", "span", "b"),
+    *("script", "code", "span"),
 }
 
 
@@ -48,7 +51,10 @@ class Page(HTMLParser):
     """A page read whole.
 
     Attributes:
-        text: all of it that a reader sees, titles of drawings included.
+        text: all of it that a reader sees, but for the charts.
+        charts: caption -> specification.
+        scripts: those that run.
+        nodes: titles of the nodes of the tree of checkpoints.
         headings: (level, text) in order.
         tags: name -> how often.
         figures: captions of tables and figures.
@@ -57,6 +63,9 @@ class Page(HTMLParser):
     def __init__(self, source: str) -> None:
         super().__init__(convert_charrefs=True)
         self.text, self.headings, self.tags, self.figures = "", [], {}, []
+        self.charts: dict[str, dict] = {}
+        self.scripts: list[str] = []
+        self.nodes: list[str] = []
         self._open: list[tuple[str, dict]] = []
         self._collected = ""
         self._links, self._ids = [], []
@@ -86,11 +95,11 @@ class Page(HTMLParser):
                 assert found["href"] == "data:,"
         if "id" in found:
             self._ids.append(found["id"])
-        if tag == "svg":
-            assert found.get("role") == "img" or found.get("aria-hidden") == "true"
-        if self._open and self._open[-1][0] == "svg" and self._open[-1][1].get("role") == "img":
-            self._open[-1][1].setdefault("first child", tag)
-            assert self._open[-1][1]["first child"] == "title"
+        if found.get("class", "").startswith("node"):
+            self.nodes.append(found["title"])
+        if found.get("class") == "chart":
+            assert found["role"] == "img"
+            assert found["aria-label"] == self.figures[-1]
         if self._open and self._open[-1][0] == "table":
             self._open[-1][1].setdefault("first child", tag)
             assert self._open[-1][1]["first child"] == "caption"
@@ -107,11 +116,21 @@ class Page(HTMLParser):
             self.figures.append(self._collected)
 
     def handle_data(self, data):
+        if any(tag == "script" for tag, _ in self._open):
+            if self._open[-1][1]:
+                self.charts[self.figures[-1]] = json.loads(data)
+            else:
+                self.scripts.append(data)
+            return
         if any(tag == "style" for tag, _ in self._open):
             assert not re.search(r"url\(|@import|https?:|@font-face", data)
             return
         self.text += data + "\n"
         self._collected += data
+
+    def rows(self, caption: str, mark: str) -> list[dict]:
+        """Return the data of all layers of the chart with this caption that have this mark."""
+        return drawn(self.charts[caption], mark)
 
     def sections(self) -> list[str]:
         """Headings of the sections."""

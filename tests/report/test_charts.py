@@ -1,97 +1,204 @@
-"""Axes, scales, strips and trees."""
+"""Charts: their data, axes and colours, as Altair declares them."""
 
 from __future__ import annotations
 
-import re
-
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.report.charts import Point, Series, chart, tick_text, ticks
-from prunecli.report.grids import Scale, Strip, heat_map, scale_of, strips
-from prunecli.report.trees import Node, dendrogram, leaf_order, lineage
+from prunecli.report.charts import (
+    MOST_CELLS,
+    Bar,
+    Point,
+    bars,
+    colour_range,
+    curves,
+    dendrogram,
+    heat_map,
+    histogram,
+    kept_units,
+    leaf_order,
+    shortened,
+)
+from prunecli.report.history import Node
+from prunecli.report.render import Tree, save_pictures
+from tests.pictures import drawn, pixels
+from tests.report.pages import Page
 
 FINITE = st.floats(-1e9, 1e9, allow_nan=False)
 
 
-@given(FINITE, FINITE)
-def test_ticks_span_the_values_evenly(first, second):
-    low, high = sorted((first, second))
-    found = ticks(low, high)
-    step = found[1] - found[0]
-    assert 2 <= len(found) <= 9
-    assert found[0] <= low + step * 1e-6
-    assert found[-1] >= high - step * 1e-6
-
-
-def test_ticks_are_round_numbers():
-    assert ticks(0, 100) == [0, 20, 40, 60, 80, 100]
-    assert [tick_text(value, 0.05) for value in ticks(98.91, 99.08)][:2] == ["98.90", "98.95"]
-    assert tick_text(2.5, 2.5) == "2.5"
-    assert tick_text(20_000, 5_000) == "20,000"
+def specification(picture):
+    picture.chart.to_dict()  # validates it
+    return picture.specification(400)
 
 
 @given(st.lists(st.tuples(FINITE, FINITE), min_size=1, max_size=20))
 def test_every_point_lies_within_the_axes(values):
-    made = chart("c", [Series("s", tuple(Point(x, y, "p") for x, y in values), True)], "x", "y")
-    for x, y in re.findall(r'<path d="M([\d.-]+) ([\d.-]+)a4', made):
-        assert 50 <= float(x) <= 440
-        assert 0 <= float(y) <= 260
+    found = specification(curves("c", [Point(x, y, "p") for x, y in values], "x", "y"))
+    scale = found["layer"][0]["encoding"]["y"]["scale"]
+    heights = [y for _, y in values]
+    if "domain" in scale:
+        low, high = scale["domain"]
+        assert 0 <= low <= min(heights)
+        assert high >= max(heights)
+        assert low < high
+    else:
+        assert scale == {"zero": True}
 
 
-def test_a_scale_that_is_around_zero_has_two_sides():
-    scale = scale_of([[[-2.0, 1.0], [None]]])
-    assert (scale.low, scale.high, scale.around) == (-2, 2, True)
-    assert (scale.step(-2), scale.step(0), scale.step(2), scale.step(99)) == ("d0", "d4", "d8", "d8")
-    assert scale_of([[[0.5, 2.0]]]) == Scale(0.0, 2.0)
-    assert scale_of([[[-2.0, -1.0]]]) == Scale(-2.0, 0.0)
-    assert scale_of([[[0.0]]]).step(0.0) == "q8"
+def test_an_axis_that_begins_above_0_says_where():
+    found = specification(curves("c", [Point(0, 98.91, "a"), Point(1, 99.08, "b")], "x", "score"))
+    encoding = found["layer"][0]["encoding"]
+    assert encoding["y"]["title"] == "score (axis from 98.9)"
+    assert encoding["y"]["scale"]["domain"][0] == pytest.approx(98.9)
+    assert encoding["x"]["scale"] == {"zero": True}
+    assert "(axis" not in str(specification(curves("c", [Point(0, 5, "a")], "x", "y", y_from_zero=True)))
 
 
-def test_a_heat_map_tells_every_value_while_they_are_few():
-    made = heat_map("c", [[0.25, None]], ["3"], ["0", "1"], Scale(0, 1), told=("layer ", "head "))
-    assert "layer 3, head 0: 0.25" in made
-    assert "layer 3, head 1: nothing" in made
-    big = heat_map(
-        "c", [[0.5] * 60] * 60, [str(i) for i in range(60)], [str(i) for i in range(60)], Scale(0, 1)
+def test_lines_join_only_the_series_that_are_named():
+    points = [Point(0, 1, "a", "s"), Point(1, 2, "b", "s"), Point(1, 3, "c", "t"), Point(2, 3, "d", "t")]
+    found = specification(curves("c", points, "x", "y", joined={"s"}, references=[2.0]))
+    assert [row["name"] for row in drawn(found, "line")] == ["a", "b"]
+    assert [row["name"] for row in drawn(found, "point")] == ["a", "b", "c", "d"]
+    assert drawn(found, "rule") == [{"y": 2.0}]
+    dashed = specification(curves("c", points, "x", "y", joined={"s", "t"}, dashed={"t"}))
+    lines = [layer["mark"].get("strokeDash") for layer in dashed["layer"] if layer["mark"]["type"] == "line"]
+    assert lines == [None, [5, 3]]
+
+
+def test_a_single_series_needs_no_legend():
+    (layer,) = specification(curves("c", [Point(0, 1, "a")], "x", "y"))["layer"]
+    assert layer["encoding"]["color"]["legend"] is None
+
+
+def test_names_that_would_cover_one_another_are_left_out():
+    points = [Point(0, 1, "a"), Point(0, 1.01, "b"), Point(0, 2, "c"), Point(1, 1.5, "d")]
+    found = specification(curves("c", points, "x", "y", has_names=True))
+    assert [row["text"] for row in drawn(found, "text")] == ["a", "c"]
+
+
+def test_colours_begin_at_0_or_lie_around_it():
+    assert colour_range([[[-2.0, 1.0], [None]]]) == (-2, 2)
+    assert colour_range([[[0.5, 2.0]]]) == (0, 2)
+    assert colour_range([[[-2.0, -1.0]]]) == (-2, 0)
+    for ends, name in (((-2, 2), "diverging"), ((0, 2), "heatmap")):
+        found = specification(heat_map("c", [[1.0]], ["a"], ["b"], ends))
+        assert found["layer"][0]["encoding"]["color"]["scale"] == {"domain": list(ends), "range": name}
+
+
+def test_a_heat_map_tells_every_value():
+    grid, dropped = [[0.25, None], [float("nan"), -1.0]], [[True, False], [False, False]]
+    found = specification(heat_map("c", grid, ["3", "4"], ["0", "1"], (-1, 1), dropped=dropped))
+    assert drawn(found, "rect") == [
+        {"row": "3", "column": "0", "value": 0.25, "state": "dropped"},
+        {"row": "4", "column": "1", "value": -1.0, "state": "kept"},
+    ]
+
+
+def test_a_large_heat_map_shows_means_of_neighbours():
+    names = [str(number) for number in range(300)]
+    grid = [[float(row % 2)] * 300 for row in range(300)]
+    cells = drawn(specification(heat_map("c", grid, names, names, (0, 1))), "rect")
+    assert len(cells) == 150 * 75 <= MOST_CELLS or len(cells) == 75 * 150 <= MOST_CELLS
+    assert {cell["value"] for cell in cells} == {0.5}
+
+
+def test_kept_units_have_a_cell_for_each_original_id():
+    cells = drawn(
+        specification(kept_units("c", [("encoder 1", (0, 1, 5), 8), ("x", (0,), 1)], "expert")), "rect"
     )
-    assert big.count("<rect") == 0
-    assert big.count("h9v9h-9z") == 3600
+    assert [cell["value"] for cell in cells] == [1, 1, 0, 0, 0, 1, 0, 0, 1]
+    assert {cell["row"] for cell in cells} == {"encoder 1: 3 of 8", "x: 1 of 1"}
 
 
-def test_a_strip_has_a_cell_for_each_original_id():
-    made = strips("c", [Strip("encoder 1", (0, 1, 5), 8)])
-    gone, kept = re.findall(r'<path d="([^"]*)" class="(gone|kept)"', made)
-    assert (gone[1], gone[0].count("M")) == ("gone", 5)
-    assert (kept[1], kept[0].count("M")) == ("kept", 3)
-    assert "3 of 8" in made
-    assert strips("c", [Strip("x", tuple(range(1000)), 2000)]).count("M") < 10
+def test_bars_of_parts_are_stacked_in_order():
+    found = specification(bars("c", [Bar("a", 1, "1 B", "p"), Bar("a", 2, "2 B", "q", 1.5, 2.5)], "bytes"))
+    assert [(row["part"], row["value"]) for row in drawn(found, "bar")] == [("p", 1), ("q", 2)]
+    assert drawn(found, "rule")[1]["low"] == 1.5
+
+
+def test_a_histogram_counts_every_value_once():
+    counts = drawn(specification(histogram("c", {"a": [1.0, 2.0, 3.0], "b": [-1.0]}, "x", "heads")), "bar")
+    assert [sum(row["count"] for row in counts if row["series"] == name) for name in "ab"] == [3, 1]
+    (lowest,) = (row for row in counts if row["series"] == "b" and row["count"])
+    assert lowest["low"] == -1
 
 
 def test_leaves_are_ordered_so_that_branches_do_not_cross():
     assert leaf_order(4, [(0, 2, 1.0, 2), (1, 3, 2.0, 2), (4, 5, 3.0, 4)]) == [0, 2, 1, 3]
-    assert "joined at 1.000" in dendrogram("c", ["a", "b"], [(0, 1, 1.0, 2)])
+    tree = specification(dendrogram("c", ["a", "b", "c"], [(0, 2, 0.5, 2), (1, 3, 1.25, 3)], {}))
+    assert [row["leaf"] for row in drawn(tree, "point")] == ["b", "a", "c"]
+    assert {row["distance"] for row in drawn(tree, "line")} == {0.5, 1.25}
 
 
-def test_leaves_have_the_colours_of_their_families():
-    linkage = [(0, 2, 1.0, 2), (1, 3, 2.0, 3)]
+def test_a_family_has_one_colour_in_every_tree():
     families = {"x": "Uralic", "c": "Slavic", "a": "Romance", "b": "Slavic"}
-    drawn = dendrogram("c", ["a", "b", "c"], linkage, families)
-    tree, key = drawn.split('<ul class="key">')
-    marks = re.findall(r'class="(s\d)"><title>(\w+)</title>', tree)
-    assert marks == [("s2", "Romance"), ("s1", "Slavic"), ("s1", "Slavic")]
-    assert [name for name in ("Uralic", "Slavic", "Romance") if name in key] == ["Slavic", "Romance"]
-    assert re.findall(r'class="(s\d)"', key) == ["s1", "s2"]
-    assert "<ul" not in dendrogram("c", ["a", "b", "c"], linkage)
-    assert "<ul" not in dendrogram("c", ["a", "b", "c"], linkage, {"x": "Uralic"})
+    linkage = [(0, 2, 1.0, 2), (1, 3, 2.0, 3)]
+    _, leaves = specification(dendrogram("c", ["a", "b", "c"], linkage, families))["layer"]
+    assert leaves["encoding"]["color"]["scale"]["domain"] == ["Uralic", "Slavic", "Romance"]
+    assert leaves["encoding"]["color"]["legend"]["values"] == ["Slavic", "Romance"]
+    _, leaves = specification(dendrogram("c", ["a", "b", "c"], linkage, {"x": "Uralic"}))["layer"]
+    assert "color" not in leaves["encoding"]
 
 
 def test_a_long_chain_needs_no_recursion():
-    names = [str(i) for i in range(3000)]
     chain = [(i + 1, 0 if i == 0 else 3000 + i - 1, float(i), i + 2) for i in range(2999)]
     assert sorted(leaf_order(3000, chain)) == list(range(3000))
     node = Node("last", "step", True)
     for _ in range(3000):
         node = Node("inner", "step", False, [node])
-    assert lineage("c", [node]).count("<circle") == 3001
-    assert dendrogram("c", names, chain).count("joined at") == 2999
+    lines = Tree("c", [node]).lines()
+    assert len(lines) == 3001
+    assert lines[-1][2] == 3000
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (["a", "bb"], ["a", "bb"]),
+        (["a", "a"], ["a", "a (2)"]),
+        (
+            ["run/experts-by-language-0.5-balanced", "run/experts-by-language-0.8-balanced"],
+            ["…0.5-balanced", "…0.8-balanced"],
+        ),
+        (
+            ["model.decoder.layers.10.encoder_attn", "model.decoder.layers.9.encoder_attn"],
+            ["…10.encoder_attn", "…9.encoder_attn"],
+        ),
+        (["x" * 30], ["xxxxxxxxxx…xxxxxxxxx"]),
+        ([f"{'y' * 30}{end}" for end in "ab"], [f"{'y' * 10}…{'y' * 8}{end}" for end in "ab"]),
+    ],
+)
+def test_short_names_keep_what_differs(names, wanted):
+    assert shortened(names, 20) == wanted
+
+
+@given(st.lists(st.text("ab-/ ()2", max_size=40), max_size=6), st.integers(5, 30))
+def test_no_two_names_are_shortened_to_one(names, length):
+    found = shortened(names, length)
+    assert len(set(found)) == len(names)
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png", "html"])
+def test_a_file_has_the_marks_of_every_picture(tmp_path, suffix):
+    rows = [
+        [heat_map("cells", [[0.25, 0.5], [None, 1.0]], ["a", "b"], ["c", "d"], (0, 1))],
+        [bars("bars", [Bar("a", 1, "1"), Bar("b", 2, "2")], "x"), bars("more", [Bar("c", 3, "3")], "x")],
+    ]
+    for name in ("one", "two"):
+        save_pictures(rows, tmp_path / f"{name}.{suffix}", "Title")
+    made = (tmp_path / f"one.{suffix}").read_bytes()
+    if suffix != "svg":  # ids of gradients are counted up in one process
+        assert made == (tmp_path / f"two.{suffix}").read_bytes()
+    assert len(list(tmp_path.iterdir())) == 2
+    if suffix == "png":
+        pixels(tmp_path / "one.png")
+        return
+    text = made.decode()
+    assert "Title" in text
+    if suffix == "svg":
+        assert text.count('aria-roledescription="rect mark"') == 3
+        assert text.count('aria-roledescription="bar"') == 3
+    else:
+        assert list(Page(text).charts) == ["cells", "bars", "more"]

@@ -70,7 +70,7 @@ def test_the_slope_along_a_random_direction(subject: Subject, memory: int | None
 
 def test_the_cosine_without_each_head(subject: Subject) -> None:
     whole = [subject.unit(number) for number in range(len(TEXTS))]
-    found = subject.scores(method="ablation")
+    found = subject.scores(metric="ablation")
     for layer in subject.layers:
         for head in range(layer.num_heads):
             weight = subject.projections[layer.name].weight

@@ -1,0 +1,304 @@
+"""The pictures of each kind of result, for the report page and for `--plot`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prunecli.analysis.correlation import mean_correlation
+from prunecli.analysis.head_importance import axis_title, by_kind, stated_correlation
+from prunecli.architectures.records import Side
+from prunecli.model.attention import KIND_NAMES, KINDS, kind_and_layer
+from prunecli.report.charts import (
+    Bar,
+    Grid,
+    Picture,
+    Point,
+    bars,
+    colour_range,
+    curves,
+    dendrogram,
+    heat_map,
+    histogram,
+)
+from prunecli.results.latency import Latency
+from prunecli.results.similarity import Similarity, ends_of
+
+if TYPE_CHECKING:
+    from prunecli.analysis.removed import Removed
+    from prunecli.analysis.through_training import Kept
+    from prunecli.results.languages import ExpertsPerLayer, Tree
+    from prunecli.results.similarity import HeadComparison
+
+MEASURES = {"cka": "CKA", "lns": "LNS"}
+UNIT_RANGE = (0.0, 1.0)
+"""Ends of the colour scale for similarities."""
+
+
+def reduction_curves(
+    caption: str,
+    models: Mapping[int, Point],
+    lost: Mapping[int, Removed],
+    titles: tuple[str, str],
+    *,
+    least: int = 1,
+    is_joined: bool = True,
+    references: Sequence[float] = (),
+    has_names: bool = False,
+) -> Picture:
+    """Draw a series for each way in which models were reduced.
+
+    Args:
+        caption: the title.
+        models: index of a model -> its point.
+        lost: index of a model -> what was removed from it; models that could not be opened have no entry.
+        titles: of the two axes.
+        least: a series is a line if its reduced models have at least so many different x values. A line starts at its
+            original.
+        is_joined: whether series may be lines at all.
+        references: y values of thin horizontal lines.
+        has_names: whether names stand beside the points.
+    """
+    originals = [index for index in models if index in lost and lost[index].is_original]
+    members: dict[str, list[int]] = {}
+    for index in models:
+        if index in lost and index not in originals:
+            members.setdefault(lost[index].lines[0], []).append(index)
+    series: dict[str, list[int]] = {}
+    joined = []
+    for line, own in members.items():
+        is_line = is_joined and len({models[index].x for index in own}) >= least
+        starts = [index for index in originals if is_line and line in lost[index].lines]
+        name = line or "reduced"
+        joined += [name] if is_line else []
+        series[name] = sorted([*starts, *own], key=lambda index: (models[index].x, index))
+    started = {index for own in series.values() for index in own}
+    series["not reduced"] = [index for index in originals if index not in started]
+    series["not in this directory"] = [index for index in models if index not in lost]
+    points = [
+        Point(models[index].x, models[index].y, models[index].name, name)
+        for name, own in series.items()
+        for index in own
+    ]
+    dashed = [
+        name
+        for name, own in series.items()
+        if any(index in lost and lost[index].by_ablation for index in own)
+    ]
+    options = {"joined": joined, "dashed": dashed, "references": references, "has_names": has_names}
+    return curves(caption, points, *titles, **options)
+
+
+def training_curves(
+    caption: str,
+    scores: Sequence[float],
+    removed: Sequence[float],
+    kept: Sequence[Kept],
+    titles: tuple[str, str],
+) -> Picture:
+    """Draw scores against updates, each divided by the score of the unreduced model of the same step.
+
+    There is a line for each fraction removed (1905.10650, Figure 5), without points whose unreduced model scores 0.
+
+    Args:
+        caption: the title.
+        scores, removed, kept: score, fraction removed and place in the training of each model.
+        titles: what was removed ("heads"), and the name of the score.
+    """
+    unit, score = titles
+    points = [
+        Point(
+            one.updates,
+            own / scores[one.original],
+            f"{share:.0%} of {unit} removed",
+            f"{share:.0%} of {unit} removed",
+        )
+        for own, share, one in sorted(
+            zip(scores, removed, kept, strict=True), key=lambda row: (row[1], row[2].updates)
+        )
+        if scores[one.original] > 0
+    ]
+    return curves(
+        caption,
+        points,
+        "updates",
+        f"{score} / score of the unreduced model",
+        joined={point.series for point in points},
+        x_ticks=sorted({one.updates for one in kept}),
+        y_from_zero=True,
+    )
+
+
+def speed_pictures(latency: Latency) -> list[Picture]:
+    """Draw speed against batch size for each beam or phase (2309.01826, appendix D), bars for a single batch size."""
+    timings = [(result.checkpoint, timing) for result in latency.results for timing in result.timings]
+    pictures = []
+    for setting in dict.fromkeys(timing.setting for _, timing in timings):
+        own = sorted((row for row in timings if row[1].setting == setting), key=lambda row: row[1].batch_size)
+        unit = own[0][1].rate[0]
+        caption = ", ".join(filter(None, [unit.capitalize(), setting]))
+        sizes = sorted({timing.batch_size for _, timing in own})
+        spreads = [timing.rate[1] for _, timing in own]
+        ends = [(one.median - one.deviation, one.median + one.deviation) for one in spreads]
+        if len(sizes) == 1:
+            rows = [
+                Bar(name, one.median, one.text(1), low=low, high=high)
+                for (name, _), one, (low, high) in zip(own, spreads, ends, strict=True)
+            ]
+            pictures.append(bars(f"{caption}; error bars: one deviation", rows, unit))
+            continue
+        points = [
+            Point(timing.batch_size, one.median, f"{name}, batch {timing.batch_size}", name, low, high)
+            for (name, timing), one, (low, high) in zip(own, spreads, ends, strict=True)
+        ]
+        names = {name for name, _ in own}
+        options = {"joined": names, "x_ticks": sizes, "y_from_zero": True}
+        pictures.append(curves(f"{caption}, against batch size", points, "batch size", unit, **options))
+    return pictures
+
+
+def experts_per_layer(layers: ExpertsPerLayer) -> Picture:
+    """Draw the experts that each layer keeps under the global threshold (2212.09811, Figure 1)."""
+    rows = [
+        Bar(
+            layer.removeprefix("model.").replace(".layers.", " ").removesuffix(".ffn"),
+            mean,
+            f"{mean:.1f} ({low:.0f} to {high:.0f})",
+            low=low,
+            high=high,
+        )
+        for layer, mean, low, high in zip(
+            layers.layers, layers.mean, layers.lowest, layers.highest, strict=True
+        )
+    ]
+    return bars(
+        "Experts kept by each layer under the global threshold: mean and range over the pairs",
+        rows,
+        "experts",
+    )
+
+
+def trees(clusters: Mapping[str, Tree | None], families: dict[str, str]) -> list[Picture]:
+    """Draw a dendrogram for each title with a tree (2212.09811, Figures 3 and 7)."""
+    return [
+        dendrogram(title, tree.leaves, tree.matrix, families)
+        for title, tree in clusters.items()
+        if tree is not None
+    ]
+
+
+def similarity_map(caption: str, matrix: Grid, names: Sequence[str]) -> Picture:
+    """Draw a matrix of similarities of `names` with each other."""
+    return heat_map(caption, matrix, names, names, UNIT_RANGE)
+
+
+def head_maps(
+    model_type: str, values: Mapping[str, Mapping[int, float]], counted: str | None = None
+) -> list[Picture]:
+    """Draw a heat map for each kind of attention, layers by heads, all with one colour scale.
+
+    Args:
+        model_type: of the model, which tells the kind and the layer of an attention.
+        values: attention -> original id of a head -> its value. Pruned heads have no value.
+        counted: if given, what the values are, for a histogram of all heads (1905.10650, Figure 1).
+    """
+    grouped: dict[str, list[tuple[int, str]]] = {}
+    for attention in values:
+        kind, layer = kind_and_layer(model_type, attention)
+        grouped.setdefault(kind, []).append((layer, attention))
+    grids: dict[str, Grid] = {}
+    rows: dict[str, list[str]] = {}
+    for kind in sorted(grouped, key=lambda kind: [*KINDS, kind].index(kind)):
+        own = sorted(grouped[kind])
+        if any(values[attention] for _, attention in own):
+            heads = range(1 + max(head for _, attention in own for head in values[attention]))
+            grids[kind] = [[values[attention].get(head) for head in heads] for _, attention in own]
+            rows[kind] = [str(layer) if kind in KIND_NAMES else attention for layer, attention in own]
+    ends = colour_range([*grids.values()])
+    pictures = [
+        heat_map(
+            KIND_NAMES.get(kind, kind), grid, rows[kind], [str(head) for head in range(len(grid[0]))], ends,
+            titles=("layer", "head"),
+        )
+        for kind, grid in grids.items()
+    ]  # fmt: skip
+    if counted is not None and grids:
+        drawn = {
+            KIND_NAMES.get(kind, kind): [value for row in grid for value in row if value is not None]
+            for kind, grid in grids.items()
+        }
+        pictures.append(histogram(f"Number of heads by {counted}", drawn, counted, "heads"))
+    return pictures
+
+
+def head_comparison(comparison: HeadComparison) -> Picture:
+    """Draw a point for each head: its importance in both files (1905.10650, Figure 2)."""
+    stated = {one.of: one for one in comparison.correlations}
+    points = [
+        Point(
+            head.first,
+            head.second,
+            f"layer {head.layer}, head {head.head}",
+            f"{KIND_NAMES.get(kind, kind)}{stated_correlation(stated.get(kind))}",
+        )
+        for kind, heads in by_kind(comparison.heads)
+        for head in heads
+    ]
+    caption = f"Importance of {len(points)} heads{stated_correlation(stated.get('all'))}"
+    titles = axis_title(comparison.first), axis_title(comparison.second)
+    return curves(caption, points, *titles, references=[0.0])
+
+
+def component_maps(similarity: Similarity) -> list[list[Picture]]:
+    """Draw rows of heat maps of components (2309.01826, Figure 1), components of one side in each.
+
+    With two models, there is a row for each measure and side: each model by itself, then both. With one model, there is
+    a row for each measure. A name is layer.kind: sa, ca, ffn.
+    """
+    models = dict(zip(("first", "second"), similarity.checkpoints, strict=False))
+    rows: list[list[Picture]] = []
+    for measure, matrices in similarity.matrices.items():
+        by_side = []
+        for side in get_args(Side):
+            maps = []
+            for which in ("first", "second", "between"):
+                down, across = (
+                    [
+                        (i, part.label)
+                        for i, part in enumerate(similarity.components.get(end, []))
+                        if part.side == side
+                    ]
+                    for end in ends_of(which)
+                )
+                if which not in matrices or not down or not across:
+                    continue
+                names = tuple(models.get(end, end) for end in ends_of(which))
+                title = f"{MEASURES.get(measure, measure)}, {side}: {' and '.join(dict.fromkeys(names))}"
+                grid = [[matrices[which][row][column] for column, _ in across] for row, _ in down]
+                labels = [label for _, label in down], [label for _, label in across]
+                maps.append(
+                    heat_map(
+                        title, grid, *labels, UNIT_RANGE, titles=names if len(set(names)) > 1 else ("", "")
+                    )
+                )
+            by_side.append(maps)
+        rows += by_side if "between" in matrices else [[picture for maps in by_side for picture in maps]]
+    return [row for row in rows if row]
+
+
+def correlation_maps(rows: Sequence[Mapping[str, NDArray[np.float64]]]) -> list[list[Picture]]:
+    """Draw correlation maps (1911.12385, Figures 4 and 7 to 11): name -> map [size, size] for each row."""
+    return [
+        [
+            heat_map(
+                f"{name}; mean beside the diagonal {mean_correlation(values):.3f}",
+                values.tolist(), *([str(number) for number in range(len(values))],) * 2, UNIT_RANGE,
+            )
+            for name, values in maps.items()
+        ]
+        for maps in rows
+        if maps
+    ]  # fmt: skip

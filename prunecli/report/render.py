@@ -1,0 +1,257 @@
+"""Write pictures as PNG, SVG or HTML, and pages of texts, tables and pictures from the template page.html."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pandas as pd
+from jinja2 import Environment
+from markupsafe import Markup
+
+from prunecli.report.charts import VEGA_LITE, WIDTH, Picture, missing_packages
+from prunecli.tensors.transaction import new_file
+
+if TYPE_CHECKING:
+    from prunecli.report.history import Node
+
+NOTHING = "–"
+"""Text of a table cell without a value."""
+
+LIGHT = {
+    "page": "#fcfcfb", "ink": "#16161a", "soft": "#55555e", "line": "#d5d5da",
+    "link": "#1c5cab", "bad": "#a02020",
+}  # fmt: skip
+DARK = {
+    "page": "#1a1a19", "ink": "#f3f3f1", "soft": "#b5b5bd", "line": "#45454b",
+    "link": "#86b6ef", "bad": "#ee8d8d",
+}  # fmt: skip
+_SERIES = ("#2a78d6", "#0f8a60", "#a86f00", "#4a3aa7", "#d03b3b", "#b8437f", "#c4501c", "#55555e")
+_SERIES_DARK = ("#5598e7", "#2fb183", "#d99a1c", "#a79df0", "#ee7d7d", "#e57fae", "#ee8a5c", "#b5b5bd")
+_RISING = ("#e8f1fb", "#aecdf3", "#5e9ee8", "#256abf", "#0d366b")
+_AROUND = ("#184f95", "#86b6ef", "#f0efec", "#f09a9a", "#932020")
+_AROUND_DARK = ("#86b6ef", "#2f66ad", "#383835", "#a54747", "#f5a3a3")
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading inside a section, of level 3 or 4."""
+
+    kind: ClassVar[str] = "heading"
+    text: str
+    level: int = 3
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph, or bullet points if `items` are given."""
+
+    kind: ClassVar[str] = "text"
+    text: str = ""
+    style: str = ""
+    items: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts. The first column names the rows; numbers follow after `text_columns` columns."""
+
+    kind: ClassVar[str] = "table"
+    caption: str
+    frame: pd.DataFrame
+    text_columns: int
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures beside one another, as far as the page is wide enough."""
+
+    kind: ClassVar[str] = "pictures"
+    pictures: Sequence[Picture]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Numbered command lines."""
+
+    kind: ClassVar[str] = "steps"
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A tree of checkpoints as nested lists."""
+
+    kind: ClassVar[str] = "tree"
+    caption: str
+    roots: Sequence[Node]
+
+    def lines(self) -> list[tuple[Node, int, int]]:
+        """Return each node with its depth and the number of lists that end behind it, parents first."""
+        walked: list[tuple[Node, int]] = []
+        waiting = [(root, 0) for root in reversed(self.roots)]
+        while waiting:  # no recursion: a history may be long
+            node, depth = waiting.pop()
+            walked.append((node, depth))
+            waiting += [(child, depth + 1) for child in reversed(node.children)]
+        depths = [depth for _, depth in walked[1:]] + [0]
+        return [(node, depth, depth - after) for (node, depth), after in zip(walked, depths, strict=True)]
+
+
+Block = Heading | Text | Table | Pictures | Steps | Tree
+
+
+def table(
+    caption: str, rows: Sequence[Mapping[str, str | None]], text_columns: int = 1, index: int = 0
+) -> Table:
+    """Return a table of rows (column -> text). Columns without any text are left out, except the first."""
+    frame = pd.DataFrame(rows, dtype=object)
+    used = [name for place, name in enumerate(frame) if place == index or frame[name].notna().any()]
+    text_columns = sum(name in used for name in list(frame)[:text_columns])
+    return Table(caption, frame[used].where(frame[used].notna(), NOTHING), text_columns)
+
+
+def maybe(form: str | Callable[[Any], str], value: Any) -> str | None:
+    """Format a value that may be None."""
+    if value is None:
+        return None
+    return form.format(value) if isinstance(form, str) else form(value)
+
+
+def _theme(
+    base: Mapping[str, str], series: Sequence[str], rising: Sequence[str], around: Sequence[str]
+) -> dict[str, Any]:
+    """Return the Vega-Lite configuration for these colours."""
+    font = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
+    guide = {"labelColor": base["soft"], "titleColor": base["ink"], "titleFontWeight": "normal"}
+    line = {"domainColor": base["soft"], "tickColor": base["soft"], "gridColor": base["line"]}
+    return {
+        "background": None,
+        "font": font,
+        "view": {"stroke": None},
+        "axis": {
+            **guide,
+            **line,
+            "labelFontSize": 11,
+            "titleFontSize": 12,
+            "labelLimit": 220,
+            "labelOverlap": True,
+        },
+        "legend": {**guide, "labelFontSize": 12},
+        "title": {"color": base["ink"], "fontSize": 13, "fontWeight": "normal", "anchor": "start"},
+        "text": {"fill": base["ink"]},
+        "line": {"color": base["soft"]},
+        "point": {"color": base["ink"]},
+        "rule": {"color": base["ink"]},
+        "range": {"category": series, "heatmap": rising, "diverging": around},
+        "style": {
+            "reference": {"stroke": base["soft"], "strokeDash": [4, 3]},
+        },
+    }
+
+
+THEMES = {
+    "light": _theme(LIGHT, _SERIES, _RISING, _AROUND),
+    "dark": _theme(DARK, _SERIES_DARK, _RISING[::-1], _AROUND_DARK),
+}
+
+
+def save_pictures(rows: Sequence[Sequence[Picture]], path: Path, title: str = "") -> None:
+    """Write rows of pictures to one PNG, SVG or HTML file, chosen by the suffix of `path`.
+
+    The file appears whole or not at all. An HTML file works offline.
+    """
+    kind = path.suffix.lower()
+    if kind == ".html":
+        content = render(title or path.stem, [("", [Pictures(row) for row in rows])]).encode()
+    else:
+        import vl_convert
+
+        datasets: dict[str, Any] = {}  # Vega-Lite looks for named data at the top level only
+        drawn = []
+        for row in filter(None, rows):
+            charts = [{**one.specification(WIDTH), "title": one.caption} for one in row]
+            for chart in charts:
+                datasets |= chart.pop("datasets")
+            drawn.append({"hconcat": charts})
+        specification = {
+            "vconcat": drawn,
+            "datasets": datasets,
+            "resolve": {"scale": {"color": "independent", "shape": "independent"}},
+            "config": {**THEMES["light"], "background": "white"},
+            "padding": 12,
+            **({"title": title} if title else {}),
+        }
+        if kind == ".svg":
+            content = vl_convert.vegalite_to_svg(specification, **VEGA_LITE).encode()
+        else:
+            content = vl_convert.vegalite_to_png(specification, scale=1.5, **VEGA_LITE)
+    with new_file(path) as partial:
+        partial.write_bytes(content)
+
+
+def render(
+    title: str, sections: Sequence[tuple[str, Sequence[Block]]], introduction: Sequence[Block] = ()
+) -> str:
+    """Return a page. Texts are escaped; equal content makes equal text.
+
+    Args:
+        title: heading of the page.
+        sections: heading and content of each section.
+        introduction: content above the sections.
+    """
+    missing = missing_packages()
+    drawn = [
+        picture
+        for _, blocks in sections
+        for block in blocks
+        if isinstance(block, Pictures)
+        for picture in block.pictures
+    ]
+    script = ""
+    if drawn and not missing:
+        import vl_convert
+
+        own = _asset("page.js").replace("THEMES", json.dumps(THEMES))
+        script = vl_convert.javascript_bundle(own, **VEGA_LITE).replace("</script", r"<\/script")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    # Nothing is loaded and only this script runs, whatever the names in the files are.
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_printable)
+    return environment.from_string(_asset("page.html")).render(
+        title=title,
+        sections=sections,
+        introduction=introduction,
+        policy=policy,
+        script=Markup(script),
+        missing=missing if drawn else "",
+        light=LIGHT,
+        dark=DARK,
+        specification=lambda picture: _json(picture.specification("container")),
+    )
+
+
+def _asset(name: str) -> str:
+    return (files("prunecli.report") / name).read_text(encoding="utf-8")
+
+
+def _json(value: Any) -> Markup:
+    """Return JSON for a script element: no text in it can end the element."""
+    return Markup(json.dumps(_printable(value), separators=(",", ":")).replace("<", r"\u003c"))
+
+
+def _printable(value: Any) -> Any:
+    """Replace characters that could hide or reorder text, or that UTF-8 cannot hold; also inside lists and dicts."""
+    if isinstance(value, dict):
+        return {name: _printable(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_printable(one) for one in value]
+    if isinstance(value, Markup) or not isinstance(value, str) or value.isprintable():
+        return value
+    return "".join(mark if mark.isprintable() or mark in "\n\t" else "\ufffd" for mark in value)

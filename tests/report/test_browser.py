@@ -1,0 +1,111 @@
+"""The page of the demo in a real browser: every chart is drawn, nothing is wider than the screen."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prunecli import demo
+from prunecli.commands.prune_experts import prune_experts
+from prunecli.commands.prune_heads import prune_heads
+from prunecli.model.checkpoint import open_model
+from prunecli.report.collect import collect
+from prunecli.report.page import report_page
+from prunecli.tensors.documents import write_json
+from tests.commands.calls import call
+from tests.commands.gates import write_gates
+from tests.commands.heads import scored
+from tests.report import results
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no browser: install chromium")
+OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of checkpoints made from the demo, and of results of every kind."""
+    folder = tmp_path_factory.mktemp("demo")
+    shutil.copytree(demo.CHECKPOINT, folder / "demo")
+    with open_model(folder / "demo") as opened:
+        write_json(folder / "heads.json", scored(opened))
+        models = [{"path": "demo", "fingerprint": opened.fingerprint}, results.MODELS[1]]
+    fewer, smaller = str(folder / "fewer-experts"), str(folder / "fewer-experts-and-heads")
+    ranked = ("--metric", "random", "--ratio", "0.5", "-o", fewer)
+    assert call(prune_experts, str(folder / "demo"), *ranked).status == 0
+    assert (
+        call(prune_heads, fewer, "--scores", str(folder / "heads.json"), "--count", "9", "-o", smaller).status
+        == 0
+    )
+    write_json(folder / "evaluation.json", results.evaluation(models))
+    write_json(folder / "latency.json", results.latency((1, 4, 16)))
+    write_json(folder / "latency-1.json", results.latency())
+    for name in ("languages", "similarity", "finetune", "head_comparison"):
+        write_json(folder / f"{name}.json", getattr(results, name)())
+    write_gates(folder / "gates.json")
+    path = folder / "page.html"
+    path.write_text(report_page(collect(folder)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    playwright = pytest.importorskip("playwright.sync_api")
+    # A profile of its own: an empty one.
+    with playwright.sync_playwright() as driver, tempfile.TemporaryDirectory() as profile:
+        opened = driver.chromium.launch_persistent_context(
+            profile, executable_path=BROWSER, args=OPTIONS, offline=True
+        )
+        yield opened
+        opened.close()
+
+
+def wait_for(tab, condition: str) -> None:
+    """Wait until JavaScript finds a condition true. Playwright's own wait needs eval, which the page forbids."""
+    for _ in range(200):
+        if tab.evaluate(condition):
+            return
+        time.sleep(0.1)
+    raise AssertionError(condition)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 420])
+def test_every_chart_is_drawn_within_the_screen(page, browser, width, scheme):
+    tab = browser.new_page()
+    messages: list[str] = []
+    tab.on("console", lambda message: messages.append(message.text))
+    tab.on("pageerror", lambda error: messages.append(str(error)))
+    tab.on("request", lambda request: messages.append(request.url) if request.url[:4] == "http" else None)
+    tab.set_viewport_size({"width": width, "height": 900})
+    tab.emulate_media(color_scheme=scheme)
+    tab.goto(page.as_uri())
+    wait_for(tab, "[...document.querySelectorAll('.chart')].every((chart) => chart.querySelector('svg'))")
+    assert tab.locator(".chart").count() > 15
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert messages == []
+    text = "document.querySelector('.chart svg text').getAttribute('fill')"
+    ink = tab.evaluate(text)
+    tab.emulate_media(color_scheme="light" if scheme == "dark" else "dark")
+    wait_for(tab, f"{text} !== {json.dumps(ink)}")
+    if scheme == "light":  # dark now: printed in light colours all the same
+        tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+        wait_for(tab, f"{text} === {json.dumps(ink)}")
+    tab.close()
+
+
+def test_pointing_at_a_cell_tells_its_value(page, browser):
+    tab = browser.new_page()
+    tab.goto(page.as_uri())
+    tab.locator(".wide .chart svg .mark-rect path").first.hover()
+    tab.wait_for_selector("#vg-tooltip-element.visible")
+    told = tab.locator("#vg-tooltip-element").inner_text().split()
+    assert told[:3] == ["row", "encoder", "layer"]
+    assert told[-1] in ("kept", "dropped")
+    tab.close()
