@@ -118,7 +118,7 @@ _MODULES = {
     "selection.cut": ("cut",),
     "selection.selection": ("Selection",),
     "text.choice": ("Dataset", "TextChoice"),
-    "text.corpus": ("Corpus",),
+    "text.plain": ("Corpus",),
     "training.finetune": ("Destination", "finetune"),
     "training.options": ("LossOptions", "TrainingOptions"),
     "training.start": ("Start",),

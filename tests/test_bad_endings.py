@@ -86,7 +86,7 @@ def test_full_disk(
     calls = min(calls, {"reserve": 0, "write_json": 0, "copyfile": 2}.get(function, calls))
     monkeypatch.setattr(copying, "BLOCK_BYTES", 1024)
     monkeypatch.setattr(owner, function, failing_after(calls, getattr(owner, function)))
-    with pytest.raises(OutputError, match=r"out: the disk is full; nothing was written\n.*--output"):
+    with pytest.raises(OutputError, match=r"out: the disk is full; nothing was written\n.*`output`"):
         pruned(source, out, dtype, force=existing)
     assert names(tmp_path) == (["in", "out"] if existing else ["in"])
     assert (digests(source), digests(out)) == (before, old)
@@ -125,17 +125,17 @@ def test_a_failure_with_force_keeps_the_old_result(
 
 SLOW = """
 import sys, time
-from prunecli.tensors.copying import Move
+from prunecli.tensors.copying import Gather
 
-real = Move.carry_out
+real = Gather.carry_out
 
-def slow(move):
-    count = real(move)
+def slow(moves):
+    count = real(moves)
     print("moved", flush=True)
     time.sleep(0.2)
     return count
 
-Move.carry_out = slow
+Gather.carry_out = slow
 from prunecli.commands.app import main
 main()
 """

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from prunecli.model.attention import KIND_NAMES
+from prunecli.model.axes import module_of
 from prunecli.model.decision import Decision, Origin, Ranked
 
 NEEDED: Mapping[str, str] = {
@@ -104,8 +105,22 @@ def place_name(decision: Decision, place: Ranked) -> str:
     where = f"{place.side} layer {place.layer}"
     if place.attention == "cross":
         where += f", {KIND_NAMES['cross']}"
+    if owner := _owner(decision, place):
+        where += f", {owner}"
     group = place.cut.rpartition(", ")[2]
     return f"{where}, {group}" if group.startswith("group ") else where
+
+
+def _owner(decision: Decision, place: Ranked) -> str:
+    """The experts whose hidden units an axis holds: "expert 7", "the experts"; "" for a dense FFN."""
+    if decision.part != "unit":
+        return ""
+    module = module_of(place.name).rpartition(".")
+    if "shared" in module[2]:
+        return "the shared experts"
+    if module[2].removeprefix("expert_").isdecimal() and module[0].endswith("experts"):
+        return f"expert {module[2].removeprefix('expert_')}"
+    return "the experts" if module[2].endswith("experts") else ""
 
 
 def component_name(decision: Decision, place: Ranked, at: int) -> str:
@@ -118,7 +133,7 @@ def component_name(decision: Decision, place: Ranked, at: int) -> str:
         return f"{place.side.capitalize()} layer {number}"
     if place.layer is None:
         return f"{decision.part.capitalize()} {number}"
-    of = {"unit": "the FFN of "}.get(decision.part, "")
+    of = f"{_owner(decision, place) or 'the FFN'} of " if decision.part == "unit" else ""
     if decision.part == "head":
         of = f"the {'cross-attention' if place.attention == 'cross' else 'self-attention'} of "
     return f"{decision.part.capitalize()} {number} of {of}{place.side} layer {place.layer}"

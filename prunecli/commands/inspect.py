@@ -213,7 +213,7 @@ def _show_surmise(opened: Checkpoint, inventory: Inventory, found: Surmise) -> N
     if opened.family is not None:
         console.note(
             f'Of the family "{opened.model_type}" the experts are declared: prune-experts and collect-gates work. Its '
-            "layers, heads, dense FFNs and tokens are found by asking its class when a command needs them."
+            "layers, heads, hidden units and tokens are found by asking its class when a command needs them."
         )
         return
     try:

@@ -22,7 +22,7 @@ def result_option(default: str, help: str = "File of the result.") -> Any:  # no
 
 def plot_option(help: str = "Also draw a picture.") -> Any:  # noqa: A002
     """Return the field `plot`."""
-    return option(None, help, metavar="FILE.png|svg|html", role="output", recorded=False)
+    return option(None, f"{help} Suffix: .png, .svg or .html.", metavar="FILE", role="output", recorded=False)
 
 
 class OutputOptions(Options):

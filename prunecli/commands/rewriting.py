@@ -339,9 +339,13 @@ class Shown:
 
         axes = selected_axes(self.result.source, selection)
         kind = next(iter(axes.values())).kind
-        counts = {
-            axis.module or name: (len(axis.ids), len(selection.kept[name])) for name, axis in axes.items()
-        }
+        places: dict[str, list[tuple[int, int]]] = {}
+        for name, axis in axes.items():
+            place = axis.module or name
+            if axis.kind == "unit" and axis.keys:  # a line for each layer, not for each of its experts
+                place = re.sub(r"\.(expert_)?\d+$", "", place)
+            places.setdefault(place, []).append((len(axis.ids), len(selection.kept[name])))
+        counts = {place: _added(own) for place, own in places.items()}
         forms: dict[str, list[tuple[int, int]]] = {}
         for name, counted in counts.items():
             forms.setdefault(re.sub(r"\.\d+", ".*", name), []).append(counted)

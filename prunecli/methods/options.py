@@ -297,6 +297,12 @@ class NarrowOptions(UnitOptions):
     dense_only: bool = option(
         False, "Leave mixtures of experts as they are, instead of an error.", panel=ADVANCED
     )
+    experts: bool = option(
+        False,
+        "Narrow the experts of mixtures instead of dense FFNs. All experts keep the same number of hidden units, so "
+        "that the result is a stock model.",
+        panel=SELECTION,
+    )
 
     def check_options(self) -> None:
         """Refuse options that exclude each other.
@@ -312,6 +318,11 @@ class NarrowOptions(UnitOptions):
         self.check_metric()
         if self.ratio is not None:
             exact_share(self.ratio, self.UNITS, self.DEFAULT_RATIO)
+        if self.experts and (self.dense_only or not self.uniform):
+            raise UsageError(
+                "`experts`: all experts keep the same number of hidden units, and dense FFNs all of theirs.",
+                "Leave `dense_only` and `uniform=False` out.",
+            )
         if self.width is not None and not self.uniform:
             raise UsageError("`width` does not go with `uniform=False`: widths differ then.", "Give `ratio`.")
         if not self.uniform and self.metric == "random":

@@ -214,7 +214,8 @@ def plan(
     default = " (default)" if ranking.is_default else ""
     said, words = ranking.how or f"by {ranking.metric}{default}{ranking.note}", budget.words(axes[0].kind)[0]
     where = f", from {', '.join(map(str, ranking.files))}" if ranking.files else ""
-    lines = [f"{options.UNITS.capitalize()}{of} {said}{where}: {words}."]
+    ranked = "" if ranking.how else f": {words}"
+    lines = [f"{options.UNITS.capitalize()}{of} {said}{where}{ranked}."]
     if isinstance(options, UnitOptions) and not options.has_amount:
         lines.insert(0, f"No `ratio` given: removing {options.DEFAULT_RATIO:.0%} of the {options.UNITS}.")
     gone, held = num_removed(chosen, kept), held_in(chosen)

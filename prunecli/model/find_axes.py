@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.axes import Axis, Carrier, Kind, axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import with_keys
+from prunecli.model.probe import template_of, unit_owner
 
 VOCABULARY = "vocab_size"
 
@@ -72,7 +76,7 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
             )
             for ffn in layout.ffns
             if ffn.tensors and not ffn.is_shared
-        )
+        ) + tuple(_expert_units(checkpoint))
     structure, axes, found = layout.structure, [], layout.family.found
     for stack in layout.family.stacks:
         if found is not None and stack.depth not in found.movable:
@@ -88,6 +92,26 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
             "one than when it skips it, or the files hold layers that its class does not have (for further tokens)"
         )
     return tuple(axes)
+
+
+def _expert_units(checkpoint: Checkpoint) -> Iterator[Axis]:
+    """The hidden units of experts, of which all keep as many: those of each expert, or of all that are stacked."""
+    layout = checkpoint.layout
+    found = layout.family.found
+    for key, templates in found.experts.items() if found is not None else ():
+        size = layout.sizes.count(key)
+        owners: dict[str, dict[str, Carrier]] = {}
+        for name in checkpoint.tensors:
+            if (carrier := templates.get(template_of(name))) is not None:
+                owners.setdefault(unit_owner(name), {})[name] = carrier
+        ids = tuple(range(size))
+        for owner, carriers in owners.items():
+            for stack in layout.family.stacks:
+                before, after = stack.layers.split("{layer}")
+                if match := re.match(rf"{re.escape(before)}(\d+){re.escape(after)}", owner):
+                    name = axis_name(owner, "unit")
+                    layer = int(match[1])
+                    yield Axis(name, "unit", ids, size, stack.side, layer, carriers=carriers, keys=(key,))
 
 
 def vocabulary_size(checkpoint: Checkpoint) -> int:

@@ -35,11 +35,13 @@ from prunecli.model.probe import (
     UnitKeys,
     head_counts,
     head_keys,
+    is_of_experts,
     layer_keys,
-    layer_of,
     numbers,
     outputs,
     owners,
+    template_of,
+    unit_owner,
     width_keys,
     with_scaled,
     without_tables,
@@ -70,6 +72,8 @@ class Found:
         vocabulary: key of config.json of the number of tokens; None: none was found.
         uneven: key of the heads or hidden units of which each layer may keep another number -> what it moves.
         parts: names of the tensors of FFNs and attentions that can be cut.
+        experts: key of the hidden units of experts, of which all keep as many -> name of a tensor without numbers, see
+            `template_of` -> where they lie.
         structure: of the model.
     """
 
@@ -79,6 +83,7 @@ class Found:
     vocabulary: str | None
     uneven: Mapping[str, UnitKeys]
     parts: frozenset[str]
+    experts: Mapping[str, Carriers]
     structure: Structure
 
     def holds(self, stack: Stack, structure: Structure, number: int, name: str) -> bool:
@@ -244,7 +249,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
         trial,
         width_keys(skeleton, WIDTH),
         small_widths,
-        lambda own: {name: layer_of(name) for name in own},
+        lambda own: {name: unit_owner(name) for name in own},
         uneven,
     )
     heads = _tried(trial, head_keys(skeleton), head_keys(trial.skeleton), owners, uneven, 0)
@@ -297,6 +302,11 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
             next((key for units, _ in tokens for key in units.keys), None),
             uneven,
             frozenset(cut).union(_beside(whole.stored, cut)),
+            {
+                [*units.keys][-1]: {template_of(name): carrier for name, carrier in carriers.items()}
+                for units, carriers in widths
+                if is_of_experts(carriers)
+            },
             checkpoint.structure,
         ),
     )
@@ -340,7 +350,8 @@ def _tried(
             with suppress(Exception):  # of any kind: transformers opens no such model
                 if trial.of_units(own, layout, axes(layout)) < NEAR:
                     confirmed.append((units, units.layouts[min(number, len(units.layouts) - 1)]))
-                    if (most := _uneven(trial, own, layout, axes(layout), least)) is not None:
+                    most = None if is_of_experts(layout) else _uneven(trial, own, layout, axes(layout), least)
+                    if most is not None:
                         uneven[[*units.keys][-1]] = replace(units, least=most)
                     break
         else:
@@ -455,7 +466,7 @@ def _beside(names: Iterable[str], carriers: Carriers) -> list[str]:
 
 def _ffn(prefix: str, names: Iterable[str], units: UnitKeys, carriers: Carriers) -> FeedForward | None:
     own = _within(prefix, carriers)
-    if not own or any("expert" in name or carrier.dim > 1 for name, carrier in own.items()):
+    if not own or is_of_experts(own):
         return None
     owner = _common(own)
     start = len(owner) + 1 if owner else 0

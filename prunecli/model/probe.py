@@ -172,6 +172,23 @@ def layer_of(name: str) -> str:
     return match[0] if match else ""
 
 
+def unit_owner(name: str) -> str:
+    """What a tensor of hidden units belongs to: an expert, the experts of a layer, its shared experts, or the layer."""
+    pattern = r".*?shared\w*(?=\.)" if "shared" in name else r".*?experts(\.(expert_)?\d+)?(?=\.)"
+    match = re.match(pattern, name)
+    return match[0] if match else layer_of(name)
+
+
+def is_of_experts(carriers: Mapping[str, Carrier]) -> bool:
+    """Whether some of these hidden units are those of experts."""
+    return any("expert" in name or carrier.dim > 1 for name, carrier in carriers.items())
+
+
+def template_of(name: str) -> str:
+    """The name of a tensor without the numbers of its layer and its expert."""
+    return re.sub(r"(?<=[._])\d+(?=\.)", "{}", name)
+
+
 def layer_keys(skeleton: Skeleton) -> list[LayerKey]:
     """The stacks of layers whose depth a key says."""
     depths, in_model = _depths(skeleton.stored), _depths(skeleton.shapes)

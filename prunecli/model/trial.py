@@ -38,6 +38,7 @@ _FEW = {EXPERTS: 16, TOP_K: 4, re.compile(r"^(n|num_expert)_group$"): 2, re.comp
 NEVER = -1e4
 """Score of an expert that is never picked; finite, so that what multiplies it does not spread."""
 _TOKENS, _POSITIONS, _WINDOW, _HEAD = 96, 64, 4, 4
+_UNLIKE = 16
 _MOST = 1 << 24
 """Numbers that the small model has at most."""
 
@@ -104,11 +105,12 @@ class Trial:
             expected = self._logits(self.model, known[text])
             expected = expected[..., known] if expected.shape[-1] == units.held else expected
             return _apart(expected, self._logits(smaller, text), torch.zeros_like(expected))
-        numbers_of = {axis: number for number, axis in enumerate(dict.fromkeys(axes.values()))}
+        # Of many experts, those whose numbers differ by a multiple of 16 lose the same units.
+        numbers_of = {axis: number % _UNLIKE for number, axis in enumerate(dict.fromkeys(axes.values()))}
         smaller_skeleton = self.skeleton.changed(units.changes(half))
         apart = 0.0
         # Of any two axes other units go in one of these rounds: what one uses of the other then shows.
-        for bit in range(max(1, (len(numbers_of) - 1).bit_length())):
+        for bit in range(max(1, max(numbers_of.values()).bit_length())):
             kept = {name: halves[numbers_of[axes[name]] >> bit & 1] for name in carriers}
             cut, masked = self._without(units.held, carriers, kept)
             expected = self._logits(self._opened(self.skeleton, masked))

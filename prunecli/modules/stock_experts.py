@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from prunecli.modules.grouped import (
 IMPLEMENTATION = "prunecli"
 """The name that the function is registered under."""
 
+Watch = Callable[[Span, Tensor], None]
 ROWS_AT_ONCE = 1 << 12
 """Rows of outputs that are copied in another type at a time."""
 
@@ -141,7 +143,7 @@ def own_experts(model: Any) -> Iterator[dict[str, Any]]:
     finally:
         model.set_experts_implementation(before)
         for module in modules.values():
-            module.observer = module.counted = None
+            module.observer = module.counted = module.watcher = None
 
 
 def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
@@ -153,6 +155,8 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
             (rows `[assignments, width]` sorted by expert, `Groups`) -> `[assignments, width]`. With an observer, an
             attribute `counted` that is not None gives `[tokens]` bool, the tokens whose outputs are added up for it,
             or None: all.
+            An attribute `watcher` that is not None is called for each expert with its number, the activations that
+            its output layer reads `[rows, ffn]`, the numbers of their tokens `[rows]`, and their weights `[rows]`.
         hidden_states: `[tokens, width]`.
         experts: `[tokens, top_k]` int64.
         weights: `[tokens, top_k]`.
@@ -165,8 +169,19 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
     rows = hidden_states.to(held.up.dtype).index_select(0, plan.source)
     observer: Callable[[ExpertUse], None] | None = getattr(module, "observer", None)
     runner: Callable[[Tensor, Groups], Tensor] | None = getattr(module, "runner", None)
+    watcher: Callable[[int, Tensor, Tensor, Tensor], None] | None = getattr(module, "watcher", None)
+    watch: Watch | None = None
+    if watcher is not None:
+        of_rows = torch.empty(len(rows), dtype=weights.dtype, device=weights.device)
+        of_rows[plan.position.reshape(-1)] = weights.reshape(-1)
+
+        def watch(span: Span, hidden: Tensor) -> None:
+            expert, start, end = span
+            watcher(expert, hidden, plan.source[start:end], of_rows[start:end])
+
     if runner is None:
-        outputs, norms = outputs_of(module, rows, held, plan.groups, with_norms=observer is not None)
+        with_norms = observer is not None
+        outputs, norms = outputs_of(module, rows, held, plan.groups, with_norms=with_norms, watch=watch)
     else:
         outputs = runner(rows, plan.groups)
         norms = None if observer is None else norms_of(outputs)
@@ -180,23 +195,28 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
     return combine(outputs, weights, plan).to(hidden_states.dtype)
 
 
-def run_expert(module: Any, rows: Tensor, weights: ExpertWeights) -> Tensor:
+def run_expert(
+    module: Any, rows: Tensor, weights: ExpertWeights, watch: Callable[[Tensor], None] | None = None
+) -> Tensor:
     """One expert on its own rows.
 
     Args:
         module: of which it is: says how its weights lie, and its activation.
         rows: `[rows, width]`.
         weights: of this expert.
+        watch: called with the activations that its output layer reads `[rows, ffn]`.
 
     Returns:
         `[rows, width]`, before the router's weight.
     """
     count = rows.shape[0]
-    if rows.is_cuda:
+    if rows.is_cuda and watch is None:
         alone = weights[None]
         if has_grouped_kernel(rows, alone.up) and has_grouped_kernel(rows, alone.down):
             return _grouped(module, rows, alone, Groups.alone(rows).counts)
     hidden = _activated(module, _linear(rows, weights.up, weights.up_bias, module.is_transposed)[:count])
+    if watch is not None:
+        watch(hidden)
     outputs = _linear(hidden, weights.down, weights.down_bias, module.is_transposed)[:count]
     return _normed(module, outputs)
 
@@ -252,7 +272,13 @@ def weighted(outputs: Tensor, weights: Tensor) -> Tensor:
 
 
 def outputs_of(
-    module: Any, rows: Tensor, held: ExpertWeights, groups: Groups, *, with_norms: bool
+    module: Any,
+    rows: Tensor,
+    held: ExpertWeights,
+    groups: Groups,
+    *,
+    with_norms: bool,
+    watch: Watch | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """What each expert makes of its rows, and the norms of that.
 
@@ -261,11 +287,12 @@ def outputs_of(
         rows: `[assignments, width]`, sorted by expert.
         held: of all experts.
         groups: rows of each.
+        watch: called with the span of each expert and the activations that its output layer reads.
 
     Returns:
         `[assignments, width]` and `[assignments]` float32, None without `with_norms`.
     """
-    if has_grouped_kernel(rows, held.up) and has_grouped_kernel(rows, held.down):
+    if watch is None and has_grouped_kernel(rows, held.up) and has_grouped_kernel(rows, held.down):
         outputs = _grouped(module, rows, held, groups.counts)
         return outputs, norms_of(outputs) if with_norms else None
     outputs = rows.new_empty(len(rows), held.down.shape[-1 if module.is_transposed else -2])
@@ -273,7 +300,8 @@ def outputs_of(
 
     def run(span: Span) -> None:
         expert, start, end = span
-        found = run_expert(module, rows[start:end], held[expert])
+        own = None if watch is None else partial(watch, span)
+        found = run_expert(module, rows[start:end], held[expert], own)
         outputs[start:end] = found
         if norms is not None:
             norms[start:end] = norms_of(outputs[start:end])

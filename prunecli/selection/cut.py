@@ -63,6 +63,7 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
             places[name] = tuple(place for place, unit in enumerate(axis.ids) if unit in wanted)
     if any(axis.kind == "expert" for axis in axes.values()):
         _check_routing(source, selection, places)
+    _check_alike(axes, places)
     kept_layers = {
         cast("Side", axes[name].side): own for name, own in places.items() if axes[name].kind == "layer"
     }
@@ -145,6 +146,22 @@ def _check_routing(source: Checkpoint, selection: Selection, places: Places) -> 
             )
 
 
+def _check_alike(axes: Mapping[str, Axis], places: Places) -> None:
+    """Refuse axes that keep other numbers of units than those that the same key of config.json counts."""
+    counts: dict[str, dict[int, str]] = {}
+    for name, axis in axes.items():
+        for key in axis.keys:
+            counts.setdefault(key, {})[len(places.get(name, axis.ids))] = name
+    for key, names in counts.items():
+        if len(names) > 1:
+            (one, first), (other, second) = [*names.items()][:2]
+            raise UsageError(
+                f"{first} would keep {one:,} units and {second} {other:,}; config.json has one number for both "
+                f'("{key}").',
+                "Keep the same number everywhere.",
+            )
+
+
 def _member_names(axes: Mapping[str, Axis], places: Places) -> dict[str, str | None]:
     """Tensor that one expert alone has -> its name in the result; None: the expert goes."""
     names: dict[str, str | None] = {}
@@ -194,7 +211,11 @@ def _structure(
             if axes[name].kind in ("head", "expert")
         }
     )
-    units = {axes[name].module: len(own) for name, own in places.items() if axes[name].kind == "unit"}
+    units = {
+        axes[name].module: len(own)
+        for name, own in places.items()
+        if axes[name].kind == "unit" and not axes[name].keys
+    }
     if units:
         stock = {ffn.name: source.layout.sizes.count(ffn.stack.ffn.width) for ffn in source.layout.ffns}
         widths = {name: width for name, width in units.items() if width != stock[name]}

@@ -104,7 +104,7 @@ def test_units_of_merged_ffns_are_told_of_the_merged_one(thrice: Path) -> None:
 def test_a_layer_is_told_its_number_of_now(thrice: Path) -> None:
     texts = [answer.text for answer in explain(thrice / "two", "layer 2")]
     assert texts == [
-        "Step 2, prune-layers: Decoder layer 2 was kept: named by remove; it has no value.",
+        "Step 2, prune-layers: Decoder layer 2 was kept: named by --remove; it has no value.",
         "In the result it is decoder layer 1.",
     ]
 

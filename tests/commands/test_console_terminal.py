@@ -66,7 +66,7 @@ class Terminal:
 
 
 NOTE = """\
-Experts drawn at random (seed 0), balance 1:1 (default); no statistics are read. Warning: 81% of the experts are \
+Experts drawn at random (seed 0), balance 1:1 (default). Warning: 81% of the experts are \
 removed. Measure the result with prunecli evaluate; if its scores fell too far, remove less or run prunecli finetune."""
 TABLE = """\
 Experts

@@ -297,7 +297,7 @@ def test_the_table_has_the_json_s_values(folder):
         (("--table", "old.csv"), OutputError, "old.csv: exists already"),
         (("--table", "no/t.csv"), OutputError, "no such directory"),
         (("--table", "t.csv", "--output", "t.csv"), UsageError, "the result is written there"),
-        (("--plot", "a.pdf"), UsageError, "only PNG is drawn"),
+        (("--plot", "a.pdf"), UsageError, "unknown kind of file"),
         (("--plot", "old.csv"), OutputError, "old.csv: exists already"),
         (("--output", "old.csv"), OutputError, "old.csv: exists already"),
         (("--output", "no/e.json"), OutputError, "no such directory"),

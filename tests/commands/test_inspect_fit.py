@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from prunecli.errors import UsageError
 from prunecli.evaluation import capacity
@@ -16,6 +17,8 @@ from prunecli.running.layerwise.budget import Demand, plan_memory
 from tests.commands.test_inspect import as_json, run
 from tests.families import MODEL_TYPES, tiny_family
 from tests.tiny import random_tensors, tiny_nllb_moe
+
+CPU = torch.device("cpu")
 
 LOAD = ("--fit-batch", 1, "--fit-beam", 1, "--fit-length", 4)
 
@@ -117,9 +120,9 @@ def test_the_smallest_memory_by_layer_is_the_one_that_a_run_takes(
         lambda memory, demand: (demands.append(demand), plan_memory(memory, demand))[1],
     )
     with open_model(moe) as opened:
-        way, _ = next(capacity._by_layer(opened, 1 << 30))
-        assert next(capacity._by_layer(opened, way.needed_bytes))[0].fits
-        assert not next(capacity._by_layer(opened, way.needed_bytes - 1))[0].fits
+        way, _ = capacity.layers_in(opened, 1 << 30, CPU, torch.float32)
+        assert capacity.layers_in(opened, way.needed_bytes, CPU, torch.float32)[0].fits
+        assert not capacity.layers_in(opened, way.needed_bytes - 1, CPU, torch.float32)[0].fits
     assert demands[0].process == 123_456
     plan_memory(way.needed_bytes, demands[0])
     with pytest.raises(UsageError, match="too little"):
@@ -182,13 +185,14 @@ def test_a_shard_that_is_gone_is_named(
     moe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    reckon = capacity._by_layer
+    reckon = capacity.layers_in
 
     def vanish(*arguments: Any) -> Any:
-        yield from reckon(*arguments)
-        (moe / "model.safetensors").unlink()
+        found = reckon(*arguments)
+        (moe / "model.safetensors").unlink(missing_ok=True)
+        return found
 
-    monkeypatch.setattr(capacity, "_by_layer", vanish)
+    monkeypatch.setattr(capacity, "layers_in", vanish)
     assert run(moe, "--fit", "1GiB") == 1
     error = capsys.readouterr().err
     assert "model.safetensors: cannot be read" in error

@@ -244,7 +244,7 @@ def test_later_steps_carry_it_along(tmp_path: Path) -> None:
     assert "was kept: drawn at random (seed 0)" in texts[0]
     assert texts[-1] == "In the result it is expert 1 of encoder layer 0."
     gone = explained.answers(parse_question(["encoder layer 0"]))[0].text
-    assert "Encoder layer 0 was dropped: named by remove" in gone
+    assert "Encoder layer 0 was dropped: named by --remove" in gone
 
 
 def hostile(decision: Decision, **changes: object) -> dict[str, object]:

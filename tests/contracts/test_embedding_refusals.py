@@ -53,10 +53,10 @@ def test_a_side_that_the_class_lacks(model_type: str, name: str, side: str, tmp_
     ("options", "message"),
     [
         ({"map_dim": 33}, "above the model's width 32: the table would grow\nGive --map-dim 32 or less"),
-        ({"kind": "deep"}, "kind='deep': no such choice"),
-        ({"side": "output", "cache": True}, "--cache writes the rows of the input's unit"),
-        ({"side": "output"}, "are of the input's unit"),
-        ({"side": "left"}, "side='left': no such choice"),
+        ({"kind": "deep"}, "`kind=deep`: no such choice"),
+        ({"side": "output", "cache": True}, "`cache` writes the rows of the input's unit"),
+        ({"side": "output"}, "are for the unit of the input"),
+        ({"side": "left"}, "`side=left`: no such choice"),
     ],
 )
 def test_what_cannot_be(options: dict[str, Any], message: str, tmp_path: Path) -> None:

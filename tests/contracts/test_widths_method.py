@@ -180,8 +180,8 @@ def test_one_side_alone(tmp_path: Path) -> None:
         ({"ratio": 0.5, "width": 3}, UsageError, "Give one of"),
         ({"width": 100, "metric": "norms"}, UsageError, "an FFN has 48 hidden units"),
         ({"width": 3, "uniform": False}, UsageError, "widths differ then"),
-        ({"metric": "random", "uniform": False}, UsageError, "say nothing of layers"),
-        ({}, UsageError, "--metric activation-norm needs text"),
+        ({"metric": "random", "uniform": False}, UsageError, "random scores do not compare layers"),
+        ({}, UsageError, "`metric=activation-norm` needs text"),
         ({"side": "encoder"}, UsageError, "the model has no encoder"),
     ],
 )

@@ -11,12 +11,12 @@ from sacrebleu.metrics import CHRF
 
 from prunecli.demo import CHECKPOINT, DATA
 from prunecli.evaluation.decoding import DecodingOptions, translate
-from prunecli.methods.experts.budget import Request, keep_count, select_experts
 from prunecli.methods.experts.collect import collect_gates
 from prunecli.methods.experts.metrics import aggregate, metric_values, random_values
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.modules.loading import load_model, sparse_ffns
+from prunecli.selection.select import Budget, select
 from prunecli.text.choice import TextChoice
 from prunecli.text.parallel import read_parallel
 from prunecli.text.tokens import load_tokenizer
@@ -33,7 +33,7 @@ def scores() -> Mapping[str, float]:
         choice = TextChoice(data=DATA, langs=",".join(LANGUAGES), max_sentences=60)
         gates = collect_gates(opened, choice, device="cpu").statistics
         axes = axes_of(opened, "expert")
-    request = Request(keep=keep_count(0.8, sum(len(axis.ids) for axis in axes)), balance=Fraction(1))
+    budget = Budget(0.8, balance=Fraction(1))
     values = {
         "global": metric_values("importance", aggregate(gates, "global"), gates),
         "random": random_values(axes, seed=0),
@@ -49,7 +49,7 @@ def scores() -> Mapping[str, float]:
                 keep = torch.ones(module.num_experts, dtype=torch.bool)
                 if way != "full":
                     keep[:] = False
-                    keep[list(select_experts(axes, values[way], request)[0][f"{name}.experts"])] = True
+                    keep[list(select(axes, values[way], budget)[f"{name}.experts"])] = True
                 module.expert_mask = keep
             options = DecodingOptions(beam=1, max_new_tokens=50)
             outputs = translate(model, tokenizer, text.sentences[pair[0]], pair, options)

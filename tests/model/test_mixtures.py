@@ -348,7 +348,7 @@ def test_layers_that_predict_further_tokens_can_be_dropped(
     ("options", "message"),
     [
         (ExpertOptions(metric="random", mtp="drop"), "no layers that predict further tokens"),
-        (ExpertOptions(metric="random", active=3), "--active 3: the router picks 2 experts"),
+        (ExpertOptions(metric="random", active=3), "`active=3`: the router picks 2 experts"),
     ],
     ids=["drop", "active"],
 )

@@ -191,8 +191,8 @@ def test_the_order_of_the_entries_does_not_change_a_bit() -> None:
 @pytest.mark.parametrize(
     ("granularity", "sources", "targets", "kind", "message"),
     [
-        ("global", ("a",), (), UsageError, "takes no --source"),
-        ("language", (), (), UsageError, "needs --source or --target"),
+        ("global", ("a",), (), UsageError, "takes no `sources`"),
+        ("language", (), (), UsageError, "needs `sources` or `targets`"),
         ("language", ("d",), (), StatisticsError, "no source language 'd'"),
         ("language", (), ("eng",), StatisticsError, "no target language 'eng'"),
         ("pair", ("a",), ("a",), UsageError, "no translation"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -79,15 +79,7 @@ class UnitObserver(TokenObserver):
         Raises:
             PruneError: an activation was not finite.
         """
-        values = {name: sums.tolist() for name, sums in self._sums.items()}
-        for name, own in values.items():
-            if not np.isfinite(own).all():
-                raise PruneError(
-                    f"{module_of(name)}: the activation of a hidden unit is not finite.",
-                    "The weights are damaged, or overflow the type they are run in: choose by norms.",
-                )
-        ids = {name: list(range(len(own))) for name, own in values.items()}
-        return {"ids": ids, "values": values, "counts": self._tokens}
+        return summed(self._sums, self._tokens)
 
     def _add(self, name: str, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         # OPT's are of all tokens, one sentence behind another.
@@ -95,3 +87,24 @@ class UnitObserver(TokenObserver):
         active = units[self.mask.to(units.device)].float().square().sum(dim=0).double()
         self._sums[name] = self._sums[name] + active if name in self._sums else active
         self._tokens[name] = self._tokens.get(name, 0) + int(self.mask.sum())
+
+
+def summed(sums: Mapping[str, Tensor], tokens: Mapping[str, int]) -> dict[str, Any]:
+    """Return the fields `ids`, `values` and `counts` of `Scores`.
+
+    Args:
+        sums: name of an axis -> `[units]`.
+        tokens: name of an axis -> number of tokens.
+
+    Raises:
+        PruneError: a sum is not finite.
+    """
+    values = {name: own.tolist() for name, own in sums.items()}
+    for name, own in values.items():
+        if not np.isfinite(own).all():
+            raise PruneError(
+                f"{module_of(name)}: the activation of a hidden unit is not finite.",
+                "The weights are damaged, or overflow the type they are run in: choose by norms.",
+            )
+    ids = {name: list(range(len(own))) for name, own in values.items()}
+    return {"ids": ids, "values": values, "counts": dict(tokens)}

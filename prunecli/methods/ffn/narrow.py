@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.options import NarrowOptions
-from prunecli.methods.sharing.arrange import Group
-from prunecli.methods.sharing.hidden_units import unit_norms
 from prunecli.methods.units import Ranking, TextRun, by_scores, drawn, measured, plan
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.find_axes import axes_of
+from prunecli.model.probe import outputs
 from prunecli.results.unit_scores import Array
 from prunecli.selection.select import Budget
 from prunecli.selection.selection import Selection, selection_of_file
+from prunecli.tensors.computing import values as values_of
+from prunecli.tensors.stream import Copy
 
 NORMS_WARNING = (
     "Warning: norms looks at no text. On SmolLM2-135M it raised the perplexity of WikiText-2 from 18.5 to 1,676,926 "
@@ -41,9 +45,7 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
         PruneError: text or a model that cannot be used.
     """
     options.check_options()
-    layers = checkpoint.layout.ffns
-    chosen = _chosen(layers, options)
-    axes = [axis for axis in axes_of(checkpoint, "unit") if axis.module in chosen]
+    axes = _chosen(checkpoint, options)
     for name in (name for axis in axes for name in axis.carriers if name in checkpoint.quantised):
         # Norms of stored values would not be those of the weights.
         raise checkpoint.quantised_refusal(name)
@@ -52,40 +54,57 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
     budget = _budget(axes, options)
     if options.metric != "random":
         checkpoint.check()  # weights of other shapes than config.json says would be added up
-
-    def norms(axis: Axis, *, output_only: bool) -> Array:
-        width = len(axis.ids)
-        group = Group((axis.module,), (axis.module,), None, width, width)
-        by_name = {layer.name: layer for layer in layers}
-        return unit_norms(checkpoint, by_name, group, output_only=output_only)
-
     metric: str = options.metric or "activation-norm"
     text = None
     if metric == "random":
         ranking = drawn(axes, options.seed)
     elif metric == "norms":
-        ranking = Ranking({axis.name: norms(axis, output_only=False) for axis in axes}, metric)
+        ranking = Ranking({axis.name: _norms(checkpoint, axis) for axis in axes}, metric)
     else:
         from prunecli.methods.ffn.activations import measure_activations
+        from prunecli.methods.ffn.experts import measure_expert_activations
 
-        measure = partial(measure_activations, checkpoint, metric=metric)
+        if options.experts:
+            measure = partial(measure_expert_activations, checkpoint, metric=metric, axes=axes)
+        else:
+            measure = partial(measure_activations, checkpoint, metric=metric)
         scores, text = measured(checkpoint, options, metric, run, measure, axes=axes, without="norms")
         values, metric = scores.picked(axes), options.metric or scores.method
         if metric == "activation-norm":
-            values = {axis.name: values[axis.name] * norms(axis, output_only=True) for axis in axes}
+            values = {
+                axis.name: values[axis.name] * _norms(checkpoint, axis, output_only=True) for axis in axes
+            }
         ranking = by_scores(scores, values, options, metric, text=text)
     arguments = {
         "ratio": options.share,
         "metric": metric,
         "text": text,
     }
-    of = " of each FFN" if options.uniform else " of all FFNs together"
+    owner = "expert" if options.experts else "FFN"
+    of = f" of each {owner}" if options.uniform else " of all FFNs together"
     by_share = not options.uniform
     return plan(checkpoint, options, axes, budget, ranking, arguments, of=of, by_share=by_share)
 
 
-def _chosen(layers: Sequence[FfnLayer], options: NarrowOptions) -> set[str]:
-    """Names of the FFNs that get narrower."""
+def _chosen(checkpoint: Checkpoint, options: NarrowOptions) -> list[Axis]:
+    """The hidden units of the FFNs, or experts, that get narrower."""
+    axes, layers = axes_of(checkpoint, "unit"), checkpoint.layout.ffns
+    if options.experts:
+        own = [axis for axis in axes if axis.keys]
+        if options.side is not None:
+            raise UsageError("`side` does not go with `experts`: all get narrower alike.", "Leave it out.")
+        if not own:
+            raise UnsupportedModelError(
+                f"{checkpoint.path}: no key of config.json counts hidden units of experts, or the model has none.",
+                "Remove whole experts: prunecli prune-experts.",
+            )
+        return own
+    chosen = _owners(layers, options)
+    return [axis for axis in axes if axis.module in chosen]
+
+
+def _owners(layers: Sequence[FfnLayer], options: NarrowOptions) -> set[str]:
+    """Names of the dense FFNs that get narrower."""
     sides = [layer.side for layer in layers]
     if options.side is not None and options.side not in sides:
         raise UsageError(f"`side={options.side}`: the model has no {options.side}.", "Leave it out.")
@@ -99,7 +118,7 @@ def _chosen(layers: Sequence[FfnLayer], options: NarrowOptions) -> set[str]:
             f"{len(own) - len(dense)} of the {len(own)} FFNs are mixtures of experts."
             if own
             else "The model has no FFN that could get narrower.",
-            remedy if dense else "Only a dense FFN can get narrower; see prunecli prune-experts.",
+            remedy if dense else "Narrow the experts with `experts`, or remove some: prunecli prune-experts.",
         )
     owners = {layer.owner for layer in dense}
     for layer in layers:
@@ -108,6 +127,31 @@ def _chosen(layers: Sequence[FfnLayer], options: NarrowOptions) -> set[str]:
                 f"`side={options.side}`: {layer.name} runs an FFN of that side too.", "Leave `side` out."
             )
     return owners
+
+
+def _norms(checkpoint: Checkpoint, axis: Axis, *, output_only: bool = False) -> Array:
+    """The product over the matrices of the l2 norm of a unit's part: ||row of W1|| x ||column of W2||.
+
+    Args:
+        output_only: ||column of W2|| alone, the norm of what an activation of 1 adds to the output.
+
+    Returns:
+        `[units]`, float64. If experts are stacked, norms are taken over all of them together.
+    """
+    product = np.ones(len(axis.ids))
+    matrices = [name for name in axis.carriers if len(checkpoint.info(name).shape) > 1]
+    if output_only:
+        stacked = [name for name in matrices if len(checkpoint.info(name).shape) > 2]
+        last = [name for name in stacked if re.search(r"down|output|w2", name)]
+        matrices = last if stacked else outputs(axis.carriers)
+    for name in matrices:
+        carrier, shape = axis.carriers[name], checkpoint.info(name).shape
+        others = tuple(dim for dim in range(len(shape)) if dim != carrier.dim)
+        squares = [np.square(rows).sum(axis=others) for rows in values_of(checkpoint, Copy(name), "F64")]
+        each = np.concatenate(squares) if carrier.dim == 0 else np.sum(squares, axis=0)
+        for block in each.reshape(len(carrier.blocks), len(axis.ids), -1):
+            product *= np.sqrt(block.sum(axis=1))
+    return product
 
 
 def _budget(axes: Sequence[Axis], options: NarrowOptions) -> Budget:
