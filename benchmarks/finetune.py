@@ -26,7 +26,7 @@ from prunecli.running.encoding import translation_examples
 from prunecli.running.examples import Examples
 from prunecli.text.parallel import languages_of, parse_pairs, read_parallel
 from prunecli.text.tokens import load_tokenizer
-from prunecli.training.batches import BucketSampler, loader
+from prunecli.training.data import BucketSampler, loader
 from prunecli.training.loss import Objective
 from prunecli.training.options import TrainingOptions
 from prunecli.training.trainer import FinetuneTrainer, training_arguments

@@ -30,7 +30,7 @@ ACROSS = {
     "families/test_found.py": "families that nobody declared",
     "families/test_tiny.py": "tiny models of every text model type",
     "tensors/hub/test_fetched_files.py": "what is fetched, of a server",
-    "training/test_features.py": "training of encoders without a head",
+    "training/test_headless.py": "training of encoders without a head",
     "training/test_processes.py": "training by several processes",
     "training/test_reduced.py": "training of reduced models",
     "training/test_stock_models.py": "training of models that run in their stock classes",

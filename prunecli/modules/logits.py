@@ -39,6 +39,7 @@ class Logits:
         model: with a head; may be wrapped for several processes.
         inputs: arguments of its forward pass, without labels, on its device.
         kept: `[B, T]` bool, or `[B]` in classification: the positions that are wanted.
+        in_blocks: False: all logits together, in one forward pass of the model.
         by_states: the last hidden states are wanted too, so that the head runs by itself also where one block is all.
 
     Attributes:
@@ -48,13 +49,19 @@ class Logits:
     """
 
     def __init__(
-        self, model: Any, inputs: Mapping[str, Any], kept: Tensor, *, by_states: bool = False
+        self,
+        model: Any,
+        inputs: Mapping[str, Any],
+        kept: Tensor,
+        *,
+        by_states: bool = False,
+        in_blocks: bool = True,
     ) -> None:
         self.model, self._inputs = getattr(model, "module", model), inputs
         self._shape = tuple(kept.shape)
         self._outputs: dict[nn.Module, Any] = {}
         self._hidden, self._cuts, self._is_inside = torch.empty(0), 0, False
-        size = block_positions(_vocabulary(self.model))
+        size = block_positions(_vocabulary(self.model)) if in_blocks else max(1, kept.numel())
         rows = kept.flatten().nonzero().squeeze(1)
         self._blocks: Sequence[Tensor] = torch.split(rows, size)
         made = self._first(model) if kept.dim() > 1 and (by_states or kept.numel() > size) else None

@@ -1,27 +1,36 @@
-"""The text of a run, and what becomes of it: examples to train on, and the validation."""
+"""The text of a run, the examples and batches made of it, what is minimised, and the validation."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
+
+from prunecli.errors import DataError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.encoding import labelled_examples, text_examples, translation_examples
 from prunecli.running.examples import Examples
 from prunecli.running.masking import mlm_examples
+from prunecli.running.runner import ignored
 from prunecli.running.windows import packed_examples
+from prunecli.text.batching import length_bucketed
 from prunecli.text.choice import Text, TextChoice, columns
 from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText, has_split, lines_sha256, pair_name, read_parallel
 from prunecli.text.plain import PlainText
 from prunecli.text.tasks import TrainingTask
 from prunecli.text.tokens import Tokenizer
-from prunecli.training.embedding import Lesson
-from prunecli.training.loss import Objective
-from prunecli.training.options import TrainingOptions
-from prunecli.training.validation import Translating, Validation
+from prunecli.training.loss import FeatureDistance, Objective
+from prunecli.training.options import LossOptions, TrainingOptions
+from prunecli.training.teacher import VectorDistance, make_lesson, require_positions
+from prunecli.training.watch import Translating, Validation
 
 
 @dataclass(frozen=True)
@@ -51,8 +60,14 @@ class TrainingData:
 
     def inputs(self) -> dict[str, dict[str, str]]:
         """Key of `describe` -> names of its files -> hashes of their lines."""
-        named = {"train": self.train} if self.valid is None else {"train": self.train, "valid": self.valid}
-        return {key: _digests(text) for key, text in named.items()}
+        digests = {}
+        for key, text in (("train", self.train), ("valid", self.valid)):
+            if isinstance(text, ParallelText):
+                lines = text.sentences.items()
+                digests[key] = {f"{text.split}.{name}": lines_sha256(sentences) for name, sentences in lines}
+            elif text is not None:
+                digests[key] = {", ".join(map(str, text.files)): text.sha256}
+        return digests
 
 
 VALID_SPLIT = "val"
@@ -85,66 +100,143 @@ def read_training_data(
     return TrainingData(task, train, valid.text_of(task)[0])
 
 
-def _digests(text: Text) -> dict[str, str]:
-    if isinstance(text, ParallelText):
-        return {f"{text.split}.{name}": lines_sha256(lines) for name, lines in text.sentences.items()}
-    return {", ".join(map(str, text.files)): text.sha256}
-
-
-def encode_examples(
+def make_examples(
     tokenizer: Tokenizer,
     model: Any,
+    source: Path,
     data: TrainingData,
-    text: Text,
-    *,
-    seed: int = 0,
-    context: int | None = None,
-    lesson: Lesson | None = None,
-    progress: Progress = silent,
-) -> Examples:
-    """The examples of the data's task in `text`.
+    options: TrainingOptions,
+    teacher: Any,
+    report: Say,
+    progress: Progress,
+) -> tuple[Examples, Objective, Validation | None]:
+    """The examples to train on, what is minimised over them, and the validation of the held-out text.
 
     Args:
-        seed: of the tokens that `mlm` hides.
-        context: tokens of a window of plain text; None: see `window_length`.
-        lesson: of `embedding`.
+        source: directory of the model.
+        teacher: the model to learn from, or None.
+        report: hears what `make_lesson` chooses.
 
     Raises:
         PruneError: the model is for another task, or the text cannot be used.
     """
-    if lesson is not None:
-        texts = [one for column in columns(text, data.pairs).values() for one in column]
-        return lesson.examples(tokenizer, model, texts, context)
-    if isinstance(text, ParallelText):
-        return translation_examples(tokenizer, model, text, data.pairs, progress, skip_blank=True)
-    if isinstance(text, LabelledText):
-        return labelled_examples(tokenizer, model, text)
-    if data.task == "feature-extraction":
-        return text_examples(tokenizer, model, text.texts, context)
-    if data.task == "mlm":
-        return mlm_examples(tokenizer, model, text.texts, context=context, seed=seed)
-    return packed_examples(tokenizer, model, text.texts, context)
+    lesson = None
+    if data.task == "embedding":
+        assert options.teacher is not None
+        lesson = make_lesson(source, model, tokenizer, options.teacher, teacher, report)
 
+    def encoded(text: Text, progress: Progress = silent, seed: int = 0) -> Examples:
+        if lesson is not None:
+            texts = [one for column in columns(text, data.pairs).values() for one in column]
+            return lesson.examples(tokenizer, model, texts, options.context)
+        if isinstance(text, ParallelText):
+            return translation_examples(tokenizer, model, text, data.pairs, progress, skip_blank=True)
+        if isinstance(text, LabelledText):
+            return labelled_examples(tokenizer, model, text)
+        if data.task == "feature-extraction":
+            return text_examples(tokenizer, model, text.texts, options.context)
+        if data.task == "mlm":
+            return mlm_examples(tokenizer, model, text.texts, context=options.context, seed=seed)
+        return packed_examples(tokenizer, model, text.texts, options.context)
 
-def make_validation(
-    tokenizer: Tokenizer,
-    model: Any,
-    data: TrainingData,
-    options: TrainingOptions,
-    objective: Objective,
-    lesson: Lesson | None = None,
-) -> Validation:
-    """What the data's held-out text is measured by.
+    def objective(loss: LossOptions) -> Objective:
+        if lesson is not None:
+            return VectorDistance(loss, lesson)
+        return (FeatureDistance if data.task == "feature-extraction" else Objective)(loss, teacher)
 
-    Args:
-        objective: whose mean is the loss.
-        lesson: as in `encode_examples`.
-    """
-    assert data.valid is not None
+    examples = encoded(data.train, progress, options.seed)
+    if options.teacher is not None:
+        require_positions(options.teacher, teacher, examples)
+    if data.valid is None:
+        return examples, objective(options.loss), None
     translating = None
     if options.metric == "chrf++":
         assert isinstance(data.valid, ParallelText)
         decoding = DecodingOptions(options.beam, options.batch_tokens)
         translating = Translating(data.valid, data.pairs, tokenizer, decoding)
-    examples = encode_examples(tokenizer, model, data, data.valid, context=options.context, lesson=lesson)
-    return Validation(examples, options.batch_tokens, objective, translating)
+    # Held-out text is measured by cross-entropy, cosines or hidden states, each alone.
+    alone = options.loss if data.task == "feature-extraction" else LossOptions(label_smoothing=0.0)
+    validation = Validation(encoded(data.valid), options.batch_tokens, objective(alone), translating)
+    return examples, objective(options.loss), validation
+
+
+class BucketSampler(Sampler[list[int]]):
+    """The batches of one process: rows of examples of like lengths, of at most `batch_tokens` padded tokens.
+
+    Sentences of equal lengths change places from epoch to epoch, and so do the batches. Both depend on the seed and
+    the epoch alone, so that every process cuts the same batches and a resumed run sees those that are left. What does
+    not divide among the processes waits for another epoch.
+
+    Args:
+        lengths: of the examples, as (input, output).
+        batch_tokens: padded tokens of the longer side.
+        seed: of the order.
+        rank: number of this process.
+        processes: how many there are.
+        on_epoch: told of each epoch before its first batch.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[tuple[int, int]],
+        batch_tokens: int,
+        seed: int,
+        rank: int = 0,
+        processes: int = 1,
+        on_epoch: Callable[[int], None] = ignored,
+    ) -> None:
+        self.lengths, self.batch_tokens, self.seed = lengths, batch_tokens, seed
+        self.rank, self.processes = rank, processes
+        self.epoch, self.on_epoch = 0, on_epoch
+        # The cut depends on the sorted lengths, so that every epoch has as many batches.
+        self.count = len(length_bucketed(lengths, batch_tokens)) // processes
+
+    def __len__(self) -> int:
+        return self.count
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which order the next iteration has; the Trainer calls it."""
+        self.epoch = epoch
+        self.on_epoch(epoch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        random = np.random.default_rng((self.seed, self.epoch))
+        order = random.permutation(len(self.lengths)).tolist()
+        batches = length_bucketed([self.lengths[row] for row in order], self.batch_tokens)
+        shuffled = random.permutation(len(batches)).tolist()[: self.count * self.processes]
+        for number in shuffled[self.rank :: self.processes]:
+            yield [order[row] for row in batches[number]]
+
+
+def loader(examples: Examples, sampler: BucketSampler, *, pin: bool = False) -> Any:
+    """A DataLoader with batches of `examples` as the model takes them."""
+
+    def collate(rows: list[int]) -> dict[str, Tensor]:
+        return examples.batch(rows).with_labels
+
+    rows: Any = range(len(examples.lengths))
+    # A generator of its own: a loader draws from it at its start, which must not move that of dropout.
+    generator = torch.Generator().manual_seed(sampler.seed)
+    made: Any = DataLoader(
+        rows, batch_sampler=sampler, collate_fn=collate, generator=generator, pin_memory=pin
+    )
+    made.set_epoch = sampler.set_epoch  # called by the Trainer before each epoch
+    return made
+
+
+def require_batch(examples: Examples, batch_tokens: int, batches: int) -> None:
+    """Refuse text that does not fill one update.
+
+    Args:
+        batches: of an update, on all processes.
+
+    Raises:
+        DataError: there are fewer tokens than in that many batches.
+    """
+    tokens = sum(max(lengths) for lengths in examples.lengths)
+    if tokens < batch_tokens * batches:
+        of = f" x {batches} batches" if batches > 1 else ""
+        raise DataError(
+            f"the training text has {tokens:,} tokens, less than one update of {batch_tokens:,}{of}",
+            "Give more text, or a smaller --batch-tokens.",
+        )

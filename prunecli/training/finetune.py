@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from prunecli import processes
 from prunecli.errors import OutputError, UsageError
-from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.checkpoint import open_model
 from prunecli.model.conversion import PEFT, require_package
 from prunecli.model.rewrite import rewritten
 from prunecli.model.stock import StockSupport, stock_support
@@ -25,13 +25,13 @@ from prunecli.tensors.transaction import output_error, refuse_target
 from prunecli.text.choice import TextChoice
 from prunecli.text.tasks import HEADLESS, TrainingTask
 from prunecli.training.data import TrainingData, read_training_data
-from prunecli.training.keeping import Keep
 from prunecli.training.loss import headless_loss
 from prunecli.training.options import TrainingOptions
-from prunecli.training.result import finetune_step, outputs_of, stage
+from prunecli.training.parts import finetune_step, outputs_of, stage
 from prunecli.training.start import Start
 from prunecli.training.state import finished, sole_writer, state_directory
-from prunecli.training.train import Trained, train
+from prunecli.training.train import train
+from prunecli.training.watch import Keep
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,17 @@ def finetune(
     }
     choice.check_task(task, validating, also_plain=("feature-extraction",))
     if task in HEADLESS:
-        _check_headless(task, start, options)
+        what = "vectors" if task == "embedding" else "hidden states"
+        if options.teacher is None:
+            raise UsageError(
+                f"--task {task}: a model without a head learns a teacher's {what}",
+                "Name the model that it comes from with --teacher DIR.",
+            )
+        if task == "embedding" and start.config is not None:
+            raise UsageError(
+                "--task embedding does not go with --from-scratch: no config.json says how texts are pooled",
+                "Train a checkpoint that prune-layers or another command made of the teacher.",
+            )
         options = options.model_copy(update={"loss": headless_loss(options.loss, task)})
     data = read_training_data(task, choice, valid, say)
     if task != "translation" and options.metric != "loss":
@@ -157,11 +167,12 @@ def finetune(
         for path in destination.steps.glob("step-*/config.json"):  # of an earlier run
             shutil.rmtree(path.parent)
 
-    def keep(model: Any, source: Checkpoint, step: int) -> None:
-        stage(model, source, state / "kept")
+    def keep(model: Any, step: int) -> None:
         target = destination.steps / f"step-{step}"
         target.parent.mkdir(exist_ok=True)
-        with open_model(state / "kept") as weights:
+        with start.open(state) as source:
+            stage(model, source, state / "kept")
+            weights = open_model(state / "kept")
             taken = finetune_step(source, start.config, data, options, {"steps": step})
             outputs = outputs_of(source, weights, destination.dtype)
             apply(weights, rewritten(weights, source.structure, outputs, taken), target, force=True)
@@ -170,21 +181,40 @@ def finetune(
     with sole_writer(destination.output) if processes.rank() == 0 else nullcontext():
         try:
             trained = train(
-                lambda: start.open(state),
+                start,
+                identity,
                 data,
                 options,
                 state,
-                origin=identity,
                 dtype=destination.dtype,
-                origin_files=start.files(identity),
                 resume=resume,
                 progress=progress,
                 report=say,
                 keep=Keep(destination.save_every, destination.keep_at, keep) if destination.keeps else None,
             )
-            return (
-                _written(start, data, options, trained, state, destination, warn) if trained.is_main else None
-            )
+            if processes.rank() != 0:
+                return None
+            with start.open(state) as source, open_model(trained.staged) as weights:
+                step = finetune_step(source, start.config, data, options, trained.log)
+                left_out = source.side_files.left_out
+                if left_out:
+                    warn(f"Left out, as no part of the model: {in_one_line(left_out)}")
+                outputs = outputs_of(source, weights, destination.dtype)
+                rewrite = rewritten(weights, source.structure, outputs, step)
+                support = stock_support(weights, rewrite.structure)
+                training = Training(  # before anything is written: a record refuses figures that cannot be
+                    **header(Training.FORMAT, [] if start.config is not None else [source], options.seed),
+                    left_out=[*left_out],
+                    output=str(destination.output),
+                    stock=support.to_json(),
+                    arguments=step["arguments"],
+                    **trained.log,
+                )
+                apply(weights, rewrite, destination.output, force=destination.force)
+            write_json(destination.figures, training.to_json(), force=True)
+            if not destination.keep_state:
+                shutil.rmtree(state, ignore_errors=True)
+            return training, support
         except (OSError, OutputError) as error:
             if finished(state) is None:
                 raise
@@ -195,49 +225,3 @@ def finetune(
                 f"{failed.message}; the trained weights are stored in {state}",
                 f"Free some space, then repeat the same command{force}: it only writes the result.",
             ) from error
-
-
-def _check_headless(task: TrainingTask, start: Start, options: TrainingOptions) -> None:
-    what = "vectors" if task == "embedding" else "hidden states"
-    if options.teacher is None:
-        raise UsageError(
-            f"--task {task}: a model without a head learns a teacher's {what}",
-            "Name the model that it comes from with --teacher DIR.",
-        )
-    if task == "embedding" and start.config is not None:
-        raise UsageError(
-            "--task embedding does not go with --from-scratch: no config.json says how texts are pooled",
-            "Train a checkpoint that prune-layers or another command made of the teacher.",
-        )
-
-
-def _written(
-    start: Start,
-    data: TrainingData,
-    options: TrainingOptions,
-    trained: Trained,
-    state: Path,
-    destination: Destination,
-    warn: Say,
-) -> tuple[Training, StockSupport]:
-    with start.open(state) as source, open_model(trained.staged) as weights:
-        step = finetune_step(source, start.config, data, options, trained.log)
-        left_out = source.side_files.left_out
-        if left_out:
-            warn(f"Left out, as no part of the model: {in_one_line(left_out)}")
-        outputs = outputs_of(source, weights, destination.dtype)
-        rewrite = rewritten(weights, source.structure, outputs, step)
-        support = stock_support(weights, rewrite.structure)
-        training = Training(  # before anything is written: a record refuses figures that cannot be
-            **header(Training.FORMAT, [] if start.config is not None else [source], options.seed),
-            left_out=[*left_out],
-            output=str(destination.output),
-            stock=support.to_json(),
-            arguments=step["arguments"],
-            **trained.log,
-        )
-        apply(weights, rewrite, destination.output, force=destination.force)
-    write_json(destination.figures, training.to_json(), force=True)
-    if not destination.keep_state:
-        shutil.rmtree(state, ignore_errors=True)
-    return training, support

@@ -12,7 +12,7 @@ A mixture of experts adds a x its stock class's term for even use of all experts
 
 The hidden states are those of the decoder, or of the only stack; an encoder's are compared too where there are both,
 each over its own real tokens, scaled so that a token of the input weighs as much as one of the output. Models without a
-head learn the last hidden states of a teacher alone, or the vectors of its texts (`prunecli.training.embedding`).
+head learn the last hidden states of a teacher alone, or the vectors of its texts (`prunecli.training.teacher`).
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ class Objective:
 
     def __init__(self, options: LossOptions, teacher: Any = None) -> None:
         self.options, self.teacher = options, teacher
+        self.in_blocks = (
+            True  # False for sharded weights: the processes would differ in their numbers of blocks
+        )
 
     def __call__(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Sum over the scored tokens of `batch` (see `Batch.with_labels`), differentiable, float32."""
@@ -51,7 +54,7 @@ class Objective:
         has_teacher = self.teacher is not None and (options.distill > 0 or options.hidden > 0)
         if has_teacher and options.hidden:
             inputs["output_hidden_states"] = True
-        logits = Logits(model, inputs, kept)
+        logits = Logits(model, inputs, kept, in_blocks=self.in_blocks)
         taught = None
         if has_teacher:
             with torch.no_grad():
@@ -120,11 +123,6 @@ def headless_loss(options: LossOptions, task: TrainingTask) -> LossOptions:
     """The options that are left where there are no logits."""
     hidden = options.hidden or (1.0 if task == "feature-extraction" else 0.0)
     return replace(options, label_smoothing=0.0, distill=0.0, temperature=1.0, hidden=hidden)
-
-
-def measured_loss(options: LossOptions, task: TrainingTask) -> LossOptions:
-    """What held-out text is measured by: cross-entropy, cosines or hidden states, each alone."""
-    return options if task == "feature-extraction" else LossOptions(label_smoothing=0.0)
 
 
 class FeatureDistance(Objective):

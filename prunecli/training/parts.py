@@ -1,22 +1,34 @@
-"""What is set in a model before it is trained: which parameters learn, its dropouts, what it keeps for the way back."""
+"""Before training: which parameters learn, and dropouts. After it: the checkpoint's own tensors, for the pipeline."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import warnings
+from collections.abc import Mapping
+from dataclasses import asdict
 from math import prod
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from prunecli.errors import UsageError
-from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.conversion import PEFT, require_package
+from prunecli.model.history import history_step, named
 from prunecli.model.patchwork import module_name
 from prunecli.model.sparse_layer import parts_of
-from prunecli.modules.stock_names import StockNames
+from prunecli.modules.saving import save_tensors, stock_names
+from prunecli.modules.stock_names import StockNames, stored_tensors
+from prunecli.tensors.dtypes import parse_dtype
+from prunecli.tensors.stream import Copy, Output
+from prunecli.tensors.writer import SINGLE_FILE
 from prunecli.training.options import TrainedPart, TrainingOptions
+
+if TYPE_CHECKING:
+    from prunecli.training.data import TrainingData
 
 PARTS = {"routers": "router", "embeddings": "embeddings", "experts": "experts"}
 """Values of --train -> the part of a layout."""
@@ -188,22 +200,80 @@ def _adapt(model: nn.Module, checkpoint: Checkpoint, options: TrainingOptions) -
 
 
 def merged_state(model: nn.Module) -> dict[str, Any]:
-    """The model's state dict, updates of low rank added to what they update; nothing in the model changes."""
+    """The model's state dict after peft has added low-rank updates to the weights, in the model itself."""
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "lora_A")]
+    for layer in layers:
+        layer.merge()
     state = model.state_dict()
-    for name, module in model.named_modules(remove_duplicate=False):
-        if f"{name}.base_layer.weight" not in state:
-            continue
-        update: Any = module
-        weight = state.pop(f"{name}.base_layer.weight")
-        state[f"{name}.weight"] = weight + update.get_delta_weight("default").to(weight)
-        if f"{name}.base_layer.bias" in state:
-            state[f"{name}.bias"] = state.pop(f"{name}.base_layer.bias")
-    for name, module in model.named_modules():
-        if (stack := getattr(module, "parameter_name", None)) is None:
-            continue
-        update, held = module, f"{name}.base_layer"
-        while f"{held}.{stack}" not in state:  # one around another, for another stack of the same module
-            held += ".base_layer"
-        weight = state[f"{held}.{stack}"]
-        state[f"{held}.{stack}"] = weight + update.get_delta_weight("default").to(weight)
     return {name.replace(".base_layer", ""): value for name, value in state.items() if ".lora_" not in name}
+
+
+WITHOUT_WORDS = (("train", "all"), ("gradient_checkpointing", False), ("gradient_checkpointing", True))
+"""Options that are not in the history: they say nothing."""
+
+
+def stage(model: Any, source: Checkpoint, directory: Path) -> None:
+    """Write the model's weights under `source`'s tensor names, in the types they were trained in, with its other files.
+
+    A tensor that the model has no place for (of another class of the family) is left out.
+    """
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    state = merged_state(model)
+    if source.runs_stock:  # what the class does not run is as it was
+        trained = stored_tensors(state, model, source)
+    else:
+        state = stock_names(state, source.mixtures)
+        # A tied tensor is held once, under whichever of its names the model has.
+        places = {name: name if name in state else module_name(model, name) for name in source.tensors}
+        trained = {name: state[place] for name, place in places.items() if place in state}
+    save_tensors(trained, directory / SINGLE_FILE)
+    card = source.path / "README.md"
+    for path in (
+        *source.side_files.carried,
+        source.path / "config.json",
+        *([card] if card.is_file() else []),
+    ):
+        place = directory / path.relative_to(source.path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, place)
+
+
+def outputs_of(source: Checkpoint, trained: Checkpoint, dtype: str | None) -> tuple[Output, ...]:
+    """Every tensor of the result, made of `trained`'s, in the type that `source` stores it in, or in `dtype`."""
+    target = None if dtype is None else parse_dtype(dtype)
+    return tuple(
+        Output(name, source.info(name).cast(target).dtype, info.shape, Copy(name))
+        for name, info in trained.tensors.items()
+    )
+
+
+def finetune_step(
+    source: Checkpoint,
+    config: Path | None,
+    data: TrainingData,
+    options: TrainingOptions,
+    log: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The entry for `Structure.history`; of a model from scratch `config` is what it was made of."""
+    values = {
+        key: value
+        for key, value in options.values_of(TrainingOptions).items()
+        if key not in ("loss", "device", "teacher", "minutes", "epochs", "steps", "patience")
+        and value is not None
+        and (key, value) not in WITHOUT_WORDS
+    }
+    arguments: dict[str, Any] = {
+        **data.describe(),
+        **values,
+        **asdict(options.loss),
+        "steps": log["steps"],
+    }
+    if log.get("best"):
+        arguments["best"] = log["best"]["step"]
+    if options.teacher is not None:
+        with open_model(options.teacher) as teacher:
+            arguments["teacher"] = named(teacher)
+    if config is not None:
+        arguments["from_scratch"] = source.model_type
+    return history_step("finetune", source if config is None else None, arguments)

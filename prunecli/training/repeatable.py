@@ -25,12 +25,13 @@ NONE_THERE = "does not have a deterministic implementation"
 
 @contextmanager
 def repeatable(
-    device: torch.device, probe: Callable[[], None], process_group: ProcessGroup, say: Say
+    device: torch.device, probe: Callable[[], None] | None, process_group: ProcessGroup, say: Say
 ) -> Iterator[None]:
     """Within the block a GPU computes in one order, where torch can; on a CPU it always does.
 
     Args:
         probe: a batch forwards and back, which leaves nothing behind but random numbers drawn; training seeds anew.
+            None: it cannot be asked, and what torch lacks is let pass.
         say: hears of what torch cannot.
     """
     if device.type != "cuda":
@@ -43,13 +44,22 @@ def repeatable(
     memory: Any = torch.utils.deterministic
     filled = memory.fill_uninitialized_memory
     memory.fill_uninitialized_memory = False  # whatever is made is written before it is read
-    torch.use_deterministic_algorithms(True)
+    # Strict where it can be: where torch only warns, attention takes kernels that add in any order.
+    torch.use_deterministic_algorithms(True, warn_only=probe is None)
+    lacking = None
     try:
-        lacking = process_group.all_gather(_lacking(probe))
-        if found := next(filter(None, lacking), None):
+        try:
+            if probe is not None:
+                probe()
+        except RuntimeError as error:
+            operation, found, _ = str(error).partition(NONE_THERE)
+            if not found:
+                raise
+            lacking = operation.strip()
+        if lacking := next(filter(None, process_group.all_gather(lacking)), None):
             say(
-                f"{found} adds in no fixed order on a GPU: a run that is interrupted, or repeated, may end with other "
-                "last digits."
+                f"{lacking} adds in no fixed order on a GPU: a run that is interrupted, or repeated, may end with "
+                "other last digits."
             )
             torch.use_deterministic_algorithms(True, warn_only=True)
         with tolerant():
@@ -79,15 +89,3 @@ def forwards_only() -> Iterator[None]:
             yield
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=warn_only)
-
-
-def _lacking(probe: Callable[[], None]) -> str | None:
-    """The operation of which torch has no such algorithm; None: it has all."""
-    try:
-        probe()
-    except RuntimeError as error:
-        said = str(error)
-        if NONE_THERE not in said:
-            raise
-        return said.partition(NONE_THERE)[0].strip()
-    return None

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import parse_flag_from_env
 
 from prunecli.errors import PruneError
 from prunecli.model.checkpoint import Checkpoint, open_model
@@ -16,13 +17,17 @@ from prunecli.processes import ProcessGroup
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.quantities import bytes_text
-from prunecli.training.keeping import Keep
 from prunecli.training.options import TrainingOptions
-from prunecli.training.parts import trained_parameters
-from prunecli.training.result import outputs_of
+from prunecli.training.parts import outputs_of, trained_parameters
+from prunecli.training.watch import Keep
 
 COUNTED_STEPS = 1_000_000
 """Updates among which the results that a training keeps are counted."""
+
+
+def asked_to_shard() -> bool:
+    """Whether accelerate's config asks for FSDP or DeepSpeed, which accelerate leaves out on a CPU."""
+    return any(parse_flag_from_env(f"ACCELERATE_USE_{way}") for way in ("FSDP", "DEEPSPEED"))
 
 
 def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: int) -> dict[str, int]:
@@ -102,20 +107,21 @@ def require_room(
     Raises:
         MemoryShortError: with what each part would take.
     """
-    parts = training_bytes(checkpoint, options, process_group.world_size)
+    processes = process_group.world_size
+    whole = parts = training_bytes(checkpoint, options, processes)
+    if asked_to_shard() and device.type != "cpu":  # but for the teacher
+        parts = {name: size if name == TEACHER else size // processes for name, size in whole.items()}
     free = [free_for_each(device, process_group)]
     needs = [Need(checkpoint, Devices(device), torch.float32, parts, free)]
-    if device.type != "cpu":  # where the weights are read
+    if device.type != "cpu":  # where each process reads all weights
         host = torch.device("cpu")
-        held = {WEIGHTS: parts[WEIGHTS]}
         free = [free_for_each(host, process_group)]
-        needs.append(Need(checkpoint, Devices(host), torch.float32, held, free))
+        needs.append(Need(checkpoint, Devices(host), torch.float32, {WEIGHTS: whole[WEIGHTS]}, free))
     for need in needs:
         if not need.fits():
             raise need.refusal(trains=True)
-    held = {name: size for name, size in parts.items() if name != TEACHER}
-    count, learn = parts[WEIGHTS] // 4, parts["gradients"] // 4
-    each = sum(held.values()) / max(count, 1)
+    count, learn = whole[WEIGHTS] // 4, whole["gradients"] // 4
+    each = sum(size for name, size in parts.items() if name != TEACHER) / max(count, 1)
     detail = ", ".join(f"{name} {bytes_text(size)}" for name, size in parts.items())
     say(
         f"Training {learn:,} of {count:,} parameters takes {bytes_text(sum(parts.values()))} on {place_name(device)}, "

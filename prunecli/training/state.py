@@ -18,11 +18,12 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ValidationError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from prunecli.errors import CheckpointError, OutputError, UsageError, kind_and_reason
 from prunecli.modules.saving import save_tensors
@@ -79,10 +80,17 @@ HASHED = {
 """Keys of a run's identity whose values say nothing to a reader -> what they are of."""
 
 
+class _RunFile(BaseModel):
+    """run.json: what the weights depend on, and for keys of it that stand for files their names -> hashes."""
+
+    run: dict[str, Any]
+    inputs: dict[str, dict[str, str]] = {}
+
+
 def prepare_state(
     state: Path,
     identity: Mapping[str, Any],
-    inputs: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    inputs: Mapping[str, Mapping[str, str]],
     *,
     resume: bool,
 ) -> None:
@@ -97,22 +105,24 @@ def prepare_state(
         UsageError: it is of another run; with the first difference.
         OutputError: it holds something else.
     """
-    for path in state.glob("checkpoint-*/weights.safetensors"):  # as prunecli 0.1.0 called them
-        path.rename(path.with_name(WEIGHTS))
     run = state / RUN
     if not resume and run.is_file():
         shutil.rmtree(state)
     if run.is_file():
-        payload = read_json(run, FORMAT)
-        found = payload.get("run")
-        if not isinstance(found, dict):
-            raise UsageError(f"{run}: damaged", "Start over with --resume never.")
+        try:
+            kept = _RunFile.model_validate(read_json(run, FORMAT))
+        except ValidationError as error:
+            raise UsageError(f"{run}: damaged", "Start over with --resume never.") from error
         for key, value in json.loads(json.dumps(identity)).items():
-            if found.get(key) != value:
-                if key in HASHED:
-                    what = _changed(HASHED[key], payload.get("inputs"), key, inputs.get(key, {}))
+            if kept.run.get(key) != value:
+                before, now = kept.inputs.get(key, {}), inputs.get(key, {})
+                changed = [name for name, digest in now.items() if before.get(name, digest) != digest]
+                if key not in HASHED:
+                    what = f"{key} was {kept.run.get(key)}, now it is {value}"
+                elif changed or not before:
+                    what = f"{HASHED[key]} changed" + (f" ({', '.join(changed)})" if changed else "")
                 else:
-                    what = f"{key} was {found.get(key)}, now it is {value}"
+                    what = f"{HASHED[key]} was {', '.join(before)}, now it is {', '.join(now) or 'none'}"
                 raise UsageError(
                     f"{state}: the state of another run: {what}",
                     "Repeat the first command to go on; or start over with --resume never; or choose another --output.",
@@ -123,16 +133,6 @@ def prepare_state(
     state.mkdir(exist_ok=True)
     written = {key: dict(files) for key, files in inputs.items()}
     write_json(run, {"format": FORMAT, "run": dict(identity), "inputs": written})
-
-
-def _changed(what: str, kept: Any, key: str, now: Mapping[str, str]) -> str:
-    """`the training text changed (train.eng_Latn)`, or that it is another one."""
-    before = kept.get(key) if isinstance(kept, dict) else None
-    if not isinstance(before, dict) or not before:  # a state of prunecli 0.1.0 does not say
-        return f"{what} changed"
-    if changed := [name for name, digest in now.items() if before.get(name, digest) != digest]:
-        return f"{what} changed ({', '.join(changed)})"
-    return f"{what} was {', '.join(map(str, before))}, now it is {', '.join(now) or 'none'}"
 
 
 def last_checkpoint(state: Path) -> Path | None:
@@ -228,10 +228,10 @@ def digest_of(payload: Any) -> str:
     return hashlib.sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()
 
 
-def save_weights(model: Any, directory: Path) -> None:
+def save_weights(weights: Mapping[str, Tensor], directory: Path) -> None:
     """Every parameter once, under the running model's own names; the file appears once it is whole."""
     begun = directory / f"{WEIGHTS}.new"
-    save_tensors(dict(model.named_parameters()), begun)
+    save_tensors(weights, begun)
     begun.replace(directory / WEIGHTS)
 
 
@@ -241,12 +241,23 @@ def load_weights(model: Any, directory: Path) -> None:
     Raises:
         CheckpointError: it is of another model.
     """
-    kept = load_file(directory / WEIGHTS)
-    places = dict(model.named_parameters())
-    if kept.keys() != places.keys() or any(kept[name].shape != place.shape for name, place in places.items()):
+    try:
+        fill(model, load_file(directory / WEIGHTS))
+    except ValueError as error:
         raise CheckpointError(
             f"{directory}: holds the weights of another model", "Start over with --resume never."
-        )
+        ) from error
+
+
+def fill(model: Any, kept: Mapping[str, Tensor]) -> None:
+    """Copy weights into the model's parameters of the same names.
+
+    Raises:
+        ValueError: names or shapes differ.
+    """
+    places = dict(model.named_parameters())
+    if kept.keys() != places.keys() or any(kept[name].shape != place.shape for name, place in places.items()):
+        raise ValueError("other names or shapes")
     with torch.no_grad():
         for name, place in places.items():
             place.copy_(kept[name])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,22 +15,30 @@ from transformers import (
     EarlyStoppingCallback,
     PrinterCallback,
     Trainer,
-    TrainerCallback,
     TrainerState,
     TrainingArguments,
 )
 
-from prunecli.errors import UsageError
+from prunecli.errors import PruneError, UsageError
 from prunecli.modules.devices import choose_device
 from prunecli.processes import PATIENCE, join, started_here, world_size
 from prunecli.running.examples import IGNORED, Examples
-from prunecli.training.batches import BucketSampler, EpochLoader, loader
+from prunecli.tensors.transaction import require_space
+from prunecli.training.data import BucketSampler, loader
 from prunecli.training.loss import Objective
 from prunecli.training.options import TrainingOptions
-from prunecli.training.repeatable import FIXED, WORKSPACE, forwards_only
-from prunecli.training.state import TRAINER_STATE, load_weights, save_weights, storing
-from prunecli.training.validation import Validation
-from prunecli.training.watch import REMEDY, TrainingError, Watch, require_number
+from prunecli.training.repeatable import FIXED, WORKSPACE, forwards_only, repeatable
+from prunecli.training.state import (
+    FINISHED,
+    TRAINER_STATE,
+    fill,
+    last_checkpoint,
+    require_sound,
+    save_weights,
+    storing,
+    trainer_state,
+)
+from prunecli.training.watch import REMEDY, TrainingError, Validation, Watch, require_number
 
 LOG_EVERY = 50
 """Updates between two looks at the loss, each of which waits for the device."""
@@ -52,12 +61,6 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
     Raises:
         UsageError: a device or type that cannot be used.
     """
-    for way in ("FSDP", "DEEPSPEED"):
-        if os.environ.get(f"ACCELERATE_USE_{way}", "").lower() in ("true", "1"):
-            raise UsageError(
-                f"accelerate is set to {way}: each process holds the whole model here",
-                "Choose distributed_type MULTI_GPU in its config; --lora or --train take less memory.",
-            )
     device = options.device
     if device not in ("auto", "cpu", "cuda"):
         raise UsageError(
@@ -112,7 +115,6 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
         save_strategy="steps",
         save_steps=every,
         save_total_limit=2,
-        load_best_model_at_end=validates,
         metric_for_best_model=options.metric if validates else None,
         greater_is_better=options.metric != "loss" if validates else None,
         remove_unused_columns=False,
@@ -126,6 +128,14 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
     return arguments
 
 
+def _shares_parameters(model: Any) -> bool:
+    """Whether modules share a parameter; an output layer that is tied to the input table does not count."""
+    names = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+    if (output := model.get_output_embeddings()) is not None:
+        names[id(output.weight)] -= 1  # accelerate puts it into one group with the input table
+    return max(names.values()) > 1
+
+
 class FinetuneTrainer(Trainer):  # type: ignore[misc]
     """One run.
 
@@ -137,7 +147,6 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         validation: held-out text, or None.
         options: what `args` were made of.
         watch: counts and reports.
-        callbacks: further ones.
     """
 
     loss_is_scaled_for_ga = True
@@ -151,13 +160,13 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         validation: Validation | None,
         options: TrainingOptions,
         watch: Watch,
-        callbacks: Sequence[TrainerCallback] = (),
     ) -> None:
         self.examples, self.objective, self.validation = examples, objective, validation
         self.options, self.watch = options, watch
         self.process_group = watch.process_group
+        self.parameter_names = [name for name, _ in model.named_parameters()]
         self.loss_sum, self.logged_step = torch.zeros((), device=args.device), 0
-        own: list[Any] = [watch, *callbacks]
+        own: list[Any] = [watch]
         if validation is not None:
             own.append(EarlyStoppingCallback(options.patience or NEVER))
         super().__init__(
@@ -168,8 +177,24 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
             callbacks=own,
         )
         self.remove_callback(PrinterCallback)
+        self.is_sharded = bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)
+        if self.is_sharded:
+            if options.metric == "chrf++":
+                raise UsageError(
+                    "--metric chrf++: sharded weights do not translate",
+                    "Choose --metric loss, or train without FSDP.",
+                )
+            if self.accelerator.is_fsdp2 and _shares_parameters(model):
+                # accelerate puts the modules that share a parameter into several groups, which torch refuses.
+                raise UsageError(
+                    "accelerate is set to FSDP: it cannot shard a model in which modules share parameters",
+                    "Choose distributed_type MULTI_GPU in its config; --lora or --train take less memory.",
+                )
+            objective.in_blocks = False
+            if validation is not None:
+                validation.objective.in_blocks = False
 
-    def get_train_dataloader(self) -> EpochLoader:
+    def get_train_dataloader(self) -> Any:
         """This process's batches."""
         sampler = BucketSampler(
             self.examples.lengths,
@@ -263,22 +288,81 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         self.control: Any = handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Counters of the callbacks; the Trainer's own way would put back the old --patience too."""
-        kept = state.get("stateful_callbacks", {})
-        self.watch.restore(kept.get("Watch", {}))
-        total, self.logged_step = self.watch.unlogged or (0.0, int(state["global_step"]))
-        self.loss_sum.fill_(total)
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, EarlyStoppingCallback):
-                counted = kept.get("EarlyStoppingCallback", {}).get("attributes", {})
-                callback.early_stopping_patience_counter = counted.get("early_stopping_patience_counter", 0)
+    def run(self, disk_bytes: Callable[[range], int]) -> dict[str, Any]:
+        """Train to the end, from the last checkpoint if there is one.
 
-    def adopt(self, checkpoint: Path) -> None:
-        """Take over a run that has as many updates as are asked for: its best model, or else its last."""
-        self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
-        best = self.state.best_model_checkpoint
-        load_weights(self.model, Path(best) if best and Path(best).is_dir() else checkpoint)
+        Args:
+            disk_bytes: bytes that the training holds on the disk at most, for the updates that are left.
+
+        Returns:
+            `figures`, and as `weights` the directory with the weights of the result.
+
+        Raises:
+            PruneError: the disk is too small, the last checkpoint is damaged, or another process has ended.
+            KeyboardInterrupt: a signal ended the training; its state is kept.
+        """
+        state, group, report = Path(self.args.output_dir), self.process_group, self.watch.report
+        last, step, steps = last_checkpoint(state), 0, self.args.max_steps
+        if last is not None:
+            require_sound(last)
+            kept = trainer_state(last)
+            step = kept["global_step"]
+            report(f"Going on from step {step:,} in {state}.")
+            # The counters of the callbacks; the Trainer's own way would put back the old --patience too.
+            for callback in self.callback_handler.callbacks:
+                counters = kept.get("stateful_callbacks", {}).get(type(callback).__name__, {})
+                for name, value in counters.get("attributes", {}).items():
+                    setattr(callback, name, value)
+            total, self.logged_step = self.watch.unlogged or (0.0, step)
+            self.loss_sum.fill_(total)
+        if group.is_main:
+            (state / FINISHED).unlink(missing_ok=True)  # of a run to another end
+            stored = sum(path.stat().st_size for path in state.glob("checkpoint-*/*"))
+            require_space(state, disk_bytes(range(step, steps)) - stored)
+        if last is not None and step >= steps:
+            self.state = TrainerState.load_from_json(str(last / TRAINER_STATE))
+        else:
+            self.args.eval_on_start = self.validation is not None and last is None
+            order = repeatable(self.args.device, None if self.is_sharded else self.probe, group, report)
+            try:
+                with self.watch.signals(), order:
+                    self.train(resume_from_checkpoint=None if last is None else str(last))
+            except RuntimeError as error:  # torch notices when gradients are summed that a process has ended
+                if group.world_size > 1 and any(word in str(error) for word in ("onnection", "gloo", "NCCL")):
+                    raise PruneError(
+                        f"process {group.rank} of {group.world_size} stops: another one has ended",
+                        "Mend what that one says; the same command goes on from the last validation.",
+                    ) from error
+                raise
+        best, step = self.state.best_model_checkpoint, self.state.global_step
+        if self.watch.interrupted:
+            report(f"Stopped after step {step:,}: {state} is kept; the same command goes on from it.")
+            raise KeyboardInterrupt
+        is_kept = self.validation is not None and best and Path(best).is_dir()
+        return {**self.figures(), "weights": best if is_kept else str(state / f"checkpoint-{step}")}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Each parameter once, whole. All processes call this; of sharded weights only the first has the result."""
+        if not self.is_sharded:
+            return dict(self.model.named_parameters())
+        whole = self.accelerator.get_state_dict(self.model_wrapped)
+        return {name: whole[name] for name in self.parameter_names} if self.args.should_save else {}
+
+    def whole_model(self, build: Callable[[], Any]) -> Any:
+        """The model to be written in the course of the training. All processes call this; the first uses the result.
+
+        Args:
+            build: makes a model as this one was before the training. Sharded weights are put into one; so are those
+                with low-rank updates, which writing merges into the weights.
+        """
+        if not self.is_sharded and self.options.lora is None:
+            return self.model
+        weights = self.weights()
+        if not self.args.should_save:
+            return None
+        model = build()
+        fill(model, weights)
+        return model
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         directory = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
@@ -292,7 +376,9 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         Raises:
             TrainingError: a weight is not finite.
         """
-        if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
+        weights = self.weights()
+        is_finite = all(bool(weight.isfinite().all()) for weight in weights.values())
+        if not all(self.process_group.all_gather(is_finite)):
             raise TrainingError(
                 f"step {self.state.global_step:,}: a weight is not a finite number; the checkpoints before it are kept",
                 REMEDY,
@@ -301,7 +387,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         if self.args.should_save:
             directory = Path(output_dir or self.args.output_dir)
             directory.mkdir(parents=True, exist_ok=True)
-            save_weights(self.model, directory)
+            save_weights(weights, directory)
 
     def figures(self) -> dict[str, Any]:
         """What is told of a finished training: steps, speed, losses, validations."""

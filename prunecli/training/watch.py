@@ -1,4 +1,4 @@
-"""What happens beside the updates: progress, speed, time limits, interrupts, losses that are no numbers."""
+"""What happens beside the updates: progress, speed, time limits, interrupts, results in between, validation."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -15,10 +16,16 @@ import torch
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from prunecli.errors import PruneError
+from prunecli.evaluation.decoding import DecodingOptions, translate
+from prunecli.evaluation.scoring import make_metrics
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Say, unsaid
 from prunecli.results.document import LARGEST
+from prunecli.running.examples import IGNORED, Examples
 from prunecli.running.runner import ignored
+from prunecli.text.batching import length_bucketed
+from prunecli.text.parallel import ParallelText
+from prunecli.training.loss import Objective
 
 REMEDY = "Lower --learning-rate, raise --warmup, or try `dtype=float32`, with --resume never."
 """Against numbers that grow without end."""
@@ -70,21 +77,10 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._mark = self._began = time.perf_counter()
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run goes on counting from."""
-        now = time.perf_counter()
+        """The counters, from which a resumed run counts on."""
         kept: dict[str, Any] = {"seconds": self.seconds, "tokens": self.tokens, "unlogged": self.unlogged}
-        kept["elapsed"] = self.elapsed + now - self._began
+        kept["elapsed"] = self.elapsed + time.perf_counter() - self._began
         return {"args": {}, "attributes": kept}
-
-    def restore(self, kept: dict[str, Any]) -> None:
-        """Go on from what `state` kept."""
-        attributes = kept.get("attributes", {})
-        self.seconds = float(attributes.get("seconds", 0.0))
-        self.tokens = int(attributes.get("tokens", 0))
-        self.elapsed = float(attributes.get("elapsed", 0.0))
-        if attributes.get("unlogged"):
-            total, step = attributes["unlogged"]
-            self.unlogged = float(total), int(step)
 
     @property
     def tokens_per_second(self) -> float:
@@ -169,3 +165,91 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
             raise KeyboardInterrupt
         self.interrupted = True
         self.report("Stopping after this step; its state is being kept.")
+
+
+class Keep(TrainerCallback):  # type: ignore[misc]
+    """Writes the model after some updates.
+
+    Args:
+        every: after each so many; None: only `at`.
+        at: after these.
+        write: takes the model and the update's number; only the first process calls it.
+
+    Attributes:
+        whole_model: returns the model to be written. Every process calls it.
+    """
+
+    whole_model: Callable[[], Any]
+
+    def __init__(self, every: int | None, at: tuple[int, ...], write: Callable[[Any, int], None]) -> None:
+        self.every, self.at, self.write = every, at, write
+
+    def is_due(self, step: int) -> bool:
+        """Whether the model is written after this update."""
+        return step in self.at or (self.every is not None and step % self.every == 0)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the model if it is due."""
+        if self.is_due(state.global_step):
+            model = self.whole_model()
+            if args.should_save:
+                self.write(model, state.global_step)
+
+
+@dataclass(frozen=True)
+class Translating:
+    """What chrF++ is measured on: the directions `pairs` of `text`."""
+
+    text: ParallelText
+    pairs: Sequence[tuple[str, str]]
+    tokenizer: Any
+    options: DecodingOptions
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Held-out text.
+
+    Attributes:
+        batch_tokens: padded tokens in a batch.
+        objective: what the loss is the mean of, over the scored tokens.
+        translating: None where chrF++ is not measured.
+    """
+
+    examples: Examples
+    batch_tokens: int
+    objective: Objective
+    translating: Translating | None = None
+
+    def measure(self, model: Any, process_group: ProcessGroup) -> Mapping[str, float]:
+        """`loss`: mean of the objective per scored token, in nats, and its `figures`; `chrf++`: mean over the pairs.
+
+        The model is put into evaluation mode.
+        """
+        model.eval()
+        total, count = 0.0, 0
+        batches = length_bucketed(self.examples.lengths, self.batch_tokens)
+        for first in range(0, len(batches), process_group.world_size):
+            # Where weights are sharded, every process takes part in each forward pass: some run a batch for nothing.
+            number = first + process_group.rank
+            batch = self.examples.batch(batches[min(number, len(batches) - 1)])
+            tensors = {name: value.to(model.device) for name, value in batch.with_labels.items()}
+            with torch.no_grad():
+                loss = float(self.objective(model, tensors))
+            if number < len(batches):
+                total += loss
+                count += int((batch.labels != IGNORED).sum())
+        total, tokens = process_group.all_reduce([total, count])
+        loss = total / max(tokens, 1)
+        scores = {"loss": loss, **self.objective.figures(loss)}
+        if (task := self.translating) is not None:
+            metric, found = make_metrics(None)["chrf++"], []
+            for pair in task.pairs:
+                sources, references = (task.text.sentences[name] for name in pair)
+                made = translate(
+                    model, task.tokenizer, sources, pair, task.options, process_group=process_group
+                )
+                texts = [translation.text for translation in made]
+                found.append(float(metric.corpus_score(texts, [list(references)]).score))
+            scores["chrf++"] = sum(found) / len(found)
+        return scores

@@ -234,7 +234,7 @@ def test_the_tokenizer_of_another_directory(folder):
 def test_a_classifier(folder):
     tiny_family("bert", "bert", architectures=["BertForSequenceClassification"], num_labels=2)
     for name, seed, count in (("train", 0, 40), ("valid", 1, 8)):
-        rows = [f"{'hen' in line:d}\t{' '.join(line)}\n" for line in lines(count, seed)]
+        rows = [f"{'hen' in line.split():d}\t{line}\n" for line in lines(count, seed)]
         (folder / f"{name}.tsv").write_text("".join(rows))
     text = ("--labelled", "train.tsv", "--valid-labelled", "valid.tsv")
     _run("bert", *text, *SMALL, "-o", "out", "--json")

@@ -24,7 +24,7 @@ from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from prunecli.training.data import TrainingData
-from prunecli.training.result import outputs_of
+from prunecli.training.parts import outputs_of
 from tests.commands.vocabulary import trimmed
 from tests.contracts.method_contract import load, logits_of, written
 from tests.factorised import cached, factorised

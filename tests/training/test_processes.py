@@ -5,16 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prunecli.errors import UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
+from prunecli.text.choice import TextChoice
+from prunecli.training.finetune import Destination, finetune
 from tests.families import tiny_family
 from tests.forked import ended, start
-from tests.selections import kept_heads
-from tests.training.runs import options, parallel, train, translation
+from tests.selections import kept_experts, kept_heads
+from tests.stock_mixtures import tiny_mixture
+from tests.tiny import write_plain_tokenizer
+from tests.training.runs import CALM, options, parallel, train, translation
 
-CALM = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
 SMALL = ("--batch-tokens", "100", "--steps", "4", "--eval-every", "2", "--warmup", "1", "--device", "cpu")
 
 
@@ -32,6 +34,15 @@ def _start(folder, *arguments):
     return ended(start(folder, "finetune", "model", "--data", "data", *arguments))
 
 
+def _assert_nearly_equal(source, one, other):
+    """Two models trained from `source` differ by little of what training changed."""
+    before, first, second = (open_model(path) for path in (source, one, other))
+    assert dict(first.tensors) == dict(second.tensors)
+    moved = np.mean([np.abs(first.read(name) - before.read(name)).mean() for name in first.tensors])
+    apart = np.mean([np.abs(first.read(name) - second.read(name)).mean() for name in first.tensors])
+    assert apart < 0.02 * moved
+
+
 def test_two_processes_make_the_model_of_one(folder):
     first, second = _start(folder, *SMALL, "--measure", "chrf++", "--learning-rate", "1e-3", "-o", "out")
     assert first[0] == second[0] == 0, first[2] + second[2]
@@ -42,10 +53,7 @@ def test_two_processes_make_the_model_of_one(folder):
     assert not (folder / "out.training").exists()
     made = options(steps=4, warmup=1, accumulate=2, metric="chrf++")
     trained = train(folder / "model", folder / "one", made, translation(40, 3))
-    before, one, two = (open_model(path) for path in (folder / "model", trained.staged, folder / "out"))
-    moved = np.mean([np.abs(one.read(name) - before.read(name)).mean() for name in one.tensors])
-    apart = np.mean([np.abs(one.read(name) - two.read(name)).mean() for name in one.tensors])
-    assert apart < 0.02 * moved
+    _assert_nearly_equal(folder / "model", trained.staged, folder / "out")
 
 
 def test_two_processes_keep_results_in_their_course(folder):
@@ -62,10 +70,77 @@ def test_two_processes_keep_results_in_their_course(folder):
         assert kept_early.fingerprint != last.fingerprint
 
 
-def test_sharded_training_is_refused(folder, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(UsageError, match="set to FSDP"):
-        train(folder / "model", folder / "state", options())
+SHARDING = """
+import os
+from accelerate import state
+from accelerate.utils import FullyShardedDataParallelPlugin
+from prunecli.commands.app import main
+from prunecli.training.watch import Watch
+
+made = state.AcceleratorState.__init__
+
+def sharding(self, *arguments, fsdp_plugin=None, **more):
+    made(self, *arguments, fsdp_plugin=fsdp_plugin, **more)
+    if self.distributed_type == state.DistributedType.MULTI_CPU:
+        self.distributed_type = state.DistributedType.FSDP
+        self.fsdp_plugin = fsdp_plugin or FullyShardedDataParallelPlugin()
+
+state.AcceleratorState.__init__ = sharding
+os.environ.update(
+    ACCELERATE_USE_FSDP="true", FSDP_VERSION="2", FSDP_AUTO_WRAP_POLICY="TRANSFORMER_BASED_WRAP",
+    FSDP_STATE_DICT_TYPE="FULL_STATE_DICT", FSDP_RESHARD_AFTER_FORWARD="true",
+)
+main()
+"""
+"""The command, with accelerate made to shard on a CPU too: accelerate itself does so on accelerators alone."""
+
+DYING = SHARDING.replace(
+    "\nmain()",
+    "\nWatch.on_log = lambda _, args, state, *__, **___: state.global_step == 4 and os._exit(9) or None\nmain()",
+)
+"""The same, killed at the last update."""
+
+
+@pytest.mark.parametrize("kind", ["heads", "experts"])
+def test_sharded_weights_make_the_model_of_whole_ones(folder, kind):
+    """The results are whole; those of the model with fewer heads also when the run was killed and repeated."""
+    if kind == "heads":
+        tiny_family(folder / "full", "gpt2")
+    else:
+        tiny_mixture("qwen3_moe", output_router_logits=True).save_pretrained(folder / "full")
+        write_plain_tokenizer(folder / "full")
+    with open_model(folder / "full") as source:
+        if kind == "heads":
+            kept = kept_heads({source.layout.attentions[0].name: (1,)})
+        else:
+            kept = kept_experts({layer.name: (1, 4, 5) for layer in source.mixtures})
+        apply(source, cut(source, kept), folder / "reduced")
+    text, held_out = folder / "data" / "train.eng_Latn", folder / "data" / "val.eng_Latn"
+    finetune(
+        folder / "reduced",
+        TextChoice(files=(text,)),
+        Destination(folder / "whole", save_every=2),
+        options(steps=4, warmup=1, accumulate=2),
+        valid=TextChoice(files=(held_out,)),
+    )
+    run = ("finetune", "reduced", "--text", str(text), "--valid-text", str(held_out), *SMALL)
+    run = (*run, "--learning-rate", "1e-3", "--save-every", "2", "-o", "out")
+    if kind == "heads":
+        assert [status for status, _, _ in ended(start(folder, *run, code=DYING))] == [9, 9]
+    found = ended(start(folder, *run, code=SHARDING))
+    assert [status for status, _, _ in found] == [0, 0], found[0][2] + found[1][2]
+    assert ("Going on from step 2" in found[0][2]) == (kind == "heads")
+    assert "each process holds" not in found[0][2]
+    for name in ("", ".steps/step-2"):
+        _assert_nearly_equal(folder / "reduced", folder / f"whole{name}", folder / f"out{name}")
+
+
+def test_sharding_a_model_that_shares_tables_is_refused(folder):
+    for status, _, said in ended(
+        start(folder, "finetune", "model", "--data", "data", *SMALL, "-o", "o", code=SHARDING)
+    ):
+        assert status == 2
+        assert "modules share parameters" in " ".join(said.split())
 
 
 def test_a_failure_of_all_is_said_and_leaves_nothing(folder):

@@ -11,7 +11,7 @@ import torch
 from prunecli.errors import UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.processes import ALONE
-from prunecli.training import train as training
+from prunecli.training import trainer as training
 from prunecli.training.repeatable import WORKSPACE, forwards_only, repeatable
 from prunecli.training.trainer import training_arguments
 from tests.families import tiny_family
@@ -38,31 +38,33 @@ def test_one_order_within_the_block_alone() -> None:
         assert flags() == (False, False)
 
 
-def test_what_torch_lacks_is_said_and_goes_on() -> None:
-    def probe() -> None:
-        raise RuntimeError("some_kernel does not have a deterministic implementation, but you set …")
+def failing(message: str) -> None:
+    raise RuntimeError(message)
 
+
+def test_what_torch_lacks_is_said_and_goes_on() -> None:
     said = list[str]()
-    with repeatable(CARD, probe, ALONE, said.append):
+    lacking = "some_kernel does not have a deterministic implementation, but you set …"
+    with repeatable(CARD, lambda: failing(lacking), ALONE, said.append):
         assert flags() == (True, True)
     assert said[0].startswith("some_kernel adds in no fixed order on a GPU")
 
 
 def test_other_faults_are_raised() -> None:
-    def probe() -> None:
-        raise RuntimeError("CUDA out of memory")
-
-    with pytest.raises(RuntimeError, match="out of memory"), repeatable(CARD, probe, ALONE, print):
+    memory = repeatable(CARD, lambda: failing("CUDA out of memory"), ALONE, print)
+    with pytest.raises(RuntimeError, match="out of memory"), memory:
         pass
     assert flags() == (False, False)
 
 
 def test_a_cpu_is_asked_nothing() -> None:
-    def probe() -> None:
-        raise AssertionError
-
-    with repeatable(torch.device("cpu"), probe, ALONE, print):
+    with repeatable(torch.device("cpu"), pytest.fail, ALONE, print):
         assert flags() == (False, False)
+
+
+def test_sharded_weights_are_not_probed() -> None:
+    with repeatable(CARD, None, ALONE, pytest.fail):
+        assert flags() == (True, True)
 
 
 def test_the_batch_beforehand_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import torch
 from prunecli.errors import OutputError
 from prunecli.text.choice import TextChoice
 from prunecli.training import finetune as finetuning
-from prunecli.training import result, state, train
+from prunecli.training import parts, state, trainer
 from prunecli.training.finetune import Destination, finetune
 from tests.families import tiny_family
 from tests.training.runs import OPTIONS, lines
@@ -27,7 +27,7 @@ def run(tmp_path):
     model = tiny_family(tmp_path / "model", "m2m_100", dropout=0.2)
     for split, count, seed in (("train", 40, 0), ("val", 8, 1)):
         for language in ("eng_Latn", "fra_Latn"):
-            text = "\n".join(" ".join(words) for words in lines(count, seed))
+            text = "\n".join(lines(count, seed))
             (tmp_path / f"{split}.{language}").write_text(text + "\n")
 
     def call(name="out", **more):
@@ -54,7 +54,7 @@ def failing_from(first, function, error):
 
 def test_the_space_is_checked_before_the_first_step(run, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=16 << 20))
-    monkeypatch.setattr(train, "repeatable", None)  # called before the first step
+    monkeypatch.setattr(trainer, "repeatable", None)  # called before the first step
     with pytest.raises(OutputError, match=r"17\.\d\d MiB are needed, 16\.00 MiB are free"):
         run()
     assert not list(tmp_path.glob("*out*"))
@@ -69,7 +69,7 @@ def test_the_space_is_what_a_training_holds_at_most(run, tmp_path, monkeypatch, 
         held.append(sum(path.stat().st_size for path in files))
         remove(*arguments, **options)
 
-    monkeypatch.setattr(train, "require_space", lambda _, nbytes: needed.append(nbytes))
+    monkeypatch.setattr(trainer, "require_space", lambda _, nbytes: needed.append(nbytes))
     monkeypatch.setattr(shutil, "rmtree", look)
     run(**more)
     headers = 400_000  # of files with few bytes a tensor; a state of this model has 560,000
@@ -107,7 +107,7 @@ def weights(directory):
 @pytest.mark.parametrize(
     ("owner", "function", "call", "more"),
     [
-        (result, "save_tensors", 1, {}),
+        (parts, "save_tensors", 1, {}),
         (finetuning, "apply", 1, {}),
         (finetuning, "write_json", 1, {"force": True}),  # the result is there then
     ],

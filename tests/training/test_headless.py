@@ -1,15 +1,17 @@
-"""Models without a head learn their teacher's hidden states: the measure, a run, what is refused."""
+"""Models without a head learn their teacher's hidden states or vectors: the measures, runs, what is refused."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from prunecli.commands.finetune import finetune
 from prunecli.commands.prune_heads import prune_heads
+from prunecli.commands.trim_vocabulary import trim_vocabulary
 from prunecli.errors import DataError, UsageError
 from prunecli.modules.loading import load_model
 from prunecli.processes import ProcessGroup
@@ -18,8 +20,10 @@ from prunecli.text.tokens import load_tokenizer
 from prunecli.training.loss import FeatureDistance, headless_loss
 from prunecli.training.options import LossOptions
 from prunecli.training.start import Start
-from prunecli.training.validation import Validation
+from prunecli.training.teacher import VectorDistance, make_lesson
+from prunecli.training.watch import Validation
 from tests.commands.calls import call, raising, refused
+from tests.evaluation.test_embedding import cosine_table, plain, vectors_of
 from tests.families import tiny_family
 from tests.reference.training_loss import squared_distance
 from tests.sentence_model import sentence_model
@@ -29,6 +33,7 @@ TEXTS = ["the hen", "in the nest", "a tin hat on the hen", "no"]
 SMALL = ("--batch-tokens", 60, "--eval-every", 10, "--warmup", 1, "--learning-rate", 1e-3, "--device", "cpu")
 TASK = ("--task", "feature-extraction")
 RUN = (*TASK, "--text", "text.txt", "--teacher", "model", *SMALL)
+VECTORS = (*RUN, "--task", "embedding")
 
 
 def expected_distance(student: Path, teacher: Path) -> tuple[float, int]:
@@ -104,17 +109,35 @@ def test_a_pruned_sentence_encoder_recovers(folder: Path) -> None:
             ("--label-smoothing", 0, "--distill", 0),
             "--label-smoothing and --distill go with models that have a head",
         ),
+        (
+            ("--task", "embedding", "--distill", 0.5),
+            "--distill goes with models that have a head, not with --task embedding",
+        ),
+        (("--task", "embedding", "--teacher", "plain"), "the teacher's vectors are 32 wide, the model's 8"),
+        (("--teacher", "narrow"), "the teacher's hidden states are 16 wide, the model's 32"),
+        (("--teacher", "other"), "the teacher has a vocabulary of 99"),
     ],
 )
-def test_options_of_a_loss_of_logits_are_refused(
-    folder: Path, options: tuple[object, ...], message: str
-) -> None:
+def test_what_does_not_fit_is_refused(folder: Path, options: tuple[object, ...], message: str) -> None:
+    plain(sentence_model(Path("plain")))
+    tiny_family("narrow", "bert", architectures=["BertModel"], hidden_size=16)
+    tiny_family("other", "bert", architectures=["BertModel"], vocab_size=99)
     refused(call(finetune, "model", *RUN, *options, "--steps", 1, "-o", "out"), message, 2)
+    assert not Path("out").exists()
+
+
+def test_vectors_do_not_go_with_random_weights(folder: Path) -> None:
+    result = call(finetune, "--from-scratch", "model", *VECTORS, "--steps", 1, "-o", "out")
+    refused(result, "--task embedding does not go with --from-scratch", 2)
 
 
 def test_it_needs_a_teacher_and_text(folder: Path) -> None:
-    with pytest.raises(UsageError, match="a model without a head learns a teacher's hidden states"):
-        raising(finetune, "model", *TASK, "--text", "text.txt", *SMALL, "-o", "out")
+    for task, learned in ((TASK, "hidden states"), ((), "vectors")):
+        with pytest.raises(
+            UsageError, match=f"a model without a head learns a teacher's {learned}"
+        ) as caught:
+            raising(finetune, "model", *task, "--text", "text.txt", *SMALL, "-o", "out")
+        assert "Name the model that it comes from with --teacher DIR." in str(caught.value)
     refused(
         call(finetune, "model", *TASK, "--teacher", "model", *SMALL, "-o", "out"),
         "feature-extraction needs text",
@@ -126,20 +149,6 @@ def test_it_needs_a_teacher_and_text(folder: Path) -> None:
         "--labelled goes with --task classification, not feature-extraction",
         2,
     )
-    assert not Path("out").exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"hidden_size": 16}, "the teacher's hidden states are 16 wide, the model's 32"),
-        ({"vocab_size": 99}, "the teacher has a vocabulary of 99"),
-    ],
-)
-def test_a_teacher_of_another_shape_is_refused(folder: Path, changes: dict[str, int], message: str) -> None:
-    tiny_family("other", "bert", architectures=["BertModel"], **changes)
-    result = call(finetune, "model", *RUN, "--teacher", "other", "-o", "out")
-    refused(result, message, 2)
     assert not Path("out").exists()
 
 
@@ -158,7 +167,53 @@ def test_without_a_word_modules_decide_what_a_model_without_a_head_learns(folder
     assert "--task embedding is for vectors" in said.pop()
 
 
-def test_an_embedding_model_without_a_teacher_is_told_what_it_needs(folder: Path) -> None:
-    result = call(finetune, "model", "--text", "text.txt", *SMALL, "-o", "out")
-    refused(result, "--task embedding: a model without a head learns a teacher's vectors", 2)
-    assert "Name the model that it comes from with --teacher DIR." in result.err
+def mean_cosine(student: str) -> float:
+    return float(
+        np.diag(cosine_table(vectors_of(Path(student), TEXTS), vectors_of(Path("model"), TEXTS))).mean()
+    )
+
+
+def test_vectors_and_hidden_states(folder: Path) -> None:
+    plain(Path("model"))
+    plain(sentence_model(Path("other"), seed=1))
+    models = [load_model(name, device="cpu", dtype="float32").eval() for name in ("other", "model")]
+    tokenizer = load_tokenizer(Path("other"))
+    learned = make_lesson(Path("other"), models[0], tokenizer, Path("model"), models[1])
+    examples = learned.examples(tokenizer, models[0], TEXTS)
+    batch = examples.batch(range(len(TEXTS))).with_labels
+    distance = len(TEXTS) * (1 - mean_cosine("other"))
+    found = VectorDistance(LossOptions(), learned)(models[0], batch)
+    assert found.item() == pytest.approx(distance, rel=1e-4)
+    total, count = 0.0, 0
+    for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True):
+        ids = row[mask.bool()][None]
+        own, other = (model(input_ids=ids).last_hidden_state[0].tolist() for model in models)
+        total, count = total + sum(map(squared_distance, own, other)), count + len(own)
+    both = VectorDistance(LossOptions(hidden=3.0), learned)(models[0], batch)
+    assert both.item() == pytest.approx(distance + 3 * len(TEXTS) * total / count, rel=1e-4)
+    validation = Validation(examples, 12, VectorDistance(LossOptions(), learned))
+    assert validation.measure(models[0], ProcessGroup())["cosine"] == pytest.approx(
+        mean_cosine("other"), abs=1e-5
+    )
+
+
+def test_a_reduced_model_recovers_and_another_vocabulary_is_no_hindrance(folder: Path) -> None:
+    plain(Path("model"))
+    few = ("--text", "valid.txt", "--min-count", 2)
+    assert call(trim_vocabulary, "model", *few, "-o", "trimmed").status == 0
+    assert call(prune_heads, "trimmed", "--metric", "random", "--ratio", 0.5, "-o", "pruned").status == 0
+    run = (*VECTORS, "--valid-text", "valid.txt", "--eval-every", 20, "--steps", 60, "--json")
+    result = call(finetune, "pruned", *run, "-o", "out")
+    assert result.status == 0, result.err
+    assert "model has another vocabulary: it reads each text in its own tokens" in result.err
+    figures = json.loads(result.out)
+    assert figures["best"]["loss"] < figures["training"][0]["loss"] / 2
+    assert figures["validation"][-1]["cosine"] == pytest.approx(
+        1 - figures["validation"][-1]["loss"], abs=1e-5
+    )
+    assert Path("out/1_Pooling/config.json").read_bytes() == Path("model/1_Pooling/config.json").read_bytes()
+    refused(
+        call(finetune, "pruned", *VECTORS, "--hidden-weight", 1, "--steps", 1, "-o", "more"),
+        "the teacher has a vocabulary of",
+        2,
+    )
