@@ -16,6 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 NAMES = {
     "layer": "layers",
     "unit": "hidden units",
+    "expert unit": "hidden units of experts",
     "head": "heads",
     "uneven head": "uneven heads",
     "share ffn": "share-ffn",

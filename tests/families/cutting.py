@@ -39,17 +39,18 @@ def saved(model_type: str, directory: Path, head: str | None = None) -> PreTrain
     return model
 
 
-def axes_found(checkpoint: Checkpoint) -> dict[Kind, list[Axis]]:
-    """Kind -> axes that can lose units; without kinds that are refused."""
-    found: dict[Kind, list[Axis]] = {}
+def axes_found(checkpoint: Checkpoint) -> dict[str, list[Axis]]:
+    """Kind, or "expert unit" -> axes that can lose units; without kinds that are refused."""
+    found: dict[str, list[Axis]] = {}
     for kind in KINDS:
         with suppress(PruneError):
-            if axes := [axis for axis in axes_of(checkpoint, kind) if axis.carriers or axis.members]:
-                found[kind] = axes
+            for axis in axes_of(checkpoint, kind):
+                if axis.carriers or axis.members:
+                    found.setdefault("expert unit" if kind == "unit" and axis.keys else kind, []).append(axis)
     return found
 
 
-def can_differ(checkpoint: Checkpoint, kind: Kind) -> bool:
+def can_differ(checkpoint: Checkpoint, kind: str) -> bool:
     """Whether each layer may keep another number of units."""
     stacks, found = checkpoint.require_architecture().stacks, checkpoint.require_architecture().found
     keys = {
@@ -76,7 +77,7 @@ def kept_of(
             kept[axis.name] = tuple(one for one in axis.ids if one != gone or len(axis.ids) < 2)
             continue
         held = len(axis.ids)
-        if uneven and can_differ(checkpoint, axis.kind):
+        if uneven and not axis.keys and can_differ(checkpoint, axis.kind):
             least = 1 if axis.kind == "unit" else max(units.least for units in found.uneven.values())
             count = least + number % (held - least)
         else:
@@ -120,7 +121,15 @@ def apart(
         width = {
             name: state[name].shape[carrier.dim] // len(axis.ids) for name, carrier in axis.carriers.items()
         }
-        for name in outputs(axis.carriers):  # what the units write is masked where it is read
+        for name, carrier in axis.carriers.items() if axis.keys else ():
+            rows = [
+                row
+                for each in carrier.ranges(gone, state[name].shape[carrier.dim], len(axis.ids))
+                for row in range(*each)
+            ]
+            state[name].index_fill_(carrier.dim, torch.tensor(rows, dtype=torch.long), 0)
+        # What other units write is masked where it is read.
+        for name in () if axis.keys else outputs(axis.carriers):
             rows = [place * width[name] + row for place in gone for row in range(width[name])]
             state[name].index_fill_(axis.carriers[name].dim, torch.tensor(rows, dtype=torch.long), 0)
     other = opened(model, checkpoint, state)

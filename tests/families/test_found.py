@@ -48,7 +48,9 @@ FOUND: dict[str, set[str]] = {
     "gptj": {"layer", "unit", "uneven head"},
     "openai-gpt": {"uneven head"},
     # No attention can lose all heads, for the others' sinks.
-    "gpt_oss": {"layer", "head", "uneven head"},
+    "gpt_oss": {"layer", "head", "uneven head", "expert unit"},
+    # Experts stored apart, one that serves every token, a first layer without any.
+    "deepseek_v3": {"layer", "unit", "head", "uneven head", "expert unit"},
 }
 
 
