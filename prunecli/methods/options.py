@@ -278,7 +278,13 @@ class NarrowOptions(UnitOptions):
     least: int = option(
         1, "Number of hidden units that each FFN keeps at least.", flag="--min", panel=SELECTION, ge=0
     )
-    multiple_of: int = option(1, "Round widths down to a multiple of N.", panel=SELECTION, ge=1)
+    multiple_of: int | None = option(
+        None,
+        "Round widths down to a multiple of N. Default: 1; with --experts 8 where the width is one, since the grouped "
+        "product of transformers takes rows of 16 bytes.",
+        panel=SELECTION,
+        ge=1,
+    )
     uniform: bool = option(
         True,
         "--uniform: remove the same fraction of every FFN. --uneven: rank the units of all FFNs together, each score "

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import ChainMap
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from itertools import takewhile
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from prunecli.architectures.mixtures import experts_alone
 from prunecli.architectures.records import (
@@ -181,6 +183,68 @@ class Probed:
     layers: list[LayerKey]
     trial: Trial
 
+    @cached_property
+    def mixture(self) -> Mixture:
+        """How the class stores its mixtures of experts.
+
+        Raises:
+            NotFoundError: as `found_mixture`.
+            Exception: of any kind: transformers opens no smaller model.
+        """
+        return found_mixture(self.whole, self.skeleton, self.trial)
+
+    @cached_property
+    def small(self) -> dict[str, LayerKey]:
+        """Key -> stack of the small copy."""
+        return {stack.key: stack for stack in layer_keys(self.trial.skeleton)}
+
+    @cached_property
+    def movable(self) -> frozenset[str]:
+        """Keys of the stacks whose layers the small copy can lose."""
+        keys = [stack.key for stack in self.layers if stack.key in self.small]
+        return frozenset(key for key in keys if _is_same(self.trial, self.small[key]))
+
+    @cached_property
+    def units(self) -> Confirmed:
+        """The hidden units, heads and tokens that the small copy can lose."""
+        trial, skeleton = self.trial, self.skeleton
+        uneven: dict[str, UnitKeys] = {}
+        small_widths, small_tokens = (width_keys(trial.skeleton, names) for names in (WIDTH, VOCABULARY))
+        widths = _tried(
+            trial,
+            width_keys(skeleton, WIDTH),
+            small_widths,
+            lambda own: {name: unit_owner(name) for name in own},
+            uneven,
+        )
+        heads = _tried(trial, head_keys(skeleton), head_keys(trial.skeleton), owners, uneven, 0)
+        heads = sorted(heads, key=lambda one: -len(one[1]))[:1]  # others are of linear attentions
+        is_traced = not heads
+        if is_traced:
+            short = [self.small[stack.key] for stack in self.layers if stack.key in self.small]
+            if len(short) == len(self.layers):
+                heads = _traced(trial, skeleton, self.layers, short, uneven)
+        tokens = _tried(trial, width_keys(skeleton, VOCABULARY), small_tokens, lambda _: {}, {})
+        return Confirmed(widths, heads, tokens, uneven, is_traced)
+
+
+class Confirmed(NamedTuple):
+    """What a small copy of a model confirms.
+
+    Attributes:
+        widths: hidden units of each key, and where they lie.
+        heads: heads of each key, and where they lie.
+        tokens: tokens of each key, and where they lie.
+        uneven: see `Found`.
+        is_traced: whether the width of a head follows from their number, so that no stock config says fewer.
+    """
+
+    widths: list[tuple[UnitKeys, Carriers]]
+    heads: list[tuple[UnitKeys, Carriers]]
+    tokens: list[tuple[UnitKeys, Carriers]]
+    uneven: dict[str, UnitKeys]
+    is_traced: bool
+
 
 def probed(checkpoint: Checkpoint) -> Probed:
     """The class of a model, and a small copy.
@@ -192,17 +256,22 @@ def probed(checkpoint: Checkpoint) -> Probed:
     whole = skeleton_of(checkpoint)
     where = f'{checkpoint.path}: the model family "{checkpoint.model_type}" is not supported'
     try:
-        many = {
-            key: few for key, value in numbers(whole.effective) if (few := few_experts(key, value)) != value
-        }
-        skeleton = (whole.changed(many) if many else None) or whole
-        layers = layer_keys(skeleton)
-        trial = Trial.of(skeleton, layers)
+        found = _asked(whole.model_class, whole.config_class, json.dumps(whole.config))
     except Exception as error:  # of any kind: what a class makes of its config
         raise UnsupportedModelError(f"{where} ({kind_and_reason(error)})") from error
-    if trial is None:
+    if found is None:
         raise UnsupportedModelError(f"{where}: no small copy of it can be made", _REMEDY)
-    return Probed(whole, skeleton, layers, trial)
+    return found
+
+
+@lru_cache(maxsize=8)  # a command opens a model, and its result, several times
+def _asked(model_class: Any, config_class: Any, config: str) -> Probed | None:
+    whole = Skeleton(model_class, config_class, json.loads(config))
+    many = {key: few for key, value in numbers(whole.effective) if (few := few_experts(key, value)) != value}
+    skeleton = (whole.changed(many) if many else None) or whole
+    layers = layer_keys(skeleton)
+    trial = Trial.of(skeleton, layers)
+    return None if trial is None else Probed(whole, skeleton, layers, trial)
 
 
 def found_experts(checkpoint: Checkpoint) -> Architecture:
@@ -214,7 +283,7 @@ def found_experts(checkpoint: Checkpoint) -> Architecture:
     """
     own = checkpoint.probed
     try:
-        mixture = found_mixture(own.whole, own.skeleton, own.trial)
+        mixture = own.mixture
     except Exception as error:  # of any kind: transformers opens no smaller model
         reason = str(error) if isinstance(error, NotFoundError) else kind_and_reason(error)
         raise UnsupportedModelError(
@@ -235,45 +304,27 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
         UnsupportedModelError, CheckpointError: as `probed`.
     """
     own = checkpoint.probed
-    whole, skeleton, layers, trial = own.whole, own.skeleton, own.layers, own.trial
+    whole, skeleton, layers = own.whole, own.skeleton, own.layers
     if not layers:
         raise UnsupportedModelError(
             f'{checkpoint.path}: the model family "{checkpoint.model_type}" is not supported: no key of its '
             "config.json says how many layers it has",
             _REMEDY,
         )
-    small_widths, small_tokens = (width_keys(trial.skeleton, names) for names in (WIDTH, VOCABULARY))
-    small = {stack.key: stack for stack in layer_keys(trial.skeleton)}
-    uneven: dict[str, UnitKeys] = {}
-    widths = _tried(
-        trial,
-        width_keys(skeleton, WIDTH),
-        small_widths,
-        lambda own: {name: unit_owner(name) for name in own},
-        uneven,
-    )
-    heads = _tried(trial, head_keys(skeleton), head_keys(trial.skeleton), owners, uneven, 0)
-    heads = sorted(heads, key=lambda one: -len(one[1]))[:1]  # others are of linear attentions
-    if not heads:
-        short = [small[stack.key] for stack in layers if stack.key in small]
-        heads = _traced(trial, skeleton, layers, short, uneven) if len(short) == len(layers) else []
-        units = None
-    elif _has_one_each(checkpoint.structure, *heads[0]):
-        heads, units = [], None
-    else:
-        units = None if heads[0][0].biased else heads[0][0]
-    tokens = _tried(trial, width_keys(skeleton, VOCABULARY), small_tokens, lambda _: {}, {})
+    widths, heads, tokens, uneven, is_traced = own.units
+    if not is_traced and _has_one_each(checkpoint.structure, *heads[0]):
+        heads = []
+    units = heads[0][0] if heads and not is_traced and not heads[0][0].biased else None
     movable = tuple(
         stack.key
         for stack in layers
-        if stack.key in small
+        if stack.key in own.movable
         # The class does not have layers that predict further tokens: nothing would say which number they get.
         and not any(
             name.startswith(f"{prefix}.{stack.depth}.")
             for prefix in stack.prefixes
             for name in checkpoint.tensors
         )
-        and _is_same(trial, small[stack.key])
     )
     values = skeleton.effective
     stacks = _stacks(own, widths, heads, None if checkpoint.family is None else checkpoint.family.mixture)

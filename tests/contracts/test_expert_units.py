@@ -102,7 +102,7 @@ def test_before_and_after_experts(tmp_path: Path) -> None:
     files = [(path / "model.safetensors").read_bytes() for path in (one, other)]
     assert files[0] == files[1]
     configs = [json.loads((path / "config.json").read_text()) for path in (one, other)]
-    assert configs[0]["moe_intermediate_size"] == configs[1]["moe_intermediate_size"] == 12
+    assert configs[0]["moe_intermediate_size"] == configs[1]["moe_intermediate_size"] == 8
 
 
 def test_norms_are_those_of_each_expert(tmp_path: Path) -> None:
@@ -170,4 +170,14 @@ def test_the_command(tmp_path: Path) -> None:
     assert found.status == 0, found.err
     assert "model.layers.0.mlp.experts" in found.out
     assert ".experts.0 " not in found.out
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["moe_intermediate_size"] == 12
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["moe_intermediate_size"] == 8
+
+
+def test_widths_are_those_that_transformers_runs(tmp_path: Path) -> None:
+    """Of 24 units 8 or 16 can stay, unless asked otherwise."""
+    options = NarrowOptions(experts=True, metric="norms", width=12)
+    with open_model(save_tiny(tmp_path / "source", "qwen3_moe")) as checkpoint:
+        with pytest.raises(UsageError, match="`width=12` is no multiple of 8"):
+            plan_widths(checkpoint, options)
+        kept = plan_widths(checkpoint, options.model_copy(update={"multiple_of": 1})).kept
+    assert {len(units) for units in kept.values()} == {12}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from math import gcd
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,8 @@ NORMS_WARNING = (
     "Warning: norms looks at no text. On SmolLM2-135M it raised the perplexity of WikiText-2 from 18.5 to 1,676,926 "
     "at --ratio 0.25; activation-norm with --text raised it to 31.3."
 )
+_GROUPED = 8
+"""Values of 16 bits in 16 bytes, what torch's grouped product asks of rows."""
 
 
 def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | None = None) -> Selection:
@@ -160,12 +163,18 @@ def _budget(axes: Sequence[Axis], options: NarrowOptions) -> Budget:
     Raises:
         UsageError: an FFN has fewer than stay, or they cannot go evenly.
     """
+    wide = min(len(axis.ids) for axis in axes)
+    multiple = options.multiple_of or (gcd(wide, _GROUPED) if options.experts else 1)
     if options.width is not None:
-        wide = min(len(axis.ids) for axis in axes)
         if options.width > wide:
             raise UsageError(
                 f"`width={options.width}`: an FFN has {wide} hidden units.",
                 "To widen: prunecli share-ffn --width.",
+            )
+        if options.width % multiple:
+            raise UsageError(
+                f"`width={options.width}` is no multiple of {multiple}: transformers may refuse to run such experts.",
+                "Give another, or `multiple_of=1` for what runs any.",
             )
         return Budget(keep={axis.name: options.width for axis in axes})
     least = max(options.least, 1)
@@ -174,7 +183,7 @@ def _budget(axes: Sequence[Axis], options: NarrowOptions) -> Budget:
         options.count,
         scope="axis" if options.uniform else "model",
         least=least,
-        multiple=options.multiple_of,
+        multiple=multiple,
     )
     if options.count is None or not options.uniform:
         return budget
