@@ -109,7 +109,6 @@ class PruningOptions(Options):
     least: int | None = option(
         None, "Number of units that each layer keeps at least.", flag="--min", panel=SELECTION, ge=0
     )
-    multiple_of: int = option(1, "Keep a multiple of N units in each layer.", panel=SELECTION, ge=1)
     uniform: bool = option(
         False, "Remove the same part of every layer.", flag="--uniform/--uneven", panel=SELECTION
     )
@@ -192,7 +191,6 @@ class HeadOptions(UnitOptions):
     DEFAULT_RATIO: ClassVar[float] = 0.2
     """The paper removes 20 % without a noticeable loss in both of its models (4.2)."""
     METHODS: ClassVar[tuple[str, ...]] = ("gradient", "ablation", "all-but-one")
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"multiple_of"})
 
     scores: Scores | Files = option(
         (Path("heads.json"),),
@@ -345,7 +343,7 @@ class LayerOptions(UnitOptions):
     UNITS: ClassVar[str] = "layers"
     AMOUNTS: ClassVar[tuple[str, ...]] = ("ratio", "count", "encoder", "decoder")
     METHODS: ClassVar[tuple[str, ...]] = ("cosine", "cka", "perplexity", "embedding")
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"least", "multiple_of", "uniform"})
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"least", "uniform"})
 
     ratio: Share | None = option(
         None,
