@@ -231,14 +231,12 @@ def _dtype_option(default: str | None, help: str, flag: str = "") -> Any:  # noq
     return option(default, help, flag=flag, metavar="TYPE", panel=COMPUTE)
 
 
-STORED_DTYPE = _dtype_option(
-    None, "Type of the stored weights: float16, bfloat16, float32. Default: as in the checkpoint."
-)
+STORED_DTYPE = _dtype_option(None, "Stored type: float16, bfloat16, float32. Default: as in the checkpoint.")
 COMPUTE_DTYPE = _dtype_option(
     "auto", "Type to compute in: auto, float32, bfloat16, float16.", "--compute-dtype"
 )
 RUNNING_DTYPE = _dtype_option(
-    "auto", "Type to compute in: auto, float32, bfloat16, float16; int8 (on a CPU).", "--compute-dtype"
+    "auto", "Type to compute in: auto, float32, bfloat16, float16; int8 on a CPU.", "--compute-dtype"
 )
 """Fields `dtype` of commands that rewrite, that compute, and that only run models forward."""
 

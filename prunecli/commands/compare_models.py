@@ -65,7 +65,7 @@ class CompareModels(OutputOptions, TextChoice, RunOptions):
     )
     dtype: ComputeDtype = COMPUTE_DTYPE
     output: Path = result_option("similarity.json", "File of the similarities.")
-    plot: Path | None = plot_option("Draw the heat maps of all components.")
+    plot: Path | None = plot_option("Draw the heat maps of all components")
 
 
 @command(CompareModels)

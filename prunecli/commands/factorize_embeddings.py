@@ -26,7 +26,7 @@ class FactorizeEmbeddings(RewritingOptions, WordsOptions, EmbeddingOptions):
 
     output: Path = output_option("factorised-embeddings")
     plot: Path | None = plot_option(
-        "Draw the correlations of the embedding's dimensions, by layers and groups too (Figures 7 to 11)."
+        "Draw the correlations of the embedding's dimensions, by layers and groups too (Figures 7 to 11)"
     )
 
 

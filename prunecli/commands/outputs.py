@@ -20,9 +20,9 @@ def result_option(default: str, help: str = "File of the result.") -> Any:  # no
     return option(Path(default), help, flag="--output -o", role="output", recorded=False)
 
 
-def plot_option(help: str = "Also draw a picture.") -> Any:  # noqa: A002
+def plot_option(help: str = "Also draw a picture") -> Any:  # noqa: A002
     """Return the field `plot`."""
-    return option(None, f"{help} Suffix: .png, .svg or .html.", metavar="FILE", role="output", recorded=False)
+    return option(None, f"{help}: .png, .svg or .html.", metavar="FILE", role="output", recorded=False)
 
 
 class OutputOptions(Options):
@@ -31,7 +31,7 @@ class OutputOptions(Options):
     output: Path = result_option("result.json")
     table: Path | None = option(
         None,
-        "Also write the tables, unrounded; the ending decides the form: .csv, .md, .tex.",
+        "Also write the tables, unrounded: .csv, .md or .tex.",
         role="output",
         recorded=False,
     )

@@ -64,13 +64,10 @@ class RewritingOptions(Options):
     force: bool = option(False, "Replace an output that exists.", recorded=False)
     quiet: bool = option(False, "No notes, no progress, no table.", flag="--quiet -q", recorded=False)
     as_json: bool = option(False, "Print the result as JSON.", flag="--json", recorded=False)
-    explain: bool = option(
-        False, "Show why each part was kept or removed: values, ranks, cut-offs.", recorded=False
-    )
+    explain: bool = option(False, "Show why each part was kept or removed.", recorded=False)
     check_text: Path | None = option(
         None,
-        "Text to measure the loss on before and after: a file, or a directory like --data. Default: text like that of "
-        "the scores, if they come from text.",
+        "Text to measure the loss on before and after: a file, or a directory like --data. Default: the scores' text.",
         flag="--check",
         metavar="TEXT",
         panel=TEXT,
@@ -79,8 +76,7 @@ class RewritingOptions(Options):
     )
     stream: bool = option(
         False,
-        "Hub models (org/name): read only the parts of the weights that the result needs, without storing the rest. An "
-        "interrupted run can be resumed.",
+        "Hub models: fetch only the weights that the result needs, without a copy of the rest; can be resumed.",
         panel=COMPUTE,
         recorded=False,
     )
@@ -265,7 +261,7 @@ class ScoredOptions(TextChoice, RunOptions):
 
     save_scores: Path | None = option(
         None,
-        "Also write the scores that are measured on the text, for --scores; with --dry-run too.",
+        "Also write the scores, for --scores; with --dry-run too.",
         panel=TEXT,
         role="output",
         recorded=False,

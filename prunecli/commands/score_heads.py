@@ -28,7 +28,7 @@ class ScoreHeads(OutputOptions, TextChoice, ScoreOptions):
     checkpoint: CheckpointPath | None = CHECKPOINT
     task: TaskName | None = TASK
     output: Path = result_option("heads.json", "File of the scores.")
-    plot: Path | None = plot_option("Draw a heat map, layers by heads; for ablation also a histogram.")
+    plot: Path | None = plot_option("Draw a heat map, layers by heads; for ablation also a histogram")
 
 
 @command(ScoreHeads)
