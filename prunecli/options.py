@@ -297,7 +297,7 @@ class Options(BaseModel):
 
     @classmethod
     def fault(cls, name: str, value: Any) -> str | None:
-        """Return what is wrong with the value of one field, or None."""
+        """Return what is wrong with the value of one field, as the command line spells it, or None."""
         try:
             cls.__pydantic_validator__.validate_python({name: value}, self_instance=cls.__new__(cls))
         except ValidationError as error:
@@ -305,7 +305,9 @@ class Options(BaseModel):
                 if fault["loc"][:1] == (name,):
                     reason, remedy = _reason(fault)
                     is_choice = fault["type"] == "literal_error" and remedy
-                    return f"{reason}: {remedy[0].lower()}{remedy[1:-1]}" if is_choice and remedy else reason
+                    if is_choice and remedy:
+                        reason = f"{reason}: {remedy[0].lower()}{remedy[1:-1]}"
+                    return cls.as_typed(reason)
         return None
 
     @classmethod

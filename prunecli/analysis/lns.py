@@ -24,7 +24,7 @@ def neighbour_count(share: float, sentences: int) -> int:
     k = round(share * sentences)
     if not 1 <= k <= sentences - 1:
         raise UsageError(
-            f"--neighbours {share:g} of {sentences:,} sentences: {k} neighbours",
+            f"`neighbours={share:g}` of {sentences:,} sentences: {k} neighbours",
             f"Choose a share that makes 1 to {sentences - 1:,} of them, or give more sentences.",
         )
     return k

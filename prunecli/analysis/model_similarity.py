@@ -209,13 +209,13 @@ def _require_text(checkpoint: Checkpoint, portions: Sequence[Portion]) -> None:
     stacks = checkpoint.require_architecture().stacks
     if len(stacks) > 1 and not parallel:
         raise UsageError(
-            f"{checkpoint.path}: an encoder with a decoder reads pairs of sentences, not --text",
-            "Give --data DIR, or --source-file, --target-file and --pairs.",
+            f"{checkpoint.path}: an encoder with a decoder reads pairs of sentences, not `files`",
+            "Give `data=DIR`, or `source_file`, `target_file` and `pairs`.",
         )
     if len(stacks) == 1 and parallel:
         raise UsageError(
             f"{checkpoint.path}: a model with one stack reads plain text, not pairs of sentences",
-            "Give --text FILE, one sentence a line.",
+            "Give `files=FILE`, one sentence a line.",
         )
 
 

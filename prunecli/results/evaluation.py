@@ -154,7 +154,7 @@ class Evaluation(Document):
             else:
                 continue
             remedy = (
-                "check the languages and --max-new-tokens" if result is first else "remove less, or finetune"
+                "check the languages and `max_new_tokens`" if result is first else "remove less, or finetune"
             )
             lines.append(f"{result.checkpoint}: {fault}: {remedy}.")
         return lines

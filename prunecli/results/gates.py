@@ -54,7 +54,7 @@ FIELDS = {"top1": "top1", "top2": "top2", "gate_sum": "mean", "conf1_sum": "conf
 """Name of a sum -> field of a published entry. `top2` is the share of tokens that rank the expert second."""
 AGAIN = "Collect the statistics again."
 OUTPUTS_FORMAT = "prunecli.outputs/1"
-COLLECT_OUTPUTS = "Collect again with --mean-outputs."
+COLLECT_OUTPUTS = "Collect again with `mean_outputs`."
 
 
 class GateSums(dict[str, Array]):
@@ -331,7 +331,7 @@ def read_gates(path: Path, layers: Sequence[str] = NLLB_200_LAYERS, num_experts:
     """
     payload = read_json(path)
     if not isinstance(payload, dict):
-        raise StatisticsError(f"{path}: no gate statistics.", "A list of expert ids goes with --keep.")
+        raise StatisticsError(f"{path}: no gate statistics.", "A list of expert ids goes with `keep`.")
     if "format" in payload:
         return GateStatistics.from_json(payload, path)
     remedy = "Give a file that `collect-gates` wrote."

@@ -71,7 +71,7 @@ def refuse_table(path: Path, *, force: bool) -> None:
     """
     if path.suffix.lower() not in (".csv", ".md", ".tex"):
         raise UsageError(
-            f"--table {path}: tables are written as CSV, Markdown or LaTeX",
+            f"`table={path}`: tables are written as CSV, Markdown or LaTeX",
             "Choose a name that ends in .csv, .md or .tex.",
         )
     refuse_unwritable(path, force=force)

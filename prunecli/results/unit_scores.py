@@ -317,7 +317,7 @@ class Scores(Document):
         if self.method == "all-but-one":
             raise StatisticsError(
                 "all-but-one scores compare the heads of one layer with each other, not those of the whole model.",
-                "Score the heads with --method gradient or --method ablation.",
+                "Score the heads with score-heads --metric gradient or --metric ablation.",
             )
         if self.method == "ablation":
             return {name: -self.sign * change for name, change in self.changes().items()}
@@ -439,7 +439,10 @@ def merge(parts: Sequence[Scores], names: Sequence[str] | None = None) -> Scores
             )
     alike = ("fingerprint", "model_type", "kind", "method", "task", "ids", "per")
     common = merged_text(
-        parts, names, alike, "Merge only scores of one model, one task, one metric and one --importance."
+        parts,
+        names,
+        alike,
+        "Merge only scores of one model, one task, one metric and one --importance of score-heads.",
     )
 
     def added(field: str) -> dict[str, Any]:

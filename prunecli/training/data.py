@@ -238,5 +238,5 @@ def require_batch(examples: Examples, batch_tokens: int, batches: int) -> None:
         of = f" x {batches} batches" if batches > 1 else ""
         raise DataError(
             f"the training text has {tokens:,} tokens, less than one update of {batch_tokens:,}{of}",
-            "Give more text, or a smaller --batch-tokens.",
+            "Give more text, or a smaller `batch_tokens`.",
         )

@@ -84,7 +84,7 @@ def load_teacher(
         if own != other:
             raise UsageError(
                 f"{path}: the teacher's hidden states are {other} wide, the model's {own}",
-                "Leave out --hidden-weight, or name a teacher of the same width.",
+                "Leave out `hidden_weight`, or name a teacher of the same width.",
             )
     return teacher
 
@@ -99,7 +99,7 @@ def require_positions(path: Path, teacher: Any, examples: Examples) -> None:
     if positions is not None and longest > positions:
         raise UsageError(
             f"{path}: the teacher has {positions:,} positions, an example has {longest:,} tokens",
-            f"Choose --context {positions} for a language model, or leave longer sentences out.",
+            f"Choose `context={positions}` for a language model, or leave longer sentences out.",
         )
 
 

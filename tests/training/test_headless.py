@@ -161,10 +161,10 @@ def test_text_without_tokens_is_refused(tmp_path: Path) -> None:
 def test_without_a_word_modules_decide_what_a_model_without_a_head_learns(folder: Path) -> None:
     said: list[str] = []
     assert Start(Path("model")).task(said.append) == "embedding"
-    assert said.pop() == "modules.json says how texts are pooled: --task embedding, their vectors."
+    assert said.pop() == "modules.json says how texts are pooled: `task=embedding`, their vectors."
     Path("model", "modules.json").unlink()
     assert Start(Path("model")).task(said.append) == "feature-extraction"
-    assert "--task embedding is for vectors" in said.pop()
+    assert "`task=embedding` is for vectors" in said.pop()
 
 
 def mean_cosine(student: str) -> float:
