@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from prunecli.analysis.components import Component, components
+from prunecli.analysis.representations import Component, components
 from prunecli.errors import DataError, UsageError
 from prunecli.progress import Progress, silent
 from prunecli.text.parallel import ParallelText, pair_name
@@ -198,7 +198,7 @@ def neighbours_of(portion: Portion, options: SimilarityOptions) -> int | None:
     Raises:
         UsageError: there is no such k.
     """
-    from prunecli.analysis.lns import neighbour_count
+    from prunecli.analysis.cka import neighbour_count
 
     return neighbour_count(options.neighbours, len(portion)) if "lns" in options.measures else None
 
@@ -274,8 +274,7 @@ def _similarities(
     models: Sequence[Representations], options: SimilarityOptions, k: int | None
 ) -> dict[Measure, NDArray[np.float64]]:
     """Measure -> the similarities of all components of `models`, a square matrix."""
-    from prunecli.analysis.cka import linear_cka
-    from prunecli.analysis.lns import local_neighbourhood_similarity
+    from prunecli.analysis.cka import linear_cka, local_neighbourhood_similarity
 
     features = [array for model in models for array in model.features]
     found: dict[Measure, NDArray[np.float64]] = {}

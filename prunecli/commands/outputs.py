@@ -82,7 +82,7 @@ def check_table(table: Path | None, *, force: bool) -> None:
         OutputError, UsageError: as `refuse_table`.
     """
     if table is not None:
-        from prunecli.results.tabled import refuse_table
+        from prunecli.results.document import refuse_table
 
         refuse_table(table, force=force)
 
@@ -98,7 +98,7 @@ def write_table(path: Path | None, result: Document, *, force: bool, leave_out: 
     """
     if path is None:
         return
-    from prunecli.results.tabled import write_tables
+    from prunecli.results.document import write_tables
 
     tables = {name: rows for name, rows in result.tables().items() if name not in leave_out}
     write_tables(path, tables, force=force)

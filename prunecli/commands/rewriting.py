@@ -300,7 +300,7 @@ class Shown:
 
     def document(self, kind: type[Document], seed: int | None, **fields: Any) -> Document:
         """What `--json` prints: the fields that every kind has, and its own."""
-        from prunecli.results.header import header
+        from prunecli.results.document import header
 
         result, decision = self.result, self.result.rewrite.decision
         more: dict[str, Any] = {} if decision is None else {"decision": decision}
@@ -383,7 +383,7 @@ class Shown:
         """Whether it is a stock model, where it is, and what opens it."""
         support, output = self.result.stock_support, self.result.output
         if self.explain:
-            from prunecli.commands.decision_tables import show_decision
+            from prunecli.commands.explain import show_decision
 
             show_decision(self.result.rewrite.decision)
         if self.quality is not None:

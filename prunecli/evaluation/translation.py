@@ -168,7 +168,7 @@ class TranslationTask(Task):
         """See `Task`."""
         import pandas as pd
 
-        from prunecli.results.header import sizes
+        from prunecli.results.document import sizes
 
         options, labels = self.options, list(self.opened)
         compare = len(labels) > 1 and options.samples > 0

@@ -23,9 +23,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, reason_of
 from prunecli.model.axes import Axis, axis_name
-from prunecli.results.document import Count, Document, Record, array_of
-from prunecli.results.header import merged_text, split_of
-from prunecli.results.tabled import Tables
+from prunecli.results.document import Count, Document, Record, Tables, array_of, merged_text, split_of
 from prunecli.tensors.json_files import read_json
 from prunecli.tensors.transaction import new_file
 

@@ -15,9 +15,21 @@ from prunecli.errors import PruneError, StatisticsError
 from prunecli.model.axes import Axis, axis_name, module_of
 from prunecli.model.decision import Origin
 from prunecli.options import paths
-from prunecli.results.document import MOST, Count, Document, Model, Number, Record, first_fault
-from prunecli.results.header import asked, header, merged_text, split_of
-from prunecli.results.tabled import Row, Tables
+from prunecli.results.document import (
+    MOST,
+    Count,
+    Document,
+    Model,
+    Number,
+    Record,
+    Row,
+    Tables,
+    asked,
+    first_fault,
+    header,
+    merged_text,
+    split_of,
+)
 from prunecli.selection.select import HOLDERS
 
 if TYPE_CHECKING:

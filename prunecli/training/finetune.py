@@ -17,7 +17,7 @@ from prunecli.model.rewrite import rewritten
 from prunecli.model.stock import StockSupport, stock_support
 from prunecli.pipeline import apply
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.header import header
+from prunecli.results.document import header
 from prunecli.results.rewriting import Training
 from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.tensors.side_files import in_one_line

@@ -19,9 +19,9 @@ import pytest
 
 from prunecli import __version__
 from prunecli.commands import app, console
+from prunecli.commands.app import MEANINGS
 from prunecli.commands.command import command as command_of
 from prunecli.commands.command import options_of, parameters
-from prunecli.commands.near_names import MEANINGS
 from prunecli.errors import OutputError
 from prunecli.options import ONLY_WITH, RENAMED, Options, option
 from prunecli.tensors.documents import refuse_unwritable
