@@ -1,4 +1,4 @@
-"""`compare-languages`: compare the experts that language pairs or texts select, and the importance vectors of languages."""
+"""`compare-languages`: compare the experts that language pairs or texts select, and importance vectors."""
 
 from __future__ import annotations
 

@@ -87,8 +87,8 @@ def compare_models(options: CompareModels) -> None:
         parallel_portions,
         plain_portions,
         random_label,
+        similarity_of,
     )
-    from prunecli.analysis.similarity_results import similarity_of
     from prunecli.evaluation.options import labels_for
     from prunecli.model.checkpoint import open_model
     from prunecli.model.history import pruned_pairs

@@ -13,6 +13,8 @@ from prunecli.report.checkpoints import (
     history_section,
     kept_experts,
     kept_heads,
+    millions,
+    quality_section,
     sizes_section,
 )
 from prunecli.report.collect import ReportData
@@ -27,7 +29,6 @@ from prunecli.report.pictures import (
     speed_pictures,
     trees,
 )
-from prunecli.report.quality import millions, quality_section
 from prunecli.report.render import Block, Heading, Pictures, Text, maybe, render, table
 from prunecli.results.gates import GateStatistics
 from prunecli.results.languages import Languages, Similarities, Texts

@@ -27,9 +27,8 @@ from prunecli.text.parallel import ParallelText, has_split, lines_sha256, pair_n
 from prunecli.text.plain import PlainText
 from prunecli.text.tasks import TrainingTask
 from prunecli.text.tokens import Tokenizer
-from prunecli.training.loss import FeatureDistance, Objective
+from prunecli.training.loss import FeatureDistance, Objective, VectorDistance, make_lesson, require_positions
 from prunecli.training.options import LossOptions, TrainingOptions
-from prunecli.training.teacher import VectorDistance, make_lesson, require_positions
 from prunecli.training.watch import Translating, Validation
 
 

@@ -147,7 +147,7 @@ def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, se
     from prunecli.model.described import ConfiguredCheckpoint
     from prunecli.model.skeleton import no_bars
     from prunecli.modules.drawing import random_model
-    from prunecli.training.room import require_room_to_draw
+    from prunecli.training.train import require_room_to_draw
 
     file = _file(config)
     values, words = _read(config, tokenizer)
@@ -248,7 +248,7 @@ def _random_model(file: Path, values: dict[str, Any], family: Architecture, seed
     from transformers import CONFIG_MAPPING
 
     from prunecli.modules.building import NoValues
-    from prunecli.training.room import require_room_to_draw
+    from prunecli.training.train import require_room_to_draw
 
     names = (*class_names(values), family.model_class)
     classes: list[Any] = [getattr(transformers, name, None) for name in names]

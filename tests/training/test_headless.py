@@ -17,10 +17,9 @@ from prunecli.modules.loading import load_model
 from prunecli.processes import ProcessGroup
 from prunecli.running.encoding import text_examples
 from prunecli.text.tokens import load_tokenizer
-from prunecli.training.loss import FeatureDistance, headless_loss
+from prunecli.training.loss import FeatureDistance, VectorDistance, headless_loss, make_lesson
 from prunecli.training.options import LossOptions
 from prunecli.training.start import Start
-from prunecli.training.teacher import VectorDistance, make_lesson
 from prunecli.training.watch import Validation
 from tests.commands.calls import call, raising, refused
 from tests.evaluation.test_embedding import cosine_table, plain, vectors_of

@@ -17,8 +17,8 @@ from prunecli.text.choice import TextChoice
 from prunecli.training.finetune import Destination, finetune
 from prunecli.training.options import LossOptions
 from prunecli.training.parts import merged_state, prepare, trained_parameters
-from prunecli.training.room import training_bytes
 from prunecli.training.start import Start
+from prunecli.training.train import training_bytes
 from tests.commands.calls import raising
 from tests.families import tiny_family
 from tests.selections import kept_experts
