@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from prunecli.commands import console
 from prunecli.commands.command import command
@@ -65,7 +65,7 @@ class CompareLanguages(OutputOptions):
         panel=SELECTION,
         ge=1,
     )
-    linkage: str = option(
+    linkage: Literal["ward", "average", "complete", "single"] = option(
         "ward", "How clusters of languages join: ward, average, complete, single.", panel=ADVANCED
     )
     layer_metric: str | None = option(
@@ -106,7 +106,6 @@ def compare_languages(options: CompareLanguages) -> None:
         language_options,
         similarity_matrices,
     )
-    from prunecli.analysis.language_experts import parse_linkage
     from prunecli.methods.experts.metrics import metric_named
     from prunecli.results.gates import merge, read_gates
     from prunecli.text.parallel import read_groups
@@ -117,7 +116,6 @@ def compare_languages(options: CompareLanguages) -> None:
         raise StatisticsError(
             "gates.json: no such file", "Name a statistics file, or make it: prunecli collect-gates."
         )
-    method = parse_linkage(options.linkage)
     statistics = merge([read_gates(path) for path in files], [str(path) for path in files])
     is_text = statistics.mode == "text"
     if options.output == Path():
@@ -139,7 +137,9 @@ def compare_languages(options: CompareLanguages) -> None:
         if options.metric is not None:
             metric_named(options.metric)
         colours = {} if options.families is None else read_groups(options.families)
-        asked = TextOptions(options.ratio, options.metric, options.least, method, options.texts, colours)
+        asked = TextOptions(
+            options.ratio, options.metric, options.least, options.linkage, options.texts, colours
+        )
         result = found = compare_by_text(statistics, asked, names)
         show = partial(show_texts, found)
         if options.plot is not None:
@@ -156,7 +156,7 @@ def compare_languages(options: CompareLanguages) -> None:
             strategy=options.strategy,
             balance=options.balance,
             minimum=options.least,
-            linkage=method,
+            linkage=options.linkage,
             languages=options.langs,
             layer_metric=options.layer_metric,
             groups=options.groups,
@@ -213,16 +213,18 @@ def show_languages(languages: Languages) -> None:
 def _relations(title: str, by_side: Mapping[str, Mapping[str, Relation | None]]) -> console.Shown:
     """One row for each side and each thing that two pairs can have in common."""
     rows = [
-        [side, relation, str(spread.comparisons), f"{spread.mean:.0%}", _range(spread)]
+        [
+            side,
+            relation,
+            str(spread.comparisons),
+            f"{spread.mean:.0%}",
+            f"{spread.lowest:.0%} to {spread.highest:.0%}",
+        ]
         for side, by_relation in by_side.items()
         for relation, spread in by_relation.items()
         if spread is not None
     ]
     return console.table(title, ["experts of the", "pairs with", "compared", "mean", "range"], rows, 2)
-
-
-def _range(spread: Relation) -> str:
-    return f"{spread.lowest:.0%} to {spread.highest:.0%}"
 
 
 def _triangles(

@@ -56,7 +56,7 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
     if plot is not None:
         check_plot(plot, force=options.force or options.dry_run)
     with options.open() as opened:
-        options.refuse(opened)
+        opened.require_architecture()
         plan = plan_embeddings(opened, options, options.lines())
         if plot is not None:
             require_unit(plan)

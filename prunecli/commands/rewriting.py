@@ -222,14 +222,6 @@ class RewritingOptions(Options):
     def _unmeasured(self, error: PruneError) -> None:
         self.note(f"The quality of the result is not measured: {error.message}")
 
-    def refuse(self, source: Checkpoint) -> None:
-        """Refuse before anything heavy a model that is not known, and an output that cannot be written."""
-        from prunecli.tensors.transaction import refuse_target
-
-        source.require_architecture()
-        if not self.dry_run:
-            refuse_target(self.output, force=self.force, source=source.path)
-
 
 class WordsOptions(TextChoice):
     """Options of commands that count the tokens of text."""

@@ -179,7 +179,7 @@ class EvaluationOptions(MemoryOptions, RunOptions):
         hidden=True,
     )
     seed: int = option(
-        12345, "Seed of the resamples, and of the tokens that mlm hides.", panel=ADVANCED, hidden=True
+        12345, "Seed of the resamples, and of the tokens that mlm hides.", panel=ADVANCED, hidden=True, ge=1
     )
     min_ratio: float | None = option(
         None,

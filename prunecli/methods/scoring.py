@@ -78,7 +78,7 @@ class ScoreOptions(MemoryOptions, RunOptions):
         ge=1,
         hidden=True,
     )
-    seed: int = option(12345, "Seed of the resamples.", panel=ADVANCED, hidden=True)
+    seed: int = option(12345, "Seed of the resamples.", panel=ADVANCED, hidden=True, ge=1)
     dtype: ComputeDtype = COMPUTE_DTYPE
 
     def check_options(self) -> None:

@@ -114,17 +114,6 @@ class ReportData:
         return next(iter(named or same), None)
 
 
-def require_directory(directory: Path) -> None:
-    """Refuse what is no directory.
-
-    Raises:
-        DataError: a file, or nothing of this name.
-    """
-    if not directory.is_dir():
-        what = "a file, not a directory" if directory.exists() else "no such directory"
-        raise DataError(f"{directory}: {what}", "Name the directory that holds the results.")
-
-
 def collect(
     directory: Path, elsewhere: Mapping[str, Path] | None = None, progress: Progress = silent
 ) -> ReportData:
@@ -140,7 +129,9 @@ def collect(
     Raises:
         DataError: no such directory, or it holds nothing that prunecli wrote.
     """
-    require_directory(directory)
+    if not directory.is_dir():
+        what = "a file, not a directory" if directory.exists() else "no such directory"
+        raise DataError(f"{directory}: {what}", "Name the directory that holds the results.")
     checkpoints, documents, unreadable = [], [], []
     folders = list(_folders(directory))
     with progress("reading", len(folders), "folders") as advance:
@@ -171,12 +162,13 @@ def _folders(directory: Path) -> Iterator[Path]:
     """The directory and its folders, by name."""
     for folder, names, _ in os.walk(directory):
         depth = len(Path(folder).relative_to(directory).parts)
-        names[:] = sorted(name for name in names if depth < DEPTH and not _is_stepped_over(name))
+        names[:] = sorted(
+            name
+            for name in names
+            if depth < DEPTH
+            and not (name.startswith(".") or name.endswith(".training") or name in _STEPPED_OVER)
+        )
         yield Path(folder)
-
-
-def _is_stepped_over(name: str) -> bool:
-    return name.startswith(".") or name.endswith(".training") or name in _STEPPED_OVER
 
 
 def _in_folder(folder: Path, directory: Path) -> Iterator[CheckpointEntry | ResultFile | Unreadable]:

@@ -116,11 +116,11 @@ def _read_sums(value: Any) -> GateSums:
     return found
 
 
-def _as_lists(sums: GateSums) -> dict[str, Any]:
-    return {name: own.tolist() for name, own in sums.items()}
-
-
-Entry = Annotated[GateSums, PlainValidator(_read_sums), PlainSerializer(_as_lists)]
+Entry = Annotated[
+    GateSums,
+    PlainValidator(_read_sums),
+    PlainSerializer(lambda sums: {name: own.tolist() for name, own in sums.items()}),
+]
 """Sums that pydantic reads from JSON and writes as JSON."""
 
 

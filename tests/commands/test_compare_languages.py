@@ -200,7 +200,7 @@ def test_a_text_without_tokens_is_named(workplace):
         (["--ratio", "0.9"], UsageError, "4"),
         (["--metric", "importence"], UsageError, "No metric 'importence'"),
         (["--strategy", "best"], UsageError, "--strategy best: no such choice"),
-        (["--linkage", "chain"], UsageError, "No linkage 'chain'"),
+        (["--linkage", "chain"], UsageError, "linkage chain: no such choice"),
         (["--balance", "much"], UsageError, "--balance"),
         (["--langs", "xxx"], StatisticsError, "no pair between xxx"),
         (["-o", "gates.json"], OutputError, "gates.json"),
