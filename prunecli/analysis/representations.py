@@ -1,4 +1,4 @@
-"""Representations of sentences (2309.01826, section 2.3): token means of the outputs of a model's components."""
+"""A model's components and their representations of sentences (2309.01826, section 2.3): token means of outputs."""
 
 from __future__ import annotations
 
