@@ -47,13 +47,14 @@ def report(options: Report) -> None:
     loaded, nothing is fetched, and the page opens without a network.
     """
     from prunecli import demo
-    from prunecli.report.collect import collect
+    from prunecli.report.collect import collect, require_directory
     from prunecli.report.facts import facts
     from prunecli.report.page import report_page
     from prunecli.tensors.quantities import counted
     from prunecli.tensors.transaction import new_file
 
     directory, output, json, quiet = options.directory, options.output, options.as_json, options.quiet
+    require_directory(directory)
     if output is None and not json:
         output = Path("report.html")
     if output == STDOUT and json:

@@ -12,13 +12,12 @@ from prunecli.commands.checkpoints import with_demo_text
 from prunecli.commands.command import command
 from prunecli.commands.rewriting import RewritingOptions, ScoredOptions, output_option
 from prunecli.errors import UsageError
-from prunecli.methods.sharing.arrange import Group, SharePlan, kind_of, own_tensors
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.model.parts import ranges
-from prunecli.results.rewriting import AttentionSharing, FfnSharing, SharedGroup, Sharing
 
 if TYPE_CHECKING:
     from prunecli.commands.rewriting import Shown
+    from prunecli.methods.sharing.arrange import Group, SharePlan
+    from prunecli.results.rewriting import Sharing
 
 
 class ShareFfn(RewritingOptions, ScoredOptions, FfnOptions):
@@ -59,6 +58,8 @@ INITS = {"mean": "mean of {}", "first": "the first", "last": "the last", "concat
 
 def share_document(shown: Shown, plan: SharePlan) -> Sharing:
     """The JSON that `--json` prints."""
+    from prunecli.results.rewriting import AttentionSharing, FfnSharing, SharedGroup
+
     parameters, is_ffn = _parameters(shown, plan), plan.part == "FFN"
     layers: Mapping[str, Any] = plan.layers
     groups = []
@@ -82,6 +83,9 @@ def share_document(shown: Shown, plan: SharePlan) -> Sharing:
 
 def show_shared(shown: Shown, plan: SharePlan) -> None:
     """Print layers, what their FFN or attention is made of, its hidden units or heads, its parameters; the sizes."""
+    from prunecli.methods.sharing.arrange import kind_of
+    from prunecli.model.parts import ranges
+
     parameters = _parameters(shown, plan)
 
     def names(parts: Iterable[str]) -> str:
@@ -112,6 +116,8 @@ def show_shared(shown: Shown, plan: SharePlan) -> None:
 
 def _parameters(shown: Shown, plan: SharePlan) -> dict[str, int]:
     """Owner of a group -> parameters of its FFN or attention."""
+    from prunecli.methods.sharing.arrange import own_tensors
+
     sizes = {output.name: output.info.numel for output in shown.result.rewrite.outputs}
     return {
         group.owner: sum(sizes.get(name, 0) for name in own_tensors(plan.layers[group.owner]))

@@ -114,6 +114,17 @@ class ReportData:
         return next(iter(named or same), None)
 
 
+def require_directory(directory: Path) -> None:
+    """Refuse what is no directory.
+
+    Raises:
+        DataError: a file, or nothing of this name.
+    """
+    if not directory.is_dir():
+        what = "a file, not a directory" if directory.exists() else "no such directory"
+        raise DataError(f"{directory}: {what}", "Name the directory that holds the results.")
+
+
 def collect(
     directory: Path, elsewhere: Mapping[str, Path] | None = None, progress: Progress = silent
 ) -> ReportData:
@@ -129,9 +140,7 @@ def collect(
     Raises:
         DataError: no such directory, or it holds nothing that prunecli wrote.
     """
-    if not directory.is_dir():
-        what = "a file, not a directory" if directory.exists() else "no such directory"
-        raise DataError(f"{directory}: {what}", "Name the directory that holds the results.")
+    require_directory(directory)
     checkpoints, documents, unreadable = [], [], []
     folders = list(_folders(directory))
     with progress("reading", len(folders), "folders") as advance:
