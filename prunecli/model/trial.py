@@ -246,12 +246,18 @@ class Trial:
 
         masked = stored_form(self.model)
         masked |= {name: torch.zeros_like(masked[name]) for name in outputs}
-        expected = self._logits(self._opened(self.skeleton, masked))
+        model = self._opened(self.skeleton, masked)
+        expected = self._logits(model)
         idle = []
         for norm, names in norms.items():
-            moved = masked | {name: masked[name] + 1 for name in names}
-            if bool((self._logits(self._opened(self.skeleton, moved)) == expected).all()):
+            parameters = [model.get_parameter(self.modules[name]) for name in names]
+            before = [parameter.data for parameter in parameters]
+            for parameter in parameters:
+                parameter.data = parameter.data + 1
+            if bool((self._logits(model) == expected).all()):
                 idle.append(norm)
+            for parameter, data in zip(parameters, before, strict=True):
+                parameter.data = data
         gone = {name for norm in idle for name in norms[norm]}
         kept = {name: tensor for name, tensor in masked.items() if name not in gone}
         found = self._opened(self.skeleton, kept, lambda model: remove(model, idle), surplus=True)
