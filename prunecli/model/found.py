@@ -6,7 +6,7 @@ import re
 from collections import ChainMap
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import takewhile
 from json import dumps
@@ -180,12 +180,14 @@ class Probed:
         skeleton: the same with few experts: names in files take long where there are thousands.
         layers: its stacks.
         trial: a small copy of it.
+        removable: each stack that was tried -> see `tried`.
     """
 
     whole: Skeleton
     skeleton: Skeleton
     layers: list[LayerKey]
     trial: Trial
+    removable: dict[Stack, Stack] = field(default_factory=dict)
 
     @cached_property
     def mixture(self) -> Mixture:
@@ -230,6 +232,12 @@ class Probed:
                 heads = _traced(trial, skeleton, self.layers, short, uneven)
         tokens = _tried(trial, width_keys(skeleton, VOCABULARY), small_tokens, lambda _: {}, {})
         return Confirmed(widths, heads, tokens, uneven, is_traced)
+
+    def tried(self, stack: Stack) -> Stack:
+        """The stack, and whether its FFN and attentions can go; tried once."""
+        if stack not in self.removable:
+            self.removable[stack] = _removable(self.trial, stack)
+        return self.removable[stack]
 
 
 class Confirmed(NamedTuple):
@@ -502,25 +510,24 @@ def _stacks(
         attentions = [one for units, carriers in heads for one in _attentions(prefix, names, units, carriers)]
         layers_of = f"{prefix}.{{layer}}"
         by_side.setdefault(side, Stack(side, layers_of, stack.key, tuple(attentions), ffn, ()))
-    return tuple(
-        _removable(probed.trial, by_side[side]) for side in ("encoder", "decoder") if side in by_side
-    )
+    return tuple(probed.tried(by_side[side]) for side in ("encoder", "decoder") if side in by_side)
 
 
 def _removable(trial: Trial, stack: Stack) -> Stack:
     """The stack, and whether its FFN and attentions can go in a small copy, and which norms go with them."""
+    start = re.compile(re.escape(stack.layers.removesuffix("{layer}")) + r"\d+\.")
     within: dict[str, list[str]] = {}
     for name in trial.modules:
-        if layer_of(name) and stack.layers.format(layer=layer_of(name).rpartition(".")[2]) == layer_of(name):
-            within.setdefault(name.removeprefix(f"{layer_of(name)}."), []).append(name)
+        if match := start.match(name):
+            within.setdefault(name[match.end() :], []).append(name)
     norms: dict[str, list[str]] = {}
     for name, places in within.items():
         module = trial.model.get_submodule(trial.modules[places[0]].rpartition(".")[0])
         if "norm" in type(module).__name__.lower():
             norms.setdefault(name.rpartition(".")[0], []).extend(places)
 
-    def tried(part: Part, outputs: Iterable[str], remove: Callable[[Any, Part, int], None]) -> Part:
-        modules = {name.rpartition(".")[0] for name in outputs}
+    def tried(part: Part, written: Iterable[str], remove: Callable[[Any, Part, int], None]) -> Part:
+        modules = {name.rpartition(".")[0] for name in written}
         masked = [
             place for name, places in within.items() if name.rpartition(".")[0] in modules for place in places
         ]
@@ -542,9 +549,9 @@ def _removable(trial: Trial, stack: Stack) -> Stack:
     def no_ffn(model: Any, part: FeedForward, layer: int) -> None:
         remove_ffn(model, replace(stack, ffn=part), layer, trial.modules.__getitem__)
 
-    start = f"{stack.ffn.name}." if stack.ffn.name else ""
+    owner = f"{stack.ffn.name}." if stack.ffn.name else ""
     hidden = {
-        start + spec.name: Carrier(spec.hidden) for spec in stack.ffn.tensors if spec.hidden is not None
+        owner + spec.name: Carrier(spec.hidden) for spec in stack.ffn.tensors if spec.hidden is not None
     }
     attentions = tuple(tried(one, [f"{one.output}.weight"], no_attention) for one in stack.attentions)
     ffn = tried(stack.ffn, outputs(hidden), no_ffn)

@@ -217,8 +217,8 @@ def _found(layout: ModelLayout) -> dict[str, Declared]:
             gone.update(ffn.norm_tensors, (f"{ffn.name}.{spec.name}" for spec in ffn.stack.ffn.tensors))
         elif ffn.is_shared:
             gone.update(f"{ffn.name}.{suffix}" for suffix in ffn.tensors)
-        for suffix, dim in ffn.tensors.items():
-            if dim is not None and not ffn.is_shared:
+        for suffix, dim in () if ffn.is_shared else ffn.tensors.items():
+            if dim is not None:
                 shapes[f"{ffn.prefix}{suffix}"][dim] = ffn.width * ffn.blocks[suffix]
     return {
         name: (tuple(shape), parts.get(name, "embeddings"))

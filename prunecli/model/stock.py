@@ -220,7 +220,7 @@ def _ffns(result: ModelLayout) -> StockSupport:
                 is_fitted=result.family.found is not None
                 and (layer.stack.ffn.removable or not layer.removed),
             )
-        if not layer.tensors:  # no method changes the width of experts
+        if not layer.tensors:  # those of experts are alike in every layer
             continue
         widths.setdefault(layer.stack.ffn.width, set()).add(layer.width)
     for key, stack_widths in widths.items():
