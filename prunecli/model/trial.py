@@ -354,8 +354,13 @@ class Trial:
         more: dict[str, Any] = {"use_cache": use_cache} if _takes_cache(model) else {}
         if model.config.is_encoder_decoder:
             more["decoder_input_ids"] = tokens.flip(1)
-        with torch.no_grad():
-            found: Tensor = model(input_ids=tokens, return_dict=True, **more)[0]
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # on a busy machine several wait for each other longer than they compute
+        try:
+            with torch.no_grad():
+                found: Tensor = model(input_ids=tokens, return_dict=True, **more)[0]
+        finally:
+            torch.set_num_threads(threads)
         return found
 
     def _opened(
