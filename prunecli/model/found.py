@@ -24,10 +24,11 @@ from prunecli.architectures.records import (
     Side,
     Stack,
     TensorSpec,
+    TokenEmbedding,
 )
 from prunecli.errors import UnsupportedModelError, kind_and_reason
 from prunecli.model.axes import Carrier
-from prunecli.model.declared import value_of, with_keys
+from prunecli.model.declared import TIE_KEY, value_of, with_keys
 from prunecli.model.found_experts import NotFoundError, found_mixture
 from prunecli.model.patchwork import remove_attention, remove_ffn
 from prunecli.model.probe import (
@@ -343,17 +344,21 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
     cut = dict(ChainMap(*(dict(carriers) for _, carriers in (*heads, *widths))))
     hidden = next((name for name, _ in numbers(values) if name.rpartition(".")[2] in HIDDEN), None)
     declared = checkpoint.family or Architecture(checkpoint.model_type, "", "")  # of its experts
+    embedding, loose = _embedding(own, [name for _, carriers in tokens for name in carriers])
     return replace(
         declared,
         model_class=skeleton.model_class.__name__,
         auto_class=skeleton.auto_class,
         stacks=stacks,
-        tied=_tied(whole, checkpoint.tensors),
+        tied=_tied(whole, checkpoint),
+        loose=loose,
+        embedding=embedding,
         head_counts=() if units is None else tuple(units.keys),
         head_width=None if units is None else _width_key(values, units),
         heads_divide=None if units is None or _takes_any(skeleton, units) else hidden,
         attributes={
             **dict(numbers(values)),
+            TIE_KEY: bool(values.get(TIE_KEY)),
             **declared.attributes,
             **{key: str(one.held) for one, _ in widths for key in one.keys},  # where config.json holds a null
             **({} if units is None else units.stated),
@@ -381,13 +386,51 @@ def _has_one_each(structure: Structure, units: UnitKeys, carriers: Carriers) -> 
     return left == [1] * len({*owners(carriers).values()}) and units.held > 1
 
 
-def _tied(skeleton: Skeleton, tensors: Container[str]) -> dict[str, str]:
+def _tied(skeleton: Skeleton, checkpoint: Checkpoint) -> dict[str, str]:
     """Name that the files leave out -> the tied one that they hold."""
-    tied = skeleton.model.all_tied_weights_keys
+    tied, tensors = skeleton.model.all_tied_weights_keys, checkpoint.tensors
     pairs = [(skeleton.stored_name(alias), skeleton.stored_name(name)) for alias, name in tied.items()]
-    return {alias: name for alias, name in pairs if alias not in tensors} | {
-        name: alias for alias, name in pairs if alias in tensors and name not in tensors
-    }
+    found = {alias: name for alias, name in pairs if alias not in tensors}
+    if checkpoint.structure.embedding.is_stock:  # else another module may be in the place of the table
+        found |= {name: alias for alias, name in pairs if alias in tensors and name not in tensors}
+    return found
+
+
+def _embedding(probed: Probed, tokens: Container[str]) -> tuple[TokenEmbedding | None, tuple[str, ...]]:
+    """The table of the tokens and the output layer, and the aliases that a config with `tie_word_embeddings` false parts.
+
+    Args:
+        tokens: names in files of the tensors with a row for each token.
+    """
+    skeleton, trial = probed.whole, probed.trial
+    model = skeleton.model
+    names = {id(module): name for name, module in model.named_modules()}
+    with suppress(Exception):  # of any kind: some classes have no table, or several
+        table, output = model.get_input_embeddings(), model.get_output_embeddings()
+        stored = skeleton.stored_name(f"{names[id(table)]}.weight")
+        if stored not in tokens:
+            return None, ()
+        own = None if output is None else skeleton.stored_name(f"{names[id(output)]}.weight")
+        loose, is_apart = _loose(trial)
+        classes = () if own is None else (skeleton.model_class.__name__,)
+        made = TokenEmbedding(
+            stored.removesuffix(".weight"),
+            "" if own is None else own.removesuffix(".weight"),
+            classes,
+            apart=own is not None and is_apart and (own in loose or own not in skeleton.tied),
+        )
+        return made, tuple(loose)
+    return None, ()
+
+
+def _loose(trial: Trial) -> tuple[list[str], bool]:
+    """Aliases that a config with `tie_word_embeddings` false parts, and whether it changes nothing else."""
+    apart = trial.skeleton.changed({TIE_KEY: False})
+    if apart is None:
+        return [], False
+    still = apart.model.all_tied_weights_keys
+    aliases = [name for name in trial.skeleton.model.all_tied_weights_keys if name not in still]
+    return [trial.skeleton.stored_name(name) for name in aliases], trial.of_config({TIE_KEY: False}) == 0
 
 
 def _tried(

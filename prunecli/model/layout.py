@@ -203,6 +203,10 @@ def _found(layout: ModelLayout) -> dict[str, Declared]:
     parts |= {name: "attention" for layer in layout.attentions for name in layer.tensors}
     shapes = {name: [*shape] for name, shape in layout.family.found.stored(layout.config).items()}
     gone = {*layout.ties}
+    if (tables := layout.tables) is not None:
+        gone.update(tables.stock)
+        shapes |= {name: [*shape] for name, shape in tables.tensors.items()}
+        parts |= dict.fromkeys(tables.tensors, "embeddings")
     for layer in layout.attentions:
         gone.update(layer.shared_tensors)
         if layer.removed:

@@ -238,19 +238,19 @@ def _embeddings(result: ModelLayout) -> StockSupport:
     family, change = result.family, result.structure.embedding
     if change.is_stock:
         return StockSupport()
-    if change.output is None:
-        return StockSupport(
-            reason="the input embeddings are factorised", nearest="`factorize-embeddings --cache`"
-        )
-    if change.output.map_dim is not None:
-        return StockSupport(reason="the output embeddings are factorised")
+    is_fitted = family.found is not None
     assert family.embedding is not None
+    if change.output is not None and change.output.map_dim is not None:
+        return StockSupport(reason="the output embeddings are factorised", is_fitted=is_fitted)
+    if change.unit is not None and (change.output is None or family.embedding.apart):
+        return StockSupport(
+            reason="the input embeddings are factorised",
+            nearest="`factorize-embeddings --cache`",
+            is_fitted=is_fitted,
+        )
     if not family.embedding.apart:
         return StockSupport(
-            reason=f"the output layer has a table of its own, which a config of type {family.model_type} cannot say"
-        )
-    if change.unit is not None:
-        return StockSupport(
-            reason="the input embeddings are factorised", nearest="`factorize-embeddings --cache`"
+            reason=f"the output layer has a table of its own, which a config of type {family.model_type} cannot say",
+            is_fitted=is_fitted,
         )
     return StockSupport({TIE_KEY: False})

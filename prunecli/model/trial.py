@@ -76,7 +76,7 @@ class Trial:
                     is_alike &= scale == 1 or all(width >= _HEAD for width in _head_widths(made.config))
                     if is_alike and sum(map(prod, made.shapes.values())) < _MOST:
                         trial = cls(made, _drawn(made, kind), cached)
-                        trial._logits(trial.model)
+                        trial.logits(trial.model)
                         return trial
         return None
 
@@ -102,9 +102,9 @@ class Trial:
             cut, _ = self._without(units.held, carriers, dict.fromkeys(carriers, halves[0]))
             smaller = self._opened(self.skeleton.changed(units.changes(half)), cut)
             text = _text(half)
-            expected = self._logits(self.model, known[text])
+            expected = self.logits(self.model, known[text])
             expected = expected[..., known] if expected.shape[-1] == units.held else expected
-            return _apart(expected, self._logits(smaller, text), torch.zeros_like(expected))
+            return _apart(expected, self.logits(smaller, text), torch.zeros_like(expected))
         # Of many experts, those whose numbers differ by a multiple of 16 lose the same units.
         numbers_of = {axis: number % _UNLIKE for number, axis in enumerate(dict.fromkeys(axes.values()))}
         smaller_skeleton = self.skeleton.changed(units.changes(half))
@@ -113,9 +113,9 @@ class Trial:
         for bit in range(max(1, max(numbers_of.values()).bit_length())):
             kept = {name: halves[numbers_of[axes[name]] >> bit & 1] for name in carriers}
             cut, masked = self._without(units.held, carriers, kept)
-            expected = self._logits(self._opened(self.skeleton, masked))
+            expected = self.logits(self._opened(self.skeleton, masked))
             smaller = self._opened(smaller_skeleton, cut)
-            apart = max(apart, _apart(expected, self._logits(smaller), self._whole))
+            apart = max(apart, _apart(expected, self.logits(smaller), self._whole))
         return apart
 
     def of_uneven(
@@ -147,8 +147,8 @@ class Trial:
                     attention = common_owner({self.modules[name]: None for name in within})
                     pick_bias(model.get_submodule(attention), own, units.held)
 
-        expected = self._logits(self._opened(self.skeleton, masked))
-        return _apart(expected, self._logits(self._opened(self.skeleton, cut, fit)), self._whole)
+        expected = self.logits(self._opened(self.skeleton, masked))
+        return _apart(expected, self.logits(self._opened(self.skeleton, cut, fit)), self._whole)
 
     @cached_property
     def modules(self) -> dict[str, str]:
@@ -171,7 +171,7 @@ class Trial:
             if type(module).__name__ in ("Linear", "Conv1D")
         ]
         try:
-            self._logits(self.model)
+            self.logits(self.model)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -217,11 +217,11 @@ class Trial:
             if number not in kept
         ]
         try:
-            expected = self._logits(self.model)
+            expected = self.logits(self.model)
         finally:
             for hook in hooks:
                 hook.remove()
-        return _apart(expected, self._logits(smaller), whole)
+        return _apart(expected, self.logits(smaller), whole)
 
     def without(
         self,
@@ -247,21 +247,21 @@ class Trial:
         masked = stored_form(self.model)
         masked |= {name: torch.zeros_like(masked[name]) for name in outputs}
         model = self._opened(self.skeleton, masked)
-        expected = self._logits(model)
+        expected = self.logits(model)
         idle = []
         for norm, names in norms.items():
             parameters = [model.get_parameter(self.modules[name]) for name in names]
             before = [parameter.data for parameter in parameters]
             for parameter in parameters:
                 parameter.data = parameter.data + 1
-            if bool((self._logits(model) == expected).all()):
+            if bool((self.logits(model) == expected).all()):
                 idle.append(norm)
             for parameter, data in zip(parameters, before, strict=True):
                 parameter.data = data
         gone = {name for norm in idle for name in norms[norm]}
         kept = {name: tensor for name, tensor in masked.items() if name not in gone}
         found = self._opened(self.skeleton, kept, lambda model: remove(model, idle), surplus=True)
-        return idle, _apart(expected, self._logits(found), self._whole)
+        return idle, _apart(expected, self.logits(found), self._whole)
 
     def runs_by_layer(self, stacks: Sequence[LayerKey]) -> bool:
         """Whether the model computes the same if it is run once for each layer, and earlier layers return what they
@@ -300,6 +300,15 @@ class Trial:
             for (_, _, module), stock in zip(modules, forwards, strict=True):
                 module.forward = stock
 
+    def of_config(self, changes: Changes) -> float:
+        """By how much the same tensors under another config differ in what the model says.
+
+        Raises:
+            Exception: as `of_units`.
+        """
+        other = self._opened(self.skeleton.changed(changes), stored_form(self.model))
+        return float((self.logits(other) - self._whole).abs().max())
+
     def of_experts(self, changes: Changes, cut: Mapping[str, Tensor], never: Mapping[str, Tensor]) -> float:
         """The same of experts.
 
@@ -314,15 +323,15 @@ class Trial:
         smaller = self._opened(self.skeleton.changed(changes), cut)
         model = self._opened(self.skeleton, never)
         with _never_picked():
-            expected = self._logits(model)
-        return _apart(expected, self._logits(smaller), self._whole)
+            expected = self.logits(model)
+        return _apart(expected, self.logits(smaller), self._whole)
 
     @cached_property
     def _whole(self) -> Tensor:
         """What the model says with all that it has."""
-        return self._logits(self.model)
+        return self.logits(self.model)
 
-    def _logits(self, model: Any, tokens: Tensor | None = None) -> Tensor:
+    def logits(self, model: Any, tokens: Tensor | None = None) -> Tensor:
         """`[2 or 4, 12, vocabulary]`: what a model says of random tokens, or of these, without and with a cache.
 
         Raises:

@@ -103,7 +103,7 @@ def assemble(
     layout = checkpoint.layout
     model = _stock_model(checkpoint, dtype, name)
     if layout.tables is not None:
-        fit_embeddings(model, layout.tables, dtype)
+        fit_embeddings(model, layout.tables, dtype, partial(module_name, model))
     # Make anew the layers that the stock model takes for sparse, or for dense, by the numbers that they have now.
     for layer in layout.layers if layout.structure.of_kind("layer") else ():
         stock = model.get_submodule(module_name(model, layer.name))

@@ -21,6 +21,7 @@ Where the paper is silent, or says two things:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,9 +29,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from prunecli.errors import UnsupportedModelError, kind_and_reason
 from prunecli.model.define import SKIPPING, GroupLayer, UnitShape
 from prunecli.model.embedding import TokenTables
-from prunecli.model.patchwork import module_name
+from prunecli.model.patchwork import Names
+from prunecli.model.trial import NEAR, Trial
 
 CHUNK_ROWS = 4096
 """Rows of the table that are expanded at a time."""
@@ -202,15 +205,18 @@ class DefineOutput(nn.Module):
         return functional.linear(self.project(hidden), self.weight, self.bias)
 
 
-def fit_embeddings(model: Any, tables: TokenTables, dtype: torch.dtype) -> None:
+def fit_embeddings(model: Any, tables: TokenTables, dtype: torch.dtype, names: Names) -> None:
     """Make the token embeddings of a stock model, built on the meta device, those that `tables` describes.
 
     The unit stands in the place of every module that shares the input table: one module, whose Parameters are there
     once. It takes over the factor of the module that it replaces. The output layer becomes logits (h P) U^T.
+
+    Args:
+        names: of tensors in the model.
     """
     if tables.unit is not None:
-        names = [module_name(model, alias) for alias in (tables.input, *tables.aliases)]
-        places = [place for place in names if has_module(model, place)]
+        places = [names(f"{alias}.weight").rpartition(".")[0] for alias in (tables.input, *tables.aliases)]
+        places = [place for place in places if has_module(model, place)]
         unit = DefineEmbedding(
             tables.unit,
             padding_idx=padding_id(model.config, tables),
@@ -221,12 +227,50 @@ def fit_embeddings(model: Any, tables: TokenTables, dtype: torch.dtype) -> None:
         for place in places:
             model.set_submodule(place, unit)
     output = tables.change.output
-    name = module_name(model, tables.output)
+    name = names(f"{tables.output}.weight").rpartition(".")[0]
     if output is not None and output.map_dim is not None and has_module(model, name):
         stock: Any = model.get_submodule(name)
         shape = UnitShape(tables.vocabulary, output.map_dim, tables.model_dim, kind="projective")
         made = DefineOutput(shape, bias=stock.bias is not None, device="meta", dtype=dtype)
         model.set_submodule(name, made)
+
+
+def require_replaceable(trial: Trial, tables: TokenTables) -> None:
+    """Compare a small copy of a model that has a unit and a factorised output with one that has their tables.
+
+    Raises:
+        UnsupportedModelError: they differ: the class uses its tables in another way.
+    """
+    model = copy.deepcopy(trial.model)
+    source, head = model.get_input_embeddings(), model.get_output_embeddings()
+    kind, (vocabulary, width) = source.weight.dtype, source.weight.shape
+    unit = DefineEmbedding(
+        UnitShape(vocabulary, 2, width, kind="projective"), scale=_scale(source, kind), dtype=kind
+    )
+    output = DefineOutput(UnitShape(vocabulary, 2, width, kind="projective"), dtype=kind)
+    shared = [name for name, part in model.named_modules() if getattr(part, "weight", None) is source.weight]
+    with torch.no_grad():
+        if head is not None:
+            head.weight = nn.Parameter(output.weight @ output.project.weight)
+            output.bias = getattr(head, "bias", None)
+        source.weight.copy_(unit.rows(0, vocabulary))
+    expected = trial.logits(model)
+    for name, part in [*model.named_modules()]:
+        if part is head:
+            model.set_submodule(name, output)
+        elif name in shared:
+            model.set_submodule(name, unit)
+    try:
+        apart = float((trial.logits(model) - expected).abs().max() / expected.abs().max())
+    except Exception as error:  # of any kind: what a class makes of another module
+        raise UnsupportedModelError(
+            f"its token embeddings cannot be factorised: its class takes no unit ({kind_and_reason(error)})"
+        ) from error
+    if not apart < NEAR:
+        raise UnsupportedModelError(
+            "its token embeddings cannot be factorised: a small copy of the model with a unit in the place of the table "
+            f"computes something else than with the rows of that unit (by {apart:.0%})"
+        )
 
 
 def _scale(stock: Any, dtype: torch.dtype) -> float:

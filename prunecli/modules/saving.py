@@ -38,6 +38,28 @@ class KeepsConfig:
     _parts: tuple[Any, Any]
     _stored_config: Mapping[str, Any]
     _shared_names: Mapping[str, str]
+    _own_ties: Mapping[str, str] | None = None
+
+    def tie_weights(self, *arguments: Any, **options: Any) -> None:
+        """Tie what is one in this model: not the output layer to an input table that it no longer has."""
+        if self._own_ties is None:
+            super().tie_weights(*arguments, **options)  # type: ignore[misc]
+            return
+        model: Any = self
+        for alias, name in self._own_ties.items():
+            tie_parameter(model, alias, name)
+
+    def resize_token_embeddings(self, *arguments: Any, **options: Any) -> Any:
+        """As in transformers, where both embeddings are ordinary tables.
+
+        Raises:
+            ValueError: they are not.
+        """
+        if self._own_ties is None:
+            return super().resize_token_embeddings(*arguments, **options)  # type: ignore[misc]
+        raise ValueError(
+            "factorised embeddings cannot be resized: resize the model's first, then factorise them."
+        )
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
         """Write the model as a checkpoint that `prunecli.load_model` opens; options as in transformers.
@@ -82,28 +104,6 @@ class SavesAsStored(KeepsConfig):
     """
 
     _stored_layers: Sequence[SparseLayer]
-    _own_ties: Mapping[str, str] | None = None
-
-    def tie_weights(self, *arguments: Any, **options: Any) -> None:
-        """Tie what is one in this model: not the output layer to an input table that it no longer has."""
-        if self._own_ties is None:
-            super().tie_weights(*arguments, **options)  # type: ignore[misc]
-            return
-        model: Any = self
-        for alias, name in self._own_ties.items():
-            tie_parameter(model, alias, name)
-
-    def resize_token_embeddings(self, *arguments: Any, **options: Any) -> Any:
-        """As in transformers, where both embeddings are ordinary tables.
-
-        Raises:
-            ValueError: they are not.
-        """
-        if self._own_ties is None:
-            return super().resize_token_embeddings(*arguments, **options)  # type: ignore[misc]
-        raise ValueError(
-            "factorised embeddings cannot be resized: resize the model's first, then factorise them."
-        )
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
         """As in `KeepsConfig`; the tensors of stacked experts are written from views, with no second copy."""

@@ -6,6 +6,8 @@ import re
 from functools import partial
 from typing import Any
 
+import torch
+
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.layout import ModelLayout
@@ -15,6 +17,7 @@ from prunecli.model.skeleton import class_named, classes_of_type, config_class, 
 from prunecli.model.structure import WEIGHTS_KEY
 from prunecli.modules.building import making
 from prunecli.modules.constant_experts import class_of_constants, class_of_counts
+from prunecli.modules.define import fit_embeddings
 from prunecli.modules.stock_names import StockNames
 
 
@@ -68,8 +71,8 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
     stock, family = stock_class(checkpoint, name), checkpoint.family
     # Not that of a whole mixture, nor one of which the experts alone differ.
     structure = checkpoint.structure
-    parts = (structure.of_kind("head"), structure.shared, structure.removed, structure.widths)
-    if any(parts) and WEIGHTS_KEY in checkpoint.config and checkpoint.architecture is None:
+    is_changed = structure.of_kind("head") or structure.shared or structure.removed or structure.widths
+    if (is_changed or not structure.embedding.is_stock) and WEIGHTS_KEY in checkpoint.config and checkpoint.architecture is None:
         stock = fitted(stock, partial(_fit, checkpoint, checkpoint.layout))
     mixture = None if family is None else family.mixture
     if mixture is None:
@@ -94,5 +97,12 @@ def _fit(checkpoint: Checkpoint, layout: ModelLayout, model: Any) -> None:
     """Make a model of the stock class, at its making, what the checkpoint of a found family describes."""
     names, skeleton = StockNames(checkpoint, model), layout.family.found.skeleton
     aliases = fit_layers(model, layout, skeleton, names.place)
+    ties = model.all_tied_weights_keys
+    if layout.tables is not None and not layout.structure.embedding.is_stock:
+        places = {name: names.place(name) for name in layout.tables.tensors}
+        ties = {names.place(alias): names.place(name) for alias, name in layout.ties.items()}
+        fit_embeddings(model, layout.tables, torch.get_default_dtype(), names.place)
+        model._own_ties = ties
+        aliases |= ties
     model._shared_names = aliases
-    model.all_tied_weights_keys |= aliases
+    model.all_tied_weights_keys = ties | aliases

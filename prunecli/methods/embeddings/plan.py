@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from prunecli.errors import UnsupportedModelError, UsageError
+from prunecli.errors import UnsupportedModelError, UsageError, located
 from prunecli.methods.embeddings.dimensions import chosen_shape
 from prunecli.methods.embeddings.options import EmbeddingOptions
 from prunecli.methods.embeddings.source import checkpoint_table, described, zero_padding_id
@@ -16,6 +16,7 @@ from prunecli.model.define import UnitShape
 from prunecli.model.embedding import TokenTables
 from prunecli.model.history import given, history_step
 from prunecli.modules.building import model_class
+from prunecli.modules.define import require_replaceable
 from prunecli.text.choice import Lines
 
 COMMAND = "factorize-embeddings"
@@ -155,11 +156,9 @@ def _sides(
         frozenset({"input", "output"}) if side == "both" else frozenset({side})
     )
     where, output = checkpoint.path, tables.change.output
-    if checkpoint.runs_stock and not (options.cache and found == {"input"}):
-        raise UnsupportedModelError(
-            f"{where}: models of type {checkpoint.model_type} run in their stock class, which has ordinary tables",
-            "Use trim-vocabulary, or `side=input` with `cache`, which writes such a table.",
-        )
+    if checkpoint.runs_stock:
+        with located(where):
+            require_replaceable(checkpoint.probed.trial, tables)
     if "output" in found and not _has_output(checkpoint):
         raise UsageError(
             f"{where}: {model_class(checkpoint).__name__} has no output layer over the vocabulary",
