@@ -21,6 +21,7 @@ from prunecli.architectures.records import (
     FeedForward,
     HeadAxis,
     Mixture,
+    ModelClass,
     Side,
     Stack,
     TensorSpec,
@@ -74,6 +75,7 @@ class Found:
 
     Attributes:
         skeleton: of the model.
+        small: of a small copy.
         layers: its stacks.
         movable: keys of those whose layers a small copy can lose.
         vocabulary: key of config.json of the number of tokens; None: none was found.
@@ -85,6 +87,7 @@ class Found:
     """
 
     skeleton: Skeleton
+    small: Skeleton
     layers: tuple[LayerKey, ...]
     movable: tuple[str, ...]
     vocabulary: str | None
@@ -92,6 +95,11 @@ class Found:
     parts: frozenset[str]
     experts: Mapping[str, Carriers]
     structure: Structure
+
+    @cached_property
+    def classes(self) -> tuple[ModelClass, ...]:
+        """Those that open the model."""
+        return self.small.opened_as()
 
     def holds(self, stack: Stack, structure: Structure, number: int, name: str) -> bool:
         """Whether a layer has a tensor of this name that can be cut.
@@ -365,6 +373,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
         },
         found=Found(
             whole,
+            own.trial.skeleton,
             tuple(layers),
             movable,
             next((key for units, _ in tokens for key in units.keys), None),
@@ -397,7 +406,7 @@ def _tied(skeleton: Skeleton, checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _embedding(probed: Probed, tokens: Container[str]) -> tuple[TokenEmbedding | None, tuple[str, ...]]:
-    """The table of the tokens and the output layer, and the aliases that a config with `tie_word_embeddings` false parts.
+    """The table of the tokens and the output layer, and the aliases that `tie_word_embeddings` false parts.
 
     Args:
         tokens: names in files of the tensors with a row for each token.
@@ -406,20 +415,18 @@ def _embedding(probed: Probed, tokens: Container[str]) -> tuple[TokenEmbedding |
     model = skeleton.model
     names = {id(module): name for name, module in model.named_modules()}
     with suppress(Exception):  # of any kind: some classes have no table, or several
-        table, output = model.get_input_embeddings(), model.get_output_embeddings()
+        table, head = model.get_input_embeddings(), model.get_output_embeddings()
         stored = skeleton.stored_name(f"{names[id(table)]}.weight")
-        if stored not in tokens:
-            return None, ()
-        own = None if output is None else skeleton.stored_name(f"{names[id(output)]}.weight")
-        loose, is_apart = _loose(trial)
-        classes = () if own is None else (skeleton.model_class.__name__,)
-        made = TokenEmbedding(
-            stored.removesuffix(".weight"),
-            "" if own is None else own.removesuffix(".weight"),
-            classes,
-            apart=own is not None and is_apart and (own in loose or own not in skeleton.tied),
-        )
-        return made, tuple(loose)
+        output = "" if head is None else skeleton.stored_name(f"{names[id(head)]}.weight")
+        if stored in tokens:
+            loose, is_apart = _loose(trial)
+            made = TokenEmbedding(
+                stored.removesuffix(".weight"),
+                output.removesuffix(".weight"),
+                (skeleton.model_class.__name__,) if output else (),
+                apart=bool(output) and is_apart and (output in loose or output not in skeleton.tied),
+            )
+            return made, tuple(loose)
     return None, ()
 
 

@@ -204,7 +204,8 @@ def _found(layout: ModelLayout) -> dict[str, Declared]:
     shapes = {name: [*shape] for name, shape in layout.family.found.stored(layout.config).items()}
     gone = {*layout.ties}
     if (tables := layout.tables) is not None:
-        gone.update(tables.stock)
+        if tables.unit is not None:
+            gone.update(f"{name}.weight" for name in (tables.input, *tables.aliases))
         shapes |= {name: [*shape] for name, shape in tables.tensors.items()}
         parts |= dict.fromkeys(tables.tensors, "embeddings")
     for layer in layout.attentions:

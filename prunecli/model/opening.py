@@ -155,6 +155,11 @@ def auto_classes(family: Architecture, names: Collection[str], named: Sequence[s
         named: the classes that config.json names.
     """
     declared = family.classes or (ModelClass(family.model_class, family.auto_class),)
+    if family.found is not None:
+        declared = family.found.classes
+        names = {
+            part for name in names for part in (name, name.partition(".")[2])
+        }  # with and without "model."
     able = [cls for cls in declared if all(any(name.startswith(n) for name in names) for n in cls.needs)]
     able.sort(key=lambda cls: cls.name not in named)  # stable: those of config.json come first
     names_by_auto: dict[str, str] = {}

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from prunecli.architectures.records import ModelClass
 from prunecli.errors import CheckpointError, UnsupportedModelError, kind_and_reason
 from prunecli.model.declared import class_names, depths_beyond, with_keys
 from prunecli.model.quantisation import KEYS
@@ -46,17 +47,27 @@ class Skeleton:
     @property
     def auto_class(self) -> str:
         """The `AutoModel…` that opens the class."""
-        from transformers.models.auto import modeling_auto
+        named = auto_classes_of(str(self.config.get("model_type")))
+        return next((auto for auto, name in named if name == self.model_class.__name__), "AutoModel")
 
-        mappings = {
-            "AutoModelForSeq2SeqLM": "FOR_SEQ_TO_SEQ_CAUSAL_LM_",
-            "AutoModelForCausalLM": "FOR_CAUSAL_LM_",
-            "AutoModelForMaskedLM": "FOR_MASKED_LM_",
-        }
-        for name, mapping in mappings.items():
-            if self.model_class.__name__ in getattr(modeling_auto, f"MODEL_{mapping}MAPPING_NAMES").values():
-                return name
-        return "AutoModel"
+    def opened_as(self) -> tuple[ModelClass, ...]:
+        """The classes that transformers opens models of the type as, and the tensors that only some of them have."""
+        import transformers
+
+        stored: dict[tuple[str, str], set[str]] = {}
+        for auto, name in auto_classes_of(str(self.config.get("model_type"))):
+            with suppress(Exception):  # of any kind: what a class makes of a config of another one
+                other = replace(self, model_class=getattr(transformers, name))
+                start = f"{other.model_class.base_model_prefix}."
+                stored[auto, name] = {own.removeprefix(start) for own in other.stored.keys() - other.tied}
+        common = set.intersection(*stored.values()) if stored else set()
+        heads = {key: tuple(sorted(own - common)) for key, own in stored.items()}
+        labelled = {key for key in heads if key[0].endswith(("Classification", "Answering"))}
+        alike = [heads[key] for key in labelled]
+        return tuple(
+            ModelClass(name, auto, own, labelled=(auto, name) in labelled and alike.count(own) > 1)
+            for (auto, name), own in heads.items()
+        )
 
     @property
     def is_masked(self) -> bool:
@@ -267,20 +278,29 @@ def config_class(checkpoint: Checkpoint, model_class: Any) -> Any:
 
 def classes_of_type(model_type: str) -> list[str]:
     """The classes that transformers opens models of a type with, those with a head for text first, the base last."""
+    return [name for _, name in auto_classes_of(model_type)]
+
+
+def auto_classes_of(model_type: str) -> list[tuple[str, str]]:
+    """The same, each after the `AutoModel…` that opens it."""
     from transformers.models.auto import modeling_auto
 
-    heads = (
-        "SEQ_TO_SEQ_CAUSAL_LM",
-        "MASKED_LM",
-        "CAUSAL_LM",
-        "SEQUENCE_CLASSIFICATION",
-        "TOKEN_CLASSIFICATION",
-    )
-    mappings = (*(f"FOR_{head}_" for head in (*heads, "QUESTION_ANSWERING", "IMAGE_TEXT_TO_TEXT")), "")
-    named = (
-        getattr(modeling_auto, f"MODEL_{mapping}MAPPING_NAMES").get(model_type, ()) for mapping in mappings
-    )
-    return [name for names in named for name in ((names,) if isinstance(names, str) else names)]
+    mappings = {
+        "Seq2SeqLM": "FOR_SEQ_TO_SEQ_CAUSAL_LM_",
+        "MaskedLM": "FOR_MASKED_LM_",
+        "CausalLM": "FOR_CAUSAL_LM_",
+        "SequenceClassification": "FOR_SEQUENCE_CLASSIFICATION_",
+        "TokenClassification": "FOR_TOKEN_CLASSIFICATION_",
+        "QuestionAnswering": "FOR_QUESTION_ANSWERING_",
+        "ImageTextToText": "FOR_IMAGE_TEXT_TO_TEXT_",
+        "": "",
+    }
+    found = []
+    for auto, mapping in mappings.items():
+        names = getattr(modeling_auto, f"MODEL_{mapping}MAPPING_NAMES").get(model_type, ())
+        auto_class = f"AutoModelFor{auto}" if auto else "AutoModel"
+        found += [(auto_class, name) for name in ((names,) if isinstance(names, str) else names)]
+    return found
 
 
 def require_depth(checkpoint: Checkpoint) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from prunecli.architectures import Architecture
 from prunecli.architectures.mixtures import BY_LAYER, ONE_COUNT
-from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import TIE_KEY, Sizes
 from prunecli.model.layout import ModelLayout
@@ -158,16 +157,17 @@ def _heads(result: ModelLayout) -> StockSupport:
             is_fitted=_may_differ(family, attentions[0].spec.heads, kept),
         )
     counted = sizes.count(_heads_key(family))
-    if len(kept) > 1 or kept == {0}:
-        reason = f"heads differ between layers ({_range(kept)})" if len(kept) > 1 else "no heads are left"
+    heads_each = next(iter(kept))
+    if len(kept) > 1:
+        reason: str | None = f"heads differ between layers ({_range(kept)})"
+    else:
+        reason = _undivided(sizes, heads_each, counted) if heads_each else "no heads are left"
+    if reason is not None:
         return StockSupport(
             reason=reason,
             nearest="`prune-heads --uniform`",
             is_fitted=_may_differ(family, attentions[0].spec.heads, kept),
         )
-    heads_each = kept.pop()
-    if fault := _undivided(sizes, heads_each, counted):
-        return StockSupport(reason=fault, nearest="`prune-heads --uniform`")
     heads = {key: sizes.count(key) * heads_each // counted for key in family.head_counts}
     return StockSupport({**heads, width: sizes.count(width)})
 
@@ -199,16 +199,9 @@ def _attentions(result: ModelLayout) -> StockSupport:
             state = "gone" if layer.removed else "shared"
             return StockSupport(
                 reason=f"attentions are {state}, which no config.json can say",
-                is_fitted=result.family.found is not None
-                and (layer.spec.removable if layer.removed else _can_share(layer)),
+                is_fitted=result.family.found is not None and (layer.spec.removable or not layer.removed),
             )
     return StockSupport()
-
-
-def _can_share(layer: AttentionLayer) -> bool:
-    """Whether transformers ties its tensors as they are: it takes the first axis of each weight for its outputs."""
-    output = layer.tensors.get(f"{layer.output}.weight")
-    return output is not None and output.dim == 1
 
 
 def _ffns(result: ModelLayout) -> StockSupport:

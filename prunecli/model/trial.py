@@ -358,7 +358,7 @@ class Trial:
         if tokens is None:
             vocabulary = _TOKENS
             with suppress(Exception):  # some have no table, or several
-                vocabulary = min(vocabulary, model.get_input_embeddings().weight.shape[0])
+                vocabulary = min(vocabulary, self.model.get_input_embeddings().weight.shape[0])
             tokens = _text(vocabulary)
         more: dict[str, Any] = {"use_cache": use_cache} if _takes_cache(model) else {}
         if model.config.is_encoder_decoder:

@@ -101,6 +101,11 @@ class DefineEmbedding(nn.Module):
             else None
         )
 
+    @property
+    def weight(self) -> Tensor:
+        """The map table [V, n]; classes look up the type and the rows of an embedding, and initialise it."""
+        return self.map.weight
+
     def forward(self, ids: Tensor) -> Tensor:
         """Ids [...] -> scaled rows [..., m]."""
         rows = self.transform(self.map(ids))
@@ -235,7 +240,7 @@ def fit_embeddings(model: Any, tables: TokenTables, dtype: torch.dtype, names: N
         model.set_submodule(name, made)
 
 
-def require_replaceable(trial: Trial, tables: TokenTables) -> None:
+def require_replaceable(trial: Trial) -> None:
     """Compare a small copy of a model that has a unit and a factorised output with one that has their tables.
 
     Raises:
@@ -268,15 +273,15 @@ def require_replaceable(trial: Trial, tables: TokenTables) -> None:
         ) from error
     if not apart < NEAR:
         raise UnsupportedModelError(
-            "its token embeddings cannot be factorised: a small copy of the model with a unit in the place of the table "
-            f"computes something else than with the rows of that unit (by {apart:.0%})"
+            "its token embeddings cannot be factorised: a small copy of the model with a unit in the place of the "
+            f"table computes something else than with the rows of that unit (by {apart:.0%})"
         )
 
 
 def _scale(stock: Any, dtype: torch.dtype) -> float:
     """The factor of the rows of a stock module. Gemma's is a buffer, not yet computed, and rounded as the rows are."""
     if (whole := getattr(stock, "scalar_embed_scale", None)) is not None:
-        return float(torch.tensor(whole, dtype=dtype))
+        return float(torch.tensor(whole, dtype=dtype, device="cpu"))
     return float(getattr(stock, "embed_scale", 1.0))
 
 

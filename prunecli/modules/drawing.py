@@ -74,17 +74,14 @@ def _stood_in(model: Any) -> Iterator[dict[DefineEmbedding, Tensor]]:
         Factorised embedding -> rows [SAMPLED_ROWS, m] drawn as those of a stock table.
     """
     tables: dict[DefineEmbedding, Tensor] = {}
-    without: list[Any] = [
-        module for module in model.modules() if isinstance(module, NoHeads | OnlyBias | DefineEmbedding)
-    ]
-    for module in without:
+    for module in model.modules():
         if isinstance(module, DefineEmbedding):
             stock = nn.Embedding(SAMPLED_ROWS, module.embedding_dim)
             model._init_weights(stock)
-            module.weight = stock.weight
             tables[module] = stock.weight
-        else:
-            module.weight = torch.empty(0)
+    without: list[Any] = [module for module in model.modules() if isinstance(module, NoHeads | OnlyBias)]
+    for module in without:
+        module.weight = torch.empty(0)
     try:
         yield tables
     finally:

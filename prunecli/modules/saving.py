@@ -44,10 +44,8 @@ class KeepsConfig:
         """Tie what is one in this model: not the output layer to an input table that it no longer has."""
         if self._own_ties is None:
             super().tie_weights(*arguments, **options)  # type: ignore[misc]
-            return
-        model: Any = self
-        for alias, name in self._own_ties.items():
-            tie_parameter(model, alias, name)
+        else:
+            tie_parameters(self, *arguments, **options)
 
     def resize_token_embeddings(self, *arguments: Any, **options: Any) -> Any:
         """As in transformers, where both embeddings are ordinary tables.
@@ -111,6 +109,18 @@ class SavesAsStored(KeepsConfig):
         state = options.pop("state_dict", None)
         state = stock_names(model.state_dict() if state is None else state, self._stored_layers)
         super().save_pretrained(save_directory, state_dict=state, **options)
+
+
+def tie_parameters(model: Any, missing_keys: set[str] | None = None, **_: Any) -> None:
+    """`PreTrainedModel.tie_weights` by `all_tied_weights_keys`; biases keep their length.
+
+    The stock method gives each bias as many entries as the tied weight has rows, which are others in GPT-2's layers.
+    """
+    missing = set() if missing_keys is None else missing_keys
+    for alias, name in model.all_tied_weights_keys.items():
+        absent, held = (name, alias) if name in missing and alias not in missing else (alias, name)
+        tie_parameter(model, absent, held)
+        missing.discard(absent)
 
 
 def tie_parameter(model: Any, alias: str, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,12 +13,13 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import stated_counts
-from prunecli.model.patchwork import fit_layers, fitted
+from prunecli.model.patchwork import fit_layers, fitted, subclass
 from prunecli.model.skeleton import class_named, classes_of_type, config_class, require_depth
 from prunecli.model.structure import WEIGHTS_KEY
 from prunecli.modules.building import making
 from prunecli.modules.constant_experts import class_of_constants, class_of_counts
 from prunecli.modules.define import fit_embeddings
+from prunecli.modules.saving import tie_parameters
 from prunecli.modules.stock_names import StockNames
 
 
@@ -72,8 +74,13 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
     # Not that of a whole mixture, nor one of which the experts alone differ.
     structure = checkpoint.structure
     is_changed = structure.of_kind("head") or structure.shared or structure.removed or structure.widths
-    if (is_changed or not structure.embedding.is_stock) and WEIGHTS_KEY in checkpoint.config and checkpoint.architecture is None:
-        stock = fitted(stock, partial(_fit, checkpoint, checkpoint.layout))
+    if (
+        (is_changed or not structure.embedding.is_stock)
+        and WEIGHTS_KEY in checkpoint.config
+        and checkpoint.architecture is None
+    ):
+        made = fitted(stock, partial(_fit, checkpoint, checkpoint.layout, stock))
+        stock = subclass(made, tie_weights=tie_parameters)
     mixture = None if family is None else family.mixture
     if mixture is None:
         return stock
@@ -93,13 +100,13 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
     return class_of_counts(stock, mixture, counts_of)
 
 
-def _fit(checkpoint: Checkpoint, layout: ModelLayout, model: Any) -> None:
+def _fit(checkpoint: Checkpoint, layout: ModelLayout, stock: Any, model: Any) -> None:
     """Make a model of the stock class, at its making, what the checkpoint of a found family describes."""
-    names, skeleton = StockNames(checkpoint, model), layout.family.found.skeleton
+    names = StockNames(checkpoint, model)
+    skeleton = replace(layout.family.found.skeleton, model_class=stock)
     aliases = fit_layers(model, layout, skeleton, names.place)
     ties = model.all_tied_weights_keys
     if layout.tables is not None and not layout.structure.embedding.is_stock:
-        places = {name: names.place(name) for name in layout.tables.tensors}
         ties = {names.place(alias): names.place(name) for alias, name in layout.ties.items()}
         fit_embeddings(model, layout.tables, torch.get_default_dtype(), names.place)
         model._own_ties = ties

@@ -108,7 +108,8 @@ def _part(model: Any, checkpoint: Checkpoint, train: TrainedPart) -> set[str]:
     layers = [layer for layer in checkpoint.mixtures if not layer.is_predicting]
     if checkpoint.runs_stock:
         if train == "embeddings":
-            tables = {id(table.weight) for table in _tables(model)}
+            parts = [part for table in _tables(model) for part in table.named_parameters()]
+            tables = {id(parameter) for name, parameter in parts if name != "bias"}
             return {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in tables}
         to_model = StockNames(checkpoint, model)
         if train == "routers":

@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from transformers import PreTrainedModel
 
 from prunecli import load_model
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.stock import uniform_heads
+from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
+from tests.factorised import cached, factorised
 from tests.families import cutting, tiny
 
 EVERY = {"layer", "unit", "head"}
@@ -89,10 +93,55 @@ def test_layers_share_or_drop(treatment: str, model_type: str, part: str, tmp_pa
                 cutting.treated_apart(model, checkpoint, part, treatment, tmp_path / "out")
             return
         assert cutting.treated_apart(model, checkpoint, part, treatment, tmp_path / "out") < 1e-5
+    _is_saved_again(model, tmp_path)
+
+
+def test_a_turned_matrix_is_shared(tmp_path: Path) -> None:
+    """The weight of a Conv1D is [inputs, outputs]: its bias is not as long as it has rows."""
+    model = cutting.saved("openai-gpt", tmp_path / "model")
+    with open_model(tmp_path / "model") as checkpoint:
+        assert cutting.treated_apart(model, checkpoint, "attention", "share", tmp_path / "out") < 1e-5
+    _is_saved_again(model, tmp_path)
+
+
+def _is_saved_again(model: PreTrainedModel, tmp_path: Path) -> None:
     before = load_model(tmp_path / "out")
     before.save_pretrained(tmp_path / "again")
     rows = tiny.inputs(model)
     assert torch.equal(cutting.logits(before, rows), cutting.logits(load_model(tmp_path / "again"), rows))
+
+
+@pytest.mark.parametrize("model_type", ["granite", "electra", "gpt_neox"])
+def test_every_class_opens_a_result(model_type: str, tmp_path: Path) -> None:
+    model = cutting.saved(model_type, tmp_path / "model")
+    with open_model(tmp_path / "model") as checkpoint:
+        axis, *_ = axes_of(checkpoint, "head")
+        apply(checkpoint, cut(checkpoint, Selection({axis.name: axis.ids[1:]})), tmp_path / "out")
+    opened_by = json.loads((tmp_path / "out" / "config.json").read_text())["auto_map"]
+    assert {"AutoModel"} < {*opened_by}
+    rows = tiny.inputs(model)
+    hidden = {}
+    for auto, shim in opened_by.items():
+        opened = getattr(transformers, auto).from_pretrained(tmp_path / "out", trust_remote_code=True)
+        assert type(opened).__name__ == shim.partition(".Prunecli")[2]
+        base = opened if auto == "AutoModel" else opened.base_model
+        with torch.no_grad():
+            hidden[auto] = base(**rows)[0]
+    assert all(torch.equal(found, hidden["AutoModel"]) for found in hidden.values())
+
+
+@pytest.mark.parametrize("side", ["input", "both"])
+@pytest.mark.parametrize("model_type", ["granite", "umt5", "gpt_neox", "electra", "modernbert"])
+def test_embeddings_are_factorised(model_type: str, side: str, tmp_path: Path) -> None:
+    model = cutting.saved(model_type, tmp_path / "model")
+    factorised(tmp_path / "model", tmp_path / "unit", side=side)
+    cached(tmp_path / "unit", tmp_path / "table")
+    unit, table = load_model(tmp_path / "unit"), load_model(tmp_path / "table")
+    rows = tiny.inputs(model)
+    assert torch.allclose(cutting.logits(unit, rows), cutting.logits(table, rows), atol=1e-5)
+    assert not torch.allclose(cutting.logits(unit, rows), cutting.logits(model, rows), atol=1e-2)
+    unit.save_pretrained(tmp_path / "again")
+    assert torch.equal(cutting.logits(unit, rows), cutting.logits(load_model(tmp_path / "again"), rows))
 
 
 @pytest.mark.parametrize("model_type", ["granite", "gte", "umt5"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from prunecli.errors import UnsupportedModelError, UsageError, located
+from prunecli.errors import UsageError, located
 from prunecli.methods.embeddings.dimensions import chosen_shape
 from prunecli.methods.embeddings.options import EmbeddingOptions
 from prunecli.methods.embeddings.source import checkpoint_table, described, zero_padding_id
@@ -158,7 +158,7 @@ def _sides(
     where, output = checkpoint.path, tables.change.output
     if checkpoint.runs_stock:
         with located(where):
-            require_replaceable(checkpoint.probed.trial, tables)
+            require_replaceable(checkpoint.probed.trial)
     if "output" in found and not _has_output(checkpoint):
         raise UsageError(
             f"{where}: {model_class(checkpoint).__name__} has no output layer over the vocabulary",
