@@ -94,21 +94,6 @@ def test_a_file_of_the_first_version_is_read(thrice: Path) -> None:
         explain(thrice / "three", "layer 2")
 
 
-def test_units_of_merged_ffns_are_told_of_the_merged_one(thrice: Path) -> None:
-    answers = explain(thrice / "four", "unit 0 of layer 1")
-    assert answers[-1].command == "share-ffn"
-    assert "In the FFN as step 4 made it: " in answers[-1].text
-    assert answers[-1].fields["id"] == 0
-
-
-def test_a_layer_is_told_its_number_of_now(thrice: Path) -> None:
-    texts = [answer.text for answer in explain(thrice / "two", "layer 2")]
-    assert texts == [
-        "Step 2, prune-layers: Decoder layer 2 was kept: named by --remove; it has no value.",
-        "In the result it is decoder layer 1.",
-    ]
-
-
 def test_a_result_without_the_file_says_what_to_do(thrice: Path) -> None:
     (thrice / "two" / FILE).unlink()
     with pytest.raises(DataError, match=f"holds no {FILE}") as caught:
@@ -131,11 +116,3 @@ def test_a_file_of_another_history_is_refused(thrice: Path) -> None:
         apply(model, rewrite, thrice / "next", say=said.append)
     assert "left out" in said[0]
     assert [*Explained.open(thrice / "next").decisions] == [2]
-
-
-def test_a_stock_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="did not write"):
-        explain(tiny_family(tmp_path / "stock", "llama"), "layer 1")
-    (tmp_path / "config.json").write_text(json.dumps({"prunecli": {"version": 1, "history": [3]}}))
-    with pytest.raises(CheckpointError, match="damaged"):
-        explain(tmp_path, "layer 1")

@@ -49,16 +49,6 @@ def test_heads_of_one_attention_and_of_all(tmp_path):
     assert found == [Removed(0.0, tuple(dict.fromkeys(lines)), is_original=True), *reduced]
 
 
-def test_heads_of_a_model_of_one_stack(tmp_path):
-    mark = {
-        "version": 1,
-        "heads": {"transformer.h.0.attn": [1]},
-        "original_heads": {"transformer.h.0.attn": 4},
-    }
-    checkpoint = open_model(tiny_family(tmp_path / "gpt2", "gpt2", prunecli=mark))
-    assert removed([checkpoint]) == ("heads", [Removed(pytest.approx(3 / 12), ("",))])
-
-
 def test_experts(tmp_path):
     steps = {"a": {"granularity": "language", "metric": "importance"}, "b": {"metric": "random"}}
     pruned = [_experts(tmp_path, name, _step("prune-experts", **step)) for name, step in steps.items()]
@@ -68,19 +58,6 @@ def test_experts(tmp_path):
         Removed(0.0, ("metric importance", "metric random"), is_original=True),
         Removed(0.75, ("metric importance",)),
         Removed(0.75, ("metric random",)),
-    ]
-
-
-def test_parameters_where_nothing_was_pruned(tmp_path):
-    paths = [tiny_nllb_moe(tmp_path / str(layers), layers=layers) for layers in (4, 2)]
-    full, small = (open_model(path) for path in paths)
-    counts = [sum(info.numel for info in checkpoint.tensors.values()) for checkpoint in (full, small)]
-    unit, found = removed([full, small, full])
-    assert unit == "parameters"
-    assert found == [
-        Removed(0.0, ("of 4",)),
-        Removed(pytest.approx(1 - counts[1] / counts[0]), ("of 2",)),
-        Removed(0.0, ("of 4",)),
     ]
 
 
@@ -128,15 +105,6 @@ def test_an_original_starts_the_lines_of_what_was_made_from_it(tmp_path):
     assert set(found[0].lines) == {line for one in found[2:6] for line in one.lines}
     assert found[1].lines == found[6].lines
     assert len({one.lines for one in found[2:]}) == 4
-
-
-def test_another_model_is_no_start(tmp_path):
-    full, dense = (
-        open_model(tiny_nllb_moe(tmp_path / name, seed=n)) for n, name in enumerate(("a", "dense"))
-    )
-    first = _step("prune-experts") | {"source": {"path": "a", "fingerprint": full.fingerprint}}
-    _, found = removed([dense, _experts(tmp_path, "p", first)])
-    assert found == [Removed(0.0, ("of dense",)), Removed(0.75, ("of a",))]
 
 
 def test_the_order_of_ablation_is_known_from_the_history(tmp_path):

@@ -109,19 +109,6 @@ def test_origins_are_told_apart_by_name_and_by_fingerprint() -> None:
     assert names([stock, setting([step()])]) == ["of stock", "of full"]
 
 
-def test_values_of_anything_are_read() -> None:
-    odd = [
-        {
-            "command": "prune-heads",
-            "arguments": {"ratio": [None], "attention": 7},
-            "source": {},
-            "statistics": [{"file": 1}],
-        },
-        {},
-    ]
-    assert called(odd, [{"arguments": {"experts_per_layer": {"encoder": 1, "decoder": 0}}}])[0]
-
-
 @pytest.mark.parametrize(
     ("stated", "kinds"),
     [({}, KINDS), ("cross", ("cross",)), (["decoder", "cross"], ("decoder", "cross")), (7, ("7",))],

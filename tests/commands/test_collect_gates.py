@@ -97,24 +97,10 @@ def _alone(folder: Path, *arguments: str) -> str:
     ("arguments", "said", "status"),
     [
         (("text", "--data", "text"), "config.json", 1),
-        (("model", "--data", "text", "--split", "test"), "test", 1),
-        (("model", "--data", "text", "--langs", "eng_Latn,xxx_Latn"), "xxx_Latn", 1),
         (("model", "--data", "text", "--pairs", "eng_Latn"), "eng_Latn", 2),
-        (("model", "--data", "text", "--max-sentences", "99"), "99", 1),
         (("model", "--source-file", "text/val.eng_Latn"), "--target-file", 2),
     ],
 )
 def test_bad_input_is_said_plainly(folder: Path, arguments: tuple[str, ...], said: str, status: int) -> None:
     refused(run(*arguments), said, status)
     assert not (folder / "gates.json").exists()
-
-
-def test_files_of_different_lengths_are_refused(folder: Path) -> None:
-    (folder / "text" / "val.fra_Latn").write_text("un\n")
-    refused(run("model", "--data", "text"), "val.fra_Latn", 1)
-
-
-def test_a_dense_family_is_refused(folder: Path) -> None:
-    path = folder / "model" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "bloom"}))
-    refused(run("model", "--data", "text"), "bloom", 1)

@@ -55,31 +55,17 @@ def test_the_file_is_the_same_but_for_the_command_line(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["layers.json", "model", "text", "whole.json"]
 
 
-def test_on_the_bundled_demo(tmp_path: Path) -> None:
-    few = ("--max-sentences", "12")
-    assert run(*few, "-o", "whole.json").status == 0
-    assert run(*few, "--memory", "4GiB", "-o", "layers.json").status == 0
-    assert content(tmp_path / "whole.json") == content(tmp_path / "layers.json")
-
-
 @pytest.mark.parametrize(
     ("arguments", "said", "status"),
     [
         (("--memory", "4GiB", "--mode", "beam"), "--mode beam needs the whole model", 2),
         (("--memory", "much"), "--memory much: not a size", 2),
-        (("--memory", "0"), "--memory 0: not a size", 2),
         (("--memory", "4GiB", "--spill-dir", "nowhere"), "nowhere", 1),
     ],
 )
 def test_bad_input_is_said_plainly(folder: Path, arguments: tuple[str, ...], said: str, status: int) -> None:
     refused(run("model", "--data", "text", *arguments), said, status)
     assert not (folder / "gates.json").exists()
-
-
-def test_a_shard_that_is_cut_short(folder: Path) -> None:
-    shard = sorted((folder / "model").glob("*.bin"))[1]
-    shard.write_bytes(shard.read_bytes()[:-2000])
-    refused(run("model", "--data", "text", "--memory", "4GiB"), shard.name, 1)
 
 
 def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -35,7 +35,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "prose.txt").write_text("the hen\na hat\nthe inn is on the tin\n")
     (tmp_path / "code.jsonl").write_text(json.dumps({"text": "if x:\n  y"}) + "\n")
     (tmp_path / "chat.jsonl").write_text(json.dumps(CHAT) + "\n")
-    (tmp_path / "none.jsonl").write_text(json.dumps({"text": ""}) + "\n")
     return tmp_path
 
 
@@ -71,35 +70,17 @@ def test_texts_are_entries(model: Path, folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir() if path.name.startswith(".")) == []
 
 
-def test_no_more_tokens_than_asked(model: Path, folder: Path) -> None:
-    assert run(model, "--text", "prose.txt", "--text", "code.jsonl", "--max-tokens", "5").status == 0
-    assert [int(sums.tokens[0]) for sums in read_gates(folder / "gates.json").entries.values()] == [5, 5]
-
-
-def test_layer_by_layer_the_file_is_the_same(model: Path, folder: Path) -> None:
-    assert run(model, "--text", "prose.txt", "--compute-dtype", "float32").status == 0
-    held = json.loads((folder / "gates.json").read_text())
-    made = run(model, "--text", "prose.txt", "--compute-dtype", "float32", "--memory", "4GiB", "--force")
-    assert made.status == 0, made.err
-    assert "Went through the layers once" in made.err
-    assert json.loads((folder / "gates.json").read_text())["entries"] == held["entries"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((), "Give --text NAME=FILE"),
         (("--context", "8"), "--context goes with --text"),
         (("--text", "prose.txt", "--mode", "beam"), "--mode goes with models that translate"),
-        (("--text", "prose.txt", "--max-sentences", "2"), "--max-sentences goes with models that translate"),
         (
             ("--text", "prose.txt", "--memory", "1MiB"),
             "--memory 1MiB is too little: the smallest that works is",
         ),
-        (("--text", "prose.txt", "--context", "65"), "the model has 64 positions"),
         (("--text", "chat.jsonl"), "chat 1: the model's tokenizer has no chat template"),
-        (("--text", "empty=none.jsonl"), "no token in the text 'empty'"),
-        (("--text", "gone.txt"), "gone.txt: no such file"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(

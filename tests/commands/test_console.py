@@ -45,13 +45,6 @@ def test_columns_that_are_asked_for_hold_in_a_pipe(monkeypatch, capsys):
     assert max(map(len, out.splitlines()[1:])) <= 30
 
 
-def test_lines_outside_of_a_terminal_end_where_their_text_does(capsys):
-    console.show(console.table("Heads", ["attention", "kept"], [["encoder", "1"]]))
-    lines = capsys.readouterr().out.split("\n")
-    assert "encoder" in " ".join(lines)
-    assert [line for line in lines if line != line.rstrip()] == []
-
-
 @pytest.mark.parametrize("name", ["a[red]b", "a[/b]", ":smile:"])
 def test_names_are_shown_as_they_are(capsys, name):
     console.show(console.table(f"of {name}", ["checkpoint", name], [[name, "1"]]))
@@ -78,25 +71,6 @@ def test_a_plain_line_says_the_time_left_only_where_some_is(monkeypatch, capsys)
         "timing: 2 of 4 runs, 0.1 a second, 20 s left",
         "timing: 4 of 4 runs, 0.1 a second",
     ]
-
-
-def test_headings_are_wrapped_before_values_are(monkeypatch, capsys):
-    columns = ["pair", "encoder tokens", "busy experts, encoder", "decoder"]
-    rows = [["qba_Latn-qka_Latn", "2,826", "3.5", "4.0"]]
-    monkeypatch.setattr(console, "width", lambda: 50)
-    console.show(console.table("Statistics", columns, rows))
-    first, second, third, _, values = capsys.readouterr().out.splitlines()[2:7]
-    assert (first.split(), second.split()) == (["busy"], ["encoder", "experts,"])
-    assert third.split() == ["pair", "tokens", "encoder", "decoder"]
-    assert values.split() == rows[0]
-    assert len(values) <= 50
-
-
-@pytest.mark.parametrize(("term", "kind"), [("xterm", "_bars"), ("dumb", "_lines")])
-def test_bars_are_for_terminals_that_can_draw_them(monkeypatch, term, kind):
-    monkeypatch.setenv("TERM", term)
-    monkeypatch.setattr(sys, "stderr", _Terminal())
-    assert console.progress() is getattr(console, kind)
 
 
 @pytest.mark.parametrize("unit", ["sentences", "bytes"])

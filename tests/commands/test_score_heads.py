@@ -11,17 +11,13 @@ import pytest
 
 from prunecli.commands.score_heads import score_heads
 from prunecli.errors import (
-    PruneError,
-    StatisticsError,
     UsageError,
 )
 from prunecli.model.axes import module_of
-from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import raising
 from tests.commands.heads import kept
 from tests.commands.heads import run as prune
 from tests.families import tiny_family
-from tests.pictures import pixels
 from tests.results.tables import rows
 
 PAIRS = ("--pairs", "eng_Latn-fra_Latn")
@@ -152,7 +148,6 @@ def test_all_but_one_chosen_on_one_split_reported_on_another(folder: Path) -> No
     ("family", "changes", "arguments", "task"),
     [
         ("bert", {}, ("--text", "text.txt"), "mlm"),
-        ("gpt2", {}, ("--text", "text.txt", "--lines"), "lm"),
         ("bert", CLASSIFIER, ("--labelled", "text.tsv"), "classification"),
         ("bert", CLASSIFIER, ("--labelled", "text.tsv", "--metric", "ablation"), "classification"),
         ("llama", {}, ("--text", "text.txt", "--lines", "--metric", "all-but-one"), "lm"),
@@ -164,20 +159,6 @@ def test_tasks(folder: Path, family: str, changes: dict[str, Any], arguments: An
     assert scores()["task"] == task
     assert scores()["examples"] == 3
     assert scores().get("whole_files") is (None if task == "classification" else False)
-
-
-def test_the_examples_of_documents_are_their_windows(folder: Path) -> None:
-    tiny_family(folder / "other", "gpt2")
-    result = run("other", "--text", "text.txt", "--context", 9)
-    assert "Text: 1 file as a whole document (--lines takes each line as a text)." in result.stderr
-    tokens = len(load_tokenizer(folder / "other")((folder / "text.txt").read_text())["input_ids"])
-    assert (scores()["examples"], scores()["whole_files"]) == (-(-(tokens - 1) // 8), True)
-
-
-def test_draws_the_map(folder: Path) -> None:
-    pytest.importorskip("altair")
-    run("m", "--data", "data", *PAIRS, "--plot", "heads.png")
-    pixels(folder / "heads.png")
 
 
 def test_scores_of_a_pruned_model_have_original_numbers(folder: Path) -> None:
@@ -195,7 +176,6 @@ def test_scores_of_a_pruned_model_have_original_numbers(folder: Path) -> None:
     ("arguments", "error", "message"),
     [
         (("m", "--measure", "loss"), UsageError, "--measure goes with --metric ablation"),
-        (("m", "--select-split", "val"), UsageError, "--metric all-but-one"),
         (
             ("m", "--metric", "ablation", "--importance", "token"),
             UsageError,
@@ -206,8 +186,6 @@ def test_scores_of_a_pruned_model_have_original_numbers(folder: Path) -> None:
             UsageError,
             "not one of translation",
         ),
-        (("m",), UsageError, "no text is given"),
-        (("m", "--data", "data", "--pairs", "eng_Latn-xxx_Latn"), PruneError, "xxx_Latn"),
         (("m", "--compute-dtype", "float16", "--data", "data", *PAIRS), UsageError, "small gradients vanish"),
     ],
 )
@@ -217,19 +195,8 @@ def test_refusals(folder: Path, arguments: Any, error: type[Exception], message:
     assert not Path("heads.json").exists()
 
 
-def test_damaged_scores_are_refused(folder: Path) -> None:
-    run("m", "--data", "data", *PAIRS)
-    text = (folder / "heads.json").read_text()
-    value = repr(next(iter(scores()["values"].values()))[0])
-    (folder / "heads.json").write_text(text.replace(value, "NaN", 1))
-    from prunecli.results.unit_scores import read_scores
-
-    with pytest.raises(StatisticsError):
-        read_scores(folder / "heads.json")
-
-
 @pytest.mark.parametrize(
-    "method", [(), ("--metric", "ablation", "--measure", "chrf++", "--beam", 1, "--bootstrap", 10)]
+    "method", [("--metric", "ablation", "--measure", "chrf++", "--beam", 1, "--bootstrap", 10)]
 )
 def test_the_table_has_the_json_s_values(shallow: Path, method: Any) -> None:
     run(shallow, "--data", "data", *PAIRS, *method, "--table", "t.csv")

@@ -57,7 +57,7 @@ def test_layers_of_many_heads_take_several_lines() -> None:
     assert second[:4] == ["from", "9", "1.29", "1.43"]
 
 
-@pytest.mark.parametrize(("heads", "in_a_line"), [(4, 4), (6, 6), (8, 4), (12, 6), (16, 4), (7, 6)])
+@pytest.mark.parametrize(("heads", "in_a_line"), [(4, 4), (12, 6), (7, 6)])
 def test_no_value_is_broken_in_a_terminal_of_80_columns(
     monkeypatch: pytest.MonkeyPatch, heads: int, in_a_line: int
 ) -> None:
@@ -68,12 +68,3 @@ def test_no_value_is_broken_in_a_terminal_of_80_columns(
     assert len(columns) - 3 == in_a_line
     shown = [text for line in (first[2:], *(line[2:] for line in more)) for text in line]
     assert shown == [f"{0.001234 + n / 1e6:.3g}" for n in range(heads)]
-
-
-def test_layers_without_values_are_left_out() -> None:
-    assert len(lines(head_table({"cross.0": [1.0]}, LAYERS))) == 4
-
-
-def test_values_that_do_not_fit_the_heads_are_a_fault() -> None:
-    with pytest.raises(ValueError):
-        head_table({"encoder.0": [1.0]}, LAYERS)

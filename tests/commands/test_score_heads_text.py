@@ -50,11 +50,6 @@ def folder(tmp_path: Path) -> Path:
             ),
             "--select-split: the text has no splits",
         ),
-        (
-            ("reader", *ALONE, "--text", "a.txt", "--select-split", "b"),
-            "--select-split: the text has no splits",
-        ),
-        (("classifier", *ALONE, "--labelled", "a.tsv", "--select-split", "b"), "the text has no splits"),
         (("reader", *ALONE, "--text", "a.txt", "--select-data", "nothing.txt"), "nothing.txt"),
     ],
 )
@@ -64,9 +59,7 @@ def test_refusals(folder: Path, arguments: tuple[str, ...], message: str) -> Non
     assert not (folder / "heads.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("model", "option", "ending"), [("reader", "--text", "txt"), ("classifier", "--labelled", "tsv")]
-)
+@pytest.mark.parametrize(("model", "option", "ending"), [("classifier", "--labelled", "tsv")])
 def test_heads_chosen_on_another_file(folder: Path, model: str, option: str, ending: str) -> None:
     """The chosen heads are those that the other file alone gives; their scores are of the file at hand."""
 

@@ -43,7 +43,7 @@ def narrowed(source: Checkpoint, widths: Mapping[str, int]) -> Rewrite:
     return Rewrite(structure, tuple(outputs), result_config(source, structure))
 
 
-@pytest.mark.parametrize("case", [case for case in LAYOUTS if case != "nllb-moe"])
+@pytest.mark.parametrize("case", ["bart", "t5", "bert", "gpt2", "phi3", "gemma2"])
 def test_an_even_width_is_a_stock_model(case: str, tmp_path: Path) -> None:
     import transformers
 
@@ -118,10 +118,3 @@ def test_outputs_that_do_not_fit_the_structure_are_refused(tmp_path: Path) -> No
         with pytest.raises(CheckpointError, match=r"would not be what its config says: .*\(4 such tensors\)"):
             apply(opened, wrong, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_structure_of_another_model_is_refused(tmp_path: Path) -> None:
-    with open_model(tiny(tmp_path / "source", "bert")) as opened:
-        structure = replace(opened.structure, removed=frozenset({"model.encoder.layers.0"}))
-        with pytest.raises(CheckpointError, match="which is no FFN"):
-            result_config(opened, structure)

@@ -87,9 +87,8 @@ def test_every_tensor_is_found(source: Path) -> None:
         assert set(checkpoint.layout.shapes) == set(checkpoint.tensors)
 
 
-@pytest.mark.parametrize("gone", [(0,), (1,), (0, 2)], ids=str)
-def test_without_layers(source: Path, model_type: str, gone: tuple[int, ...], tmp_path: Path) -> None:
-    kept = tuple(number for number in range(3) if number not in gone)
+def test_without_layers(source: Path, model_type: str, tmp_path: Path) -> None:
+    gone, kept = (0, 2), (1,)
     full, pruned = made(
         source,
         tmp_path / "pruned",
@@ -173,8 +172,8 @@ def test_with_fewer_tokens(source: Path, model_type: str, tmp_path: Path) -> Non
     same_logits(source, tmp_path / "pruned", LINES)
 
 
+@pytest.mark.parametrize("model_type", ["qwen3_moe"])
 def test_what_runs_the_model_finds_its_parts(source: Path, model_type: str, tmp_path: Path) -> None:
-    metrics = ("gradient", "ablation") if model_type in WITH_HEADS else ()
     write_plain_tokenizer(source)
     text = tmp_path / "text.txt"
     text.write_text("\n".join([f"{line} {more}" for line in LINES for more in LINES] * 3))
@@ -182,7 +181,10 @@ def test_what_runs_the_model_finds_its_parts(source: Path, model_type: str, tmp_
     for command, *arguments in (
         (prune_layers, source, "--metric", "cosine", "--count", 1, "-o", output),
         (prune_layers, source, "--metric", "perplexity", "--count", 1, "--dry-run"),
-        *((score_heads, source, "--metric", metric, "-o", tmp_path / f"{metric}.json") for metric in metrics),
+        *(
+            (score_heads, source, "--metric", metric, "-o", tmp_path / f"{metric}.json")
+            for metric in ("gradient", "ablation")
+        ),
         (compare_models, source, output, "-o", tmp_path / "similarity.json"),
     ):
         result = call(command, *arguments, "--text", text)

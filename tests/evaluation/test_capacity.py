@@ -18,7 +18,7 @@ from prunecli.methods.experts.collect import collect_gates
 from prunecli.running.layerwise import runner
 from prunecli.running.layerwise.budget import size_text
 from prunecli.text.plain import Corpus
-from tests.commands.calls import call, refused
+from tests.commands.calls import call
 from tests.quantising import quantise
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import write_plain_tokenizer
@@ -43,17 +43,7 @@ def tensor_bytes(directory: Path) -> int:
 
 @pytest.mark.parametrize(
     "model_type",
-    [
-        "qwen3_moe",
-        "qwen2_moe",
-        "deepseek_v3",
-        "deepseek_v2",
-        "gpt_oss",
-        "granitemoe",
-        "llama4_text",
-        "ernie4_5_moe",
-        "jamba",
-    ],
+    ["qwen3_moe", "deepseek_v3", "gpt_oss"],
 )
 def test_every_ratio_is_what_prune_experts_writes(model_type: str, tmp_path: Path) -> None:
     source = write(tmp_path / "source", model_type)
@@ -67,7 +57,7 @@ def test_every_ratio_is_what_prune_experts_writes(model_type: str, tmp_path: Pat
     assert way["weight_bytes"] == tensor_bytes(out)
 
 
-@pytest.mark.parametrize("scheme", ["fp8", "gptq", "mxfp4"])
+@pytest.mark.parametrize("scheme", ["gptq", "mxfp4"])
 def test_of_quantised_ones_as_stored_and_decoded(scheme: str, tmp_path: Path) -> None:
     stacked = scheme == "mxfp4"
     plain = write(
@@ -124,47 +114,6 @@ def test_the_least_that_a_router_with_groups_needs_stays(tmp_path: Path) -> None
     # 2 of 8 from 1 of 2 groups: 2 stay in each group of 2 layers; what is left at 0.75 is too few.
     assert [way["ratio"] for way in found["pruned"] if way["as_stored"]] == [0.25, 0.5]
     assert [way["keep"] for way in found["pruned"] if way["as_stored"]] == [12, 8]
-
-
-def test_the_balance_of_translation_is_none_of_language_models(tmp_path: Path) -> None:
-    source = write(tmp_path / "source", "mixtral")
-    refused(call(inspect, source, "--fit", "1GiB", "--balance", "3:1"), "this is a language model", 2)
-    refused(call(inspect, source, "--multiple-of", "4"), "--multiple-of goes with --fit", 2)
-
-
-def test_what_cannot_be_counted_is_said(tmp_path: Path) -> None:
-    source = write(tmp_path / "source", "mixtral")
-    config = json.loads((source / "config.json").read_text())
-    config.pop("layer_types", None)
-    (source / "config.json").write_text(json.dumps({**config, "sliding_window": 8}))
-    assert "a window of 8 tokens" in fit(source, "1GiB")["unknown"][0]
-    assert "a window of 8 tokens" in call(inspect, source, "--fit", "1GiB").out
-
-
-def test_names_of_modules_that_are_not_there_are_a_note(tmp_path: Path) -> None:
-    plain = write(tmp_path / "plain", "glm4_moe")
-    source = tmp_path / "stored"
-    quantise(plain, source, tmp_path / "decoded", "fp8", lambda name: "experts." in name)
-    config = json.loads((source / "config.json").read_text())
-    fine = [
-        "lm_head",
-        "gate",
-        "re:.*no.such",
-        "model.layers.*.none",
-        "model.layers.0.mlp",
-        "other.layers.1.mlp.gate",
-    ]
-    config["quantization_config"]["modules_to_not_convert"] = fine
-    (source / "config.json").write_text(json.dumps(config))
-    assert "not there" not in call(inspect, source).err
-    fine += [f"model.layers.{number}.mlp.gate" for number in (1, 7, 8, 9, 10)]
-    (source / "config.json").write_text(json.dumps(config))
-    shown = call(inspect, source)
-    assert shown.status == 0
-    assert (
-        "names 4 modules in its quantisation that are not there: model.layers.7.mlp.gate, "
-        "model.layers.8.mlp.gate, model.layers.9.mlp.gate, …"
-    ) in " ".join(shown.err.split())
 
 
 def test_what_is_quantised_and_how_far(tmp_path: Path) -> None:

@@ -12,13 +12,10 @@ import pytest
 from prunecli.commands.bench_latency import bench_latency
 from prunecli.commands.compare_models import compare_models
 from prunecli.commands.evaluate import evaluate
-from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.finetune import finetune
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.commands.score_heads import score_heads
 from prunecli.commands.share_ffn import share_ffn
-from prunecli.evaluation.capacity import option_size
-from prunecli.methods.embeddings import factorize
 from prunecli.model import cost
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import building, fitting
@@ -140,39 +137,6 @@ def test_layer_by_layer_is_named_where_the_command_can(folder: Path, monkeypatch
     for name in ("evaluate", "score-heads ablation", "finetune", "bench-latency"):
         assert "--memory" not in run(name).err
     assert run("evaluate lm", "--memory", "4GiB").status == 0
-
-
-def test_a_smaller_type_is_named_where_float32_was_asked_for(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free = weights(folder / "llama", 4)
-    monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
-    refused(run("evaluate lm", "--compute-dtype", "fp32"), "What fits: --compute-dtype bfloat16 (", 1)
-    made = run("evaluate lm")
-    assert made.status == 0
-    assert "llama: stored as float32, computed in bfloat16 on the CPU (it would take " in made.err
-
-
-def test_units_are_measured_in_what_fits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "new_memory", lambda _device: 30 * KIB)
-    refused(run("share-ffn"), "30.00 KiB are free", 1)
-    assert not (folder / "shared-ffn").exists()
-
-
-def test_a_unit_that_does_not_fit_is_not_fitted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(factorize, "new_memory", lambda _device: 30 * KIB)
-    made = call(factorize_embeddings, "llama", "--side", "input", "-o", "factorised")
-    refused(made, "llama: the fit needs ", 1)
-    assert "--map-dim" in made.err
-    assert not (folder / "factorised").exists()
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(18 << 30, "18GiB"), (20_000_000_000, "18.6GiB"), (MIB * 3 // 2, "1.5MiB"), (99, "99")],
-)
-def test_sizes_that_options_take(count: int, text: str) -> None:
-    assert option_size(count) == text
 
 
 @pytest.mark.parametrize("scheme", [None, "fp8"])

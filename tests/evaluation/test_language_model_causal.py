@@ -70,14 +70,6 @@ def test_by_name_and_in_all(models: dict[str, Path]) -> None:
     assert list(other["by_text"]) == ["a", "b"]
 
 
-def test_without_names_or_others(models: dict[str, Path]) -> None:
-    text = PlainText(TEXT.files, LINES)
-    alone, (first, _) = results({"full": models["full"]}, text), results(models, text)
-    assert alone[0]["scores"] == pytest.approx(first["scores"], abs=2e-6)
-    assert "kl_divergence" not in alone[0]["scores"]
-    assert not alone[0].get("by_text")
-
-
 def test_continuations(models: dict[str, Path], tmp_path: Path) -> None:
     same = tiny_family(tmp_path / "same", "llama", seed=0)
     first, other, itself = results({**models, "same": same}, continuations=2)
@@ -115,17 +107,6 @@ def test_other_tokens_are_not_compared(models: dict[str, Path], tmp_path: Path) 
         results(other, continuations=2)
 
 
-def test_other_windows_are_not_compared(models: dict[str, Path], tmp_path: Path) -> None:
-    short = tiny_family(tmp_path / "short", "llama", seed=1, max_position_embeddings=8)
-    said: list[str] = []
-    both = {"full": models["full"], "short": short}
-    made = evaluate_data(both, Dataset("lm", TEXT), OPTIONS, say=said.append).results[1]
-    assert "kl_divergence" not in made.scores
-    assert any("short: no comparison of next tokens with full: it reads" in line for line in said)
-    made = evaluate_data(both, Dataset("lm", TEXT, context=8), OPTIONS).results[1]
-    assert made.scores["kl_divergence"] > 0
-
-
 def head_of(path: Path) -> int:
     """Bytes in float32 of the matrix that logits are made with."""
     head = load_model(path, device="cpu").get_output_embeddings().weight
@@ -157,11 +138,6 @@ def test_layer_by_layer_it_is_in_the_budget(models: dict[str, Path], monkeypatch
     monkeypatch.setattr(divergence, "run_forward", run)
     results(models, memory=4 << 30)
     assert counted == [0, head_of(models["full"]) + 2 * 4 * BLOCK_VALUES]
-
-
-def test_refused(models: dict[str, Path]) -> None:
-    with pytest.raises(UsageError, match="`continuations` does not go with `memory`"):
-        results(models, continuations=2, memory=1 << 30)
 
 
 def test_a_text_in_which_nothing_is_predicted(models: dict[str, Path]) -> None:

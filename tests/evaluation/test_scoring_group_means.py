@@ -44,12 +44,3 @@ def test_means_against_their_definition(left_out):
 @pytest.mark.parametrize("pairs", [[("a", "b")], [("a", "b"), ("a", "c")], [("b", "a"), ("c", "a")]])
 def test_one_source_or_target_says_nothing_without_groups(pairs):
     assert grouped_means(drawn(pairs), {}) == {}
-
-
-def test_several_sources_and_targets_need_no_groups():
-    assert set(grouped_means(drawn([("a", "b"), ("b", "a")]), {})) == {"by_source", "by_target"}
-
-
-def test_with_groups_a_single_pair_has_its_row():
-    found = grouped_means(drawn([("a", "b")]), {"a": "x", "b": "x"})
-    assert [(mean["source"], mean["target"], mean["pairs"]) for mean in found["by_group"]] == [("x", "x", 1)]

@@ -17,13 +17,6 @@ def test_t_test_of_a_textbook_sample():
     assert paired_t_test(second, first) == pytest.approx(0.002833, abs=1e-6)
 
 
-def test_t_test_without_variance():
-    assert paired_t_test([1.0, 2.0], [1.0, 2.0]) == 1
-    assert paired_t_test([1.0, 2.0], [2.0, 3.0]) == 0
-    assert paired_t_test([1.0], [2.0]) is None
-    assert paired_t_test([], []) is None
-
-
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=10))
 def test_mcnemar_counts_all_outcomes(pairs):
     """Of the 2^n ways in which n examples could have fallen to the models, those at least as uneven."""

@@ -18,7 +18,7 @@ from prunecli.text.choice import Dataset
 from prunecli.text.labelled import read_labelled
 from prunecli.text.plain import read_plain
 from prunecli.text.tokens import load_tokenizer
-from tests.evaluation.losses import lm_losses, mlm_losses
+from tests.evaluation.losses import lm_losses
 from tests.families import tiny_family
 from tests.reference.classification import matthews
 
@@ -88,18 +88,6 @@ def test_language_models_side_by_side(causal, text, tmp_path):
         bits.append([n / len(line) for n, line in zip(made.nats, text.texts, strict=True)])
     assert "p_value" not in payload["results"][0]
     assert payload["results"][1]["p_value"] == pytest.approx(paired_t_test(*bits), abs=1e-5)
-
-
-def test_masked_language_models(folder, text, tmp_path):
-    checkpoints = {name: tiny_family(folder / name, "bert", seed=n) for n, name in enumerate(("m1", "m2"))}
-    payload = evaluate_data(checkpoints, Dataset("mlm", text), OPTIONS, tmp_path / "e.json").to_json()
-    assert payload["seed"] == 4
-    made = [mlm_losses(*_open(path), text.texts, 64, seed=4) for path in checkpoints.values()]
-    assert [row["scores"]["loss"] for row in payload["results"]] == pytest.approx(
-        [found.loss for found in made], abs=1e-5
-    )
-    means = [found.nats / found.tokens for found in made]
-    assert payload["results"][1]["p_value"] == pytest.approx(paired_t_test(*means), abs=1e-5)
 
 
 def test_classifiers_side_by_side(classifiers, labelled, tmp_path):

@@ -12,7 +12,6 @@ import torch
 
 from prunecli.model.cache import find_cache, stated_count
 from prunecli.model.checkpoint import open_model
-from prunecli.model.cost import Load, decoding_bytes, usual_load
 from tests.families.mixtures import TINY
 from tests.stock_mixtures import tiny_mixture
 
@@ -105,16 +104,7 @@ def test_a_state_of_unknown_size_is_said(tmp_path: Path) -> None:
         assert "(the first is 0)" in find_cache(checkpoint).unknown[0]
 
 
-def test_the_load_of_language_models_is_one_text_of_their_positions(tmp_path: Path) -> None:
-    model = tiny_mixture("mixtral", max_position_embeddings=64)
-    model.save_pretrained(tmp_path)
-    with open_model(tmp_path) as checkpoint:
-        assert usual_load(checkpoint) == Load(1, 1, 64)
-        assert usual_load(checkpoint, batch=3, length=10) == Load(3, 1, 10)
-        assert decoding_bytes(checkpoint, Load(2, 1, 10), "F32")[0] == cached_bytes(model, 10)
-
-
-@pytest.mark.parametrize("stated", [-4, 0, True, "8", 8.0, None, [8]])
+@pytest.mark.parametrize("stated", [0, "8", None])
 def test_what_is_no_count_is_as_good_as_absent(stated: object) -> None:
     assert stated_count({"a": stated}, "a") == 0
     assert stated_count({"a": stated, "b": 8}, "a", "b") == 8

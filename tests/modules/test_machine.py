@@ -11,14 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from prunecli.errors import OutputError
 from prunecli.modules import machine
 from prunecli.modules.machine import (
     available_memory,
     container_room,
     control_groups,
-    disk_room,
-    free_memory,
     keep_below,
     resident_now,
 )
@@ -34,14 +31,6 @@ def group(path: Path, limit: str) -> Path:
 @pytest.mark.parametrize(("limit", "room"), [("1000", 500), ("400", 0), ("max", None), ("", None)])
 def test_a_container_s_limit(limit: str, room: int | None, tmp_path: Path) -> None:
     assert container_room(group(tmp_path, limit)) == room
-
-
-@pytest.mark.parametrize(("limit", "room"), [("1000", 500), ("9223372036854771712", None), ("", None)])
-def test_a_container_of_version_1(limit: str, room: int | None, tmp_path: Path) -> None:
-    (tmp_path / "memory.limit_in_bytes").write_text(f"{limit}\n")
-    (tmp_path / "memory.usage_in_bytes").write_text("700\n")
-    (tmp_path / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 200\n")
-    assert container_room(tmp_path) == room
 
 
 def test_groups_around_a_group_limit_it_too(tmp_path: Path) -> None:
@@ -70,21 +59,6 @@ def test_a_limit_of_the_process() -> None:
     )
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(made.stdout) <= 64 << 20
-
-
-def test_no_container(tmp_path: Path) -> None:
-    assert container_room(tmp_path) is None
-
-
-def test_this_process_counts_as_free() -> None:
-    assert free_memory(torch.device("cpu")) > resident_now() > 1 << 20
-
-
-def test_a_disk_and_none(tmp_path: Path) -> None:
-    assert disk_room(tmp_path) > 0
-    assert disk_room(None) > 0
-    with pytest.raises(OutputError, match="nowhere"):
-        disk_room(tmp_path / "nowhere")
 
 
 def test_freed_memory_goes_back_only_when_there_is_too_much() -> None:
@@ -124,11 +98,3 @@ def test_freed_blocks_are_had_again_without_being_cleared() -> None:
     *faults, given_back = map(int, run.stdout.split())
     assert max(faults[16:]) < 0.1 * (64 << 20) / resource.getpagesize()  # the first ones leave such holes too
     assert given_back > 60 << 20
-
-
-def test_where_memory_is_not_plenty_the_c_library_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[object] = []
-    monkeypatch.setattr(machine, "_tell", lambda *what: told.append(what))
-    monkeypatch.setattr(machine, "available_memory", lambda: (12 << 30) - 1)
-    machine.keep_freed_blocks(1 << 30)
-    assert not told

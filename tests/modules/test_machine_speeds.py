@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from prunecli.errors import CheckpointError
 from prunecli.modules import machine
-from prunecli.modules.machine import disk_speed, forget, product_speed
+from prunecli.modules.machine import disk_speed, product_speed
 
 LONG = 1e9
 
@@ -58,23 +57,6 @@ def test_only_bytes_that_are_read_are_forgotten(files: list[Path], monkeypatch: 
     assert asked == [(0, 4000), (0, 1000)]
 
 
-def test_a_system_that_cannot_forget_is_said(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "posix_fadvise", raising=False)
-    assert not forget(files[0])
-    assert not disk_speed(files, 10**6, LONG).from_disk
-
-
-def test_nothing_to_read_has_no_rate(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    assert disk_speed([], 1000, LONG).rate == 0
-    assert disk_speed([tmp_path / "empty"], 1000, LONG).rate == 0
-
-
-def test_a_file_that_is_gone_is_named(files: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"c: cannot be read .No such file"):
-        disk_speed([*files, tmp_path / "c"], 10**6, LONG)
-
-
 def test_operations_are_two_a_multiply_add(monkeypatch: pytest.MonkeyPatch) -> None:
     class Timer:
         def __init__(self, _statement: str, **options: Any) -> None:
@@ -87,7 +69,3 @@ def test_operations_are_two_a_multiply_add(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(machine, "MOST_WEIGHTS", 64)
     monkeypatch.setattr(machine, "Timer", Timer)
     assert product_speed(8, 1000, torch.float32, torch.device("cpu"), 0.5) == 2 * 512 * 8 * 8 / 0.5
-
-
-def test_it_is_measured() -> None:
-    assert product_speed(5, 7, torch.bfloat16, torch.device("cpu"), 0.0) > 0

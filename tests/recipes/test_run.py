@@ -7,14 +7,12 @@ import os
 import pytest
 
 from prunecli.errors import OutputError
-from prunecli.recipes.engine import Step
 from prunecli.recipes.run import (
     HASHED_WHOLE_BYTES,
     identity,
     preview,
     read_state,
     run_steps,
-    stale_reason,
     state_file,
 )
 from tests.recipes.example import KEEPING, resolved
@@ -60,12 +58,6 @@ def test_a_changed_argument_runs_its_step_and_those_after_it(workplace):
     assert outcomes[-1].reason == "made/language, made/global changed"
 
 
-def test_outputs_in_another_folder_are_another_run(workplace):
-    run(workplace)
-    assert len(run(workplace, out="other")[0].ran) == 4
-    assert run(workplace)[0].ran == run(workplace, out="other")[0].ran == []
-
-
 def test_a_changed_input_runs_what_reads_it_and_stops_where_the_output_is_the_same(workplace):
     run(workplace)
     (workplace / "text" / "val.a").write_text("two\n")
@@ -84,19 +76,6 @@ def test_a_lost_output_is_made_again(workplace):
     run(workplace)
     (workplace / "made" / "global").unlink()
     assert run(workplace)[0].ran == ["prune-global"]
-
-
-def test_a_new_version_runs_everything(workplace, monkeypatch):
-    run(workplace)
-    monkeypatch.setattr("prunecli.recipes.run.__version__", "99")
-    assert len(run(workplace)[0].ran) == 4
-
-
-def test_force_runs_everything(workplace):
-    run(workplace)
-    worker, outcomes = run(workplace, force=True)
-    assert len(worker.ran) == len(worker.replaced) == 4
-    assert outcomes[0].reason == "--force"
 
 
 def test_outputs_of_others_are_refused_before_any_step(workplace):
@@ -123,11 +102,6 @@ def test_a_failure_stops_the_run_and_the_next_run_goes_on_there(workplace):
     assert run(workplace)[0].ran == ["prune-global", "evaluate"]
 
 
-def test_a_step_that_writes_nothing_is_an_error(workplace):
-    with pytest.raises(OutputError, match="step 'gates' ended well but did not write made"):
-        run(workplace, lambda step, replace: 0)
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "prunecli.run/1", "steps": {"a": 1}}'])
 def test_a_damaged_state_is_as_good_as_none(workplace, text):
     path = workplace / "state.json"
@@ -147,10 +121,6 @@ def test_a_preview_says_what_follows_from_what(workplace):
     state = read_state(state_file(workplace / "recipe.yaml", workplace))
     assert [outcome.reason for outcome in preview(recipe.steps, state)] == [None] * 4
     assert {outcome.reason for outcome in preview(recipe.steps, state, force=True)} == {"--force"}
-
-
-def test_steps_without_output_always_run():
-    assert stale_reason(Step("a", "inspect", ()), {}) == "it writes no file"
 
 
 def test_identity_follows_names_and_content_but_not_hidden_or_excluded_files(workplace):

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from prunecli.model.checkpoint import open_model
-from prunecli.recipes.closing import closing_table, needing_prunecli
+from prunecli.recipes.closing import closing_table
 from prunecli.recipes.engine import Report
 from tests.tiny import tiny_nllb_moe
 
@@ -135,14 +135,6 @@ def test_speed_is_that_of_the_first_batch_size_and_of_each_phase(tmp_path, check
     assert closing_table(Report("", checkpoints, latency=examples))[0][4:] == ["examples/s", "speed-up"]
 
 
-def test_several_evaluations_stand_side_by_side(tmp_path, checkpoints):
-    lm = evaluated(tmp_path, "lm", {"scores": {"perplexity": 9.0}}, {"scores": {"perplexity": 9.0}})
-    classes = evaluated(tmp_path, "classification", {"scores": {"accuracy": 1.0}}, {"scores": {}})
-    columns, rows = closing_table(Report("", checkpoints, (lm, classes)))
-    assert columns[4:] == ["perplexity", "accuracy"]
-    assert rows[1][4:] == ["9.000  +0.0%", "-"]
-
-
 def test_texts_with_names_have_scores_of_their_own(tmp_path, checkpoints):
     full = {"prose": {"perplexity": 20.0, "loss": 3.0}, "code": {"perplexity": 50.0}}
     half = {"prose": {"perplexity": 21.0, "kl_divergence": 0.0625}, "code": {"perplexity": 60.0}}
@@ -153,13 +145,6 @@ def test_texts_with_names_have_scores_of_their_own(tmp_path, checkpoints):
         ["20.000      -", "-", "50.000     -"],
         ["21.000  +5.0%", "0.0625", "60.000  +20%"],
     ]
-
-
-def test_results_without_a_stock_class_are_named(checkpoints):
-    path = checkpoints["half"] / "config.json"
-    config = {**json.loads(path.read_text()), "auto_map": {"AutoModel": "modeling_prunecli.PrunecliX"}}
-    path.write_text(json.dumps(config))
-    assert needing_prunecli(Report("", checkpoints)) == ["half"]
 
 
 def test_a_result_belongs_to_the_checkpoint_of_its_weights(tmp_path, checkpoints):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from prunecli.errors import StatisticsError
-from prunecli.methods.experts.metrics import METRICS, aggregate, metric_values
-from prunecli.results.gates import NLLB_200_LAYERS, merge, read_gates
+from prunecli.methods.experts.metrics import METRICS, aggregate
+from prunecli.results.gates import NLLB_200_LAYERS, read_gates
 from tests.reference import released_statistics
 
 NAMES = ("model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn")
@@ -74,23 +74,6 @@ def test_importance_of_several_entries_is_that_of_the_released_code(granularity:
     for row, names in enumerate(pairs):
         wanted = released_statistics.importance([content[pair] for pair in names])
         np.testing.assert_allclose(values[row], wanted[4 * row : 4 * row + 4], rtol=1e-12)
-
-
-def test_a_pair_of_several_files_weighs_each_alike(tmp_path: Path) -> None:
-    content = [{"a-b": ratios(seed)} for seed in range(3)]
-    parts = [read_gates(save(tmp_path / f"{n}.json", one), NAMES, 4) for n, one in enumerate(content)]
-    values = METRICS["importance"].values(merge(parts).entries["a-b"])
-    wanted = released_statistics.importance([one["a-b"] for one in content])
-    np.testing.assert_allclose(values.ravel(), wanted, rtol=1e-12)
-
-
-def test_a_metric_whose_field_is_left_out_is_refused(tmp_path: Path) -> None:
-    entry = {name: ratios(1)[name] for name in ("top1", "conf1")}
-    read = read_gates(save(tmp_path / "stats.json", {"a-b": entry}), NAMES, 4)
-    found = metric_values("importance", read.entries["a-b"], read)
-    assert set(found) == {f"{name}.experts" for name in NAMES}
-    with pytest.raises(StatisticsError, match=r"'load-balance' needs .gate_sum"):
-        metric_values("load-balance", read.entries["a-b"], read)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from prunecli import load_model
-from prunecli.errors import CheckpointError, DataError, UnsupportedModelError, UsageError
+from prunecli.errors import CheckpointError, DataError, UsageError
 from prunecli.running import encoding
 from prunecli.running.encoding import labelled_examples, text_examples, translation_examples
 from prunecli.running.examples import Sequences
@@ -64,16 +64,6 @@ def test_translations_are_teacher_forced(tmp_path, family):
     assert max(value.shape[1] for value in whole(examples).values()) == longest
 
 
-def test_the_languages_are_marked(tmp_path):
-    tokenizer, model = opened(tiny_family(tmp_path, "m2m_100"))
-    text = ParallelText("t", {"eng_Latn": ("the hen",), "fra_Latn": ("ten",)})
-    batch = whole(translation_examples(tokenizer, model, text, PAIRS, skip_blank=True))
-    english, french = (tokenizer.convert_tokens_to_ids(code) for code in ("eng_Latn", "fra_Latn"))
-    assert batch["input_ids"][:, 0].tolist() == [english, french]
-    assert batch["labels"][:, 0].tolist() == [french, english]
-    assert batch["decoder_input_ids"][:, 0].tolist() == [2, 2]
-
-
 def test_lines_that_are_blank_on_one_side_are_left_out(tmp_path):
     tokenizer, model = opened(tiny_family(tmp_path, "m2m_100"))
     text = ParallelText("t", {"eng_Latn": ("the", "", "no"), "fra_Latn": ("ten", "on", " ")})
@@ -121,13 +111,6 @@ def test_each_language_is_tokenised_once_in_each_role(tmp_path, monkeypatch):
     assert start == len(made.lengths) == 10  # English and French share one line, German two with each
 
 
-def test_long_sentences_are_cut_to_the_positions(tmp_path):
-    tokenizer, model = opened(tiny_family(tmp_path, "m2m_100"))
-    text = ParallelText("t", {"eng_Latn": ("hen " * 99,), "fra_Latn": ("ten " * 99,)})
-    examples = translation_examples(tokenizer, model, text, PAIRS, skip_blank=True)
-    assert examples.lengths == [(63, 63), (63, 63)]
-
-
 @pytest.mark.parametrize(("family", "context"), [("gpt2", None), ("llama", None), ("llama", 7)])
 def test_texts_are_packed_and_ended(tmp_path, family, context):
     """Lines one after another with </s> (2) behind each, cut where a window is full."""
@@ -154,15 +137,6 @@ def test_texts_are_packed_and_ended(tmp_path, family, context):
         assert loss_of(model, examples.batch([0]).with_labels) == pytest.approx(expected, rel=1e-4)
 
 
-def test_texts_without_an_end_token(tmp_path):
-    tokenizer, model = opened(tiny_family(tmp_path, "gpt2"))
-    tokenizer.eos_token = tokenizer.bos_token = None
-    examples = packed_examples(tokenizer, model, ["the hen", "no"])
-    assert 2 not in whole(examples)["labels"]
-    tokenizer.eos_token = "</s>"
-    assert whole(packed_examples(tokenizer, model, ["the hen", "no"]))["labels"][0, -1] == 2
-
-
 def test_whole_texts_are_cut_and_none_reaches_into_another(tmp_path):
     tokenizer, model = opened(tiny_family(tmp_path, "llama"))
     texts = ["then ten of the hats " * 3, "no"]
@@ -179,13 +153,6 @@ def test_a_context_beyond_the_positions_is_refused(tmp_path, make):
         make(tokenizer, model, ["the hen"], 99)
 
 
-def test_text_without_a_token_to_predict_is_refused(tmp_path):
-    tokenizer, model = opened(tiny_family(tmp_path, "gpt2"))
-    tokenizer.eos_token = tokenizer.bos_token = None
-    with pytest.raises(DataError, match="no token to predict"):
-        packed_examples(tokenizer, model, [""])
-
-
 def test_labelled_texts(tmp_path):
     tokenizer, model = opened(tiny_family(tmp_path, "bert", **CLASSIFIER))
     tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
@@ -195,14 +162,6 @@ def test_labelled_texts(tmp_path):
     assert set(batch) == {"input_ids", "attention_mask", "labels", "token_type_ids"}
     assert batch["input_ids"].shape == batch["token_type_ids"].shape
     assert set(batch["token_type_ids"].unique().tolist()) == {0, 1}
-
-
-def test_a_model_without_the_head_is_refused(tmp_path):
-    tokenizer, model = opened(tiny_family(tmp_path, "bert"))
-    with pytest.raises(UnsupportedModelError, match="lm"):
-        packed_examples(tokenizer, model, ["no"])
-    with pytest.raises(UnsupportedModelError, match="classification"):
-        labelled_examples(tokenizer, model, LabelledText(tmp_path, ("1",), ("the",), None, (1,)))
 
 
 def test_hidden_tokens(tmp_path):
@@ -239,15 +198,6 @@ def test_how_tokens_are_hidden(tmp_path):
     same = batch["input_ids"][hidden] == batch["labels"][hidden]
     assert float(by_mask.float().mean()) == pytest.approx(0.8, abs=0.03)
     assert float(same.float().mean()) == pytest.approx(0.1, abs=0.03)
-
-
-def test_a_text_with_nothing_to_hide_is_refused(tmp_path):
-    tokenizer, model = opened(tiny_family(tmp_path, "bert"))
-    with pytest.raises(DataError, match="could be hidden"):
-        mlm_examples(tokenizer, model, [""], seed=0)
-    tokenizer.mask_token = None
-    with pytest.raises(UnsupportedModelError, match="no mask token"):
-        mlm_examples(tokenizer, model, ["no"], seed=0)
 
 
 @pytest.mark.parametrize("key", ["pad_token_id", "decoder_start_token_id"])

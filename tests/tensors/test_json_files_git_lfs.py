@@ -17,7 +17,6 @@ from prunecli.results.gates import read_gates
 from prunecli.results.unit_scores import read_scores
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import read_kept
-from prunecli.tensors.json_files import refuse_pointer
 from prunecli.text.labelled import read_labelled
 from prunecli.text.parallel import read_parallel
 from prunecli.text.plain import read_plain
@@ -81,19 +80,3 @@ def test_a_pointer_in_place_of_a_tokenizer_is_not_copied(tmp_path: Path) -> None
         with pytest.raises(CheckpointError, match=r"tokenizer.json: a Git LFS pointer"):
             apply(source, reduced, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_pickled_pointer_is_named(tmp_path: Path) -> None:
-    made = tiny_nllb_moe(tmp_path / "tiny")
-    (made / "model.safetensors").unlink()
-    (made / "pytorch_model.bin").write_text(POINTER)
-    with pytest.raises(CheckpointError, match=r"pytorch_model.bin: a Git LFS pointer"):
-        open_model(made)
-
-
-def test_text_about_pointers_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "text"
-    path.write_text(POINTER + "A longer text that begins like one.\n" * 40)
-    refuse_pointer(path)
-    refuse_pointer(tmp_path / "absent")
-    refuse_pointer(tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import pytest
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors import side_files as sorting
-from prunecli.tensors.directory import find_weights, read_config
-from prunecli.tensors.side_files import folders_of, in_one_line
+from prunecli.tensors.side_files import folders_of
 from tests.families import tiny_family
 from tests.sentence_model import sentence_model
 
@@ -158,31 +156,6 @@ def test_a_linked_module_is_followed_unless_it_holds_the_model(tmp_path: Path) -
     assert left_out == ("1_Pooling/",)
 
 
-def test_a_snapshot_of_the_hub_is_all_links(tmp_path: Path) -> None:
-    source = sentence_model(tmp_path / "source")
-    expected = found(source)
-    snapshot = tmp_path / "models--org--name" / "snapshots" / "0123456789abcdef"
-    blobs = tmp_path / "models--org--name" / "blobs"
-    blobs.mkdir(parents=True)
-    for number, path in enumerate(sorted(path for path in source.rglob("*") if path.is_file())):
-        place = snapshot / path.relative_to(source)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        path.rename(blobs / str(number))
-        place.symlink_to(os.path.relpath(blobs / str(number), place.parent))
-    assert found(snapshot) == expected
-
-
-def test_shards_in_a_folder_are_not_said_to_be_left_out(plain: tuple[Path, set[str]]) -> None:
-    directory, before = plain
-    (directory / "weights").mkdir()
-    (directory / "model.safetensors").rename(directory / "weights" / "one.safetensors")
-    with open_model(tiny_family(directory.parent / "other", "bert")) as other:
-        names = list(other.tensors)
-    index = {"weight_map": dict.fromkeys(names, "weights/one.safetensors")}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert added(directory, before) == (set(), ())
-
-
 @pytest.mark.parametrize(
     ("text", "folders"),
     [
@@ -219,28 +192,3 @@ def test_a_transformer_in_a_folder_of_its_own_is_pointed_to(tmp_path: Path, has_
         f"Give {directory / '0_Transformer'}; its result takes the place of"
     )
     open_model(directory / "0_Transformer").close()
-
-
-def test_other_modules_are_not_pointed_to(tmp_path: Path) -> None:
-    directory = sentence_model(tmp_path / "model")
-    (directory / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="holds no weights"):
-        find_weights(directory)
-    (directory / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"holds no config\.json"):
-        read_config(directory)
-
-
-def test_in_one_line() -> None:
-    shards = [f"pytorch_model-{n:05d}-of-00023.bin" for n in range(1, 24)]
-    assert (
-        in_one_line(["onnx/", *shards, "tf_model.h5"]) == "onnx/, pytorch_model-*-of-00023.bin, tf_model.h5"
-    )
-    assert in_one_line([f"{n}.gguf" for n in range(5)], most=3) == "0.gguf, 1.gguf, 2.gguf, 2 more"
-
-
-def test_names_that_are_no_text_can_be_printed(plain: tuple[Path, set[str]]) -> None:
-    directory, before = plain
-    with open(os.fsencode(directory) + b"/\xff.gguf", "wb"):  # noqa: PTH123 (a path is text)
-        pass
-    assert added(directory, before) == (set(), ("\ufffd.gguf",))

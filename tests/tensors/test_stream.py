@@ -20,12 +20,6 @@ def test_ranges_spell_out_the_rows(rows: list[int], width: int) -> None:
     assert made == b"".join(data[row * width : (row + 1) * width] for row in rows)
 
 
-def test_neighbouring_rows_are_one_range() -> None:
-    info = TensorInfo("router", "F32", (8, 4))
-    output = Output("out", "F32", (5, 4), Slices("router", 0, ((0, 1), (1, 3), (6, 8))))
-    assert list(byte_ranges(output, info)) == [ByteRange(0, 48), ByteRange(96, 32)]
-
-
 def test_slices_of_rows_are_picked_from_each() -> None:
     info = TensorInfo("out_proj", "F16", (3, 8))
     output = Output("out", "F16", (3, 5), Slices("out_proj", 1, ((0, 2), (2, 4), (5, 5), (7, 8))))

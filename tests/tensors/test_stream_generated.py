@@ -10,7 +10,7 @@ import pytest
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors import computing
 from prunecli.tensors.dtypes import numpy_dtype
-from prunecli.tensors.stream import Concat, Generated, Output, Sum, sources
+from prunecli.tensors.stream import Generated, Output
 from prunecli.tensors.writer import write_tensors
 from tests.families import tiny_family
 from tests.ffn_layouts import weights
@@ -48,15 +48,3 @@ def test_is_written_as_given(
     assert sorted(row for span in asked for row in range(*span)) == list(
         range(shape[0] if values.size else 0)
     )
-
-
-def test_is_a_part_of_others(tmp_path: Path) -> None:
-    values = np.arange(6, dtype=np.float32).reshape(3, 2)
-    recipe = Sum(
-        (Concat(0, (given(values), given(values))), Concat(0, (given(values), given(values)))), (1.0, 0.5)
-    )
-    assert list(sources(recipe)) == []
-    (tmp_path / "out").mkdir()
-    with open_model(tiny_family(tmp_path / "source", "gpt2")) as source:
-        write_tensors(source, [Output("sum", "F32", (6, 2), recipe)], tmp_path / "out")
-    np.testing.assert_array_equal(weights(tmp_path / "out")["sum"], 1.5 * np.concatenate([values, values]))

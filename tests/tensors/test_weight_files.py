@@ -30,10 +30,6 @@ class TestHeaders:
         write_json(directory / "config.json", {"model_type": "some"})
         return path
 
-    def test_the_form_that_is_damaged_below_is_a_good_one(self, tmp_path: Path) -> None:
-        self.write(tmp_path, json.dumps({"a": ENTRY}).encode())
-        assert list(open_model(tmp_path).tensors) == ["a"]
-
     @pytest.mark.parametrize(
         ("change", "says"),
         [
@@ -81,7 +77,7 @@ class TestHeaders:
         with pytest.raises(CheckpointError, match="its header would be"):
             open_model(tmp_path)
 
-    @pytest.mark.parametrize("header", [b"[]", b"{", b"\xff\xfe", b"[" * 100_000])
+    @pytest.mark.parametrize("header", [b"[]", b"\xff\xfe", b"[" * 100_000])
     def test_a_header_that_is_no_object(self, tmp_path: Path, header: bytes) -> None:
         self.write(tmp_path, header)
         with pytest.raises(CheckpointError, match="its header"):

@@ -2,27 +2,12 @@ from __future__ import annotations
 
 import itertools
 
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.text.batching import length_bucketed, pad
+from prunecli.text.batching import length_bucketed
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=80)
-
-
-def test_by_hand():
-    # sorted: 9 | 5 3 (2 x 5 = 10) | 2 2
-    assert length_bucketed([3, 9, 2, 2, 5], 10) == [[1], [4, 0], [2, 3]]
-
-
-def test_pairs_are_bounded_by_their_larger_side():
-    # both first are 9 wide: two of them are 18
-    assert length_bucketed([(3, 9), (9, 3), (1, 1)], 18) == [[1, 0], [2]]
-
-
-def test_nothing_gives_no_batches():
-    assert length_bucketed([], 5) == []
 
 
 @given(LENGTHS, st.integers(1, 200), st.none() | st.integers(1, 9))
@@ -49,15 +34,3 @@ def test_batches_are_as_full_as_the_order_allows(lengths, max_tokens):
     for batch, following in itertools.pairwise(batches):
         assert following
         assert (len(batch) + 1) * lengths[batch[0]] > max_tokens
-
-
-def test_pad():
-    ids, mask = pad([[5, 6, 7], [8]], pad_id=1)
-    assert ids.tolist() == [[5, 6, 7], [8, 1, 1]]
-    assert mask.tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert ids.dtype == mask.dtype == torch.int64
-
-
-def test_pad_nothing():
-    ids, _ = pad([], pad_id=1)
-    assert ids.shape == (0, 0)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from prunecli.errors import UsageError
-from prunecli.text.files import TextFile, given_names, names_of, parse_text_file
+from prunecli.text.files import TextFile, names_of, parse_text_file
 
 
 @pytest.mark.parametrize(
@@ -43,14 +43,3 @@ def test_files_without_names_go_by_their_own() -> None:
     files = [parse_text_file(value) for value in ("x/wiki.jsonl.gz", "code=a.py", "code=b.py", ".hidden")]
 
     assert names_of(files) == ("wiki", "code", "code", "hidden")
-
-
-def test_names_that_would_be_the_same_are_whole_paths() -> None:
-    files = [parse_text_file(value) for value in ("x/test.txt", "y/test.txt", "code=a.py", "code.txt")]
-
-    assert names_of(files) == ("x/test.txt", "y/test.txt", "code", "code.txt")
-
-
-def test_names_where_any_was_given() -> None:
-    assert given_names([TextFile(Path("a.txt"))]) == ()
-    assert given_names([TextFile(Path("a.txt")), TextFile(Path("b.txt"), "code")]) == ("a", "code")

@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from prunecli.errors import DataError
-from prunecli.text.parallel import groups_of, read_groups
+from prunecli.text.parallel import read_groups
 
 CLASSES = {"wol_Latn": "low", "eng_Latn": "very high"}
 
@@ -44,9 +44,3 @@ def test_refused(tmp_path, name, content, message):
         (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=message):
         read_groups(tmp_path / name)
-
-
-def test_languages_that_the_file_lacks_are_named(tmp_path):
-    assert groups_of(["eng_Latn", "eng_Latn"], CLASSES, tmp_path) == {"eng_Latn": "very high"}
-    with pytest.raises(DataError, match="no group for fra_Latn, zul_Latn"):
-        groups_of(["zul_Latn", "eng_Latn", "fra_Latn"], CLASSES, tmp_path / "g.tsv")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from prunecli.errors import DataError, UsageError
-from prunecli.text.plain import bounded, convention, read_plain
+from prunecli.errors import DataError
+from prunecli.text.plain import convention, read_plain
 
 
 def _file(folder, name, data):
@@ -74,10 +74,6 @@ def test_what_a_text_is_is_told_of_plain_text(names, whole_files, line):
     assert convention([Path(name) for name in names], whole_files=whole_files) == line
 
 
-def test_so_many_characters_hold_so_many_tokens():
-    assert bounded(("a" * 20, "b" * 20, "c"), 2) == ("a" * 20, "b" * 12)
-
-
 def test_the_first_texts_and_their_hash(tmp_path):
     text = read_plain([_file(tmp_path, "a.txt", "one\ntwo\n")])
     assert text.first(1).texts == ("one",)
@@ -111,11 +107,6 @@ def test_unusable_files(tmp_path, data, message):
     with pytest.raises(DataError, match=message) as caught:
         read_plain([good, bad])
     assert str(bad) in caught.value.message
-
-
-def test_no_file_at_all():
-    with pytest.raises(UsageError, match="no file"):
-        read_plain(list[Path]())
 
 
 def test_the_texts_of_json_lines(tmp_path: Path) -> None:

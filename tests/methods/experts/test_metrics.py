@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from prunecli.errors import StatisticsError, UsageError
+from prunecli.errors import StatisticsError
 from prunecli.methods.experts.metrics import (
     METRICS,
     default_metric,
-    metric_named,
     metric_values,
     random_values,
 )
@@ -81,14 +80,6 @@ def test_metrics_of_language_models_are_those_of_the_raw_routing(
         assert_allclose(row, routed_outputs.metric(name, raw, experts), rtol=1e-12, atol=0)
 
 
-def test_reap_by_hand() -> None:
-    # Expert 0: (0.5 x 2 + 0.25 x 4) / 2 = 1; expert 1: 0.5 x 6 = 3, its one token; expert 2: 0.75 x 4 / 1 = 3.
-    tokens = [((0, 1), (0.5, 0.5), (2.0, 6.0)), ((2, 0), (0.75, 0.25), (4.0, 4.0))]
-    sums = text_sums_of(4, tokens)
-    assert_allclose(METRICS["reap"].values(sums)[0], [1.0, 3.0, 3.0, 0.0])
-    assert_allclose(METRICS["man"].values(sums)[0], [3.0, 6.0, 4.0, 0.0])
-
-
 def test_importance_by_hand() -> None:
     # Expert 0: first for 3 of 4 tokens at gates 0.5, 0.7, 0.6, so 0.75 x exp(0.6); expert 1: 0.25 x exp(0.9).
     gates = [[0.5, 0.3, 0.2], [0.7, 0.2, 0.1], [0.6, 0.1, 0.3], [0.05, 0.9, 0.05]]
@@ -111,27 +102,12 @@ def test_a_layer_without_tokens_gives_zeros() -> None:
         assert (metric.values(GateSums.zeros(2, 3, TEXT_SUMS)) == 0).all()
 
 
-def test_values_are_named_by_axis() -> None:
-    sums = sums_of(routed(0, 9, 3), routed(1, 9, 3))
-    values = metric_values("top1", sums, statistics_of(sums))
-    assert list(values) == [
-        "model.encoder.layers.0.ffn.experts",
-        "model.encoder.layers.1.ffn.experts",
-    ]
-    assert_allclose(sum(values["model.encoder.layers.1.ffn.experts"]), 1.0)
-
-
 def test_random_values_repeat_with_the_seed() -> None:
     axes = [Axis("a", "expert", (0, 2), 5), Axis("b", "expert", (1,), 7)]
     first, again, other = (random_values(axes, seed) for seed in (1, 1, 2))
     assert all((first[name] == again[name]).all() and (first[name] != other[name]).any() for name in "ab")
     assert [len(values) for values in first.values()] == [5, 7]
     assert all((values > 0).all() for values in first.values())
-
-
-def test_an_unknown_metric_is_refused() -> None:
-    with pytest.raises(UsageError, match="No metric 'entropy'"):
-        metric_named("entropy")
 
 
 def test_a_metric_whose_sums_the_file_lacks_is_refused_with_those_that_work() -> None:
@@ -142,15 +118,6 @@ def test_a_metric_whose_sums_the_file_lacks_is_refused_with_those_that_work() ->
     ) as refused:
         metric_values("load-balance", sums, statistics)
     assert refused.value.remedy == "Choose `metric=top1 or top2`."
-
-
-def test_statistics_of_translation_lack_what_outputs_give() -> None:
-    sums = sums_of(routed(0, 9, 3))
-    for name in ("reap", "seer"):
-        with pytest.raises(StatisticsError, match=f"metric '{name}' needs .*routed") as refused:
-            metric_values(name, sums, statistics_of(sums))
-        assert str(refused.value.remedy).startswith("Choose `metric=importance or ")
-        assert "ean" not in str(refused.value.remedy)
 
 
 def test_the_default_metric_goes_by_the_kind_of_statistics() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prunecli.errors import UsageError
 from prunecli.methods.experts.plan import ExpertPlan, plan_experts
 from prunecli.methods.options import ExpertOptions
 from prunecli.model.checkpoint import open_model
@@ -81,18 +80,3 @@ def test_lists_by_language_say_who_names_an_expert(model: Path, tmp_path: Path) 
     assert first.ids[first.kept].tolist() == [0, 1, 2]
     named = {pair: first.ids[marked].tolist() for pair, marked in first.alone.items()}
     assert named == {"eng-fra": [0, 1], "deu-fra": [0, 2]}
-
-
-def test_a_count_is_the_ratio_of_as_many_experts(model: Path) -> None:
-    gates = statistics(model)
-    with open_model(model) as opened:
-        by_count, by_ratio = (
-            plan_experts(opened, ExpertOptions(gates=gates, **amount))
-            for amount in ({"count": 16}, {"ratio": 0.5})
-        )
-        assert by_count.kept == by_ratio.kept
-        assert by_count.step["arguments"]["count"] == 16
-        with pytest.raises(UsageError, match="0 of 32 experts would stay"):
-            plan_experts(opened, ExpertOptions(gates=gates, count=99))
-        with pytest.raises(UsageError, match="Give one of `ratio` and `count`"):
-            plan_experts(opened, ExpertOptions(gates=gates, ratio=0.5, count=3))

@@ -12,10 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError
-from prunecli.methods.vocabulary import measure
 from prunecli.methods.vocabulary import plan as plan_module
-from prunecli.methods.vocabulary.measure import Text, check_same, count_tokens, differs, load_trimmed
-from prunecli.methods.vocabulary.plan import VocabularyOptions, default_ids, plan_vocabulary
+from prunecli.methods.vocabulary.measure import Text, check_same, count_tokens, load_trimmed
+from prunecli.methods.vocabulary.plan import VocabularyOptions, plan_vocabulary
 from prunecli.methods.vocabulary.tokenizer import Vocabulary, read_vocabulary
 from prunecli.model.checkpoint import open_model
 from prunecli.selection.cut import cut
@@ -24,7 +23,7 @@ from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.methods.vocabulary.makers import END, KINDS, SEEN, TEXT, sentencepiece_model
-from tests.tiny import tiny_nllb_moe, write_json
+from tests.tiny import write_json
 
 
 def trimmed(source: Path, lines: tuple[str, ...] = SEEN, **options: Any) -> Selection:
@@ -119,14 +118,6 @@ def test_ids_left_to_the_class_are_written_out_where_they_move(
     assert "unk_token_id" not in config
 
 
-def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
-    with open_model(tiny_family(tmp_path / "bart", "bart")) as opened:
-        defaults = default_ids(opened)
-    assert {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}.items() <= defaults.items()
-    with open_model(tiny_family(tmp_path / "gpt2", "gpt2")) as opened:
-        assert default_ids(opened) == {}  # 50256 is beyond the tiny vocabulary
-
-
 def test_a_sentencepiece_model_beside_a_tokenizer_json_is_shortened(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, pre_tokenizers
     from tokenizers.models import Unigram
@@ -157,10 +148,6 @@ def test_one_that_would_cut_otherwise_is_left_out(tmp_path: Path) -> None:
     (source / "vocab.bpe").write_text("x")
     made = trimmed(source)
     assert [name for name, content in made.files.items() if content is None] == ["spiece.model", "vocab.bpe"]
-
-
-def test_models_that_do_not_load_differ() -> None:
-    assert differs(b"x", b"y", SEEN)
 
 
 def breaking(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
@@ -211,11 +198,6 @@ def test_a_tokenizer_without_files_that_can_be_shortened_is_refused(tmp_path: Pa
         trimmed(source)
 
 
-def test_a_trimmed_tokenizer_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="here: the trimmed tokenizer cannot be read: it: no tokenizer"):
-        load_trimmed({"tokenizer.json": b"{}"}, {"model_type": "gpt2"}, "here")
-
-
 def test_tokenizers_that_differ_are_refused(sources: dict[str, Path]) -> None:
     old = load_tokenizer(sources["byte_bpe"])
     same = {number: number for number in range(len(old))}
@@ -232,18 +214,3 @@ def test_text_cut_otherwise_is_refused(sources: dict[str, Path], monkeypatch: py
     monkeypatch.setattr(Vocabulary, "closure", lambda self, tokens: set(tokens))
     with pytest.raises(CheckpointError, match="into other tokens\nNothing was written"):
         trimmed(sources["byte_bpe"])
-
-
-def test_the_comparison_goes_on_after_the_first_lines(
-    sources: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measure, "BATCH", 100)
-    assert trimmed(sources["marian"], TEXT).details["compared"]["sentences"] == 2 * len(TEXT)
-
-
-def test_language_codes_stay(tmp_path: Path) -> None:
-    source = tiny_nllb_moe(tmp_path / "in")
-    tokenizer = new_tokenizer(source, trimmed(source, ("the hat",)))
-    assert {"deu_Latn", "eng_Latn", "fra_Latn", "<mask>"} <= set(tokenizer.get_added_vocab())
-    tokenizer.src_lang = "fra_Latn"
-    assert tokenizer.convert_ids_to_tokens(tokenizer("the")["input_ids"]) == ["fra_Latn", "\u2581the", "</s>"]

@@ -25,11 +25,6 @@ def test_products_by_hand() -> None:
     assert products("bcd", rank) == []  # ends as b, cd: no token of its own
 
 
-def test_the_leftmost_of_equal_pairs_merges_first() -> None:
-    ranks = {("a", "a"): 0, ("aa", "a"): 1}
-    assert products("aaa", lambda left, right: ranks.get((left, right))) == ["aa", "aaa"]
-
-
 @st.composite
 def bpes(draw: st.DrawFn) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """A vocabulary of three letters and of random merges of what there is."""
@@ -50,7 +45,7 @@ def backend(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Any:
     return Tokenizer(BPE(vocab=vocab, merges=merges))
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(bpes(), st.lists(st.text("abc", min_size=1, max_size=12), min_size=1, max_size=4))
 def test_with_the_closure_alone_words_fall_into_the_same_tokens(
     bpe: tuple[dict[str, int], list[tuple[str, str]]], words: list[str]
@@ -68,7 +63,7 @@ def test_with_the_closure_alone_words_fall_into_the_same_tokens(
         assert fewer.encode(word).tokens == full.encode(word).tokens
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(bpes(), st.text("abc", min_size=1, max_size=12))
 def test_the_closure_holds_nothing_idle(bpe: tuple[dict[str, int], list[tuple[str, str]]], word: str) -> None:
     """What each token of the closure was merged from is in it, down to single letters."""
@@ -139,9 +134,3 @@ class Backend:
 def test_models_of_other_kinds_are_refused(model: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         of_backend(Backend(**model), "here")
-
-
-@pytest.mark.parametrize("kind", ["word", "char"])
-def test_sentencepiece_models_of_other_kinds_are_refused(kind: str) -> None:
-    with pytest.raises(UnsupportedModelError, match="words or characters"):
-        of_sentencepiece([sentencepiece_model(TEXT, kind, 40)], [], "here")

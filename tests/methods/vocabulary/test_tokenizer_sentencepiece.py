@@ -37,20 +37,6 @@ def test_the_others_stay_in_their_order(kind: str) -> None:
     assert read_model(data)[1] == model_type
 
 
-def test_without_anything_to_drop_the_bytes_stay() -> None:
-    data = sentencepiece_model(TEXT, "unigram", 60)
-    assert without_pieces(data, {"no piece", "</s>"}) is data
-
-
-def test_a_self_test_goes_with_the_pieces() -> None:
-    """Field 4: what the whole vocabulary makes of samples."""
-    data = sentencepiece_model(TEXT, "unigram", 60)
-    sample = b"\x0a\x03the\x12\x06nonono"
-    tested = data + b"\x22" + bytes([len(sample) + 2]) + b"\x0a" + bytes([len(sample)]) + sample
-    word = next(piece.text for piece in read_model(data)[0] if piece.type == NORMAL and len(piece.text) > 1)
-    assert without_pieces(tested, {word}) == without_pieces(data, {word})
-
-
 @pytest.mark.parametrize(
     "data",
     [

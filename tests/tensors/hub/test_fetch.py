@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-import prunecli
 from prunecli.errors import HubError, OutputError
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors.hub.fetch import commit_of, local_directory
@@ -190,12 +189,6 @@ def test_a_model_that_is_refused_now_opens_from_the_cache(model, hub):
     assert said == [f"{hub.url[7:]} gives no permission (403): using org/tiny at 1a2b3c4 from the cache."]
 
 
-def test_a_missing_revision(model, hub):
-    with pytest.raises(HubError, match=r"^org/tiny@v9: .* no branch, tag or commit v9") as caught:
-        _directory("org/tiny@v9")
-    assert "Leave out @v9" in caught.value.remedy
-
-
 @pytest.mark.parametrize(
     ("files", "message"),
     [
@@ -238,13 +231,6 @@ def test_a_download_that_breaks_off_for_good_goes_on_with_the_next_command(model
     assert hub.fetched() == [shard, "model-00003-of-00003.safetensors"]
 
 
-def test_a_file_of_another_size_than_announced_is_refused(model, hub):
-    hub.announced["model-00001-of-00003.safetensors"] = 10
-    with pytest.raises(HubError, match=r"^org/tiny: .*another size") as caught:
-        _directory("org/tiny")
-    assert len(str(caught.value).splitlines()) == 2
-
-
 def test_an_interrupt_is_said_and_loses_nothing_that_is_complete(model, hub, monkeypatch):
     import huggingface_hub
 
@@ -270,26 +256,3 @@ def test_a_full_disk_is_refused_before_anything_large_is_fetched(model, hub, mon
         _directory("org/tiny")
     assert "HF_HUB_CACHE" in caught.value.remedy
     assert set(hub.fetched()) == {"config.json", "model.safetensors.index.json"}
-
-
-def test_bars_are_as_they_were_afterwards(model, hub):
-    from huggingface_hub.utils import are_progress_bars_disabled
-
-    local_directory("org/tiny", bars=False)
-    assert not are_progress_bars_disabled()
-
-
-def test_the_library_opens_models_by_name(model, hub):
-    assert prunecli.load_model("org/tiny", device="cpu").config.num_experts == 8
-    with pytest.raises(HubError, match="org/none"):
-        prunecli.load_model("org/none")
-
-
-def test_directories_cause_no_request(model, hub, tmp_path):
-    directory, _ = _directory("org/tiny")
-    hub.requests.clear()
-    for path in (model, "source", directory, tmp_path / "cache" / "models--org--tiny"):
-        with open_model(path) as checkpoint:
-            assert checkpoint.fingerprint
-    prunecli.load_model(model, device="cpu")
-    assert hub.requests == []

@@ -42,11 +42,6 @@ def test_names_of_contents_are_no_paths(model: HubServer, tmp_path: Path, header
     refused(tmp_path, f"config.json: 127.0.0.1.* answers with (?i:{header})")
 
 
-def test_nor_are_commits(model: HubServer, tmp_path: Path) -> None:
-    model.headers["config.json"] = {"X-Repo-Commit": "../../out"}
-    refused(tmp_path, "answers with X-Repo-Commit '../../out'")
-
-
 def test_a_commit_is_the_one_that_was_asked_for(model: HubServer, tmp_path: Path) -> None:
     """It asked for another one, and again, a thousand times."""
     model.headers["config.json"] = {"X-Repo-Commit": "c" * 40}
