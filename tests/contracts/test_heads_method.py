@@ -124,6 +124,9 @@ class TestEveryLayout(HeadPruning, WrittenFiles):
             assert second.structure.axes == direct.structure.axes
             assert second.config["model_type"] == direct.config["model_type"]
 
+
+@pytest.mark.parametrize("case", ["bart", "gpt2"])
+class TestKinds(HeadPruning):
     def test_a_kind_without_any_head(self, source: Path, tmp_path: Path) -> None:
         import torch
 

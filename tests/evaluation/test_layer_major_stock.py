@@ -42,7 +42,6 @@ def whole(path: Path, dtype: str = "float32", *, own: bool = True, **more: Any) 
 
 
 KINDS = (
-    "qwen3_moe",
     "gpt_oss",
     "granitemoehybrid",
     "qwen3_next",

@@ -12,7 +12,6 @@ import torch
 
 from prunecli.model.cache import find_cache, stated_count
 from prunecli.model.checkpoint import open_model
-from tests.families.mixtures import TINY
 from tests.stock_mixtures import tiny_mixture
 
 BATCH = 2
@@ -49,13 +48,15 @@ def cached_bytes(model: Any, length: int) -> int:
     return sum(tensor.nbytes for tensor in kept(cache, set()) if tensor.dim() > 1)
 
 
-STATES = ("qwen3_next", "kimi_linear", "lfm2_moe", "jamba", "nemotron_h", "minimax")
+KINDS = (*WINDOWS, "qwen3_moe", "deepseek_v2", "deepseek_v3", "nemotron_h", "minimax", "granitemoehybrid")
+"""Types that keep keys and values in different ways: windows, latent vectors, states."""
+STATES = ("qwen3_next", "kimi_linear", "lfm2_moe", "jamba")
 """Those that keep some in float32, and more kinds of them than one."""
 
 
 @pytest.mark.parametrize(
     ("model_type", "dtype"),
-    [*((name, torch.float32) for name in TINY), *((name, torch.bfloat16) for name in STATES)],
+    [*((name, torch.float32) for name in KINDS), *((name, torch.bfloat16) for name in STATES)],
 )
 def test_what_a_stock_class_keeps(model_type: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model = tiny_mixture(model_type).to(dtype)

@@ -70,9 +70,7 @@ def check(model: Any, found: Products, model_type: str) -> None:
     assert reckoned(found, model_type, output=True) == layers + output
 
 
-@pytest.mark.parametrize(
-    "case", ["bart", "t5-gated", "bert", "gpt2", "gemma2", "phi3", "qwen3", "opt"]
-)
+@pytest.mark.parametrize("case", ["bart", "t5-gated", "bert", "gpt2", "gemma2", "phi3", "qwen3", "opt"])
 def test_every_family_costs_what_torch_counts(case: str) -> None:
     config, model_type = tiny_config_of(case), CASES[case].model_type
     model = stock_model(config).to_empty(device="cpu").eval()
