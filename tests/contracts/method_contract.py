@@ -113,6 +113,10 @@ class CachedGeneration(Method):
         torch.testing.assert_close(generated(reduced), masked, rtol=1e-5, atol=1e-5)
 
 
+WRITTEN = ("nllb-moe", "t5", "phi3")
+"""The cases whose files are looked at: experts and two tied tables, another order of layers, fused tensors."""
+
+
 class WrittenFiles(Method):
     """What does not depend on a family's names, once a result computes what it should: for each layout of tensors."""
 

@@ -20,6 +20,7 @@ from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from tests.contracts.method_contract import (
+    WRITTEN,
     Method,
     MethodContract,
     WrittenFiles,
@@ -119,8 +120,8 @@ class TestEveryFamily(Factorising, MethodContract):
     pass
 
 
-@once_a_layout
-class TestEveryLayout(Factorising, WrittenFiles):
+@pytest.mark.parametrize("case", WRITTEN)
+class TestFiles(Factorising, WrittenFiles):
     pass
 
 

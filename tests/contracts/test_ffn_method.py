@@ -25,6 +25,7 @@ from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from prunecli.tensors.stream import Copy, Output, Slices
 from tests.contracts.method_contract import (
+    WRITTEN,
     CachedGeneration,
     Method,
     MethodContract,
@@ -215,8 +216,13 @@ class TestOneStack(FfnSharing):
             torch.testing.assert_close(logits(out), logits_of(original), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("case", WRITTEN)
+class TestFiles(FfnSharing, WrittenFiles):
+    pass
+
+
 @pytest.mark.parametrize("case", own_layouts(LAYOUTS))
-class TestEveryLayout(FfnSharing, WrittenFiles):
+class TestEveryLayout(FfnSharing):
     def test_a_shared_ffn_is_stored_once(self, source: Path, tmp_path: Path) -> None:
         out = written(source, self.reduce, tmp_path / "out")
         with open_model(out) as opened:

@@ -27,6 +27,7 @@ from prunecli.results.gates import SUMS, GateSums
 from prunecli.results.matching import match_gates, match_scores
 from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
+    WRITTEN,
     CachedGeneration,
     Method,
     MethodContract,
@@ -120,8 +121,13 @@ class TestEveryDecoder(LayerPruning, CachedGeneration):
     pass
 
 
+@pytest.mark.parametrize("case", WRITTEN)
+class TestFiles(LayerPruning, WrittenFiles):
+    pass
+
+
 @pytest.mark.parametrize("case", own_layouts(CONTRACTED))
-class TestEveryLayout(LayerPruning, WrittenFiles):
+class TestEveryLayout(LayerPruning):
     def test_it_is_a_stock_model(self, case: str, source: Path, tmp_path: Path) -> None:
         import torch
         import transformers

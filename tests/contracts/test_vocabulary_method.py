@@ -19,6 +19,7 @@ from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.vocabulary import run, trimmed
 from tests.contracts.method_contract import (
+    WRITTEN,
     Method,
     MethodContract,
     WrittenFiles,
@@ -127,8 +128,8 @@ class TestEveryFamily(Trimming, MethodContract):
     pass
 
 
-@once_a_layout
-class TestEveryLayout(Trimming, WrittenFiles):
+@pytest.mark.parametrize("case", WRITTEN)
+class TestFiles(Trimming, WrittenFiles):
     pass
 
 

@@ -19,7 +19,15 @@ from prunecli.methods.sharing.rewrite import rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.selection.cut import cut
-from tests.contracts.method_contract import Method, MethodContract, WrittenFiles, logits, logits_of, written
+from tests.contracts.method_contract import (
+    WRITTEN,
+    Method,
+    MethodContract,
+    WrittenFiles,
+    logits,
+    logits_of,
+    written,
+)
 from tests.contracts.test_ffn_method import put
 from tests.families.records import own_layouts
 from tests.ffn_layouts import LAYOUTS, tiny, weights
@@ -96,8 +104,13 @@ class TestEveryFamily(WidthPruning, MethodContract):
     pass
 
 
+@pytest.mark.parametrize("case", WRITTEN)
+class TestFiles(WidthPruning, WrittenFiles):
+    pass
+
+
 @pytest.mark.parametrize("case", own_layouts(LAYOUTS))
-class TestEveryLayout(WidthPruning, WrittenFiles):
+class TestEveryLayout(WidthPruning):
     def test_one_width_is_a_stock_model(self, case: str, source: Path, tmp_path: Path) -> None:
         import torch
         import transformers
