@@ -67,16 +67,6 @@ def test_speed_over_batch_sizes_is_drawn(folder):
     pixels(folder / "speed.png")
 
 
-def test_less_is_measured_where_a_folder_holds_many_checkpoints(tmp_path, monkeypatch):
-    monkeypatch.setattr("prunecli.commands.bench_latency.MANY", 0)
-    quick = ("--beam", "1", "--max-new-tokens", "2", "--runs", "1", "--warmup", "0", "--json", "--force")
-    result = _run(*quick)
-    assert "1 checkpoint: 1 sentence a run" in result.stderr
-    few = json.loads(result.stdout)
-    assert (few["sentences"], "load_s" in few["results"][0]) == (1, False)
-    assert json.loads(_run(*quick, "--all", "--no-memory").stdout)["sentences"] == 8
-
-
 def test_noisy_speeds_are_named(folder, monkeypatch):
     seconds = iter([1.0, 1.0, 2.0, 1.0, 3.0, 1.0, 1.0, 1.0, 2.0, 1.0])
 

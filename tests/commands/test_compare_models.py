@@ -9,12 +9,10 @@ import pytest
 from prunecli import demo
 from prunecli.commands.compare_models import compare_models
 from prunecli.errors import DataError, UsageError
-from prunecli.results import read
 from tests.commands.calls import raising
 from tests.families import tiny_family
 from tests.ffn_layouts import write_changed
 from tests.pictures import pixels
-from tests.results.tables import rows
 
 LINES = [f"the {'hen' * (n % 3)} {n} in {n * n}" for n in range(30)]
 
@@ -153,19 +151,3 @@ def test_an_interrupt_leaves_nothing(folder, monkeypatch):
     assert _run("full", "twin", *PAIR).exit_code == 130
     assert not (folder / "similarity.json").exists()
     assert not list((folder / "scratch").glob("prunecli-*"))
-
-
-def test_the_table_has_the_json_s_values(folder):
-    table = "corresponding"
-    _run("full", "twin", *PAIR, "--table", "t.csv")
-    payload = json.loads((folder / "similarity.json").read_text())
-    found = rows("t.csv", table)
-    assert [{key: row[key] for key in ("first", "second", "cka", "lns")} for row in found] == payload[table]
-    assert {(row["side"], row["kind"]) for row in found} >= {("encoder", "self"), ("decoder", "cross")}
-    assert {row["side"]: row["cka"] for row in rows("t.csv", "mean")} == {
-        side: mean["cka"] for side, mean in payload["mean"].items()
-    }
-    assert not rows("t.csv", "matrices")
-    matrix = read("similarity.json").frame("matrices")
-    components = payload["components"]["first"]
-    assert (matrix.matrix == "first").sum() == 2 * len(components) ** 2

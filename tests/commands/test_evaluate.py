@@ -6,10 +6,7 @@ from functools import partial
 import pytest
 
 from prunecli.commands.evaluate import evaluate
-from prunecli.demo import CHECKPOINT as DEMO
-from prunecli.demo import DATA
 from prunecli.errors import DataError, OutputError, UsageError
-from prunecli.modules.int8 import multiplies_bytes
 from prunecli.results import read
 from tests.commands.calls import call, raising
 from tests.reference.group_means import differences_of, mean_of
@@ -63,27 +60,6 @@ def test_two_checkpoints_side_by_side(folder):
     assert "--spm FILE" in result.stderr
     payload = json.loads((folder / "evaluation.json").read_text())
     assert payload["pairs"] == ["eng_Latn-fra_Latn", "eng_Latn-deu_Latn"]
-
-
-@pytest.mark.skipif(not multiplies_bytes(), reason="this processor has no products of bytes")
-def test_in_int8_the_demo_translates_as_well(folder):
-    int8 = (
-        "--compute-dtype",
-        "int8",
-        "--device",
-        "cpu",
-        "--bootstrap",
-        "0",
-        "--max-sentences",
-        "12",
-        "--beam",
-        "2",
-    )
-    result = _run(DEMO, "--data", DATA, "--pairs", "qba_Latn-qka_Latn", *int8)
-    assert result.exit_code == 0
-    row = json.loads((folder / "evaluation.json").read_text())["results"][0]
-    assert row["dtype"] == "int8"
-    assert row["mean"]["chrf"] > 95  # 99 in float32
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt()])

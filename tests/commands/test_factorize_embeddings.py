@@ -55,20 +55,6 @@ def test_the_demo_model_without_any_option(folder: Path) -> None:
     assert np.isfinite(logits(folder / "factorised-embeddings").numpy()).all()
 
 
-def test_says_how_near_the_rows_come(model: Path) -> None:
-    result = run(model, *SMALL)
-    assert result.status == 0, result.err
-    for text in (
-        "explained variance",
-        "mean cosine",
-        "input, define",
-        "projective with the same n = 4",
-        "map table",
-    ):
-        assert text in result.out
-    assert "Not given" not in result.err
-
-
 def test_json_holds_the_same(model: Path) -> None:
     result = run(model, *SMALL, "--json", "--quiet", "--seed", "3")
     found = json.loads(result.out)

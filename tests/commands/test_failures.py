@@ -64,10 +64,7 @@ def test_a_figure_that_no_result_holds_is_said() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [
-        "score-heads model --data data --pairs de-en --split val -o out.json",
-        "finetune model --data data --pairs de-en --split val --steps 1 --batch-tokens 64 -o out",
-    ],
+    ["score-heads model --data data --pairs de-en --split val -o out.json"],
 )
 def test_a_config_that_transformers_makes_and_cannot_run(command: str, tmp_path: Path) -> None:
     """T5 divides by the logarithm of this distance at work, and looks at no value before."""

@@ -23,7 +23,7 @@ from prunecli.results.gates import COUNTS, SUMS, GateStatistics, GateSums
 from prunecli.tensors.documents import write_json
 from tests.commands.calls import Result, call, names, refused
 from tests.gates import gate_statistics
-from tests.reference import released_statistics, weights
+from tests.reference import released_statistics
 from tests.tiny import tiny_nllb_moe
 
 PAIRS = tuple(f"{a}_Latn-{b}_Latn" for a in ("eng", "fra", "deu") for b in ("eng", "fra", "deu") if a != b)
@@ -159,25 +159,6 @@ def test_random_experts_repeat_with_the_seed_and_need_no_statistics(model: Path,
     assert found[0] == found[1] != found[2]
 
 
-def test_aimer_needs_no_statistics(model: Path, folder: Path) -> None:
-    (folder / "gates.json").unlink()
-    result = run(model, "--metric", "aimer", "--ratio", 0.5, "-o", "out")
-    assert result.status == 0, result.err
-    assert "of the weights alone" in result.err
-    with open_model(model) as checkpoint:
-        for layer in checkpoint.require_mixtures():
-            scores = [
-                weights.aimer(
-                    checkpoint.read(layer.expert_tensor(e, f"{name}.weight")) for name in ("fc1", "fc2")
-                )
-                for e in range(layer.num_experts)
-            ]
-            lowest = sorted(range(layer.num_experts), key=lambda e, scores=scores: scores[e])
-            assert kept(folder / "out")[layer.name] == tuple(sorted(lowest[: layer.num_experts // 2]))
-        history = open_model(folder / "out").structure.history[-1]
-    assert "statistics" not in history
-
-
 def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_original(
     model: Path, folder: Path
 ) -> None:
@@ -207,22 +188,6 @@ def test_a_pruned_checkpoint_is_pruned_further_with_its_own_statistics(model: Pa
     result = run("half", "--gates", "half.json", "--ratio", 0.5, "-o", "quarter")
     assert result.status == 0, result.err
     assert all(set(ids) < set(held[layer]) for layer, ids in kept(folder / "quarter").items())
-
-
-def test_several_files_are_merged(model: Path, folder: Path) -> None:
-    with open_model(model) as checkpoint:
-        whole = gates(checkpoint)
-    for number in (0, 1):
-        part = {
-            pair: sums for index, (pair, sums) in enumerate(whole["entries"].items()) if index % 2 == number
-        }
-        write_json(folder / f"part{number}.json", {**whole, "entries": part})
-    assert run(model, "--ratio", 0.5, "-o", "whole").status == 0
-    assert (
-        run(model, "--ratio", 0.5, "--gates", "part1.json", "--gates", "part0.json", "-o", "parts").status
-        == 0
-    )
-    assert kept(folder / "whole") == kept(folder / "parts")
 
 
 def test_fit_prints_the_arithmetic_and_fits(model: Path, folder: Path) -> None:
@@ -275,13 +240,6 @@ def test_a_decoder_that_loses_more_than_the_encoder_is_warned_of_before_writing(
     assert result.status == 0, result.err
     assert result.err.count("Decoder layers") == (says is not None)
     assert says is None or says in result.err
-
-
-def test_counts_are_rounded_down(model: Path, folder: Path) -> None:
-    assert run(model, "--ratio", 0.5, "--multiple-of", 3, "-o", "out").status == 0
-    assert {len(ids) for ids in kept(folder / "out").values()} == {6}  # of 16, half of them are 8
-    with open_model(folder / "out") as checkpoint:
-        assert checkpoint.structure.history[-1]["arguments"]["multiple_of"] == 3
 
 
 def test_published_statistics_and_ids_are_read_as_they_are(model: Path, folder: Path) -> None:

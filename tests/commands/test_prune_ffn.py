@@ -49,14 +49,6 @@ def test_without_options_the_defaults_are_said(models: dict[str, Path]) -> None:
     assert (arguments["ratio"], arguments["metric"]) == (0.25, "activation-norm")
 
 
-def test_weights_alone_are_warned_of(models: dict[str, Path]) -> None:
-    result = done(models["m2m_100"], "--width", 16, "--metric", "norms")
-    assert "Warning: norms looks at no text." in result.err
-    assert "Loss on" not in result.out
-    with open_model("pruned-ffn") as opened:
-        assert {layer.width for layer in opened.layout.ffns} == {16}
-
-
 @pytest.mark.parametrize(("score", "per_layer"), zip(get_args(UnitMetric), itertools.cycle([True, False])))
 def test_json_of_a_dry_run(score: str, per_layer: bool, models: dict[str, Path]) -> None:
     if per_layer and score == "random":

@@ -125,17 +125,6 @@ def test_a_printed_selection_can_be_applied_again(model: Path, folder: Path) -> 
     assert kept(folder / "again") == kept(folder / "direct")
 
 
-def test_random_heads_repeat_with_the_seed_and_need_no_scores(model: Path, folder: Path) -> None:
-    (folder / "heads.json").unlink()
-    found = []
-    for number, seed in enumerate((1, 1, 2)):
-        result = run(model, "--metric", "random", "--seed", seed, "-o", f"out{number}")
-        assert result.status == 0, result.err
-        assert f"drawn at random (seed {seed})" in result.err
-        found.append(kept(folder / f"out{number}"))
-    assert found[0] == found[1] != found[2]
-
-
 def test_a_pruned_checkpoint_is_pruned_further_with_the_scores_of_the_original(
     model: Path, folder: Path
 ) -> None:
@@ -148,17 +137,6 @@ def test_a_pruned_checkpoint_is_pruned_further_with_the_scores_of_the_original(
     with open_model(folder / "second") as second:
         assert len(second.structure.history) == 2
         assert {units.of for units in second.structure.axes.values()} == {4}
-
-
-def test_a_pruned_checkpoint_is_pruned_further_with_its_own_scores(model: Path, folder: Path) -> None:
-    assert run(model, "--ratio", 0.5, "-o", "half").status == 0
-    with open_model(folder / "half") as half:
-        write_json(folder / "half.json", scored(half, seed=1))
-    held = kept(folder / "half")
-    result = run("half", "--scores", "half.json", "--ratio", 0.5, "-o", "quarter")
-    assert result.status == 0, result.err
-    assert count(folder / "quarter") == 7
-    assert all(set(ids) <= set(held[layer]) for layer, ids in kept(folder / "quarter").items())
 
 
 def test_scores_of_an_ablation_are_compared_as_they_are(model: Path, folder: Path) -> None:

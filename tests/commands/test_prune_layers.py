@@ -10,7 +10,6 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from prunecli.commands.inspect import inspect
 from prunecli.commands.prune_layers import prune_layers
 from prunecli.demo import DATA
 from prunecli.methods.options import LayerMetric
@@ -20,7 +19,6 @@ from prunecli.results.unit_scores import read_scores
 from tests.commands import calls
 from tests.commands.calls import call, refused
 from tests.families import tiny_family
-from tests.results.tables import rows
 from tests.structures import kept_ids
 
 run, done = partial(call, prune_layers), partial(calls.done, prune_layers)
@@ -70,20 +68,6 @@ def test_a_saved_selection_names_the_layers_that_stay(models: dict[str, Path]) -
     done(models["m2m_100"], "--keep", "choice.json")
     assert {f"{side}.layers": list(ids) for side, ids in kept().items()} == json.loads(shown)["kept"]
     refused(run(models["gpt2"], "--keep", "choice.json", "-o", "other"), "a selection for another model", 1)
-
-
-def test_inspect_counts_the_layers_of_each_stack(models: dict[str, Path]) -> None:
-    assert "Layers of" not in call(inspect, models["m2m_100"]).out
-    done(models["m2m_100"], "--remove", "encoder:1")
-    payload = json.loads(call(inspect, "pruned-layers", "--json", "--table", "t.csv").out)
-    assert [(one["side"], one["layers"], one["original_layers"]) for one in payload["stacks"]] == [
-        ("encoder", [0, 2], 3),
-        ("decoder", [0, 1], 2),
-    ]
-    assert [(row["side"], row["layers"], row["original_layers"]) for row in rows("t.csv", "stacks")] == [
-        ("encoder", 2, 3),
-        ("decoder", 2, 2),
-    ]
 
 
 @pytest.mark.parametrize("metric", get_args(LayerMetric))
@@ -158,16 +142,6 @@ def test_scores_that_were_saved_take_the_place_of_text(metric: str, models: dict
         refused(twice, "scores of the method cka are no sums", 1)
     else:
         assert json.loads(twice.out)["kept"] == found["kept"]
-
-
-def test_saved_scores_hold_the_distances_of_runs(models: dict[str, Path]) -> None:
-    text = ("--text", "text.txt", "--save-scores", "layers.json")
-    from_text = json.loads(done(models["gpt2"], "--contiguous", "--count", 2, *text, *DRY).out)
-    found = json.loads(
-        done(models["gpt2"], "--contiguous", "--count", 2, "--scores", "layers.json", *DRY).out
-    )
-    assert found["kept"] == from_text["kept"]
-    assert found["decision"]["places"] == from_text["decision"]["places"]
 
 
 def test_saved_scores_follow_the_layers_that_are_left(models: dict[str, Path]) -> None:

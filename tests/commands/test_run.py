@@ -156,13 +156,6 @@ def test_a_recipe_runs_its_commands_once(workplace):
     assert (changed.returncode, changed.stdout) == (0, "")
 
 
-def test_a_page_of_what_the_recipe_made(workplace):
-    assert prunecli(workplace, "recipe.yaml", "--html", "made/page.html", "--quiet").returncode == 0
-    assert "languages.json" in (workplace / "made" / "page.html").read_text()
-    again = prunecli(workplace, "recipe.yaml", "--html", "made/page.html")
-    assert "[2/2] --html made/page.html: up to date" in again.stderr
-
-
 PLOTTED = """\
 steps:
   - {name: COMMAND, command: COMMAND, arguments: {OPTION, output: made}}

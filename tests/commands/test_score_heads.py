@@ -68,22 +68,6 @@ def test_gradient(folder: Path) -> None:
     assert all(value > 0 for values in found["values"].values() for value in values)
 
 
-def test_files_of_two_texts_add_up(folder: Path) -> None:
-    run("m", "--data", "data", *PAIRS, "-o", "a.json")
-    run("m", "--data", "data", *PAIRS, "--split", "test", "-o", "b.json")
-    for split in ("eng_Latn", "fra_Latn"):
-        joined = (folder / f"data/val.{split}").read_text() + (folder / f"data/test.{split}").read_text()
-        (folder / f"data/both.{split}").write_text(joined)
-    run("m", "--data", "data", *PAIRS, "--split", "both", "-o", "both.json")
-    one, two, both = scores("a.json"), scores("b.json"), scores("both.json")
-    assert both["examples"] == one["examples"] + two["examples"]
-    for name, values in both["values"].items():
-        np.testing.assert_allclose(values, np.add(one["values"][name], two["values"][name]), rtol=1e-4)
-    assert prune("m", "--scores", "a.json", "--scores", "b.json", "--ratio", 0.5, "-o", "merged").status == 0
-    assert prune("m", "--scores", "both.json", "--ratio", 0.5, "-o", "once").status == 0
-    assert kept(folder / "merged") == kept(folder / "once")
-
-
 @pytest.mark.parametrize("memory", [(), ("--memory", "2GiB")], ids=["in memory", "by layer"])
 def test_importance_per_token(folder: Path, memory: tuple[str, ...]) -> None:
     run("m", "--data", "data", *PAIRS, "-o", "example.json")

@@ -91,36 +91,6 @@ def test_json_of_a_dry_run(model: Path, folder: Path) -> None:
     assert summary["output"] is None
 
 
-def test_dry_run_shows_what_would_be_made(model: Path, folder: Path) -> None:
-    options = (
-        "--encoder",
-        "share",
-        "--decoder",
-        "drop",
-        "--init",
-        "concat",
-        "--width",
-        100,
-        "--keep-units",
-        "norms",
-    )
-    result = done(model, *options, "--dry-run")
-    assert list(folder.iterdir()) == []
-    for text in (
-        "encoder 0-2",
-        "3 side by side, best 100 of 144",
-        "x 0.333",
-        "decoder 0-1",
-        "none",
-        "Dry run",
-    ):
-        assert text in result.out
-    assert max(map(len, result.out.splitlines())) <= 110
-    kept = done(model, "--decoder", "share", "--dry-run").out
-    assert "as before, one each" in kept
-    assert "mean of 2" in kept
-
-
 @pytest.mark.parametrize(
     ("order", "sharing"),
     [("sequence", [0, 0, 2, 2]), ("cycle", [0, 1, 0, 1]), ("cycle-reverse", [0, 1, 1, 0])],
@@ -189,13 +159,6 @@ def test_activations_are_those_of_the_merged_ffn(models: dict[str, Path], folder
     with open_model("at-once") as one, open_model("narrowed") as other:
         assert list(one.tensors) == list(other.tensors)
         assert all(one.read(name).tobytes() == other.read(name).tobytes() for name in one.tensors)
-
-
-def test_units_by_their_activations_in_translation() -> None:
-    result = done("--width", 20, "--keep-units", "activations", "--max-sentences", 5)
-    assert "using the demo's text" in result.err
-    with open_model("shared-ffn") as made:
-        assert made.structure.history[-1]["arguments"]["text"]["sentences"] == 5
 
 
 REFUSALS: list[tuple[str, tuple[Any, ...], str]] = [
