@@ -29,9 +29,7 @@ FOUND: dict[str, set[str]] = {
     "gemma3": BOTH,
     "minicpm3": {"unit", "head", "uneven head"},
     "lfm2": {"layer", "head", "uneven head"},
-    "gptj": {"layer", "unit", "uneven head"},
     "gpt_oss": {"layer", "head", "uneven head", "expert unit"},
-    "deepseek_v3": {"layer", "unit", "head", "uneven head", "expert unit"},
 }
 
 
@@ -65,8 +63,7 @@ def test_a_cut_model_is_the_masked_one(model_type: str, tmp_path: Path) -> None:
         ("drop", "granite", "attention"),
         ("drop", "electra", "ffn"),
         ("drop", "modernbert", "attention"),
-        ("share", "umt5", "attention"),
-        ("drop", "gptj", "ffn"),
+        ("share", "gptj", "attention"),
     ],
 )
 def test_layers_share_or_drop(treatment: str, model_type: str, part: str, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import torch
 
 from prunecli.commands.bench_latency import bench_latency
 from prunecli.commands.collect_gates import collect_gates
-from prunecli.commands.compare_models import compare_models
 from prunecli.commands.evaluate import evaluate
 from prunecli.commands.prune_ffn import prune_ffn
 from prunecli.commands.prune_layers import prune_layers
@@ -42,7 +41,6 @@ COMMANDS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "score-heads": (score_heads, ("m2m_100", *PAIR)),
     "evaluate": (evaluate, ("moe", *PAIR, "--beam", "2", "--max-new-tokens", "3", "--max-sentences", "4")),
     "evaluate lm": (evaluate, ("mixtral", "--task", "lm", "--text", "lines")),
-    "compare-models": (compare_models, ("m2m_100", *PAIR, "--measure", "cka")),
     "prune-layers": (prune_layers, ("llama", "--text", "lines", "--metric", "cka", "--decoder", "1")),
     "prune-ffn": (prune_ffn, ("llama", "--width", "64", "--metric", "activation", "--text", "lines")),
 }
