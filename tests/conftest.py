@@ -11,9 +11,8 @@ import threading
 from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.pop(
-    "PYTHONDONTWRITEBYTECODE", None
-)  # tests start processes, which would compile every module anew
+# Tests start processes; without bytecode each would compile every module anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
