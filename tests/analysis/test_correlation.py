@@ -30,10 +30,9 @@ def test_slices_make_no_difference(rows: int, width: int, step: int) -> None:
     np.testing.assert_allclose(parts, whole, atol=1e-12)
 
 
-@pytest.mark.parametrize("value", [np.nan])
-def test_values_that_are_not_finite_are_refused(value: float) -> None:
+def test_values_that_are_not_finite_are_refused() -> None:
     with pytest.raises(CheckpointError, match="not finite"):
-        correlation_map([np.array([[1.0, value]])])
+        correlation_map([np.array([[1.0, np.nan]])])
 
 
 def test_groups_are_means_of_their_dimensions() -> None:

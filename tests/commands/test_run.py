@@ -267,8 +267,7 @@ wait(subprocess.Popen([sys.executable, "child.py"]))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
-@pytest.mark.parametrize("number", [signal.SIGTERM])
-def test_an_interrupt_lets_the_step_clean_up(tmp_path, number):
+def test_an_interrupt_lets_the_step_clean_up(tmp_path):
     (tmp_path / "child.py").write_text(CHILD)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     parent = subprocess.Popen(
@@ -282,11 +281,11 @@ def test_an_interrupt_lets_the_step_clean_up(tmp_path, number):
         deadline = time.monotonic() + 30
         while not (tmp_path / "started").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
-        parent.send_signal(number)
+        parent.send_signal(signal.SIGTERM)
         assert parent.wait(30) != 0
     finally:
         parent.kill()
-    assert (tmp_path / "cleaned").read_text() == str(int(number))
+    assert (tmp_path / "cleaned").read_text() == str(int(signal.SIGTERM))
 
 
 def test_an_interrupt_is_said_once_by_the_step_and_how_to_go_on_by_the_recipe(workplace, monkeypatch, capsys):

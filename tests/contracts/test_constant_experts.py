@@ -260,9 +260,8 @@ def test_stacked_experts_are_refused(folder: Path) -> None:
     refused(prune("full", "--ratio", 0.5, "--constant-experts", "-o", "out"), "are stacked in one tensor", 1)
 
 
-@pytest.mark.parametrize("model_type", ["deepseek_v3"])
-def test_layer_by_layer_to_the_last_bit(model_type: str, folder: Path) -> None:
-    measured(folder, model_type)
+def test_layer_by_layer_to_the_last_bit(folder: Path) -> None:
+    measured(folder, "deepseek_v3")
     again = (
         "--lines",
         "--mean-outputs",

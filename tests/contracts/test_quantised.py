@@ -202,7 +202,6 @@ def test_a_pattern_that_holds_a_layers_number_is_refused(tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("scheme", ["gptq"])
 @pytest.mark.parametrize(
     ("command", "arguments"),
     [
@@ -213,9 +212,9 @@ def test_a_pattern_that_holds_a_layers_number_is_refused(tmp_path: Path) -> None
     ],
 )
 def test_what_would_compute_with_them_is_refused(
-    command: Callable[..., None], arguments: list[str], scheme: str, tmp_path: Path
+    command: Callable[..., None], arguments: list[str], tmp_path: Path
 ) -> None:
-    stored, _ = dense(tmp_path, scheme)
+    stored, _ = dense(tmp_path, "gptq")
     (tmp_path / "text.txt").write_text("the tin\n")
     text = [tmp_path / "text.txt"] if arguments[-1] == "--text" else []
     result = call(command, stored, *arguments, *text, "--output", tmp_path / "out")

@@ -146,18 +146,17 @@ class TestEveryLayout(WidthPruning):
             np.testing.assert_array_equal(weights(tmp_path / "second")[name], value)
 
 
-@pytest.mark.parametrize("score", ["activation-norm"])
-def test_units_go_by_their_activations(tmp_path: Path, score: str) -> None:
+def test_units_go_by_their_activations(tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", "phi3")
     ffns, generator = ffns_of(source, "phi3"), np.random.default_rng(0)
     active = {name: generator.random(len(ffn.units)) for name, ffn in ffns.items()}
     squares = {name: own**2 for name, own in active.items()}
     with open_model(source) as opened:
         fingerprint = opened.fingerprint
-        measured = scores_by_hand(squares, "unit", score, examples=1, fingerprint=fingerprint)
-        plan = plan_widths(opened, NarrowOptions(width=10, metric=score, scores=measured))
+        measured = scores_by_hand(squares, "unit", "activation-norm", examples=1, fingerprint=fingerprint)
+        plan = plan_widths(opened, NarrowOptions(width=10, metric="activation-norm", scores=measured))
     for name, ffn in ffns.items():
-        norms = [1.0 if score == "activation" else float(np.linalg.norm(unit.output)) for unit in ffn.units]
+        norms = [float(np.linalg.norm(unit.output)) for unit in ffn.units]
         assert set(plan.kept[f"{name}.units"]) == best(list(active[name] * norms), 10)
 
 

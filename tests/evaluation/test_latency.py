@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from prunecli.errors import DataError, PruneError, UsageError
 from prunecli.evaluation import hardware, latency, workloads
-from prunecli.evaluation.hardware import MemoryTask, measure_cost, run_task
+from prunecli.evaluation.hardware import MemoryTask, measure_cost
 from prunecli.evaluation.latency import LatencyOptions, bench_latency
 from prunecli.evaluation.workloads import decode, decoding
 from prunecli.model.checkpoint import open_model
@@ -163,10 +163,9 @@ def test_threads_by_the_model_s_size_and_the_idle_cores(checkpoints, monkeypatch
     assert [text in line for text, line in zip(said, heard, strict=True)] == [True] * len(said)
 
 
-@pytest.mark.parametrize("family", ["llama"])
 @pytest.mark.parametrize(("new_tokens", "left"), [(60, 4), (63, 1)])
-def test_prompts_leave_room_for_what_a_decoder_alone_generates(tmp_path, sentences, family, new_tokens, left):
-    path = tiny_family(tmp_path / "full", family)  # 64 positions
+def test_prompts_leave_room_for_what_a_decoder_alone_generates(tmp_path, sentences, new_tokens, left):
+    path = tiny_family(tmp_path / "full", "llama")  # 64 positions
     with open_model(path) as opened:
         work = decoding(opened, ["the hen in the inn", "the ten hens"], PAIR, new_tokens)
     assert [len(ids) for ids in work.rows] == [left, left]
@@ -279,16 +278,13 @@ def test_examples_of_a_classifier(tmp_path, labelled, monkeypatch):
     assert found.described == "4 examples of pairs.tsv"
 
 
-@pytest.mark.parametrize("task", ["embedding"])
-def test_load_time_and_peak_memory_of_a_process_of_its_own(tmp_path, text, monkeypatch, task):
+def test_load_time_and_peak_memory_of_a_process_of_its_own(tmp_path, text, monkeypatch):
     path = tmp_path / "full"
-    sentence_model(path) if task == "embedding" else tiny_family(path, "roberta")
-    if task == "mlm":  # one real process is enough
-        monkeypatch.setattr(latency, "measure_cost", run_task)
+    sentence_model(path)
     before = torch.get_num_threads()
     options = QUICK.model_copy(update=dict(sentences=2, batch_sizes=(2,), runs=1, memory=True, threads=1))
     payload = bench_latency({"full": path}, text, options).to_json()
-    assert payload["task"] == task
+    assert payload["task"] == "embedding"
     assert payload["data"]["files"] == ["lines.txt"]
     assert payload["threads"] == 1
     assert torch.get_num_threads() == before

@@ -174,8 +174,7 @@ def classification_text(tmp_path):
     return read_labelled(tmp_path / "text.tsv")
 
 
-@pytest.mark.parametrize("batch_tokens", [20])
-def test_choices_are_those_of_single_examples(classifier, classification_text, batch_tokens):
+def test_choices_are_those_of_single_examples(classifier, classification_text):
     runner, tokenizer = classifier
     steps = []
 
@@ -184,7 +183,7 @@ def test_choices_are_those_of_single_examples(classifier, classification_text, b
         assert line == LINE
         yield steps.append
 
-    chosen, labels, losses = classify(runner, tokenizer, classification_text, batch_tokens, LINE, progress)
+    chosen, labels, losses = classify(runner, tokenizer, classification_text, 20, LINE, progress)
     assert sum(steps) == len(classification_text)
     assert labels.tolist() == [0, 1, 2, 2, 1]
     for index, sentence in enumerate(classification_text.texts):

@@ -263,10 +263,9 @@ def test_names_of_files_that_no_text_can_hold_are_written_as_escapes(tmp_path: P
     assert json.loads((tmp_path / "a.json").read_bytes()) == {"command": ["\udcff"]}
 
 
-@pytest.mark.parametrize("damage", ['{"version": "1.0", "padding": false'])
-def test_a_damaged_tokenizer_is_one_line(damage: str, tmp_path: Path) -> None:
+def test_a_damaged_tokenizer_is_one_line(tmp_path: Path) -> None:
     model = tiny_family(tmp_path / "model", "gpt2")
-    (model / "tokenizer.json").write_text(damage)
+    (model / "tokenizer.json").write_text('{"version": "1.0", "padding": false')
     with pytest.raises(CheckpointError, match="no tokenizer could be loaded") as caught:
         load_tokenizer(model)
     assert "\n" not in caught.value.message

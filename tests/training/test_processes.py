@@ -87,7 +87,7 @@ DYING = SHARDING.replace(
 """The same, killed at the last update."""
 
 
-@pytest.mark.parametrize("kind", ["experts"])
+@pytest.mark.parametrize("kind", ["heads", "experts"])
 def test_sharded_weights_make_the_model_of_whole_ones(folder, kind):
     """The results are whole; those of the model with fewer heads also when the run was killed and repeated."""
     if kind == "heads":

@@ -41,14 +41,13 @@ def material_for(family):
     return language_model() if family in ("gpt2", "llama") else translation()
 
 
-@pytest.mark.parametrize("dtype", ["float32"])
 @pytest.mark.parametrize("family", ["m2m_100", "t5", "llama"])
-def test_without_heads(tmp_path, family, dtype):
+def test_without_heads(tmp_path, family):
     with open_model(tiny_family(tmp_path / "model", family)) as source:
         kept = {layer.name: ids for layer, ids in zip(source.layout.attentions, cycle(KEPT), strict=False)}
         rewrite = cut(source, kept_heads(kept))
         apply(source, rewrite, tmp_path / "reduced")
-    made = trained_and_written(tmp_path / "reduced", tmp_path, material_for(family), dtype=dtype)
+    made = trained_and_written(tmp_path / "reduced", tmp_path, material_for(family), dtype="float32")
     same = unchanged(tmp_path / "reduced", made)
     # Nothing reaches an attention without heads, nor the norm before it; Marian has a bias that is no parameter.
     parts = ("attn", "ttention", "norm", "ln_1", "final_logits_bias")
@@ -73,9 +72,8 @@ def test_with_shared_and_removed_ffns(tmp_path, family, configuration):
         assert replace(other.structure, history=()) == replace(one.structure, history=())
 
 
-@pytest.mark.parametrize("family", ["m2m_100"])
-def test_with_factorised_embeddings(tmp_path, family):
+def test_with_factorised_embeddings(tmp_path):
     source = tmp_path / "reduced"
     sizes = ("--map-dim", 8, "--expand-dim", 16, "--depth", 1)
-    raising(factorize_embeddings, tiny_family(tmp_path / "model", family), *sizes, "-o", source)
-    assert not unchanged(source, trained_and_written(source, tmp_path, material_for(family)))
+    raising(factorize_embeddings, tiny_family(tmp_path / "model", "m2m_100"), *sizes, "-o", source)
+    assert not unchanged(source, trained_and_written(source, tmp_path, material_for("m2m_100")))

@@ -78,9 +78,8 @@ def test_updates_are_those_of_a_plain_loop(tmp_path, model_type):
         torch.testing.assert_close(found[name], expected, rtol=0, atol=0.02 * rates, msg=name)
 
 
-@pytest.mark.parametrize("model_type", ["gpt_oss"])
-def test_parts_alone(tmp_path, model_type):
-    source = saved(tmp_path / "model", model_type)
+def test_parts_alone(tmp_path):
+    source = saved(tmp_path / "model", "gpt_oss")
     with open_model(source) as checkpoint:
         layers = checkpoint.mixtures
         experts = {name for layer in layers for name in layer.stacked_tensors} | {
@@ -102,9 +101,8 @@ def test_parts_alone(tmp_path, model_type):
         assert trained.log["parameters"] == sum(counts[name] for name in names)
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_moe"])
-def test_updates_of_low_rank_of_experts(tmp_path, model_type):
-    source = saved(tmp_path / "model", model_type)
+def test_updates_of_low_rank_of_experts(tmp_path):
+    source = saved(tmp_path / "model", "qwen3_moe")
     chosen = options(steps=4, lora=2, train="experts", learning_rate=1e-2)
     trained = train(source, tmp_path / "state", chosen, language_model())
     ranks = update_ranks(source, trained)

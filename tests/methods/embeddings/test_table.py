@@ -37,10 +37,9 @@ def test_weights_follow_the_counts() -> None:
     np.testing.assert_array_equal(row_weights(3), [1, 1, 1])
 
 
-@pytest.mark.parametrize("value", [np.nan])
-def test_values_that_are_not_finite_are_refused(value: float) -> None:
+def test_values_that_are_not_finite_are_refused() -> None:
     array = np.zeros((6, 2), np.float16)
-    array[4, 1] = value
+    array[4, 1] = np.nan
     with pytest.raises(CheckpointError, match=r"shared\.weight: row 4") as caught:
         list(Table.of(array, "shared.weight").chunks(3))
     assert "copy it again" in (caught.value.remedy or "")

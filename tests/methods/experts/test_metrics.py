@@ -222,10 +222,9 @@ def test_values_stand_at_original_ids_and_threads_change_no_bit(
                 assert_allclose(values[expert], 1 / weights.aimer(own), rtol=1e-13)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8])
-def test_quantised_weights_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_quantised_weights_are_refused(tmp_path: Path) -> None:
     with (
-        reader_of(tmp_path, {"up_proj.weight": torch.ones(4, 4).to(dtype)}) as reader,
+        reader_of(tmp_path, {"up_proj.weight": torch.ones(4, 4).to(torch.uint8)}) as reader,
         pytest.raises(StatisticsError, match=r"up_proj.weight is quantised"),
     ):
         parts_of_expert(reader, ["up_proj.weight"])

@@ -83,9 +83,8 @@ def test_each_batch_is_run_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert sum(ran) == alone
 
 
-@pytest.mark.parametrize(("before", "after"), [(3, 2)])
 def test_another_number_of_processes_goes_on(
-    path: Path, whole: GateStatistics, before: int, after: int, monkeypatch: pytest.MonkeyPatch
+    path: Path, whole: GateStatistics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "BATCHES_APART", 1)
     states: list[State] = []
@@ -93,16 +92,15 @@ def test_another_number_of_processes_goes_on(
     def begin(group: ProcessGroup) -> Any:
         return in_memory(path, group=group, save=states.append if group.is_main else lambda _state: None)
 
-    at_once(before, begin)
+    at_once(3, begin)
     assert len(states) > 1
     done = states[0]
-    assert done.batches == before
-    assert_same(at_once(after, lambda group: in_memory(path, group=group, state=done)), whole)
+    assert done.batches == 3
+    assert_same(at_once(2, lambda group: in_memory(path, group=group, state=done)), whole)
 
 
-@pytest.mark.parametrize("count", [3])
-def test_by_layer(path: Path, whole: GateStatistics, count: int) -> None:
-    assert_same(at_once(count, lambda group: by_layer(path, group)), whole)
+def test_by_layer(path: Path, whole: GateStatistics) -> None:
+    assert_same(at_once(3, lambda group: by_layer(path, group)), whole)
 
 
 def interrupted(path: Path, folder: Path, after: int, count: int = 2) -> None:
@@ -133,11 +131,10 @@ def begun_again(
     return at_once(count, go_on), works, sizes
 
 
-@pytest.mark.parametrize("after", [14])
 def test_an_interrupted_run_goes_on_from_its_last_layer(
-    path: Path, whole: GateStatistics, after: int, tmp_path: Path
+    path: Path, whole: GateStatistics, tmp_path: Path
 ) -> None:
-    interrupted(path, tmp_path, after)
+    interrupted(path, tmp_path, 14)
     found, works, sizes = begun_again(path, tmp_path)
     assert_same(found, whole)
     plain = RunReport()

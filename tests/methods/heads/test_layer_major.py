@@ -73,12 +73,9 @@ def test_classes(tmp_path: Path) -> None:
     assert_close(layered(subject, batches)[0], wanted)
 
 
-@pytest.mark.parametrize("model_type", ["nllb-moe"])
-def test_what_is_reckoned_is_what_is_kept(
-    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_reckoned_is_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a group is said to keep finds room, and not much of that room is left over."""
-    subject, groups = Subject(tmp_path / "model", model_type), []
+    subject, groups = Subject(tmp_path / "model", "nllb-moe"), []
     real = Layerwise.groups
     monkeypatch.setattr(Layerwise, "groups", lambda *args: groups.append(real(*args)) or groups[0])
     no_room(monkeypatch, 0)
@@ -97,9 +94,8 @@ def test_nothing_is_read_before_it_is_known_to_do(tmp_path: Path, monkeypatch: p
         layered(subject, subject.batches(40))
 
 
-@pytest.mark.parametrize("after", [14])
-def test_a_shard_cut_short_meanwhile(after: int, tmp_path: Path) -> None:
-    subject, left = Subject(tmp_path / "model", "m2m_100"), [after]
+def test_a_shard_cut_short_meanwhile(tmp_path: Path) -> None:
+    subject, left = Subject(tmp_path / "model", "m2m_100"), [14]
 
     def advance(_amount: float) -> None:
         left[0] -= 1

@@ -84,10 +84,9 @@ def test_other_forms_of_a_family(case: str, changes: dict[str, Any], tmp_path: P
     assert_same(found, in_memory(path))
 
 
-@pytest.mark.parametrize("stored", ["BF16"])
 @pytest.mark.parametrize("computed", ["float32", "bfloat16", "float16"])
-def test_types(stored: str, computed: str, tmp_path: Path) -> None:
-    path = tiny_nllb_moe(tmp_path / "model", dtype=stored)
+def test_types(computed: str, tmp_path: Path) -> None:
+    path = tiny_nllb_moe(tmp_path / "model", dtype="BF16")
     found, _ = by_layer(path, dtype=getattr(torch, computed))
     assert_same(found, in_memory(path, computed))
 
