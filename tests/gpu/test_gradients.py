@@ -15,13 +15,14 @@ from tests.gpu.pretend import Pretend
 EXPERTS = 6
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("used", [[1, 3, 4], [0, 5]])
-def test_of_experts_with_and_without_tokens(gpu: Gpu, used: list[int]) -> None:
+def test_of_experts_with_and_without_tokens(gpu: Gpu, dtype: torch.dtype, used: list[int]) -> None:
     """Those of the experts that are used are a float32 model's on a CPU; those of the others are zero."""
     torch.manual_seed(0)
-    module = SparseFFN(32, 64, EXPERTS, dtype=torch.bfloat16).train()
+    module = SparseFFN(32, 64, EXPERTS, dtype=dtype).train()
     module.expert_mask = torch.tensor([expert in used for expert in range(EXPERTS)])
-    states = torch.randn(2, 7, 32).to(torch.bfloat16)
+    states = torch.randn(2, 7, 32).to(dtype)
     exact = SparseFFN(32, 64, EXPERTS).train()
     exact.load_state_dict(module.state_dict())
     exact.expert_mask = module.expert_mask.clone()
@@ -33,7 +34,7 @@ def test_of_experts_with_and_without_tokens(gpu: Gpu, used: list[int]) -> None:
     for name, gradient in found.items():
         assert [expert for expert in range(EXPERTS) if gradient[expert].any()] == used
         want = getattr(exact, name).grad
-        near = 1e-5 if torch.bfloat16 == torch.float32 else 0.05
+        near = 1e-5 if dtype == torch.float32 else 0.05
         torch.testing.assert_close(gradient, want, rtol=near, atol=near * float(want.abs().max()))
 
 
