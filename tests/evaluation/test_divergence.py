@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from prunecli.errors import DataError
+from prunecli.errors import DataError, UsageError
 from prunecli.evaluation import divergence
 from prunecli.evaluation.divergence import Compared, Reference
 from prunecli.modules import logits
@@ -152,4 +152,13 @@ def test_a_token_that_only_the_first_allows(tmp_path: Path) -> None:
 
     other.forward = without_token_9
     with pytest.raises(DataError, match="inf, not a finite number"):
+        measured(first, other)
+
+
+def test_another_vocabulary_is_refused() -> None:
+    first, other = (undeclared("phi", seed) for seed in (0, 1))
+    other.resize_token_embeddings(VOCAB - 1)
+    with pytest.raises(
+        UsageError, match=f"a vocabulary of {VOCAB - 1} entries is compared with one of {VOCAB}"
+    ):
         measured(first, other)

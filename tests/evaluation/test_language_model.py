@@ -262,3 +262,19 @@ def test_prompts_are_spread_over_the_texts() -> None:
     assert [len(ids) for ids in choose_prompts(texts, 99)] == [1, 1, 4, 32, 32, 32]
     with pytest.raises(DataError, match="no text has two tokens"):
         choose_prompts([(1,), ()], 3)
+
+
+def test_other_windows_are_not_compared(models: dict[str, Path], tmp_path: Path) -> None:
+    short = tiny_family(tmp_path / "short", "llama", seed=1, max_position_embeddings=8)
+    said: list[str] = []
+    both = {"full": models["full"], "short": short}
+    made = evaluate_data(both, Dataset("lm", TEXT), OPTIONS, say=said.append).results[1]
+    assert "kl_divergence" not in made.scores
+    assert any("short: no comparison of next tokens with full: it reads" in line for line in said)
+    made = evaluate_data(both, Dataset("lm", TEXT, context=8), OPTIONS).results[1]
+    assert made.scores["kl_divergence"] > 0
+
+
+def test_refused(models: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match="`continuations` does not go with `memory`"):
+        results(models, continuations=2, memory=1 << 30)

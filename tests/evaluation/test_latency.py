@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from prunecli.errors import DataError, PruneError, UsageError
 from prunecli.evaluation import hardware, latency, workloads
-from prunecli.evaluation.hardware import MemoryTask, measure_cost
+from prunecli.evaluation.hardware import MemoryTask, fit_together, measure_cost, run_task
 from prunecli.evaluation.latency import LatencyOptions, bench_latency
 from prunecli.evaluation.workloads import decode, decoding
 from prunecli.model.checkpoint import open_model
@@ -23,6 +23,9 @@ OPTIONS = LatencyOptions(
     sentences=4, beams=(1, 2), batch_sizes=(1, 2), runs=2, new_tokens=4, device="cpu", memory=False
 )
 TURNS = LatencyOptions(sentences=4, runs=2, device="cpu", memory=False)
+
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -278,13 +281,16 @@ def test_examples_of_a_classifier(tmp_path, labelled, monkeypatch):
     assert found.described == "4 examples of pairs.tsv"
 
 
-def test_load_time_and_peak_memory_of_a_process_of_its_own(tmp_path, text, monkeypatch):
+@pytest.mark.parametrize("task", ["mlm", "embedding"])
+def test_load_time_and_peak_memory_of_a_process_of_its_own(tmp_path, text, monkeypatch, task):
     path = tmp_path / "full"
-    sentence_model(path)
+    sentence_model(path) if task == "embedding" else tiny_family(path, "roberta")
+    if task == "mlm":  # one real process is enough
+        monkeypatch.setattr(latency, "measure_cost", run_task)
     before = torch.get_num_threads()
     options = QUICK.model_copy(update=dict(sentences=2, batch_sizes=(2,), runs=1, memory=True, threads=1))
     payload = bench_latency({"full": path}, text, options).to_json()
-    assert payload["task"] == "embedding"
+    assert payload["task"] == task
     assert payload["data"]["files"] == ["lines.txt"]
     assert payload["threads"] == 1
     assert torch.get_num_threads() == before
@@ -309,3 +315,35 @@ def test_text_and_models_that_do_not_go_together(tmp_path, text, family, task, m
     path = tiny_family(tmp_path / "full", family)
     with pytest.raises(PruneError, match=message):
         bench_latency({"full": path}, text, QUICK.model_copy(update=more), task=task)
+
+
+def test_one_after_the_other_where_memory_is_short(checkpoints, sentences, turns, monkeypatch):
+    monkeypatch.setattr(hardware, "MEMORY_SHARE", 0.0)
+    assert not fit_together([open_model(path) for path in checkpoints.values()], CPU, torch.float32)
+    payload = bench_latency(checkpoints, sentences, TURNS).to_json()
+    assert not payload["interleaved"]
+    assert [label for label, _, _ in turns] == ["full"] * 12 + ["pruned"] * 12
+
+
+def test_prompts_are_cut_out_of_documents(tmp_path, text, monkeypatch):
+    clocked = Clocked(monkeypatch)
+    monkeypatch.setattr(workloads, "PROMPT", 9)
+    path = tiny_family(tmp_path / "full", "gpt2")
+    options = QUICK.model_copy(update=dict(sentences=3, batch_sizes=(1,), runs=1, new_tokens=2))
+    found = bench_latency({"full": path}, text.model_copy(update=dict(whole_files=None)), options)
+    assert [shape for shape, _ in clocked.passes if shape[1] > 1] == [(1, 9)] * 3
+    assert found.data["whole_files"] is True
+    with pytest.raises(DataError, match="4 prompts of 9 tokens, 8 are needed"):
+        bench_latency(
+            {"full": path},
+            text.model_copy(update=dict(whole_files=True)),
+            options.model_copy(update=dict(sentences=8)),
+        )
+
+
+def test_a_classifier_without_padding_takes_one_at_a_time(tmp_path, labelled):
+    path = tiny_family(
+        tmp_path / "full", "gpt2", architectures=["GPT2ForSequenceClassification"], pad_token_id=None
+    )
+    with pytest.raises(UsageError, match="no padding token"):
+        bench_latency({"full": path}, labelled, QUICK)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from prunecli.errors import UsageError
 from prunecli.evaluation.evaluate import evaluate_data
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.model.checkpoint import open_model
@@ -91,3 +92,11 @@ def test_divergence_from_the_first_model(tmp_path: Path) -> None:
         assert in_layers[name].keys() == scores.keys()
         numbers = {key: value for key, value in scores.items() if isinstance(value, float)}
         assert {key: in_layers[name][key] for key in numbers} == pytest.approx(numbers, rel=1e-5)
+
+
+def test_a_family_that_runs_whole_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path / "model", "kimi_linear")
+    with pytest.raises(
+        UsageError, match="`memory`: a model of type kimi_linear is measured with the whole model"
+    ):
+        evaluated(tmp_path, {"model": path}, memory=PLENTY)

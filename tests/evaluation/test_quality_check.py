@@ -120,3 +120,16 @@ def test_a_model_that_does_not_fit_is_pruned_unmeasured(
     assert "The quality of the result is not measured: " in result.err
     with open_model("pruned-heads") as opened:
         opened.check()
+
+
+def test_text_that_gave_no_scores_comes_first(models: dict[str, Path]) -> None:
+    behind = quality(prune_ffn, models["llama"], "--text", "text.jsonl", "--max-sentences", 2)
+    assert not behind["text_of_scores"]
+    assert behind["before"] == pytest.approx(losses_of(models["llama"], LINES[2:]).loss, abs=1e-4)
+    parallel = ("--data", ".", "--pairs", "eng_Latn-fra_Latn", "--encoder", 1)
+    found = quality(prune_layers, models["m2m_100"], *parallel)
+    assert (found["text"], found["text_of_scores"]) == (["test"], False)
+    Path("test.eng_Latn").unlink()
+    Path("test.fra_Latn").unlink()
+    found = quality(prune_layers, models["m2m_100"], *parallel, "--force")
+    assert (found["text"], found["text_of_scores"]) == (["val"], True)

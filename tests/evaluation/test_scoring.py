@@ -186,3 +186,9 @@ def test_means_against_their_definition(left_out):
 @pytest.mark.parametrize("pairs", [[("a", "b")], [("a", "b"), ("a", "c")], [("b", "a"), ("c", "a")]])
 def test_one_source_or_target_says_nothing_without_groups(pairs):
     assert grouped_means(drawn(pairs), {}) == {}
+
+
+@pytest.mark.usefixtures("program")
+def test_a_program_that_fails_says_why():
+    with pytest.raises(PruneError, match="comet-score --model nobody/nothing: KeyError: no such model"):
+        comet_scores("nobody/nothing", ["s"], ["a"], {"full": ["a"]})

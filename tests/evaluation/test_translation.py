@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,10 +9,12 @@ import pytest
 import torch
 
 from prunecli import progress
+from prunecli.errors import OutputError
 from prunecli.evaluation import translation as module
 from prunecli.evaluation.decoding import Translation
 from prunecli.evaluation.evaluate import evaluate, evaluate_data
 from prunecli.evaluation.options import EvaluationOptions
+from prunecli.evaluation.translation import hypothesis_path
 from prunecli.modules import fitting
 from prunecli.tensors.documents import partial_path
 from prunecli.text.choice import Dataset, TextChoice
@@ -180,3 +183,30 @@ def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, tm
     wider = EvaluationOptions(beam=3, batch_tokens=64, max_new_tokens=6, device="cpu", samples=20)
     evaluate_data(checkpoints, DATA, wider, output)
     assert len(good_and_bad) == 8
+
+
+def test_hypotheses_are_kept_one_line_each(checkpoints, good_and_bad, tmp_path):
+    options = EvaluationOptions(
+        beam=2, batch_tokens=64, max_new_tokens=6, samples=0, hypotheses=tmp_path / "hyps"
+    )
+    evaluate_data(checkpoints, DATA, options, tmp_path / "e.json")
+    path = tmp_path / "hyps" / "full" / "test.eng_Latn-fra_Latn.hyp"
+    assert path == hypothesis_path(tmp_path / "hyps", "full", "test", "eng_Latn-fra_Latn")
+    assert path.read_text().splitlines() == list(TEXT.sentences["fra_Latn"])
+
+
+def test_existing_results_are_refused_before_the_work(checkpoints, good_and_bad, tmp_path):
+    output = tmp_path / "e.json"
+    output.write_text('{"format": "prunecli.old/1"}')
+    with pytest.raises(OutputError, match="exists"):
+        evaluate_data(checkpoints, DATA, OPTIONS, output)
+    kept = hypothesis_path(tmp_path, "pruned", "test", "fra_Latn-eng_Latn")
+    kept.parent.mkdir()
+    output.rename(kept)
+    with pytest.raises(OutputError, match="exists"):
+        evaluate_data(checkpoints, DATA, OPTIONS.model_copy(update=dict(hypotheses=tmp_path)), output)
+    assert good_and_bad == []
+    assert kept.read_text() == '{"format": "prunecli.old/1"}'
+    kept.rename(output)
+    evaluation = evaluate_data(checkpoints, DATA, OPTIONS, output, force=True)
+    assert evaluation.to_json() == json.loads(output.read_text())

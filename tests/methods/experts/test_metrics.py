@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from safetensors.torch import save_file
 
-from prunecli.errors import CheckpointError, StatisticsError
+from prunecli.errors import CheckpointError, StatisticsError, UsageError
 from prunecli.methods.experts import metrics
 from prunecli.methods.experts.metrics import (
     METRICS,
@@ -23,6 +23,7 @@ from prunecli.methods.experts.metrics import (
     default_metric,
     inverse_aimer,
     measure_texts,
+    metric_named,
     metric_values,
     parts_of_expert,
     random_values,
@@ -300,3 +301,8 @@ def test_an_unknown_text_is_refused_with_near_names() -> None:
     with pytest.raises(StatisticsError, match="no text 'cod'") as refused:
         measure_texts(statistics(), ("cod",))
     assert refused.value.remedy == "Did you mean code?"
+
+
+def test_an_unknown_metric_is_refused() -> None:
+    with pytest.raises(UsageError, match="No metric 'entropy'"):
+        metric_named("entropy")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.errors import PruneError
+from prunecli.errors import PruneError, UnsupportedModelError
 from prunecli.methods.experts.observer import StockObserver
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.stock_experts import expert_modules
@@ -124,3 +124,10 @@ def _brute_force(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> list[dict
         rows = zip(experts.tolist(), weights.tolist(), norms.tolist(), strict=True)
         found.append(sums([*rows], modules[name].num_experts))
     return found
+
+
+def test_layers_that_the_model_does_not_run_are_refused() -> None:
+    model = tiny_mixture("qwen3_moe")
+    observer = StockObserver(_layers(model)[:1])
+    with pytest.raises(UnsupportedModelError, match="2 layers of experts"), observer.watching(model):
+        pass
