@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from prunecli.errors import HubError
+from prunecli.errors import HubError, UsageError
 from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.options import ExpertOptions
 from prunecli.model import streamed
@@ -352,3 +352,33 @@ def test_a_killed_run_goes_on(source, hub):
     assert said[0].startswith("Going on")
     assert digests(Path("out")) == pruned_locally(Path("local"))
     assert hidden() == []
+
+
+def test_what_cannot_be_streamed(source, hub):
+    with pytest.raises(UsageError, match=r"reads a model of the hub where it is; source is a path"):
+        stream_model("source")
+    hub.add("org/pickled", tiny_nllb_moe("pickled", pickled=True))
+    with pytest.raises(HubError, match=r"^org/pickled: its weights are pickled \(pytorch_model.bin, "):
+        stream_model("org/pickled")
+    assert "pytorch_model.bin" not in hub.fetched()
+
+
+def test_nor_one_of_another_commit(unfinished, hub):
+    hub.add("org/tiny", tiny_nllb_moe("changed", seed=1, shards=3, experts=16), "c" * 40)
+    said = []
+    with stream_model("org/tiny") as opened:
+        assert opened.path.name == "c" * 40
+        prune(opened, "out", say=said.append)
+    assert said == []
+    assert digests(Path("out")) == pruned_locally(Path("local"))
+
+
+def test_files_in_the_cache_are_read_there(source, hub):
+    from huggingface_hub import hf_hub_download
+
+    hf_hub_download("org/tiny", "model-00002-of-00003.safetensors", revision=MAIN_COMMIT)
+    hub.requests.clear()
+    with stream_model("org/tiny") as opened:
+        prune(opened, "streamed")
+    assert "model-00002-of-00003.safetensors" not in hub.fetched()
+    assert digests(Path("streamed")) == pruned_locally(Path("local"))

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
 from prunecli.errors import CheckpointError, UnsupportedModelError
-from prunecli.modules.pooling import Pooling, read_pooling
+from prunecli.modules.pooling import MODES, Pooling, read_pooling
 from tests.sentence_model import WIDTH, sentence_model
 
 LOOPS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -123,3 +123,11 @@ def test_a_dense_layer_of_other_shapes_is_refused(
     save_file(tensors, model / "2_Dense" / "model.safetensors")
     with pytest.raises(CheckpointError, match=message):
         read_pooling(model)(torch.ones(1, 2, 32), torch.ones(1, 2))
+
+
+@pytest.mark.parametrize(("key", "mode"), MODES.items())
+def test_older_and_newer_settings(key: str, mode: str, tmp_path: Path) -> None:
+    model = sentence_model(tmp_path / "model")
+    for settings in ({name: name == key for name in MODES}, {"pooling_mode": mode}, {"pooling_mode": [mode]}):
+        (model / "1_Pooling" / "config.json").write_text(json.dumps(settings))
+        assert read_pooling(model).modes == (mode,)

@@ -215,3 +215,19 @@ steps:
 def test_outputs_within_one_another_are_refused(workplace):
     text = RECIPE.replace("${out}/evaluation.json", "${out}/language/evaluation.json")
     assert "is in the way of made/language of step 'prune-language'" in refusal(workplace, text)
+
+
+def test_dollar_signs_are_doubled(workplace):
+    text = RECIPE.replace("data: text", "langs: 'a$$b$${out}'")
+    assert resolved(workplace, text).steps[0].arguments[1] == "a$b${out}"
+
+
+def test_a_condition_on_an_unknown_variable_is_a_fault(workplace):
+    text = WHEN.replace("{kind: three}", "{kinds: three}")
+    assert "steps[3].when: there is no variable 'kinds'; did you mean 'kind'?" in refusal(workplace, text)
+
+
+@pytest.mark.parametrize("text", ["a", "=1", "a=[1", "a=[{b: 1}]"])
+def test_set_without_name_or_value_is_refused(text):
+    with pytest.raises(UsageError, match="assignments="):
+        parse_override(text)

@@ -20,6 +20,7 @@ from prunecli.recipes.run import (
     preview,
     read_state,
     run_steps,
+    stale_reason,
     state_file,
 )
 from tests.recipes.example import KEEPING, resolved
@@ -349,3 +350,12 @@ def test_what_is_in_the_way_is_named(workplace, page):
 def test_outputs_in_no_one_folder_are_refused(workplace, outputs):
     with pytest.raises(UsageError, match="in no one folder"):
         page_step([Step("a", "prune", (), outputs=tuple(map(Path, outputs)))], Path("page.html"))
+
+
+def test_steps_without_output_always_run():
+    assert stale_reason(Step("a", "inspect", ()), {}) == "it writes no file"
+
+
+def test_a_step_that_writes_nothing_is_an_error(workplace):
+    with pytest.raises(OutputError, match="step 'gates' ended well but did not write made"):
+        run(workplace, lambda step, replace: 0)

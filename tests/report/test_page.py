@@ -11,6 +11,7 @@ import shutil
 import typer
 from typer.testing import CliRunner
 
+from prunecli.analysis.language_comparison import TextOptions, compare_by_text
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.commands.prune_layers import prune_layers
@@ -19,6 +20,9 @@ from prunecli.report.collect import collect
 from prunecli.report.facts import facts
 from prunecli.report.history import command_lines
 from prunecli.report.page import report_page
+from prunecli.results.document import header
+from prunecli.tensors.documents import write_json as write_document
+from tests.commands.gates import text_statistics
 from tests.commands.heads import scored
 from tests.report import results
 from tests.report.pages import Page
@@ -377,3 +381,36 @@ def test_names_in_files_stay_text(tmp_path):
     assert f"script-src &#39;sha256-{digest}&#39;" in source
     assert "unsafe-eval" not in source
     source.encode("utf-8")
+
+
+def test_training(tmp_path):
+    write_json(tmp_path / "recovered.finetune.json", results.finetune())
+    found = page(tmp_path)
+    assert {"Loss of recovered", "chrF++ of recovered"} <= set(found.figures)
+    assert ("validation", 300, 4.5) in points(found, "Loss of recovered")
+    assert "300" in found.text
+
+
+def test_correlations_of_heads(tmp_path):
+    write_json(tmp_path / "head-comparison.json", results.head_comparison())
+    found = page(tmp_path)
+    assert found.sections() == ["Attention heads"]
+    for text in ("de.json and fr.json", "cross-attention", "0.812", "0.012", "0.625", "0.25"):
+        assert text in found.text, text
+
+
+def test_texts(tmp_path):
+    texts = compare_by_text(text_statistics(), TextOptions())
+    write_json(tmp_path / "texts.json", texts.to_json())
+    found = page(tmp_path)
+    assert found.sections() == ["Texts"]
+    for text in ("3 texts; 75% of the experts removed by reap", "only novel", "model.layers.1.mlp"):
+        assert text in found.text, text
+
+
+def test_gate_statistics_of_texts(tmp_path):
+    gates = text_statistics()
+    write_document(tmp_path / "gates.json", {**header(gates.format, [], None), **gates.to_json()})
+    found = page(tmp_path)
+    assert "Share of a layer's tokens that rank an expert first, over all texts" in found.figures
+    assert "3 texts." in found.text

@@ -66,3 +66,11 @@ def test_an_existing_file_stays_without_force(tmp_path):
     assert path.read_text() == "mine"
     write_tables(path, TABLES, force=True)
     assert path.read_text().startswith("table,name,")
+
+
+def test_latex(tmp_path):
+    write_tables(tmp_path / "t.tex", TABLES)
+    text = (tmp_path / "t.tex").read_text()
+    assert text.startswith("% by_a|b\n\\begin{tabular}{lrrrr}\n\\toprule\n")
+    assert f"a|b\\_c \\& 50 \\% & 0.30000000000000004 & {2**60 + 1} & True &  \\\\\n" in text
+    assert text.count("\\end{tabular}") == 2

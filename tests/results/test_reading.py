@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 
 import pytest
 
 from prunecli import results
+from prunecli.analysis.language_comparison import (
+    LanguageOptions,
+    TextOptions,
+    compare_by_language,
+    compare_by_text,
+)
 from prunecli.errors import DataError, StatisticsError
 from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors.documents import write_json
-from tests.commands.gates import statistics
+from tests.commands.gates import EXPERTS, LAYERS, statistics, text_statistics
 from tests.commands.heads import scored
 from tests.families import tiny_family
 from tests.report import results as files
@@ -192,3 +199,69 @@ def test_what_is_read_is_written_again(read, payload):
 def test_whole_files_are_written_again(read, name):
     payload = json.loads(json.dumps(getattr(files, name)()))
     assert json.loads(json.dumps(read(payload).to_json())) == payload
+
+
+def test_a_training_s_log(read):
+    training, validation = (read(FINETUNE).frame(name) for name in ("training", "validation"))
+    assert training["loss"].tolist() == [3.0, 2.0]
+    assert validation["chrf++"].tolist() == [40.0]
+
+
+def test_gates(read):
+    held = statistics()
+    found = read({"format": "prunecli.gates/1", **held.to_json()}).frame("gates")
+    assert len(found) == len(held.entries) * len(LAYERS) * EXPERTS
+    one = found[(found.pair == "qka-qbo") & (found.layer == LAYERS[1])]
+    assert one["top1"].tolist() == held.entries["qka-qbo"].top1[1].tolist()
+    assert one["conf2_sum"].tolist() == held.entries["qka-qbo"].conf2_sum[1].tolist()
+    assert set(one["tokens"]) == {held.entries["qka-qbo"].tokens[1]}
+
+
+def test_gates_of_texts(read):
+    made = text_statistics()
+    frame = read({"format": made.format, **made.to_json()}).frame("gates")
+    assert len(frame) == 3 * 2 * EXPERTS
+    assert frame[(frame.text == "novel") & (frame.expert == 8)]["routed"].tolist() == [100, 100]
+
+
+def test_texts(read):
+    texts = compare_by_text(text_statistics(), TextOptions())
+    result = read(texts.to_json())
+    assert result == texts
+    assert result.frame("similarity")["jaccard"].round(6).tolist() == [0.333333, 0, 0]
+    assert result.frame("layers")["own_code"].tolist() == [2, 2]
+    assert set(result.frame("clusters").iloc[0][["first", "second"]]) == {"code", "shell"}
+    for damage in ({"similarity": [[1]]}, {"clustering": {"texts": ["a", "b"], "matrix": [[0, 0, 1, 2]]}}):
+        with pytest.raises(DataError):
+            read({**texts.to_json(), **damage})
+
+
+def test_languages(read):
+    languages = compare_by_language(statistics(), LanguageOptions())
+    result, matrices = read(languages.to_json()), languages.similarity
+    assert result == languages
+    pairs = result.frame("similarity")
+    assert pairs["decoder_jaccard"].tolist() == [
+        matrices.decoder[one][other] for one, other in combinations(range(len(languages.pairs)), 2)
+    ]
+    assert result.frame("experts_per_layer")["experts_mean"].tolist() == [4, 4]
+    clusters = result.frame("clusters")
+    assert clusters[clusters.side == "encoder"].iloc[-1][["first", "second"]].map(str.split).map(
+        set
+    ).tolist() in (
+        [{"qba", "qbo"}, {"qka", "qko"}],
+        [{"qka", "qko"}, {"qba", "qbo"}],
+    )
+
+
+def test_latency(read):
+    result = read(LATENCY)
+    speed, size = result.frame("speed"), result.frame("size")
+    assert list(zip(speed["batch_size"], speed["checkpoint"], strict=True)) == [
+        (1, "one"), (1, "two"), (8, "one"), (8, "two"),
+    ]  # fmt: skip
+    assert set(speed["tokens_per_second_mean"]) == {2.75}
+    assert set(speed["speedup_deviation"]) == {0.125}
+    assert size["load_seconds"][0] == 0.5
+    assert size["resident_peak_bytes"].isna().tolist() == [False, True]
+    assert set(result.frame()["table"]) == {"speed", "size"}

@@ -181,3 +181,14 @@ def test_adapted_and_merged_compute_the_same(tmp_path, family, changes):
         found = model(tokens).logits
         torch.testing.assert_close(found, plain(tokens).logits)
     assert (found - before).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("family", ["m2m_100", "gpt2"])
+def test_gradient_checkpointing_changes_nothing(tmp_path, family):
+    model = tiny_family(tmp_path / "model", family, **(CALM if family == "m2m_100" else {}))
+    data = language_model() if family == "gpt2" else translation()
+    made = [
+        train(model, tmp_path / f"{again}", options(steps=2, gradient_checkpointing=again), data)
+        for again in (False, True)
+    ]
+    assert staged(made[0]) == staged(made[1])

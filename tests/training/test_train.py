@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from prunecli import load_model
-from prunecli.errors import UsageError
+from prunecli.errors import CheckpointError, OutputError, UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.running.encoding import translation_examples
 from prunecli.text.parallel import ParallelText
@@ -310,3 +310,34 @@ def test_families(tmp_path, family):
     with open_model(trained.staged) as made, open_model(model) as source:
         assert dict(made.tensors) == dict(source.tensors)
     assert math.isfinite(trained.log["validation"][0]["loss"])
+
+
+def test_time_ends_a_run(model, tmp_path):
+    trained = train(model, tmp_path / "state", options(steps=None, minutes=1e-9, eval_every=50))
+    assert trained.log["steps"] == 1
+    assert [row["step"] for row in trained.log["validation"]] == [0, 1]
+
+
+def test_epochs(model, tmp_path):
+    one = train(model, tmp_path / "one", options(steps=None, epochs=1, eval_every=100))
+    two = train(model, tmp_path / "two", options(steps=None, epochs=2, eval_every=100))
+    assert one.log["epochs"] == 1
+    assert two.log["steps"] == 2 * one.log["steps"]
+    assert two.log["tokens"] == 2 * one.log["tokens"]
+
+
+def test_a_directory_of_something_else_is_left_alone(model, tmp_path):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "thesis.tex").write_text("x")
+    with pytest.raises(OutputError, match="holds no run"):
+        train(model, tmp_path / "state")
+    assert (tmp_path / "state" / "thesis.tex").read_text() == "x"
+
+
+def test_a_best_model_whose_name_is_damaged_is_refused(model, tmp_path):
+    train(model, tmp_path / "state", options(steps=4))
+    (tmp_path / "state" / "finished.json").unlink()
+    kept = tmp_path / "state" / f"checkpoint-{kept_steps(tmp_path / 'state')[-1]}" / "trainer_state.json"
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "best_model_checkpoint": 0.5}))
+    with pytest.raises(CheckpointError, match=r"damaged \(TypeError: best_model_checkpoint 0.5\)"):
+        train(model, tmp_path / "state", options(steps=4))
