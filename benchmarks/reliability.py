@@ -25,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from tests.fuzz.kills import SIGNALS, Fresh, Stable, kill, reference, served
-from tests.fuzz.places import each_once, kinds_of_places
-from tests.fuzz.rounds import play, prepare
-from tests.fuzz.writers import WRITERS
+from tools.fuzz.kills import SIGNALS, Fresh, Stable, kill, reference, served
+from tools.fuzz.places import each_once, kinds_of_places
+from tools.fuzz.rounds import play, prepare
+from tools.fuzz.writers import WRITERS
 
 MEMORY_BYTES, FILE_BYTES = 16 << 30, 1 << 30
 """Limits of this process: absurd sizes that are believed show."""

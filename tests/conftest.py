@@ -5,11 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 
 from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Tests start processes; without bytecode each would compile every module anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.pop("COLUMNS", None)  # some shells export their own; messages would be wrapped

@@ -12,16 +12,14 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from tests.families import tiny_family
-from tests.families.records import CASES, FAMILIES
+from tests.families.records import CASES, FAMILIES, own_layouts
 from tests.tiny import write_json, write_weights
 
 LAYOUTS = {name: CASES[name].ffns for name in (*FAMILIES, "t5-gated")}
 """Of the tiny models; the dense FFNs of NLLB-MoE, whose layers 1 and 3 are sparse."""
 
-OWN_SHAPES = [
-    name for number, name in enumerate(LAYOUTS) if LAYOUTS[name] not in [*LAYOUTS.values()][:number]
-]
-"""Of these the ones whose FFNs and norms do not lie as those of an earlier one."""
+OWN_SHAPES = own_layouts(LAYOUTS)
+"""Families whose FFNs and norms lie in different ways."""
 
 
 def tiny(directory: Path, case: str, **changes: Any) -> Path:

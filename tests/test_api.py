@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import re
@@ -10,21 +9,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import prunecli
 
 PUBLIC = [
     getattr(prunecli, name) for name in prunecli.__all__ if name not in ("demo", "results", "__version__")
 ]
-JSON = ("config", "settings")
-"""Names of what holds keys of a config.json, of which nobody knows what each is."""
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 NOTEBOOK = PAGE.with_name("prune-experts.ipynb")
 
@@ -66,25 +60,6 @@ def test_the_notebook_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.Monk
     assert shown == [], "each cell was run before it was saved"
 
 
-def test_the_page_names_every_function() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    functions = [name for name in prunecli.__all__ if name.islower() and name not in ("demo", "results")]
-    assert [name for name in functions if name not in page and name != "__version__"] == []
-
-
-@cache
-def checked_alone(module: str) -> dict[str, Any]:
-    """What a module imports for type checkers alone."""
-    tree = ast.parse(inspect.getsource(sys.modules[module]))
-    blocks = [
-        node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-    ]
-    names: dict[str, Any] = {}
-    for block in blocks:
-        exec(ast.unparse(ast.Module(block.body, [])), names)
-    return names
-
-
 def functions_of(public: Any) -> Iterator[Any]:
     """A function itself; the public methods and properties of a class, and how it is made."""
     if inspect.isfunction(public):
@@ -99,27 +74,6 @@ def functions_of(public: Any) -> Iterator[Any]:
             and (not name.startswith("_") or name == "__init__")
         ):
             yield member
-
-
-def hints(public: Any) -> dict[str, Any]:
-    return get_type_hints(
-        public, localns=checked_alone(public.__module__) | vars(sys.modules[public.__module__])
-    )
-
-
-def holds_any(hint: Any) -> bool:
-    if hint == NDArray[np.float64]:  # of any shape
-        return False
-    return hint is Any or any(holds_any(part) for part in get_args(hint))
-
-
-@pytest.mark.parametrize("public", PUBLIC, ids=lambda public: public.__name__)
-def test_types_say_what_goes_in_and_what_comes_out(public: Any) -> None:
-    for function in functions_of(public):
-        found = hints(function)
-        untyped = set(inspect.signature(function).parameters) - {*found, "self", "cls"}
-        assert untyped == set(), function
-        assert [name for name, hint in found.items() if name not in JSON and holds_any(hint)] == [], function
 
 
 @pytest.mark.parametrize("public", PUBLIC, ids=lambda public: public.__name__)
@@ -137,14 +91,6 @@ def test_docstrings_say_what_each_thing_is(public: Any) -> None:
         assert "Raises" in described
     for function in functions_of(public):
         assert function.__name__ == "__init__" or inspect.getdoc(function), function
-
-
-def test_type_checkers_know_every_name_as_public() -> None:
-    tree = ast.parse(inspect.getsource(prunecli))
-    shown = {
-        alias.asname for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
-    assert {"__version__", *shown} - {None, "Any"} == set(prunecli.__all__)
 
 
 def test_words_that_are_no_choice_are_refused() -> None:

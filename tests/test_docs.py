@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -12,21 +11,19 @@ from pathlib import Path
 from pkgutil import resolve_name
 from urllib.parse import urlsplit
 
-import markdown
 import pytest
 import typer
 import typer.main
 
 from prunecli.commands import app
 from prunecli.options import RENAMED
-from tests.markdown_pages import GITHUB, Page, parse
+from tests.markdown_pages import Page, parse
 from tools import option_tables
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 COMMANDS = {name for names in app.COMMANDS.values() for name in names}
-SHARED = DOCS / "options.md"
 
 
 @cache
@@ -141,25 +138,6 @@ def test_every_page_is_reached_from_the_readme_and_from_the_index() -> None:
         assert set(DOCS.rglob("*.md")) - reached <= {DOCS / "index.md"}, start
 
 
-def test_pages_of_the_site_link_to_pages_of_the_site() -> None:
-    outside = [
-        (of(path), link)
-        for path in DOCS.rglob("*.md")
-        for link, file, _ in targets(path)
-        if not file.is_relative_to(DOCS)
-    ]
-    assert outside == []  # name the file as code: the site does not hold it
-
-
-@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=of)
-def test_the_site_shows_the_lists_and_tables_that_github_shows(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    github = GITHUB.render(text)
-    site = markdown.markdown(text, extensions=["tables", "fenced_code"])
-    elements = r"<(h[1-6]|ul|ol|li|table|tr|td|pre|code|strong|em|a|img|blockquote)\b"
-    assert Counter(re.findall(elements, site)) == Counter(re.findall(elements, github))
-
-
 def test_every_command_has_a_page_and_every_page_a_command() -> None:
     assert {path.stem for path in (DOCS / "commands").iterdir()} == COMMANDS
 
@@ -187,13 +165,6 @@ def test_every_option_of_a_command_is_on_its_page(name: str) -> None:
 
 def test_tables_of_options_are_those_of_the_commands() -> None:
     assert option_tables.main(check=True) == 0, "write them with python -m tools.option_tables"
-
-
-def test_options_that_are_called_shared_are() -> None:
-    for text in read(SHARED).code:
-        for option in re.findall(r"^--[\w-]+", text):
-            if option not in options(""):
-                assert sum(option in options(name) for name in COMMANDS) > 1, option
 
 
 @pytest.mark.parametrize("path", PAGES, ids=of)

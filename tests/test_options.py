@@ -52,8 +52,3 @@ def test_a_list_may_stand_for_a_tuple_and_one_name_for_several():
     assert prunecli.VocabularyOptions(keep=["<x>"]).keep == ("<x>",)
     assert prunecli.HeadOptions(attention="cross").attention == ("cross",)
     assert prunecli.Destination(Path("out"), keep_at=[5]).keep_at == (5,)
-
-
-def test_a_choice_of_several_words_knows_them():
-    with pytest.raises(UsageError, match="attention=sideways`: no such choice"):
-        prunecli.HeadOptions(attention=["cross", "sideways"])

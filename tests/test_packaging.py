@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import runpy
 import shutil
 import subprocess
@@ -34,14 +33,6 @@ def test_links_to_files_become_absolute(setup: dict[str, Any]) -> None:
     assert own == [link for link in parse(README).links if "://" not in link]
     assert own
     assert all((ROOT / path.partition("#")[0]).exists() for path in own)
-
-
-def test_without_an_address_their_text_is_left(setup: dict[str, Any]) -> None:
-    made = setup["long_description"](README, None)
-    page = parse(made)
-    assert page.links == tuple(link for link in parse(README).links if "://" in link)
-    assert page.typed == parse(README).typed
-    assert "of any family that transformers knows: layers" in made
 
 
 @pytest.mark.parametrize(
@@ -90,10 +81,3 @@ def test_the_source_distribution_is_the_repository_and_its_wheel_holds_the_recip
     with zipfile.ZipFile(build("wheel", source, tmp_path / "wheel")) as wheel:
         for path in (ROOT / "recipes").iterdir():
             assert wheel.read(f"prunecli/recipes/files/{path.name}") == path.read_bytes()
-
-
-def test_nobody_is_told_to_install_from_an_index_what_is_not_on_it() -> None:
-    """Until it is: then this test goes, and `prunecli.PACKAGE` says so."""
-    texts = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "prunecli").rglob("*.py")]
-    told = re.compile(r"pip install [\"']?prunecli\b")
-    assert [str(path) for path in texts if told.search(path.read_text(encoding="utf-8"))] == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prunecli.errors import MemoryShortError, Shortage, UsageError
+from prunecli.errors import MemoryShortError, Shortage
 from prunecli.evaluation.on_text import RunOptions
 from prunecli.methods.ffn import activations
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
@@ -31,27 +31,6 @@ def model(tmp_path: Path) -> Checkpoint:
 def text(tmp_path: Path) -> TextRun:
     (tmp_path / "text").write_text("ab cd\nefg\n")
     return TextRun(TextChoice(files=(tmp_path / "text",)), ON_CPU)
-
-
-def test_text_is_read_only_where_options_ask_for_it(model: Checkpoint) -> None:
-    nowhere = TextRun(TextChoice(files=(Path("no-such-file"),)))
-    assert plan_layers(model, LayerOptions(metric="last", count=1), nowhere).kept == {
-        "decoder.layers": (0, 1)
-    }
-    widths = plan_widths(model, NarrowOptions(width=5, metric="norms"), nowhere)
-    assert all(len(ids) == 5 for ids in widths.kept.values())
-    assert plan_ffn_on_text(model, FfnOptions(preset="NoDec"), nowhere).removed
-    with pytest.raises(UsageError, match="`metric=cosine` needs text"):
-        plan_layers(model, LayerOptions(count=1), TextRun(TextChoice()))
-
-
-def test_the_step_says_which_text(model: Checkpoint, text: TextRun) -> None:
-    layers = plan_layers(model, LayerOptions(count=1), text)
-    widths = plan_widths(model, NarrowOptions(width=5, metric="activation"), text)
-    shared = plan_ffn_on_text(model, FfnOptions(width=20, keep_units="activations"), text)
-    assert len(layers.kept["decoder.layers"]) == 2
-    for plan in (layers, widths, shared):
-        assert plan.step["arguments"]["text"]["files"] == ["text"]
 
 
 def test_the_units_that_stay_are_the_most_active(model: Checkpoint, text: TextRun) -> None:

@@ -43,15 +43,6 @@ def test_what_is_made_of_shares_comes_back_in_order(count: int) -> None:
     assert found == [[10 * item for item in items]] * count
 
 
-def test_processes_with_other_text_are_refused() -> None:
-    def work(group: ProcessGroup) -> None:
-        group.require_same({"pairs": ["a-b"], "text": "other" if group.rank == 2 else "same"})
-
-    for number, error in enumerate(at_once(3, work)):
-        assert f"process {number} of 3 stops: they do not have the same text" in str(error)
-    assert at_once(3, lambda group: group.require_same({"text": "same"})) == [None] * 3
-
-
 def test_where_one_fails_all_end() -> None:
     def work(group: ProcessGroup) -> None:
         with group.in_step():
@@ -144,13 +135,6 @@ def test_a_process_that_dies_ends_the_others_with_a_line(folder: Path) -> None:
     assert "process 0 of 2 stops: another one has ended" in first[2]
     assert "Traceback" not in first[2]
     assert not (folder / "evaluation.json").exists()
-
-
-def test_other_tasks_are_for_one_process(folder: Path) -> None:
-    (folder / "text").write_text("the hen\n")
-    found = ended(start(folder, "evaluate", "m", "--task", "lm", "--text", "text"))
-    assert [status for status, _, _ in found] == [2, 2]
-    assert "process 1: Error: --task lm: one process does it" in found[1][2]
 
 
 def test_processes_that_cannot_join(folder: Path) -> None:

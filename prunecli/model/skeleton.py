@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from json import dumps
 from typing import TYPE_CHECKING, Any
 
 from prunecli.architectures.records import ModelClass
@@ -16,6 +17,7 @@ from prunecli.errors import CheckpointError, UnsupportedModelError, kind_and_rea
 from prunecli.model.declared import class_names, depths_beyond, with_keys
 from prunecli.model.quantisation import KEYS
 from prunecli.model.structure import KEY, WEIGHTS_KEY
+from prunecli.tensors.json_files import parsed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,18 +133,19 @@ class Skeleton:
         return None
 
     def donor(self, changes: Changes) -> Any:
-        """The model with other values; made once.
+        """The model with other values, to be looked at; made once for all skeletons of this config.
 
         Raises:
             ValueError: transformers refuses them.
         """
+        own = _known(self.model_class, self.config_class, dumps(self.config))
         key = repr(changes)
-        if key not in self._donors:
-            other = self.changed(changes)
+        if key not in own._donors:
+            other = own.changed(changes)
             if other is None:
                 raise ValueError("transformers refuses a smaller config")
-            self._donors[key] = other.model
-        return self._donors[key]
+            own._donors[key] = other.model
+        return own._donors[key]
 
     @cached_property
     def _donors(self) -> dict[str, Any]:
@@ -162,6 +165,11 @@ class Skeleton:
         wanted = with_keys(self.effective, changes)
         changed = with_keys(self.config, changes)
         return _stating(changed, self.config_of(changed).to_dict(), wanted)
+
+
+@lru_cache(maxsize=2)  # a model and its result are opened several times in a process
+def _known(model_class: Any, config_class: Any, config: str) -> Skeleton:
+    return Skeleton(model_class, config_class, parsed(config))
 
 
 def stored_form(model: Any, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:

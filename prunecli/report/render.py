@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -196,6 +197,16 @@ def save_pictures(rows: Sequence[Sequence[Picture]], path: Path, title: str = ""
         partial.write_bytes(content)
 
 
+@cache
+def _script() -> str:
+    """Vega-Lite and what draws the charts with it; bundling takes seconds."""
+    import vl_convert
+
+    own = _asset("page.js").replace("THEMES", json.dumps(THEMES))
+    bundle: str = vl_convert.javascript_bundle(own, **VEGA_LITE)
+    return bundle.replace("</script", r"<\/script")
+
+
 def render(
     title: str, sections: Sequence[tuple[str, Sequence[Block]]], introduction: Sequence[Block] = ()
 ) -> str:
@@ -214,12 +225,7 @@ def render(
         if isinstance(block, Pictures)
         for picture in block.pictures
     ]
-    script = ""
-    if drawn and not missing:
-        import vl_convert
-
-        own = _asset("page.js").replace("THEMES", json.dumps(THEMES))
-        script = vl_convert.javascript_bundle(own, **VEGA_LITE).replace("</script", r"<\/script")
+    script = _script() if drawn and not missing else ""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Nothing is loaded and only this script runs, whatever the names in the files are.
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"

@@ -31,15 +31,6 @@ def test_it_is_the_hsic_of_gram_matrices(seed: int, sentences: int, chosen: tupl
 
 
 @settings(max_examples=30)
-@given(st.integers(0, 10**6), st.integers(3, 20), widths, st.integers(1, 4000))
-def test_the_size_of_the_blocks_changes_nothing(
-    seed: int, sentences: int, chosen: tuple[int, ...], block_bytes: int
-) -> None:
-    features = random_features(seed, sentences, chosen)
-    np.testing.assert_allclose(linear_cka(features, block_bytes=block_bytes), linear_cka(features), rtol=1e-9)
-
-
-@settings(max_examples=30)
 @given(st.integers(0, 10**6), st.floats(0.01, 100), st.floats(-5, 5))
 def test_rotations_scales_and_shifts_are_not_seen(seed: int, scale: float, shift: float) -> None:
     first, second = random_features(seed, 25, (6, 9))
@@ -48,13 +39,6 @@ def test_rotations_scales_and_shifts_are_not_seen(seed: int, scale: float, shift
     found = linear_cka([first, moved, second])
     assert found[0, 1] == pytest.approx(1, abs=1e-5)
     assert found[1, 2] == pytest.approx(found[0, 2], abs=1e-4)
-
-
-def test_by_hand() -> None:
-    # Centred: x = (-1, 0, 1), y = (-1, 2, -1): <x, y>^2 / (<x, x> <y, y>) = 0, and with z = (-1, -1, 2) 9 / (2 * 6).
-    x, y, z = ([1, 2, 3], [0, 3, 0], [4, 4, 7])
-    found = linear_cka([np.array(column, np.float32)[:, None] for column in (x, y, z)])
-    np.testing.assert_allclose(found[0], [1, 0, 0.75], atol=1e-12)
 
 
 def test_outputs_that_never_change_have_no_similarity() -> None:

@@ -35,41 +35,12 @@ def test_ties_go_to_the_first_whatever_the_blocks(seed: int, k: int, block_bytes
     np.testing.assert_allclose(found, expected([rows, other], k), rtol=1e-12)
 
 
-@settings(max_examples=30)
-@given(st.integers(0, 10**6), st.floats(0.01, 100))
-def test_rotations_and_scales_are_not_seen(seed: int, scale: float) -> None:
-    first, second = random_features(seed, 30, (6, 9))
-    rotation, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((6, 6)))
-    turned = (first.astype(np.float64) @ rotation * scale).astype(np.float32)
-    found = local_neighbourhood_similarity([first, turned, second], 4)
-    assert found[0, 1] >= 0.95  # but for cosines that float32 cannot tell apart
-    np.testing.assert_array_equal(np.diagonal(found), 1)
-    np.testing.assert_array_equal(found, found.T)
-
-
-def test_by_hand() -> None:
-    # On a circle at 0, 10, 30, 180 degrees, and with the last two exchanged.
-    angles = np.radians([0, 10, 30, 180])
-    circle = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    # Nearest: 0 -> 1, 1 -> 0, 2 -> 1, 3 -> 2; exchanged: 0 -> 1, 1 -> 0, 2 -> 3, 3 -> 1.
-    found = local_neighbourhood_similarity([circle, circle[[0, 1, 3, 2]]], 1)
-    assert found[0, 1] == 0.5
-
-
-def test_outputs_that_never_change_have_no_neighbours() -> None:
-    features = [*random_features(0, 10, (4,)), np.ones((10, 4), np.float32)]
-    found = local_neighbourhood_similarity(features, 2)
-    assert np.isnan(found[1]).all()
-    assert np.isnan(found[:, 1]).all()
-    assert found[0, 0] == 1
-
-
 @pytest.mark.parametrize(("share", "sentences", "k"), [(0.05, 2037, 102), (0.05, 20, 1), (0.29, 100, 29)])
 def test_the_number_of_neighbours(share: float, sentences: int, k: int) -> None:
     assert neighbour_count(share, sentences) == k
 
 
-@pytest.mark.parametrize(("share", "sentences"), [(0.01, 20), (0.0, 500), (1.0, 50)])
+@pytest.mark.parametrize(("share", "sentences"), [(0.01, 20), (1.0, 50)])
 def test_a_share_that_makes_none_or_all_is_refused(share: float, sentences: int) -> None:
     with pytest.raises(UsageError, match=f"neighbours={share:g}` of {sentences}"):
         neighbour_count(share, sentences)

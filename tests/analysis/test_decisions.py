@@ -40,14 +40,6 @@ def test_experts_of_one_layer() -> None:
     assert summary(decision)[0] == "3 of 5 experts kept by importance; per-layer."
 
 
-def test_a_threshold_tells_the_share_before_an_expert() -> None:
-    place = Ranked.of(("a", "encoder", 3), range(4), [1, 2], [1.0, 6.0, 2.0, 1.0], tokens=40)
-    decision = Decision("expert", (place,), "importance", thresholds={"encoder": 0.7}, origin=ORIGIN)
-    shares = " Those before it hold 60.00% of the layer's importance; the threshold is 70.00%."
-    assert said(decision, 2).endswith(shares)
-    assert "Those before it hold 80.00%" in said(decision, 0)
-
-
 def test_a_head_that_its_layer_needs_says_so() -> None:
     # 0.1 and 0.2 go; 0.15 is the last one of its attention.
     places = [
@@ -82,21 +74,3 @@ def test_tokens_say_what_they_are_needed_for() -> None:
     assert said(decision, 3) == (
         f"It was dropped: it occurs once; tokens that occur 2 times or more stay{on}"
     )
-
-
-def test_what_was_not_ranked_has_no_value() -> None:
-    alone = {"eng-fra": np.array([True, False]), "deu-fra": np.array([False, False])}
-    place = Ranked.of(("a", "encoder", 0), [0, 1], [0], alone=alone)
-    decision = Decision("expert", (place,), how="named in ids.json")
-    assert said(decision, 0) == (
-        "It was kept: named in ids.json; it has no value. Alone, eng-fra would keep it; deu-fra would not."
-    )
-    assert said(decision, 1) == (
-        "It was dropped: named in ids.json; it has no value. None alone would keep it: eng-fra, deu-fra."
-    )
-
-
-def test_where_all_stay_there_is_no_cut() -> None:
-    place = Ranked.of(("a", "encoder", 0), [0, 1], [0, 1], [2.0, 1.0])
-    decision = Decision("unit", (place,), "norms")
-    assert said(decision, 1) == "It was kept: its score by norms 1 is rank 2 of 2; of the weights alone."

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from prunecli import results
-from prunecli.analysis.explanation import Explained, explain
-from prunecli.errors import CheckpointError, DataError
+from prunecli.analysis.explanation import Explained, Question, explain, parse_question
+from prunecli.errors import CheckpointError, DataError, UsageError
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
 from prunecli.methods.sharing.options import FfnOptions
@@ -94,21 +94,6 @@ def test_a_file_of_the_first_version_is_read(thrice: Path) -> None:
         explain(thrice / "three", "layer 2")
 
 
-def test_units_of_merged_ffns_are_told_of_the_merged_one(thrice: Path) -> None:
-    answers = explain(thrice / "four", "unit 0 of layer 1")
-    assert answers[-1].command == "share-ffn"
-    assert "In the FFN as step 4 made it: " in answers[-1].text
-    assert answers[-1].fields["id"] == 0
-
-
-def test_a_layer_is_told_its_number_of_now(thrice: Path) -> None:
-    texts = [answer.text for answer in explain(thrice / "two", "layer 2")]
-    assert texts == [
-        "Step 2, prune-layers: Decoder layer 2 was kept: named by --remove; it has no value.",
-        "In the result it is decoder layer 1.",
-    ]
-
-
 def test_a_result_without_the_file_says_what_to_do(thrice: Path) -> None:
     (thrice / "two" / FILE).unlink()
     with pytest.raises(DataError, match=f"holds no {FILE}") as caught:
@@ -133,9 +118,41 @@ def test_a_file_of_another_history_is_refused(thrice: Path) -> None:
     assert [*Explained.open(thrice / "next").decisions] == [2]
 
 
-def test_a_stock_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="did not write"):
-        explain(tiny_family(tmp_path / "stock", "llama"), "layer 1")
-    (tmp_path / "config.json").write_text(json.dumps({"prunecli": {"version": 1, "history": [3]}}))
-    with pytest.raises(CheckpointError, match="damaged"):
-        explain(tmp_path, "layer 1")
+@pytest.mark.parametrize(
+    ("text", "question"),
+    [
+        ("expert 7 of layer 3", Question("expert", 7, layer=3)),
+        ("Expert 7 of the encoder layer 3", Question("expert", 7, side="encoder", layer=3)),
+        ("expert 7", Question("expert", 7)),
+        ("head 2 of decoder cross-attention layer 1", Question("head", 2, "", "decoder", "cross", 1)),
+        ("head 2 of layer 1, self-attention", Question("head", 2, "", None, "self", 1)),
+        ("unit 5 of layer 0 of the encoder", Question("unit", 5, side="encoder", layer=0)),
+        ("layer 4", Question("layer", 4)),
+        ("decoder layer 4", Question("layer", 4, side="decoder")),
+        ("token ▁house", Question("token", text="▁house")),
+        ("token of", Question("token", text="of")),
+        ('token "a b"', Question("token", text='"a b"')),
+    ],
+)
+def test_questions_are_read(text: str, question: Question) -> None:
+    assert parse_question([text]) == parse_question(text.split()) == question
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no part"),
+        ("neuron 3", "no part"),
+        ("expert", "which expert"),
+        ("expert seven", "which expert"),
+        ("expert 7 of house 3", "what is 'house'"),
+        ("head 2 of expert 3", "one part at a time"),
+        ("encoder", "one part at a time"),
+        ("token", "which token"),
+        ("expert -1", "which expert"),
+    ],
+)
+def test_what_is_no_question_is_refused_with_examples(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        parse_question(text.split())
+    assert "expert 7 of layer 3" in str(caught.value.remedy)

@@ -63,17 +63,6 @@ def test_heads_are_matched_by_their_original_ids():
     assert comparison.correlations[0].pearson_p == pytest.approx(0, abs=1e-6)
 
 
-def test_what_a_score_loses_is_compared_whatever_the_metric():
-    loss = scores(FIRST, method="ablation", metric="loss", base=1.0)
-    comparison = compare_heads((loss, scores(SECOND, method="ablation", metric="bleu", base=1.0)), FILES)
-    assert [(one.first, one.second) for one in comparison.heads][:2] == [(0.0, 0.5), (1.0, -1.5)]
-    assert (comparison.first.metric, comparison.first.base, comparison.first.importance) == (
-        "loss",
-        1.0,
-        None,
-    )
-
-
 @pytest.mark.parametrize(
     ("second", "message"),
     [

@@ -78,36 +78,6 @@ def test_a_copy_is_the_same(models: Path) -> None:
         np.testing.assert_array_equal(found.within_first(measure), found.within_second(measure))
 
 
-def test_one_model_alone_is_as_beside_another(models: Path) -> None:
-    alone = compared(models, "one")["one"]
-    beside = compared(models, "one", "two")["two"]
-    assert alone.second == ()
-    for measure in ("cka", "lns"):
-        np.testing.assert_allclose(alone.within_first(measure), beside.within_first(measure), rtol=1e-12)
-
-
-def test_the_order_of_two_models_does_not_matter(models: Path) -> None:
-    one, other = compared(models, "one", "two")["two"], compared(models, "two", "one")["one"]
-    for measure in ("cka", "lns"):
-        np.testing.assert_allclose(one.between(measure), other.between(measure).T, rtol=1e-12)
-
-
-def test_pairs_are_averaged(models: Path) -> None:
-    singles = [compared(models, "one", "two", pairs=(pair,))["two"] for pair in PAIRS]
-    both = compared(models, "one", "two", pairs=PAIRS)["two"]
-    for measure in ("cka", "lns"):
-        mean = sum(found.between(measure) for found in singles) / 2
-        np.testing.assert_allclose(both.between(measure), mean, rtol=1e-12)
-
-
-def test_other_widths_and_depths(models: Path) -> None:
-    found = compared(models, "one", "wide")["wide"]
-    assert found.widths == (32, 64)
-    assert found.between("cka").shape == (12, 10)
-    names = [row["first"] for row in result(found).corresponding or []]
-    assert names == [c.name for c in found.first if c.side == "decoder" or c.layer < 2]
-
-
 def test_removed_ffns_are_left_out_and_named(models: Path) -> None:
     found = compared(models, "one", "less")["less"]
     gone = ("model.decoder.layers.0.ffn", "model.decoder.layers.1.ffn")
@@ -161,12 +131,6 @@ def test_random_weights_are_the_lower_bound(models: Path) -> None:
     assert made.mean["decoder"]["cka_random"] == pytest.approx(sum(decoder) / 4, abs=1e-6)
 
 
-def test_a_model_as_its_own_benchmark_is_a_hundred_percent(models: Path) -> None:
-    found = compared(models, "one", "two")["two"]
-    for mean in result(found, [found]).mean.values():
-        assert mean["cka_normalised"] == mean["lns_normalised"] == 100
-
-
 def test_successive_components_of_one_model(models: Path) -> None:
     found = result(compared(models, "one")["one"])
     known = {component.name: component for component in found.components["first"]}
@@ -216,9 +180,3 @@ def test_one_stack_reads_plain_text(tmp_path: Path) -> None:
 def test_too_few_sentences_are_refused() -> None:
     with pytest.raises(DataError, match="19 sentences are too few"):
         plain_portions(PlainText((Path("text.txt"),), LINES[:19]))
-
-
-def test_blank_lines_are_not_compared() -> None:
-    text = ParallelText("val", {"eng_Latn": (*LINES, "the"), "fra_Latn": (*LINES, "")})
-    (portion,) = parallel_portions(text, PAIRS[:1])
-    assert portion.sources == portion.targets == LINES

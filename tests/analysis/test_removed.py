@@ -1,10 +1,25 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from prunecli.analysis.removed import Removed, removed
-from prunecli.model.checkpoint import open_model
+from prunecli.analysis.removed import (
+    Kept,
+    Removed,
+    Value,
+    kept_of_one_training,
+    kinds_of,
+    names,
+    removed,
+    setting,
+)
+from prunecli.model.attention import KINDS
+from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.report.pictures import training_curves
 from tests.families import tiny_family
+from tests.pictures import drawn
 from tests.tiny import tiny_nllb_moe
 
 
@@ -49,16 +64,6 @@ def test_heads_of_one_attention_and_of_all(tmp_path):
     assert found == [Removed(0.0, tuple(dict.fromkeys(lines)), is_original=True), *reduced]
 
 
-def test_heads_of_a_model_of_one_stack(tmp_path):
-    mark = {
-        "version": 1,
-        "heads": {"transformer.h.0.attn": [1]},
-        "original_heads": {"transformer.h.0.attn": 4},
-    }
-    checkpoint = open_model(tiny_family(tmp_path / "gpt2", "gpt2", prunecli=mark))
-    assert removed([checkpoint]) == ("heads", [Removed(pytest.approx(3 / 12), ("",))])
-
-
 def test_experts(tmp_path):
     steps = {"a": {"granularity": "language", "metric": "importance"}, "b": {"metric": "random"}}
     pruned = [_experts(tmp_path, name, _step("prune-experts", **step)) for name, step in steps.items()]
@@ -68,19 +73,6 @@ def test_experts(tmp_path):
         Removed(0.0, ("metric importance", "metric random"), is_original=True),
         Removed(0.75, ("metric importance",)),
         Removed(0.75, ("metric random",)),
-    ]
-
-
-def test_parameters_where_nothing_was_pruned(tmp_path):
-    paths = [tiny_nllb_moe(tmp_path / str(layers), layers=layers) for layers in (4, 2)]
-    full, small = (open_model(path) for path in paths)
-    counts = [sum(info.numel for info in checkpoint.tensors.values()) for checkpoint in (full, small)]
-    unit, found = removed([full, small, full])
-    assert unit == "parameters"
-    assert found == [
-        Removed(0.0, ("of 4",)),
-        Removed(pytest.approx(1 - counts[1] / counts[0]), ("of 2",)),
-        Removed(0.0, ("of 4",)),
     ]
 
 
@@ -130,15 +122,6 @@ def test_an_original_starts_the_lines_of_what_was_made_from_it(tmp_path):
     assert len({one.lines for one in found[2:]}) == 4
 
 
-def test_another_model_is_no_start(tmp_path):
-    full, dense = (
-        open_model(tiny_nllb_moe(tmp_path / name, seed=n)) for n, name in enumerate(("a", "dense"))
-    )
-    first = _step("prune-experts") | {"source": {"path": "a", "fingerprint": full.fingerprint}}
-    _, found = removed([dense, _experts(tmp_path, "p", first)])
-    assert found == [Removed(0.0, ("of dense",)), Removed(0.75, ("of a",))]
-
-
 def test_the_order_of_ablation_is_known_from_the_history(tmp_path):
     cross = {"model.decoder.layers.1.encoder_attn": [2]}
     models = [
@@ -146,3 +129,186 @@ def test_the_order_of_ablation_is_known_from_the_history(tmp_path):
         for method in ("gradient", "ablation")
     ]
     assert [one.by_ablation for one in removed(models)[1]] == [False, True]
+
+
+ORIGIN = {"path": "full", "fingerprint": "sha256:aaaaaaaaaa"}
+
+
+def step(command: str = "prune-experts", *, gates: str | None = "1" * 64, **arguments: Any) -> dict[str, Any]:
+    made = {"command": command, "arguments": arguments, "source": ORIGIN}
+    return made if gates is None else {**made, "statistics": {"file": "gates.json", "sha256": gates}}
+
+
+def called(*histories: list[dict[str, Any]]) -> list[str]:
+    return names([setting(history) for history in histories])
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"ratio": 0.5, "keep": 128}, {"ratio": 0.8, "keep": 51}),
+        ({"fit_bytes": 5, "ratio": 0.1}, {"ratio": 0.3}),
+        ({"experts_per_layer": {"encoder": 36, "decoder": 12}}, {"ratio": 0.8, "balance": "3:1"}),
+        ({"experts_per_layer": {"encoder": 4, "decoder": 4}, "balance": "3:1"}, {"balance": "1:1"}),
+    ],
+)
+def test_amounts_are_one_line(first: dict[str, Any], second: dict[str, Any]) -> None:
+    assert called([step(**first)], [step(**second)]) == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("histories", "wanted"),
+    [
+        (
+            [[step(balance="1:1", metric="top1")], [step(balance="3:1", metric="top1")]],
+            ["balance 1:1", "balance 3:1"],
+        ),
+        (
+            [[step(metric="top1", strategy="a")], [step(metric="importance", strategy="b")]],
+            ["metric top1, strategy a", "metric importance, strategy b"],
+        ),
+        (
+            [
+                [step(metric="importance", granularity="language", source=["a"], target=["b"])],
+                [step(metric="importance", granularity="global")],
+                [step(metric="random", seed=0, gates=None)],
+            ],
+            [
+                "metric importance, granularity language",
+                "metric importance, granularity global",
+                "metric random",
+            ],
+        ),
+        (
+            [[step(gates="1" * 64)], [step(gates="2" * 64)]],
+            ["statistics gates.json (11111111)", "statistics gates.json (22222222)"],
+        ),
+        (
+            [[step(gates="1" * 64, seed=0)], [step(gates="2" * 64, seed=1)]],
+            ["seed 0", "seed 1"],
+        ),
+        (
+            [[step("prune-heads", method="gradient")], [step("prune-heads", method="ablation")]],
+            ["method gradient", "method ablation"],
+        ),
+        ([[step(seed=0)], [step(seed=1)]], ["seed 0", "seed 1"]),
+        ([[step(min_per_layer=4)], [step()]], ["min per layer 4", "no min per layer"]),
+        ([[step(), step(ratio=0.5)], [step(ratio=0.9)]], ["", ""]),
+        ([[step(), step(gates="2" * 64)], [step()]], ["statistics of each step", "statistics gates.json"]),
+        ([[step()], [step(), step("finetune", steps=5)]], ["prune-experts", "prune-experts, finetune"]),
+        ([[step()], [step()], [step(dtype="float16")]], ["no dtype", "no dtype", "dtype float16"]),
+        (
+            [
+                [step("prune-ffn", gates=None, text={"files": [name], "sha256": name * 64})]
+                for name in ("a", "b")
+            ],
+            ["text a", "text b"],
+        ),
+        (
+            [[step("prune-layers", removed={"decoder": [number]})] for number in (3, 5)],
+            ['removed {"decoder": [3]}', 'removed {"decoder": [5]}'],
+        ),
+        (
+            [[step("prune-layers", encoder=1)], [step("prune-layers", decoder=2, removed={"decoder": [1]})]],
+            ["side encoder", "side decoder"],
+        ),
+        (
+            [[step(ratio=ratio), step("finetune"), step("prune-heads", ratio=0.5)] for ratio in (0.1, 0.2)],
+            ["ratio 0.1", "ratio 0.2"],
+        ),
+    ],
+)
+def test_lines_are_named_by_what_differs(histories: list[list[dict[str, Any]]], wanted: list[str]) -> None:
+    assert called(*histories) == wanted
+
+
+def test_origins_are_told_apart_by_name_and_by_fingerprint() -> None:
+    other = {**step(), "source": {"path": "other", "fingerprint": "sha256:bbbbbbbbbb"}}
+    same = {**step(), "source": {"path": "full", "fingerprint": "sha256:bbbbbbbbbb"}}
+    assert called([step()], [other]) == ["of full", "of other"]
+    assert called([step()], [same]) == ["of full (aaaaaaaa)", "of full (bbbbbbbb)"]
+    stock = setting([], Value("stock", "sha256:c"))
+    assert names([stock, setting([step()])]) == ["of stock", "of full"]
+
+
+@pytest.mark.parametrize(
+    ("stated", "kinds"),
+    [({}, KINDS), ("cross", ("cross",)), (["decoder", "cross"], ("decoder", "cross")), (7, ("7",))],
+)
+def test_kinds_of_attention(stated: Any, kinds: tuple[str, ...]) -> None:
+    assert kinds_of({"attention": stated}) == kinds
+
+
+def trained(steps: int, **arguments: Any) -> dict[str, Any]:
+    return {"command": "finetune", "arguments": {"steps": steps, "seed": 0, **arguments}}
+
+
+PRUNED = {"command": "prune-heads", "arguments": {"ratio": 0.5}}
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Any:
+    """A checkpoint with this history."""
+    count = iter(range(100))
+
+    def make(*history: dict[str, Any]) -> Checkpoint:
+        mark = {"version": 1, "history": list(history)}
+        return open_model(tiny_family(tmp_path / str(next(count)), "gpt2", prunecli=mark))
+
+    return make
+
+
+def test_checkpoints_of_one_training_and_what_was_made_of_them(made):
+    early, late = trained(10), trained(40, best=30)
+    checkpoints = [made(early), made(late), made(late, PRUNED), made(early, PRUNED), made(early, PRUNED)]
+    assert kept_of_one_training(checkpoints, [0, 0, 0.5, 0.5, 0.25]) == [
+        Kept(10, 0),
+        Kept(40, 1),
+        Kept(40, 1),
+        Kept(10, 0),
+        Kept(10, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "histories",
+    [
+        [[], [PRUNED]],
+        [[trained(10)], [trained(40)]],
+        [[trained(10)], [trained(10), PRUNED]],
+        [[trained(10)], [trained(40, seed=1)], [trained(10), PRUNED]],
+        [[trained(10)], [PRUNED, trained(40)], [trained(10), PRUNED]],
+        [[trained(10)], [trained(40)], [trained(40), PRUNED], [trained(40), PRUNED, trained(1)]],
+        [[{"command": "finetune"}], [trained(40)], [trained(40), PRUNED]],
+    ],
+    ids=[
+        "no training",
+        "nothing reduced",
+        "one step",
+        "two trainings",
+        "other origins",
+        "one share twice",
+        "no steps",
+    ],
+)
+def test_others_are_none(made, histories):
+    checkpoints = [made(*history) for history in histories]
+    removed = [0.5 if PRUNED in history[1:] else 0.0 for history in histories]
+    assert kept_of_one_training(checkpoints, removed) is None
+
+
+def test_scores_are_relative_to_the_unpruned_model_of_the_step():
+    removed = [0.0, 0.0, 0.5, 0.5]
+    kept = [Kept(10, 0), Kept(100, 1), Kept(100, 1), Kept(10, 0)]
+    for scores, whole, half in (
+        ([20.0, 50.0, 40.0, 5.0], [(10, 1.0), (100, 1.0)], [(10, 0.25), (100, 0.8)]),
+        ([0.0, 40.0, 10.0, 0.0], [(100, 1.0)], [(100, 0.25)]),
+    ):
+        chart = training_curves("c", scores, removed, kept, ("heads", "chrF++")).specification(400)
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for row in drawn(chart, "line"):
+            lines.setdefault(row["series"], []).append((row["x"], row["y"]))
+        assert lines == {"0% of heads removed": whole, "50% of heads removed": half}
+        x_axis = chart["layer"][0]["encoding"]["x"]
+        assert (x_axis["scale"]["type"], x_axis["axis"]["values"]) == ("log", [10, 100])
+        assert chart["layer"][0]["encoding"]["y"]["scale"] == {"zero": True}

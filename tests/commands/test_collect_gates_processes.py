@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -117,32 +116,6 @@ def test_one_that_is_killed_ends_the_other_and_one_alone_goes_on(folder: Path) -
     assert_same(folder / "gates.json")
 
 
-def test_one_that_fails_ends_the_other_and_two_go_on_from_the_last_layer(folder: Path) -> None:
-    layers = ("collect-gates", *ARGUMENTS, "--memory", "4GiB")
-    first, second = ended(start(folder, "fail", "0", "3", *layers, code=DRIVER))
-    assert (first[0], first[1], second[0], second[1]) == (70, "", 1, "")
-    assert "a fault in prunecli: RuntimeError: a bug" in first[2]
-    assert "process 1 of 2 stops: " in second[2]
-    kept = [".gates.json.layers.0of2", ".gates.json.layers.1of2"]
-    assert [name for name in left(folder) if not name.endswith(".next")] == kept
-
-    (folder / "copies").mkdir()
-    for name in kept:
-        shutil.copy(folder / name, folder / "copies" / name)
-    said = alone("--memory", "4GiB")
-    assert ".gates.json.layers.0of2 is of a run with another number of processes" in said
-    assert left(folder) == ["copies", "gates.json"]
-    (folder / "gates.json").rename(folder / "one.json")
-
-    for name in kept:
-        shutil.move(folder / "copies" / name, folder / name)
-    first, second = ended(start(folder, *layers))
-    assert first[0] == second[0] == 0, first[2] + second[2]
-    assert "Going on from .gates.json.layers.0of2: " in first[2]
-    assert left(folder) == ["copies", "gates.json", "one.json"]
-    assert content(folder / "gates.json") == content(folder / "one.json")
-
-
 def test_control_c_ends_all(folder: Path) -> None:
     """The terminal, or torchrun, hands the signal to each."""
     processes = start(folder, "wait", "1", "3", "collect-gates", *ARGUMENTS, code=DRIVER)
@@ -157,12 +130,3 @@ def test_control_c_ends_all(folder: Path) -> None:
     assert "Kept in .gates.json.partial: the same command goes on from it." in first[2]
     assert left(folder) == [".gates.json.partial"]
     assert "Going on from .gates.json.partial" in alone()
-
-
-def test_bad_input_is_said_once_and_ends_all(folder: Path) -> None:
-    (folder / "gates.json").write_text("mine")
-    first, second = ended(start(folder, "collect-gates", *ARGUMENTS))
-    assert (first[0], first[1], second[0], second[1]) == (1, "", 1, "")
-    assert "Error: gates.json: exists already" in first[2]
-    assert "process 1 of 2 stops: " in second[2]
-    assert (folder / "gates.json").read_text() == "mine"

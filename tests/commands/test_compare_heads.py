@@ -56,12 +56,6 @@ def test_scores_of_two_models_are_said_to_be(files):
     assert "left out: 12" in shown
 
 
-def test_files_of_one_name_are_told_apart(files):
-    (files / "other").mkdir()
-    (files / "b.json").rename(files / "other" / "a.json")
-    assert "a.json and other/a.json" in run("a.json", "other/a.json").out
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [

@@ -11,7 +11,6 @@ import pytest
 from prunecli.analysis.language_comparison import LanguageOptions, compare_by_language
 from prunecli.commands.compare_languages import compare_languages
 from prunecli.errors import DataError, OutputError, PruneError, StatisticsError, UsageError
-from prunecli.results import read
 from tests.commands.calls import raising
 from tests.commands.gates import LAYERS, TEXT_LAYERS, statistics, write_gates, write_text_gates
 from tests.gates import changed
@@ -61,13 +60,6 @@ def test_the_same_statistics_make_the_same_bytes(workplace):
     assert (workplace / "a.png").read_bytes() == (workplace / "b.png").read_bytes()
 
 
-def test_langs_leaves_out_the_others(workplace):
-    write_gates(workplace / "gates.json")
-    found = json.loads(run("--langs", "qba,qbo,qka", "--json").stdout)
-    assert len(found["pairs"]) == 6
-    assert found["clustering"]["decoder"]["languages"] == ["qba", "qbo", "qka"]
-
-
 def test_statistics_by_language_give_trees_alone():
     pairs = statistics().entries
     entries = {f"{name}-X": pairs[f"{name}-{other}"] for name, other in (("qba", "qka"), ("qka", "qba"))}
@@ -84,19 +76,6 @@ def test_one_pair_has_nothing_to_be_compared_with(workplace):
     assert found.similarity.encoder == [[1.0]]
     assert set(found.similarity.relations["encoder"].values()) == {None}
     assert found.clustering.encoder is None
-
-
-def test_of_too_many_pairs_the_matrices_are_drawn_and_not_listed(workplace, monkeypatch):
-    write_gates(workplace / "gates.json")
-    run("-o", "few.json", "--plot", "few.png", "--quiet")
-    monkeypatch.setattr("prunecli.analysis.language_comparison.MOST_PAIRS", 11)
-    run("-o", "many.json", "--plot", "many.png", "--quiet", "--table", "t.csv")
-    few, many = (
-        json.loads((workplace / name).read_text())["similarity"] for name in ("few.json", "many.json")
-    )
-    assert many == {"relations": few["relations"]}
-    assert (workplace / "few.png").read_bytes() == (workplace / "many.png").read_bytes()
-    assert read(workplace / "many.json").frame("relations")["jaccard_mean"].notna().all()
 
 
 def test_groups_families_and_another_metric_of_the_layers(workplace):
@@ -170,11 +149,7 @@ def test_texts_can_be_chosen(workplace):
     [
         (["--for", "cod"], StatisticsError, "no text 'cod'"),
         (["--langs", "code"], UsageError, "--langs is for translation"),
-        (["--strategy", "global-threshold"], UsageError, "--strategy is for translation"),
-        (["--groups", "g.tsv"], UsageError, "--groups is for translation"),
-        (["--metric", "importence"], UsageError, "No metric 'importence'"),
         (["--ratio", "0.95"], UsageError, "would stay"),
-        (["--families", "none.tsv"], DataError, "none.tsv: no such file"),
     ],
 )
 def test_bad_input_of_texts_writes_nothing(workplace, arguments, error, message):
@@ -184,25 +159,13 @@ def test_bad_input_of_texts_writes_nothing(workplace, arguments, error, message)
     assert [path.name for path in workplace.iterdir()] == ["gates.json"]
 
 
-def test_a_text_without_tokens_is_named(workplace):
-    write_text_gates(workplace / "gates.json", {"empty": ()})
-    with pytest.raises(StatisticsError, match=r"empty: model.layers.0.mlp: the statistics route no token"):
-        run()
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         (["--for", "code"], UsageError, "--for names texts"),
-        (["--layer-metric", "top3"], UsageError, "No metric 'top3'"),
         (["--groups", "none.tsv"], DataError, "none.tsv: no such file"),
-        (["nowhere.json"], StatisticsError, "nowhere.json: no such file"),
         (["--ratio", "0.9"], UsageError, "4"),
         (["--metric", "importence"], UsageError, "No metric 'importence'"),
-        (["--strategy", "best"], UsageError, "--strategy best: no such choice"),
-        (["--linkage", "chain"], UsageError, "linkage chain: no such choice"),
-        (["--balance", "much"], UsageError, "--balance"),
-        (["--langs", "xxx"], StatisticsError, "no pair between xxx"),
         (["-o", "gates.json"], OutputError, "gates.json"),
     ],
 )

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
+import re
+import struct
+import subprocess
 import sys
+import termios
+from contextlib import closing
+from pathlib import Path
 
+import pyte
 import pytest
 
 from prunecli.commands import console
+from prunecli.demo import CHECKPOINT
 
 
 class _Terminal(io.StringIO):
@@ -45,13 +56,6 @@ def test_columns_that_are_asked_for_hold_in_a_pipe(monkeypatch, capsys):
     assert max(map(len, out.splitlines()[1:])) <= 30
 
 
-def test_lines_outside_of_a_terminal_end_where_their_text_does(capsys):
-    console.show(console.table("Heads", ["attention", "kept"], [["encoder", "1"]]))
-    lines = capsys.readouterr().out.split("\n")
-    assert "encoder" in " ".join(lines)
-    assert [line for line in lines if line != line.rstrip()] == []
-
-
 @pytest.mark.parametrize("name", ["a[red]b", "a[/b]", ":smile:"])
 def test_names_are_shown_as_they_are(capsys, name):
     console.show(console.table(f"of {name}", ["checkpoint", name], [[name, "1"]]))
@@ -80,25 +84,6 @@ def test_a_plain_line_says_the_time_left_only_where_some_is(monkeypatch, capsys)
     ]
 
 
-def test_headings_are_wrapped_before_values_are(monkeypatch, capsys):
-    columns = ["pair", "encoder tokens", "busy experts, encoder", "decoder"]
-    rows = [["qba_Latn-qka_Latn", "2,826", "3.5", "4.0"]]
-    monkeypatch.setattr(console, "width", lambda: 50)
-    console.show(console.table("Statistics", columns, rows))
-    first, second, third, _, values = capsys.readouterr().out.splitlines()[2:7]
-    assert (first.split(), second.split()) == (["busy"], ["encoder", "experts,"])
-    assert third.split() == ["pair", "tokens", "encoder", "decoder"]
-    assert values.split() == rows[0]
-    assert len(values) <= 50
-
-
-@pytest.mark.parametrize(("term", "kind"), [("xterm", "_bars"), ("dumb", "_lines")])
-def test_bars_are_for_terminals_that_can_draw_them(monkeypatch, term, kind):
-    monkeypatch.setenv("TERM", term)
-    monkeypatch.setattr(sys, "stderr", _Terminal())
-    assert console.progress() is getattr(console, kind)
-
-
 @pytest.mark.parametrize("unit", ["sentences", "bytes"])
 def test_a_bar_shows_the_rate(monkeypatch, unit):
     stream = _Terminal()
@@ -110,3 +95,131 @@ def test_a_bar_shows_the_rate(monkeypatch, unit):
         advance(4 * 2**20)
     assert "/s" in stream.getvalue()
     assert unit != "bytes" or "8.0/8.0 MiB" in stream.getvalue()
+
+
+CODE = (
+    "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from prunecli.__main__ import main; main()"
+)
+"""Ctrl-C reaches those processes alone whose session the terminal controls."""
+
+
+class Terminal:
+    """A running command and its screen."""
+
+    def __init__(self, columns: int, folder: Path, arguments: str, **environment: str) -> None:
+        self.screen = pyte.Screen(columns, 100)
+        self.stream = pyte.ByteStream(self.screen)
+        self.written = b""
+        self.descriptor, inner = pty.openpty()
+        fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("4H", 100, columns, 0, 0))
+        (folder / "demo").symlink_to(CHECKPOINT)
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "OMP_NUM_THREADS") if name in os.environ}
+        own = {"TERM": "xterm-256color", "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUTF8": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CODE, *arguments.split()],
+            **dict.fromkeys(("stdin", "stdout", "stderr"), inner),
+            cwd=folder,
+            env={**kept, **own, **environment},
+            start_new_session=True,
+        )
+        os.close(inner)
+
+    def read(self, pattern: str = "(?!)") -> None:
+        """Draw what the command writes, to its end or until the screen holds the pattern."""
+        while not re.search(pattern, self.text):
+            try:
+                some = os.read(self.descriptor, 65536)
+            except OSError:  # the other side is closed
+                break
+            self.written += some
+            self.stream.feed(some)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.descriptor)
+
+
+NOTE = """\
+Experts drawn at random (seed 0), balance 1:1 (default). Warning: 81% of the experts are \
+removed. Measure the result with prunecli evaluate; if its scores fell too far, remove less or run prunecli finetune."""
+TABLE = """\
+Experts
+
+ layer                            before   kept   removed
+ ────────────────────────────────────────────────────────
+ model.encoder.layers.1.ffn           64     12     81.2%
+ model.encoder.layers.3.ffn           64     12     81.2%
+ model.decoder.layers.1.ffn           64     12     81.2%
+ model.decoder.layers.3.ffn           64     12     81.2%
+ all model.encoder.layers.*.ffn      128     24     81.2%
+ all model.decoder.layers.*.ffn      128     24     81.2%
+ all experts                         256     48     81.2%
+"""
+SIZES = """
+parameters 2,433,728 -> 689,856 (28.3%), bytes 4.64 MiB -> 1.32 MiB (28.3%)
+Not a stock model: the stock routing of NLLB-MoE is wrong in transformers 5.
+Dry run: nothing is written."""
+WRAPPED_SIZES = """
+parameters 2,433,728 -> 689,856 (28.3%), bytes 4.64 MiB ->
+1.32 MiB (28.3%)
+Not a stock model: the stock routing of NLLB-MoE is wrong in
+transformers 5.
+Dry run: nothing is written."""
+
+
+@pytest.mark.parametrize(
+    ("columns", "environment", "end", "bold"),
+    [(80, {}, SIZES, 2), (60, {"TERM": "dumb"}, WRAPPED_SIZES, 0)],
+)
+def test_a_table(columns: int, environment: dict[str, str], end: str, bold: int, tmp_path: Path) -> None:
+    command = "prune-experts demo --metric random --ratio 0.8 --dry-run"
+    with closing(Terminal(columns, tmp_path, command, **environment)) as shown:
+        shown.read()
+        notes, _, rest = shown.text.partition("Experts\n")
+    assert f"Experts\n{rest}" == TABLE + end
+    assert " ".join(notes.split()) == NOTE
+    cells = [[*row.values()] for row in shown.screen.buffer.values()]
+    assert {cell.fg for row in cells for cell in row} == {"default"}
+    assert sum(any(cell.bold for cell in row) for row in cells) == bold, "the title and the headings"
+    assert bold or b"\x1b" not in shown.written
+
+
+PANEL = """\
+Usage: prunecli inspect [OPTIONS] [CHECKPOINT]
+Try 'prunecli inspect --help' for help.
+╭─ Error ──────────────────────────────────────────────────╮
+│ No such option: --model. Did you mean the argument       │
+│ CHECKPOINT (prunecli inspect CHECKPOINT)?                │
+╰──────────────────────────────────────────────────────────╯"""
+
+
+def test_an_error(tmp_path: Path) -> None:
+    with closing(Terminal(60, tmp_path, "inspect --model demo", TERM="dumb")) as shown:
+        shown.read()
+        assert shown.text == PANEL
+
+
+NOTES = """\
+No --data given: using the demo's text, in qba_Latn,
+qbo_Latn, qka_Latn, qko_Latn, qna_Latn, qno_Latn; give yours
+with --data.
+demo: stored as float16, computed in float32 on the CPU.
+"""
+
+
+def test_a_bar_that_ctrl_c_ends(tmp_path: Path) -> None:
+    with closing(Terminal(60, tmp_path, "collect-gates demo")) as shown:
+        shown.read(r"\d/s \d:\d\d:\d\d$")
+        notes, bar = shown.text[: len(NOTES)], shown.text[len(NOTES) :]
+        assert notes == NOTES
+        assert re.fullmatch(r"collecting gates [━╸╺ ]+ \d+/6000 sentences [\d,.]+/s \d:\d\d:\d\d", bar), bar
+        os.write(shown.descriptor, b"\x03")
+        shown.read()
+        assert shown.text == f"{NOTES}Interrupted: no output is half-written."
+        assert not shown.screen.cursor.hidden
+        assert shown.process.wait() == 130

@@ -136,20 +136,10 @@ def test_accuracy(folder):
     assert json.loads((folder / "evaluation.json").read_text())["data"]["texts"] == 2
 
 
-def test_hidden_tokens(folder):
-    tiny_family("masked", "bert")
-    result = _run("masked", "--task", "mlm", "--text", "a.txt", "--seed", "3")
-    assert "hidden tokens" in result.stdout
-    assert "differs" not in result.stdout
-    assert json.loads((folder / "evaluation.json").read_text())["seed"] == 3
-
-
-@pytest.mark.parametrize("task", ["lm", "classification", "translation"])
+@pytest.mark.parametrize("task", ["classification", "translation"])
 def test_a_plot(folder, monkeypatch, task):
     pytest.importorskip("altair")
-    if task == "lm":
-        text = ("full", "small", "--text", "a.txt")
-    elif task == "classification":
+    if task == "classification":
         text = ("c-full", "c-small", "--labelled", "text.tsv")
     else:
         monkeypatch.setenv("SACREBLEU", str(folder / "no-spm"))
@@ -185,31 +175,19 @@ def test_steps_of_a_training_are_drawn_against_updates(folder, monkeypatch):
     ("arguments", "error", "message"),
     [
         (("full", "--task", "lm"), UsageError, "lm needs text"),
-        (("c-full",), UsageError, "classification needs labels"),
         (("c-full", "--text", "a.txt"), UsageError, "--text goes with --task mlm or lm, not classification"),
         (("full", "c-full", "--text", "a.txt"), UsageError, "full is for lm, c-full for classification"),
-        (("full", "--task", "translation", "--text", "a.txt"), UsageError, "not translation"),
-        (("full", "--task", "mlm", "--text", "a.txt", "--stride", "3"), UsageError, "--stride goes with"),
         (("full", "--text", "a.txt", "--context", "65"), UsageError, "--context 65: the model has 64 pos"),
-        (("c-full", "--labelled", "text.tsv", "--memory", "8GiB"), UsageError, "--memory goes with"),
         (("bare", "--task", "mlm", "--text", "a.txt"), UnsupportedModelError, "BertModel, which has no head"),
         (("full", "--text", "a,b=a.txt"), UsageError, "--text a,b=a.txt: a comma in the name"),
         (("full", "--text", "a.txt", "--continuations", "3"), UsageError, "compares checkpoints"),
-        (
-            ("masked", "--text", "a.txt", "--continuations", "3"),
-            UsageError,
-            "--continuations goes with --task lm",
-        ),
         (("full", "--text", "cut.txt.gz"), DataError, "cut.txt.gz: not a whole gzip file"),
-        (("full", "--task", "lm", "--text", "a.txt", "--stride", "64"), UsageError, "--stride 64"),
-        (("full", "--task", "lm", "--text", "a.txt", "--max-sentences", "9"), DataError, "9 lines"),
         (("full", "--task", "mlm", "--text", "a.txt"), UnsupportedModelError, "It can do: lm"),
     ],
 )
 def test_refused(folder, arguments, error, message):
     (folder / "cut.txt.gz").write_bytes(gzip.compress(b"the hat\n" * 99)[:-9])
     tiny_family("bare", "bert", architectures=["BertModel"])
-    tiny_family("masked", "bert")
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     with pytest.raises(error) as caught:
         _run(*arguments)
@@ -217,24 +195,8 @@ def test_refused(folder, arguments, error, message):
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
 
-def test_the_table_has_the_json_s_values(folder):
-    _run("full", "small", "--text", "a.txt", "--table", "lm.csv")
-    results = json.loads((folder / "evaluation.json").read_text())["results"]
-    for row, result in zip(rows("lm.csv", "scores"), results, strict=True):
-        scores = {key: value for key, value in result["scores"].items() if key != "by_position"}
-        assert {key: row[key] for key in scores} == scores
-        assert row.get("p_value") == result.get("p_value")
-        assert row["context"] == result["context"]
-
-
 def test_scores_by_class(folder):
     _run("c-full", "--labelled", "text.tsv", "--table", "c.csv")
     (result,) = json.loads((folder / "evaluation.json").read_text())["results"]
     by_class = {row["class"]: row["f1"] for row in rows("c.csv", "f1_by_class")}
     assert by_class == result["scores"]["f1_by_class"]
-
-
-def test_groups_go_with_translation(folder):
-    (folder / "g.tsv").write_text("eng_Latn\thigh\n")
-    with pytest.raises(UsageError, match="--groups goes with --task translation, not lm"):
-        _run("full", "--text", "a.txt", "--groups", "g.tsv")

@@ -30,9 +30,7 @@ TIME = {
         (UsageError("--ratio 2: no"), "Error: --ratio 2: no", 2),
         (OSError(errno.ENOSPC, "full", "out/x"), "no space left on the disk (out/x)", 1),
         (PermissionError(errno.EACCES, "no", "out/x"), "no permission (out/x).\nChange the permissions", 1),
-        (OSError(errno.EIO, "Input/output error"), "Error: the disk failed.\nCopy", 1),
         (OSError(errno.ECONNRESET, "Reset"), "Error: Reset.\nRun the same", 1),
-        (OSError(errno.ENAMETOOLONG, "Too long", "x"), "Error: Too long (x).\nCheck this path", 1),
         (RuntimeError(f"{failures.LOOP}'x'"), "('x').\nCheck this path", 1),
         (CheckpointError("model: no config.json"), "model: no config.json\nFetch or copy the checkpoint", 1),
         (MemoryError(), "out of memory", 1),
@@ -41,7 +39,6 @@ TIME = {
             "out of memory on the device",
             1,
         ),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried …"), "Error: out of memory.", 1),
         (KeyboardInterrupt(), "Interrupted", 130),
     ],
 )
@@ -65,23 +62,14 @@ def test_a_figure_that_no_result_holds_is_said() -> None:
     assert (len(said.splitlines()), status) == (2, 1)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "evaluate model --data data --pairs de-en --split val -o out.json",
-        "score-heads model --data data --pairs de-en --split val -o out.json",
-        "bench-latency model --data data --pairs de-en --split val -o out.json",
-        "finetune model --data data --pairs de-en --split val --steps 1 --batch-tokens 64 -o out",
-    ],
-)
-def test_a_config_that_transformers_makes_and_cannot_run(command: str, tmp_path: Path) -> None:
+def test_a_config_that_transformers_makes_and_cannot_run(tmp_path: Path) -> None:
     """T5 divides by the logarithm of this distance at work, and looks at no value before."""
     config = tiny_family(tmp_path / "model", "t5") / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "relative_attention_max_distance": 0}))
     (tmp_path / "data").mkdir()
     for language in ("de", "en"):
         (tmp_path / "data" / f"val.{language}").write_text("a hen\n" * 40)
-    ran = run(command, tmp_path)
+    ran = run("score-heads model --data data --pairs de-en --split val -o out.json", tmp_path)
     assert ran.status == 1
     assert "ValueError: math domain error" in ran.err.splitlines()[-2]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "model"]

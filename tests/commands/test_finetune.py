@@ -17,9 +17,7 @@ import torch
 import prunecli
 from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.finetune import Finetune, finetune
-from prunecli.commands.prune_ffn import prune_ffn
 from prunecli.commands.prune_heads import prune_heads
-from prunecli.commands.share_attention import share_attention
 from prunecli.commands.share_ffn import share_ffn
 from prunecli.errors import (
     CheckpointError,
@@ -143,22 +141,16 @@ def test_from_scratch(folder):
     ).read_bytes()
 
 
-@pytest.mark.parametrize("family", ["nllb-moe", "gpt2"])
-def test_other_families_from_scratch(folder, family):
-    made = tiny_nllb_moe("like", experts=4) if family == "nllb-moe" else tiny_family("like", family)
-    (made / "model.safetensors").unlink()
-    text = ("--text", "data/train.eng_Latn", "--valid-text", "data/val.eng_Latn")
-    _run("--from-scratch", "like/config.json", *(text if family == "gpt2" else PAIR), *SMALL, "-o", "out")
-    assert prunecli.load_model("out", device="cpu").config.model_type == family
+def test_a_mixture_from_scratch(folder):
+    (tiny_nllb_moe("like", experts=4) / "model.safetensors").unlink()
+    _run("--from-scratch", "like/config.json", *PAIR, *SMALL, "-o", "out")
+    assert prunecli.load_model("out", device="cpu").config.model_type == "nllb-moe"
 
 
 @pytest.mark.parametrize(
     ("command", "choice"),
     [
         (share_ffn, ("--preset", "OneWide")),
-        (share_ffn, ("--preset", "SharedEncNoDec")),
-        (share_attention, ("--encoder", "share", "--decoder", "drop")),
-        (prune_ffn, ("--ratio", 0.25, "--metric", "norms")),
         (prune_heads, ("--metric", "random", "--ratio", 0.4)),
         (factorize_embeddings, ("--map-dim", 8, "--expand-dim", 16, "--depth", 1)),
     ],
@@ -204,15 +196,6 @@ def test_random_weights_that_the_memory_cannot_hold_are_refused(folder, reduced)
     assert not Path("out").exists()
 
 
-def test_layers_without_end_are_refused_before_any_is_made(folder):
-    path = tiny_family("full", "m2m_100") / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "encoder_layers": 1 << 31}))
-    with pytest.raises(
-        CheckpointError, match=r'^full/config\.json: "encoder_layers" is 2147483648; no model has'
-    ):
-        _run("--from-scratch", "full", *PAIR, *SMALL, "-o", "out")
-
-
 def test_a_config_of_a_damaged_history_from_scratch(folder):
     tiny_family("full", "m2m_100")
     raising(prune_heads, "full", "--metric", "random", "--ratio", 0.4, "--config-only", "-o", "config")
@@ -241,15 +224,6 @@ def test_a_classifier(folder):
     figures = json.loads((folder / "out.finetune.json").read_text())
     assert figures["arguments"]["task"] == "classification"
     assert len(figures["validation"]) == 3
-
-
-def test_a_masked_language_model(folder):
-    tiny_family("bert", "bert")
-    text = ("--text", "data/train.eng_Latn", "--valid-text", "data/val.eng_Latn")
-    _run("bert", *text, *SMALL, "-o", "out")
-    figures = json.loads((folder / "out.finetune.json").read_text())
-    assert figures["arguments"]["task"] == "mlm"
-    assert prunecli.load_model("out", device="cpu").config.model_type == "bert"
 
 
 def test_packed_text_and_a_context(folder):
@@ -318,7 +292,6 @@ def test_the_kept_state_goes_further(folder):
     ("change", "said"),
     [
         ("data/train.fra_Latn", "the training text changed (train.fra_Latn)"),
-        ("data/val.eng_Latn", "the validation text changed (val.eng_Latn)"),
         ("model/config.json", "config.json changed (model/config.json)"),
     ],
 )
@@ -376,48 +349,28 @@ def test_no_validation_is_said(folder):
             UsageError,
             "--temperature nan: must be a finite number",
         ),
-        (("model", *PAIR, "--epochs", "inf"), UsageError, "--epochs inf: must be a finite number"),
-        (
-            ("model", *PAIR, "--learning-rate", 0),
-            UsageError,
-            "--learning-rate 0: must be greater than 0",
-        ),
         (("model", *PAIR, "--distill", 0.5), UsageError, "--teacher"),
-        (("model", *PAIR, "--hidden-weight", 0.5), UsageError, "--teacher"),
-        (("model", *PAIR, "--tokenizer", "model"), UsageError, "--from-scratch"),
         (("model", "--from-scratch", "model", *PAIR), UsageError, "both given"),
         (
             ("model", "--text", "data/train.eng_Latn"),
             UsageError,
             "--text goes with --task mlm or lm or feature-extraction, not translation",
         ),
-        (("model", *PAIR, "--context", 20), UsageError, "--context goes with --task mlm or lm"),
-        (("model", *PAIR, "--task", "lm"), UsageError, "--data goes with --task translation"),
-        (("gpt2",), UsageError, "needs text"),
         (("gpt2", "--text", "data/train.eng_Latn", "--measure", "chrf++"), UsageError, "--measure chrf++"),
         (("gpt2", *PAIR, "--task", "translation"), UnsupportedModelError, "no head for it"),
         (("model", *PAIR, "--batch-tokens", 99, "--teacher", "gpt2"), UsageError, "vocabulary"),
         (("model", *PAIR, "--split", "dev"), DataError, "no split 'dev'"),
-        (("model", *PAIR, "--valid-split", "dev"), DataError, "no split 'dev'"),
-        (("model", *PAIR, "--max-valid", 9), DataError, "9 sentences were asked for, it holds 8"),
         (("model", *PAIR, "--batch-tokens", 9999), DataError, "less than one update"),
         (("model", *PAIR, "-o", "model"), OutputError, "overlaps"),
-        (("model", *PAIR, "-o", "no/out"), OutputError, "no such directory"),
         (("model", *PAIR, "-o", "figures"), OutputError, "figures.finetune.json: exists"),
-        (("--from-scratch", "none.json", *PAIR), CheckpointError, "none.json: no such file"),
-        (("--from-scratch", "broken.json", *PAIR), CheckpointError, "cut short"),
-        (("--from-scratch", "list.json", *PAIR), CheckpointError, "no JSON object"),
         (("--from-scratch", "odd.json", *PAIR), UnsupportedModelError, '"odd" is not supported'),
-        (("--from-scratch", "reduced.json", "--tokenizer", "model", *PAIR), CheckpointError, "reduced.json"),
         (("--from-scratch", "narrow.json", "--tokenizer", "model", *PAIR), UsageError, "vocab_size is 5"),
-        (("--from-scratch", "pads.json", "--tokenizer", "model", *PAIR), UsageError, "pad_token_id is 3"),
         (("--from-scratch", "heads.json", "--tokenizer", "model", *PAIR), CheckpointError, "cannot make"),
         (
             ("--from-scratch", "shared.json", "--tokenizer", "gpt2", *PLAIN),
             CheckpointError,
             "num_attention_heads/num_key_value_heads is 8 / 255, not a whole number",
         ),
-        (("--from-scratch", "plain.json", *PAIR), CheckpointError, "beside plain.json"),
         (
             ("--from-scratch", "plain", *PAIR),
             CheckpointError,
@@ -430,17 +383,12 @@ def test_refused(folder, arguments, error, message):
     tiny_family("gpt2", "gpt2", vocab_size=90)
     (folder / "figures.finetune.json").write_text("{}")
     config = tiny_config_of("m2m_100", vocab_size=80)
-    (folder / "broken.json").write_text("{")
-    (folder / "list.json").write_text("[]")
     write_json(folder / "odd.json", {"model_type": "odd"})
-    write_json(folder / "reduced.json", {**config, "prunecli": {"version": 99}})
     write_json(folder / "narrow.json", {**config, "vocab_size": 5})
     sizes = tiny_config_of("llama", vocab_size=90, num_key_value_heads=255)
     shared = {key: value for key, value in sizes.items() if not key.endswith("_token_id")}
     write_json(folder / "shared.json", shared)
-    write_json(folder / "pads.json", {**config, "pad_token_id": 3})
     write_json(folder / "heads.json", {**config, "encoder_attention_heads": 5})
-    write_json(folder / "plain.json", config)
     for name in ("plain", "torn"):
         (folder / name).mkdir()
         write_json(folder / name / "config.json", config)
@@ -470,12 +418,7 @@ def test_the_demo_without_arguments(folder):
 
 @pytest.mark.parametrize(
     ("device", "capability", "dtype"),
-    [
-        ("auto", (7, 0), "float32"),
-        ("cuda", (7, 5), "float32"),
-        ("auto", (8, 0), "bfloat16"),
-        ("cpu", (8, 0), "float32"),
-    ],
+    [("auto", (7, 0), "float32"), ("auto", (8, 0), "bfloat16")],
 )
 def test_a_gpu_that_only_emulates_bfloat16_trains_in_float32(
     device: str, capability: tuple[int, int], dtype: str, monkeypatch: pytest.MonkeyPatch

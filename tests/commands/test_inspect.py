@@ -11,7 +11,6 @@ import pytest
 
 from prunecli.commands.app import main
 from prunecli.model.structure import Structure
-from prunecli.results import read
 from tests.ffn_layouts import tiny as tiny_layout
 from tests.ffn_layouts import write_changed
 from tests.results.tables import rows
@@ -143,19 +142,6 @@ def test_an_undeclared_family_is_counted_as_other(tmp_path: Path, capsys: pytest
     assert as_json(capsys, directory)["surmise"]["layers"]["model.decoder.layers"] == 4
 
 
-def test_an_older_name_of_a_family_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = tiny_nllb_moe(tmp_path / "tiny", config={"model_type": "nllb_moe"})
-    assert run(directory) == 0
-    assert "nllb-moe, float32" in capsys.readouterr().out
-    assert as_json(capsys, directory)["surmise"] is None
-
-
-def test_it_fits_as_it_is(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tiny, "--fit", "1GiB") == 0
-    assert "It fits as it is." in capsys.readouterr().out
-    assert as_json(capsys, tiny, "--fit", "1GiB")["fit"]["ratio"] == 0
-
-
 def test_the_smallest_ratio_that_fits(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load = ("--fit-batch", 1, "--fit-beam", 1, "--fit-length", 4, "--balance", "1:1")
     full = as_json(capsys, tiny, "--fit", "1GiB", *load)["fit"]
@@ -174,10 +160,7 @@ def test_the_smallest_ratio_that_fits(tiny: Path, capsys: pytest.CaptureFixture[
     [
         (["--fit", "much"], 2, "--fit much: not a size"),
         (["--fit", "1GiB", "--dtype", "float17"], 2, "unknown type"),
-        (["--fit", "1GiB", "--balance", "3-1"], 2, "--balance"),
-        (["--fit", "1GiB", "--fit-beam", "0"], 2, "--fit-beam"),
         (["--balance", "3"], 2, "--balance goes with --fit"),
-        (["--dtype", "float16"], 2, "--dtype goes with --fit"),
     ],
 )
 def test_bad_options(
@@ -218,28 +201,3 @@ def test_the_table_has_the_json_s_values(
     assert f"Written to {table}." in captured.err
     assert "Parameters" in captured.out
     assert {row["way"] for row in rows(table, "fit")} == {"whole", "layer by layer"}
-
-
-def test_a_table_of_a_family_that_is_not_supported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = tiny_nllb_moe(tmp_path / "other", config={"model_type": "other"})
-    assert run(model, "--table", tmp_path / "t.csv") == 0
-    assert sum(row["tensors"] for row in rows(tmp_path / "t.csv", "modules")) > 0
-
-
-def test_what_json_prints_is_read_again(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    payload = as_json(capsys, tiny)
-    (tmp_path / "inspect.json").write_text(json.dumps(payload))
-    found = read(tmp_path / "inspect.json").frame("parameters")
-    assert found["bytes"].iloc[-1] == payload["total"]["bytes"]
-    assert found["share_of_bytes"].iloc[-1] == 1
-
-
-def test_a_table_of_another_form_is_refused(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(tiny, "--table", tmp_path / "t.xlsx") == 2
-    assert "Choose a name that ends in .csv, .md or .tex." in capsys.readouterr().err

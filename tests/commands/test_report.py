@@ -10,7 +10,6 @@ import typer
 from typer.testing import CliRunner
 
 from prunecli import demo
-from prunecli.commands.app import COMMANDS
 from prunecli.commands.report import report
 from prunecli.errors import DataError, OutputError, PruneError, UsageError
 from prunecli.model.checkpoint import open_model
@@ -32,20 +31,6 @@ def run(*arguments):
         raise result.exception
     assert result.exit_code in (0, 2)
     return result
-
-
-def test_without_arguments_the_working_directory_is_reported(workplace):
-    write_json(workplace / "evaluation.json", results.evaluation())
-    assert "1 result" in run().stderr
-    assert Page((workplace / "report.html").read_text()).sections() == ["Quality, size and speed"]
-
-
-def test_a_directory_and_an_output(workplace):
-    shutil.copytree(demo.CHECKPOINT, workplace / "work" / "model")
-    assert run("work", "-o", "work.html", "--quiet").output == ""
-    found = Page((workplace / "work.html").read_text())
-    assert found.sections() == ["Checkpoints"]
-    assert "2,433,728" in found.text
 
 
 def test_the_page_on_stdout(workplace):
@@ -113,11 +98,6 @@ def test_an_empty_directory_is_an_error_with_a_remedy(workplace):
     assert list(workplace.iterdir()) == []
 
 
-def test_a_missing_directory_is_an_error():
-    with pytest.raises(DataError, match="nowhere: no such directory"):
-        run("nowhere")
-
-
 def test_an_existing_page_is_kept_without_force(workplace):
     write_json(workplace / "latency.json", results.latency())
     (workplace / "report.html").write_text("mine")
@@ -131,7 +111,3 @@ def test_an_existing_page_is_kept_without_force(workplace):
 def test_an_output_in_no_directory_is_refused_before_the_work():
     with pytest.raises(OutputError, match="no such directory"):
         run("-o", "missing/report.html")
-
-
-def test_it_is_a_command():
-    assert "report" in [name for names in COMMANDS.values() for name in names]

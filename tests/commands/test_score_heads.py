@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from prunecli.commands.score_heads import score_heads
+from prunecli.architectures import FAMILIES
+from prunecli.commands import console
+from prunecli.commands.score_heads import head_table, score_heads
 from prunecli.errors import (
-    PruneError,
-    StatisticsError,
     UsageError,
 )
+from prunecli.model.attention import AttentionKind, AttentionLayer
 from prunecli.model.axes import module_of
-from prunecli.text.tokens import load_tokenizer
-from tests.commands.calls import raising
+from tests.commands.calls import call, raising, refused
 from tests.commands.heads import kept
 from tests.commands.heads import run as prune
 from tests.families import tiny_family
-from tests.pictures import pixels
 from tests.results.tables import rows
 
 PAIRS = ("--pairs", "eng_Latn-fra_Latn")
@@ -66,22 +66,6 @@ def test_gradient(folder: Path) -> None:
     assert (found["method"], found["examples"], found["seed"]) == ("gradient", 3, None)
     assert [len(values) for values in found["values"].values()] == [4] * 7
     assert all(value > 0 for values in found["values"].values() for value in values)
-
-
-def test_files_of_two_texts_add_up(folder: Path) -> None:
-    run("m", "--data", "data", *PAIRS, "-o", "a.json")
-    run("m", "--data", "data", *PAIRS, "--split", "test", "-o", "b.json")
-    for split in ("eng_Latn", "fra_Latn"):
-        joined = (folder / f"data/val.{split}").read_text() + (folder / f"data/test.{split}").read_text()
-        (folder / f"data/both.{split}").write_text(joined)
-    run("m", "--data", "data", *PAIRS, "--split", "both", "-o", "both.json")
-    one, two, both = scores("a.json"), scores("b.json"), scores("both.json")
-    assert both["examples"] == one["examples"] + two["examples"]
-    for name, values in both["values"].items():
-        np.testing.assert_allclose(values, np.add(one["values"][name], two["values"][name]), rtol=1e-4)
-    assert prune("m", "--scores", "a.json", "--scores", "b.json", "--ratio", 0.5, "-o", "merged").status == 0
-    assert prune("m", "--scores", "both.json", "--ratio", 0.5, "-o", "once").status == 0
-    assert kept(folder / "merged") == kept(folder / "once")
 
 
 @pytest.mark.parametrize("memory", [(), ("--memory", "2GiB")], ids=["in memory", "by layer"])
@@ -152,7 +136,6 @@ def test_all_but_one_chosen_on_one_split_reported_on_another(folder: Path) -> No
     ("family", "changes", "arguments", "task"),
     [
         ("bert", {}, ("--text", "text.txt"), "mlm"),
-        ("gpt2", {}, ("--text", "text.txt", "--lines"), "lm"),
         ("bert", CLASSIFIER, ("--labelled", "text.tsv"), "classification"),
         ("bert", CLASSIFIER, ("--labelled", "text.tsv", "--metric", "ablation"), "classification"),
         ("llama", {}, ("--text", "text.txt", "--lines", "--metric", "all-but-one"), "lm"),
@@ -164,20 +147,6 @@ def test_tasks(folder: Path, family: str, changes: dict[str, Any], arguments: An
     assert scores()["task"] == task
     assert scores()["examples"] == 3
     assert scores().get("whole_files") is (None if task == "classification" else False)
-
-
-def test_the_examples_of_documents_are_their_windows(folder: Path) -> None:
-    tiny_family(folder / "other", "gpt2")
-    result = run("other", "--text", "text.txt", "--context", 9)
-    assert "Text: 1 file as a whole document (--lines takes each line as a text)." in result.stderr
-    tokens = len(load_tokenizer(folder / "other")((folder / "text.txt").read_text())["input_ids"])
-    assert (scores()["examples"], scores()["whole_files"]) == (-(-(tokens - 1) // 8), True)
-
-
-def test_draws_the_map(folder: Path) -> None:
-    pytest.importorskip("altair")
-    run("m", "--data", "data", *PAIRS, "--plot", "heads.png")
-    pixels(folder / "heads.png")
 
 
 def test_scores_of_a_pruned_model_have_original_numbers(folder: Path) -> None:
@@ -195,7 +164,6 @@ def test_scores_of_a_pruned_model_have_original_numbers(folder: Path) -> None:
     ("arguments", "error", "message"),
     [
         (("m", "--measure", "loss"), UsageError, "--measure goes with --metric ablation"),
-        (("m", "--select-split", "val"), UsageError, "--metric all-but-one"),
         (
             ("m", "--metric", "ablation", "--importance", "token"),
             UsageError,
@@ -206,8 +174,6 @@ def test_scores_of_a_pruned_model_have_original_numbers(folder: Path) -> None:
             UsageError,
             "not one of translation",
         ),
-        (("m",), UsageError, "no text is given"),
-        (("m", "--data", "data", "--pairs", "eng_Latn-xxx_Latn"), PruneError, "xxx_Latn"),
         (("m", "--compute-dtype", "float16", "--data", "data", *PAIRS), UsageError, "small gradients vanish"),
     ],
 )
@@ -217,19 +183,8 @@ def test_refusals(folder: Path, arguments: Any, error: type[Exception], message:
     assert not Path("heads.json").exists()
 
 
-def test_damaged_scores_are_refused(folder: Path) -> None:
-    run("m", "--data", "data", *PAIRS)
-    text = (folder / "heads.json").read_text()
-    value = repr(next(iter(scores()["values"].values()))[0])
-    (folder / "heads.json").write_text(text.replace(value, "NaN", 1))
-    from prunecli.results.unit_scores import read_scores
-
-    with pytest.raises(StatisticsError):
-        read_scores(folder / "heads.json")
-
-
 @pytest.mark.parametrize(
-    "method", [(), ("--metric", "ablation", "--measure", "chrf++", "--beam", 1, "--bootstrap", 10)]
+    "method", [("--metric", "ablation", "--measure", "chrf++", "--beam", 1, "--bootstrap", 10)]
 )
 def test_the_table_has_the_json_s_values(shallow: Path, method: Any) -> None:
     run(shallow, "--data", "data", *PAIRS, *method, "--table", "t.csv")
@@ -243,3 +198,126 @@ def test_the_table_has_the_json_s_values(shallow: Path, method: Any) -> None:
     assert [row[key] for row in found] == [one for own in payload["values"].values() for one in own]
     if not method:
         assert [row["importance"] for row in found] == [row["sum"] / payload["examples"] for row in found]
+
+
+def layer(kind: AttentionKind, number: int, heads: tuple[int, ...], original: int = 3) -> AttentionLayer:
+    stack = FAMILIES["bart"].stacks[kind != "encoder"]
+    name = f"{kind}.{number}"
+    return AttentionLayer(
+        name, kind, number, heads, original, original, {}, f"{name}.out", stack, stack.attentions[0], name
+    )
+
+
+LAYERS = (
+    layer("encoder", 0, (0, 1, 2)),
+    layer("encoder", 1, ()),
+    layer("encoder", 2, (2, 0)),
+    layer("cross", 0, (1,)),
+)
+VALUES = {"encoder.0": [1.0, 2.0, 3.0], "encoder.1": [], "encoder.2": [5.0, 4.0], "cross.0": [-1.0]}
+
+
+def lines(table: console.Shown, width: int = 200) -> list[list[str]]:
+    from rich.console import Console
+
+    screen = Console(file=StringIO(), width=width)
+    screen.print(*table)
+    return [line.split() for line in screen.file.getvalue().splitlines() if line.strip()]  # type: ignore[attr-defined]
+
+
+def test_pruned_heads_have_no_value() -> None:
+    title, columns, _, *rows = lines(head_table(VALUES, LAYERS, "Importance"))
+    assert title == ["Importance"]
+    assert columns == ["attention", "layer", "head", "0", "1", "2"]
+    assert rows == [
+        ["encoder", "0", "1", "2", "3"],
+        ["encoder", "1", "-", "-", "-"],
+        ["encoder", "2", "4", "-", "5"],
+        ["cross", "0", "-", "-1", "-"],
+    ]
+
+
+def test_layers_of_many_heads_take_several_lines() -> None:
+    wide = layer("decoder", 3, tuple(range(18)), original=18)
+    _, _, _, first, second = lines(head_table({wide.name: [n / 7 for n in range(18)]}, [wide]))
+    assert first[:5] == ["decoder", "3", "0", "0.143", "0.286"]
+    assert len(first) == 2 + 9
+    assert second[:4] == ["from", "9", "1.29", "1.43"]
+
+
+@pytest.mark.parametrize(("heads", "in_a_line"), [(4, 4), (12, 6), (7, 6)])
+def test_no_value_is_broken_in_a_terminal_of_80_columns(
+    monkeypatch: pytest.MonkeyPatch, heads: int, in_a_line: int
+) -> None:
+    monkeypatch.setattr(console, "width", lambda: 80)
+    wide = layer("decoder", 3, tuple(range(heads)), original=heads)
+    table = head_table({wide.name: [0.001234 + n / 1e6 for n in range(heads)]}, [wide])
+    _, columns, _, first, *more = lines(table, width=80)
+    assert len(columns) - 3 == in_a_line
+    shown = [text for line in (first[2:], *(line[2:] for line in more)) for text in line]
+    assert shown == [f"{0.001234 + n / 1e6:.3g}" for n in range(heads)]
+
+
+PAIR = ("--pairs", "eng_Latn-fra_Latn")
+ALONE = ("--metric", "all-but-one", "--measure", "loss", "--device", "cpu")
+
+
+@pytest.fixture
+def text_folder(tmp_path: Path) -> Path:
+    tiny_family(tmp_path / "translator", "m2m_100")
+    tiny_family(tmp_path / "reader", "gpt2")
+    classifier: dict[str, Any] = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
+    tiny_family(tmp_path / "classifier", "bert", **classifier)
+    for name, lines in {
+        "a": ("the hat", "no", "ten hens"),
+        "b": ("an inn on a tin", "the hen that hit"),
+    }.items():
+        (tmp_path / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines))
+        (tmp_path / f"{name}.fr").write_text("".join(f"le {line}\n" for line in lines))
+        (tmp_path / f"{name}.tsv").write_text("".join(f"{i}\t{line}\n" for i, line in enumerate(lines)))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("reader", "--text", "a.txt", *PAIR), "--pairs goes with --task translation, not lm"),
+        (
+            (
+                "translator",
+                *ALONE,
+                "--source-file",
+                "a.txt",
+                "--target-file",
+                "a.fr",
+                *PAIR,
+                "--select-split",
+                "b",
+            ),
+            "--select-split: the text has no splits",
+        ),
+        (("reader", *ALONE, "--text", "a.txt", "--select-data", "nothing.txt"), "nothing.txt"),
+    ],
+)
+def test_text_refusals(text_folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    status = 1 if message == "nothing.txt" else 2
+    refused(call(score_heads, *arguments), message, status)
+    assert not (text_folder / "heads.json").exists()
+
+
+@pytest.mark.parametrize(("model", "option", "ending"), [("classifier", "--labelled", "tsv")])
+def test_heads_chosen_on_another_file(text_folder: Path, model: str, option: str, ending: str) -> None:
+    """The chosen heads are those that the other file alone gives; their scores are of the file at hand."""
+
+    def scores(*arguments: str) -> dict[str, Any]:
+        result = call(score_heads, model, *ALONE, *arguments, "--force")
+        assert result.status == 0, result.err
+        found: dict[str, Any] = json.loads((text_folder / "heads.json").read_text())
+        return found
+
+    both = scores(option, f"a.{ending}", "--select-data", f"b.{ending}")
+    reported, chosen = scores(option, f"a.{ending}"), scores(option, f"b.{ending}")
+    assert both["values"] == chosen["values"] != reported["values"]
+    for layer, head in both["best"].items():
+        assert head == min(range(4), key=chosen["values"][layer].__getitem__)
+        assert both["reported"]["only"][layer] == pytest.approx(reported["values"][layer][head], rel=1e-5)

@@ -101,15 +101,6 @@ def test_one_after_another_and_trained(folder: Path) -> None:
         assert 'base_model: "org/before"' in card
 
 
-def test_what_a_training_leaves_out_is_named(folder: Path) -> None:
-    sentence_model(Path("masked"), architectures=["BertForMaskedLM"])
-    Path("masked/model.onnx").write_text("weights of another format")
-    result = call(finetune, "masked", *TRAINING, "-o", "out")
-    assert result.status == 0, result.err
-    assert "Left out, as no part of the model: model.onnx\n" in result.err
-    assert not Path("out/model.onnx").exists()
-
-
 def test_room_is_asked_for_what_goes_along(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from prunecli.tensors import transaction
 
@@ -128,14 +119,6 @@ def test_a_transformer_in_a_folder_is_pointed_to(folder: Path) -> None:
     assert "old: not a checkpoint (the transformer lies in 0_Transformer, as modules.json says)" in result.err
     assert "Give old/0_Transformer" in result.err
     assert call(prune_heads, "old/0_Transformer", "--metric", "random", "-o", "out").status == 0
-
-
-def test_a_damaged_config_of_such_a_transformer_is_named(folder: Path) -> None:
-    sentence_model(Path("old"), transformer="0_Transformer")
-    Path("old/0_Transformer/config.json").write_text("{")
-    result = call(prune_heads, "old", "--metric", "random", "-o", "out")
-    assert result.status == 1
-    assert "old/0_Transformer/config.json: cut short" in result.err
 
 
 def test_equal_runs_give_equal_cards(folder: Path) -> None:

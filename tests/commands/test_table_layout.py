@@ -30,10 +30,6 @@ def test_names_that_fit_stay() -> None:
     assert shortened([], 5) == []
 
 
-def test_names_that_cannot_be_told_apart_are_shortened_all_the_same() -> None:
-    assert shortened(["aaaaxaaaa", "aaaayaaaa"], 3) == ["a…a", "a…a"]
-
-
 WIDE = (
     ["checkpoint", "batch", "beam", "tokens/s", "s/sentence", "speed-up of the runs"],
     [
@@ -43,7 +39,7 @@ WIDE = (
 )
 
 
-@pytest.mark.parametrize("width", [48, 60, 72, 80, 100])
+@pytest.mark.parametrize("width", [48, 72, 100])
 @pytest.mark.parametrize("keys", [1, 3])
 def test_every_value_is_there_once_and_whole(
     width: int, keys: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -69,11 +65,6 @@ def test_what_fits_is_one_table_with_whole_headings() -> None:
     (block,) = blocks(columns, rows, 160)
     assert list(block.columns) == columns
     assert [list(row) for row in block.rows] == [rows[0], ["demo", "8", "5", "", "", ""]]
-
-
-def test_text_wraps_at_spaces_before_names_are_shortened() -> None:
-    (block,) = blocks(["way", "bytes"], [["layer by layer, in float32", "1.00 GiB"]], 24)
-    assert block.rows == (("layer by layer, in float32", "1.00 GiB"),)
 
 
 def test_no_rows_and_a_value_wider_than_the_terminal() -> None:

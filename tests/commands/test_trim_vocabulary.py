@@ -78,25 +78,6 @@ def test_trims_to_the_text(model: Path, folder: Path) -> None:
     assert str(folder) not in (out / "config.json").read_text() + (out / "README.md").read_text()
 
 
-def test_one_split_alone(model: Path, folder: Path) -> None:
-    result = run(model, "--data", "data", "--split", "val", "--langs", "deu_Latn", "--json")
-    assert result.status == 0, result.err
-    payload = json.loads(result.out)
-    tokenizer = load_tokenizer(folder / "trimmed-vocabulary")
-    gone = set(load_tokenizer(model).get_vocab()) - set(tokenizer.get_vocab())
-    assert gone == {"\u2581a", "\u2581t", "\u2581the", "he", "en", "in"} | (
-        {"on"} - set(tokenizer.tokenize("ohne"))
-    )
-    assert tokenizer.tokenize("the") == ["\u2581", "t", "h", "e"]
-    assert payload["held"] == {"tokens": 70}
-    assert len(payload["kept"]["tokens"]) == len(tokenizer)
-    assert payload["details"]["text"]["share_kept"] == 1
-    difference = payload["parameters_before"] - payload["parameters_after"]
-    assert difference == (70 - len(tokenizer)) * 16
-    assert payload["bytes_before"] - payload["bytes_after"] == 4 * difference
-    assert sum(payload["details"]["parts"].values()) == len(tokenizer)
-
-
 def test_without_anything_the_demo_is_trimmed(folder: Path) -> None:
     result = run("--dry-run", "--json", "--langs", "qna_Latn,qno_Latn")
     assert result.status == 0, result.err
@@ -135,27 +116,6 @@ def test_files_that_would_be_wrong_are_left_out_and_named(folder: Path) -> None:
     written = names(folder / "trimmed-vocabulary")
     assert "vocab.bpe" not in written
     assert "chat_template.jinja" in written
-
-
-def test_generation_config_is_renumbered(folder: Path) -> None:
-    source = tiny_nllb_moe(folder / "model")
-    old = load_tokenizer(source).get_vocab()
-    generation = {
-        "eos_token_id": [2],
-        "forced_bos_token_id": old["eng_Latn"],
-        "suppress_tokens": [old["\u2581the"], old["<mask>"]],
-        "bad_words_ids": [[old["\u2581the"], old["a"]]],
-    }
-    write_json(source / "generation_config.json", generation)
-    assert run(source, "--text", "data/val.deu_Latn").status == 0
-    new = load_tokenizer(folder / "trimmed-vocabulary").get_vocab()
-    assert json.loads((folder / "trimmed-vocabulary" / "generation_config.json").read_text()) == {
-        "eos_token_id": [2],
-        "forced_bos_token_id": new["eng_Latn"],
-        "suppress_tokens": [new["<mask>"]],
-        "bad_words_ids": None,
-    }
-    assert new["eng_Latn"] != old["eng_Latn"]
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ class Method:
 
 
 class MethodContract(Method):
-    """A reduced model is the masked original."""
+    """A reduced model is the masked original; it opens from its own files alone."""
 
     def test_reduced_logits_equal_those_of_the_masked_original(self, source: Path, tmp_path: Path) -> None:
         import torch
@@ -91,7 +91,10 @@ class MethodContract(Method):
             masked = self.masked_logits(original, rewrite)
         matters = whole.shape != masked.shape or not torch.allclose(whole, masked)
         assert matters, "the reduction must matter for this test to mean something"
-        torch.testing.assert_close(logits(tmp_path / "out"), masked, rtol=1e-5, atol=1e-5)
+        shutil.rmtree(source)
+        (tmp_path / "elsewhere").mkdir()
+        moved = (tmp_path / "out").rename(tmp_path / "elsewhere" / "moved")
+        torch.testing.assert_close(logits(moved), masked, rtol=1e-5, atol=1e-5)
 
 
 class CachedGeneration(Method):
@@ -108,6 +111,10 @@ class CachedGeneration(Method):
         masked = generated(original)
         assert not torch.allclose(whole, masked)
         torch.testing.assert_close(generated(reduced), masked, rtol=1e-5, atol=1e-5)
+
+
+WRITTEN = ("nllb-moe", "t5", "phi3")
+"""The cases whose files are looked at: experts and two tied tables, another order of layers, fused tensors."""
 
 
 class WrittenFiles(Method):
@@ -127,29 +134,11 @@ class WrittenFiles(Method):
             if self.cast is None:
                 assert before.fingerprint == after.fingerprint
 
-    def test_keeping_everything_keeps_the_logits(self, source: Path, tmp_path: Path) -> None:
-        import torch
-
-        written(source, self.keep_everything, tmp_path / "out")
-        assert torch.equal(logits_of(self.original(source)), logits(tmp_path / "out"))
-
-    def test_the_result_reloads_from_its_own_files_alone(self, source: Path, tmp_path: Path) -> None:
-        import torch
-
-        out = written(source, self.reduce, tmp_path / "out")
-        expected = logits(out)
-        shutil.rmtree(source)
-        (tmp_path / "elsewhere").mkdir()
-        out.rename(tmp_path / "elsewhere" / "moved")
-        assert torch.equal(logits(tmp_path / "elsewhere" / "moved"), expected)
-
     def test_a_result_can_be_rewritten_whole(self, source: Path, tmp_path: Path) -> None:
         """What was removed before stays removed, and is still known."""
-        import torch
-
         written(source, self.reduce, tmp_path / "once")
         written(tmp_path / "once", self.keep_everything, tmp_path / "twice")
-        assert torch.equal(logits(tmp_path / "once"), logits(tmp_path / "twice"))
+        assert tensors(tmp_path / "once") == tensors(tmp_path / "twice")
         with open_model(tmp_path / "once") as once, open_model(tmp_path / "twice") as twice:
             assert replace(once.structure, history=()) == replace(twice.structure, history=())
 

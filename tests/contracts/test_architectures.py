@@ -24,7 +24,6 @@ from prunecli.model.ffn import own_norms, within
 from prunecli.model.layout import resolve
 from prunecli.model.structure import Structure
 from tests.families import (
-    MODEL_TYPES,
     random_state,
     stock_model,
     tiny_config_of,
@@ -219,13 +218,6 @@ class TestDefaults:
         axes |= {attention.heads for _, attention in stacks_and_attentions(family)}
         assert all(Sizes(family, {}).count(axis) > 0 for axis in axes)
 
-    def test_every_condition_has_a_default(self, model_type: str) -> None:
-        family = FAMILIES[model_type]
-        for spec in all_specs(family):
-            for part in spec.optional.split("&") if spec.optional else ():
-                for key in part.lstrip("!").partition(":")[0].split("="):
-                    assert Sizes(family, {}).value(key) is not None
-
     def test_the_classes_are_of_transformers(self, model_type: str) -> None:
         import transformers
 
@@ -337,19 +329,13 @@ class TestOlderCheckpoints:
         extras = {name for name in checkpoint.tensors if name.startswith(FAMILIES[model_type].extras)}
         assert set(checkpoint.tensors) == expected | extras
 
-    @pytest.mark.parametrize("model_type", MODEL_TYPES)
+    @pytest.mark.parametrize("model_type", ["bart", "t5", "gpt2", "llama"])
     def test_a_tensor_that_no_class_of_the_family_has_is_refused(
         self, model_type: str, tmp_path: Path
     ) -> None:
         more = {"model.adapter.weight": (4, 4)}
         checkpoint = open_model(self.stored(tmp_path / "odd", model_type, {}, more))
         with pytest.raises(CheckpointError, match=r"1 unexpected \((model\.)?.*adapter\.weight\)"):
-            checkpoint.check()
-
-    def test_a_marian_with_two_vocabularies_is_refused(self, tmp_path: Path) -> None:
-        changes = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 49}
-        checkpoint = open_model(tiny_family(tmp_path / "two", "marian", **changes))
-        with pytest.raises(CheckpointError, match=r'do not fit config\.json.*\n.*embeddings": false are not'):
             checkpoint.check()
 
 

@@ -20,6 +20,7 @@ from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import summarize
 from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
+    WRITTEN,
     Method,
     MethodContract,
     WrittenFiles,
@@ -144,8 +145,13 @@ class TestEveryDecoder(AttentionSharing):
         assert torch.equal(beams[0], beams[2])
 
 
+@pytest.mark.parametrize("case", WRITTEN)
+class TestFiles(AttentionSharing, WrittenFiles):
+    pass
+
+
 @pytest.mark.parametrize("case", own_layouts(CONTRACTED))
-class TestEveryLayout(AttentionSharing, WrittenFiles):
+class TestEveryLayout(AttentionSharing):
     def test_a_shared_attention_is_stored_and_held_once(self, source: Path, tmp_path: Path) -> None:
         out = written(source, self.reduce, tmp_path / "out")
         stored, model = weights(out), load(out)

@@ -196,7 +196,7 @@ class TestReductions:
 
 @pytest.mark.parametrize(
     ("case", "order"),
-    [("nllb-moe", TRAINED[1]), ("m2m_100", TRAINED[0]), ("xlm-roberta", TRAINED[0]), ("qwen2", TRAINED[1])],
+    [("nllb-moe", TRAINED[1]), ("m2m_100", TRAINED[0]), ("qwen2", TRAINED[1])],
 )
 def test_reductions_and_training_compose(case: str, order: tuple[str, ...], tmp_path: Path) -> None:
     wanted = order_of(case, order)
@@ -204,7 +204,7 @@ def test_reductions_and_training_compose(case: str, order: tuple[str, ...], tmp_
     check(last, wanted)
 
 
-@pytest.mark.parametrize("case", ["nllb-moe", "bart", "t5", "bert", "gpt2", "phi3"])
+@pytest.mark.parametrize("case", ["nllb-moe", "t5", "phi3"])
 def test_the_order_changes_only_the_tables_of_tokens(case: str, tmp_path: Path) -> None:
     """They are fitted to the rows that there are."""
     held: list[Any] = []

@@ -154,9 +154,12 @@ def source_of(case: str, directory: Path) -> Path:
     return directory
 
 
-@pytest.fixture(params=CHOICES)
-def result(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path, Rewrite]:
+@pytest.fixture(scope="module", params=CHOICES)
+def result(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, Rewrite]:
     case, part, decide = CHOICES[request.param]
+    tmp_path = tmp_path_factory.mktemp("result")
     with open_model(source_of(case, tmp_path / "source")) as source:
         rewrite = decide(source)
         apply(source, rewrite, tmp_path / "out")
@@ -257,15 +260,11 @@ def hostile(decision: Decision, **changes: object) -> dict[str, object]:
     "changes",
     [
         {"values": [1.0]},
-        {"kept": [99]},
         {"kept": [0, 0]},
-        {"ids": [1, 0, 2]},
         {"count": 1 << 40},
         {"values": [1e300, 0, 0]},
         {"values": {"dtype": "float16", "count": 3, "data": "eJxj"}},
-        {"values": {"dtype": "float16", "count": 3, "data": "%"}},
         {"kept": {"dtype": "bits", "count": 1 << 24, "data": ""}},
-        {"labels": {"count": 3, "data": ""}},
         {"reason": [0, 0, 200]},
     ],
 )

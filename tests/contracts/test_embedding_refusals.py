@@ -19,10 +19,9 @@ from tests.ffn_layouts import weights, write_copy
 SIDES = ("input", "output", "both")
 
 
-@pytest.mark.parametrize("name", ["nllb-moe", "bert", "llama"])
 @pytest.mark.parametrize("side", SIDES)
-def test_a_factorised_table(name: str, side: str, tmp_path: Path) -> None:
-    out = factorised(tiny_family(tmp_path / "source", name), tmp_path / "out", side=side)
+def test_a_factorised_table(side: str, tmp_path: Path) -> None:
+    out = factorised(tiny_family(tmp_path / "source", "nllb-moe"), tmp_path / "out", side=side)
     with open_model(out) as opened, pytest.raises(UsageError, match="is factorised already"):
         decided(opened, side=side, expand_dim=None, depth=None, max_groups=None)
 
@@ -30,12 +29,7 @@ def test_a_factorised_table(name: str, side: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("side", ["output", "both"])
 @pytest.mark.parametrize(
     ("model_type", "name"),
-    [
-        ("bert", "BertForSequenceClassification"),
-        ("roberta", "RobertaForSequenceClassification"),
-        ("gpt2", "GPT2ForSequenceClassification"),
-        ("llama", "LlamaForSequenceClassification"),
-    ],
+    [("bert", "BertForSequenceClassification"), ("llama", "LlamaForSequenceClassification")],
 )
 def test_a_side_that_the_class_lacks(model_type: str, name: str, side: str, tmp_path: Path) -> None:
     source = tiny_family(tmp_path / "source", model_type, architectures=[name])
@@ -53,10 +47,8 @@ def test_a_side_that_the_class_lacks(model_type: str, name: str, side: str, tmp_
     ("options", "message"),
     [
         ({"map_dim": 33}, "above the model's width 32: the table would grow\nGive --map-dim 32 or less"),
-        ({"kind": "deep"}, "`kind=deep`: no such choice"),
         ({"side": "output", "cache": True}, "`cache` writes the rows of the input's unit"),
         ({"side": "output"}, "are for the unit of the input"),
-        ({"side": "left"}, "`side=left`: no such choice"),
     ],
 )
 def test_what_cannot_be(options: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -72,13 +72,6 @@ class TestEvenExpertPruning(TestExpertPruning):
         return made
 
 
-class TestFloat16ExpertPruning(TestExpertPruning):
-    """Of a source in float16."""
-
-    def make_source(self, directory: Path, case: str) -> Path:
-        return tiny_nllb_moe(directory, experts=8, layers=2, dtype="F16")
-
-
 class TestEvenExpertPruningToBfloat16(TestEvenExpertPruning):
     """With a cast, of one pickled file."""
 

@@ -15,6 +15,7 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
+    WRITTEN,
     CachedGeneration,
     Method,
     MethodContract,
@@ -101,8 +102,13 @@ class TestEveryDecoder(HeadPruning, CachedGeneration):
     pass
 
 
+@pytest.mark.parametrize("case", WRITTEN)
+class TestFiles(HeadPruning, WrittenFiles):
+    pass
+
+
 @pytest.mark.parametrize("case", own_layouts(CONTRACTED))
-class TestEveryLayout(HeadPruning, WrittenFiles):
+class TestEveryLayout(HeadPruning):
     def test_pruning_twice_equals_pruning_once(self, source: Path, tmp_path: Path) -> None:
         """Places in the file are not ids of the original: only those of the first step are."""
 
@@ -124,6 +130,9 @@ class TestEveryLayout(HeadPruning, WrittenFiles):
             assert second.structure.axes == direct.structure.axes
             assert second.config["model_type"] == direct.config["model_type"]
 
+
+@pytest.mark.parametrize("case", ["bart", "gpt2"])
+class TestKinds(HeadPruning):
     def test_a_kind_without_any_head(self, source: Path, tmp_path: Path) -> None:
         import torch
 

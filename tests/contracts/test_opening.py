@@ -40,13 +40,9 @@ def _task(prefix: str, task: str, **more: str) -> dict[str, str]:
 
 SEQUENCE, TOKEN, ANSWER = "SequenceClassification", "TokenClassification", "QuestionAnswering"
 NLLB = _seq2seq("NllbMoeModel", "NllbMoeForConditionalGeneration")
-M2M = _seq2seq("M2M100Model", "M2M100ForConditionalGeneration")
 MARIAN = _seq2seq("MarianModel", "MarianMTModel")
-PEGASUS = _seq2seq("PegasusModel", "PegasusForConditionalGeneration")
 BART = _seq2seq("BartModel", "BartForConditionalGeneration")
-MBART = _seq2seq("MBartModel", "MBartForConditionalGeneration")
 T5 = _seq2seq("T5Model", "T5ForConditionalGeneration")
-MT5 = _seq2seq("MT5Model", "MT5ForConditionalGeneration")
 GPT2 = {"AutoModel": "GPT2Model", "AutoModelForCausalLM": "GPT2LMHeadModel"}
 BERT = _masked("Bert", "BertLMHeadModel")
 PRETRAINED = {
@@ -62,50 +58,23 @@ LLAMA, MISTRAL, QWEN2 = (
 
 PUBLISHED: tuple[tuple[str, str, dict[str, Any], dict[str, str]], ...] = (
     ("nllb-moe", "NllbMoeModel", {}, NLLB),
-    ("nllb-moe", "NllbMoeForConditionalGeneration", {}, NLLB),
-    ("m2m_100", "M2M100Model", {}, M2M),
-    ("m2m_100", "M2M100ForConditionalGeneration", {}, M2M),
-    ("marian", "MarianModel", {}, MARIAN),
     ("marian", "MarianMTModel", {}, MARIAN),
-    ("pegasus", "PegasusModel", {}, PEGASUS),
-    ("pegasus", "PegasusForConditionalGeneration", {}, PEGASUS),
     ("bart", "BartModel", {}, BART),
     ("bart", "BartForConditionalGeneration", {}, BART),
     ("bart", "BartForSequenceClassification", CLASSIFIED, _task("Bart", SEQUENCE, **BART)),
-    ("bart", "BartForQuestionAnswering", {}, _task("Bart", ANSWER, **BART)),
-    ("mbart", "MBartModel", {}, MBART),
-    ("mbart", "MBartForConditionalGeneration", {}, MBART),
-    ("t5", "T5Model", {}, T5),
     ("t5", "T5ForConditionalGeneration", {}, T5),
     ("mt5", "MT5Model", {}, {"AutoModel": "MT5Model"}),
-    ("mt5", "MT5ForConditionalGeneration", {}, MT5),
     ("bert", "BertModel", {}, {"AutoModel": "BertModel"}),
     ("bert", "BertForMaskedLM", {}, BERT),
     ("bert", "BertForPreTraining", {}, PRETRAINED),
-    ("bert", "BertForSequenceClassification", CLASSIFIED, _task("Bert", SEQUENCE)),
-    ("bert", "BertForTokenClassification", CLASSIFIED, _task("Bert", TOKEN)),
     ("bert", "BertForQuestionAnswering", {}, _task("Bert", ANSWER)),
-    ("bert", "BertForMultipleChoice", {}, _task("Bert", "MultipleChoice")),
-    ("roberta", "RobertaModel", {}, {"AutoModel": "RobertaModel"}),
-    ("roberta", "RobertaForMaskedLM", {}, ROBERTA),
-    ("roberta", "RobertaForSequenceClassification", CLASSIFIED, _task("Roberta", SEQUENCE)),
     ("roberta", "RobertaForTokenClassification", CLASSIFIED, _task("Roberta", TOKEN)),
     ("roberta", "RobertaForMultipleChoice", {}, _task("Roberta", "MultipleChoice")),
-    ("xlm-roberta", "XLMRobertaModel", {}, {"AutoModel": "XLMRobertaModel"}),
-    ("xlm-roberta", "XLMRobertaForMaskedLM", {}, XLMR),
-    ("xlm-roberta", "XLMRobertaForQuestionAnswering", {}, _task("XLMRoberta", ANSWER)),
-    ("gpt2", "GPT2Model", {}, GPT2),
     ("gpt2", "GPT2LMHeadModel", {}, GPT2),
     ("gpt2", "GPT2ForSequenceClassification", CLASSIFIED, _task("GPT2", SEQUENCE, **GPT2)),
     ("llama", "LlamaModel", {}, {"AutoModel": "LlamaModel"}),
     ("llama", "LlamaModel", {"tie_word_embeddings": True}, LLAMA),
     ("llama", "LlamaForCausalLM", {}, LLAMA),
-    ("llama", "LlamaForSequenceClassification", CLASSIFIED, _task("Llama", SEQUENCE)),
-    ("llama", "LlamaForTokenClassification", CLASSIFIED, _task("Llama", TOKEN)),
-    ("mistral", "MistralModel", {}, {"AutoModel": "MistralModel"}),
-    ("mistral", "MistralForCausalLM", {}, MISTRAL),
-    ("qwen2", "Qwen2Model", {}, {"AutoModel": "Qwen2Model"}),
-    ("qwen2", "Qwen2ForCausalLM", {}, QWEN2),
 )
 """Family, class under `architectures` of published checkpoints, further changes, and what must open it."""
 
@@ -167,7 +136,7 @@ def test_every_class_of_a_result(
 
 
 @pytest.mark.parametrize("tokenizer_class", [None, "PreTrainedTokenizerFast"])
-@pytest.mark.parametrize("family", ["nllb-moe", "bert", "llama", "bart"])
+@pytest.mark.parametrize("family", ["bert", "bart"])
 @pytest.mark.usefixtures("nobody_answers")
 def test_a_tokenizer_whose_files_name_no_class(
     tmp_path: Path, family: str, tokenizer_class: str | None
@@ -194,7 +163,7 @@ def test_the_base_model_is_that_of_the_headed_one(tmp_path: Path, family: str, b
         assert sparse_ffns(opened)
 
 
-@pytest.mark.parametrize("family", ["nllb-moe", "bert", "llama"])
+@pytest.mark.parametrize("family", ["nllb-moe", "llama"])
 def test_a_base_model_that_is_saved_opens_again(tmp_path: Path, family: str) -> None:
     out = written(tiny(tmp_path / "in", family), uneven, tmp_path / "out")
     model = transformers.AutoModel.from_pretrained(out, trust_remote_code=True)
@@ -261,22 +230,11 @@ def test_a_stock_result_of_a_shimmed_source_carries_no_code(tmp_path: Path) -> N
     torch.testing.assert_close(logits_of(stock), logits_of(load(out)))
 
 
-def test_code_of_the_tokenizer_travels_along(tmp_path: Path) -> None:
-    auto_map = {"AutoTokenizer": ["own.Slow", None], "AutoModel": "own.Model", "AutoConfig": "own.Config"}
-    out = written(tiny(tmp_path / "in", "bart", auto_map=auto_map), uneven, tmp_path / "out")
-    made = config_of(out)["auto_map"]
-    assert made["AutoTokenizer"] == ["own.Slow", None]
-    assert made["AutoModel"] == "modeling_prunecli.PrunecliBartModel"
-    assert "AutoConfig" not in made
-
-
 @pytest.mark.parametrize(
     ("family", "asked", "message"),
     [
         ("bart", "BertModel", "no BertModel can be made of it"),
-        ("bart", "Nothing", "no Nothing can be made of it"),
         ("bert", "BertForQuestionAnswering", "2 tensors are missing (qa_outputs.weight, qa_outputs.bias)"),
-        ("llama", "LlamaForSequenceClassification", "a tensor is missing (score.weight)"),
     ],
 )
 def test_a_class_that_cannot_be_is_refused(tmp_path: Path, family: str, asked: str, message: str) -> None:

@@ -90,10 +90,3 @@ def test_the_tokenizer_gives_every_sentence_back(code: str, config) -> None:
         assert ids[-1] == tokenizer.eos_token_id
         assert tokenizer.unk_token_id not in ids
         assert tokenizer.decode(ids, skip_special_tokens=True) == sentence
-
-
-def test_a_language_that_does_not_exist_is_unknown_to_the_tokenizer() -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT, local_files_only=True)
-    assert tokenizer.convert_tokens_to_ids("qza_Latn") == tokenizer.unk_token_id

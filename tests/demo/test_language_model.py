@@ -58,10 +58,3 @@ def test_two_steps_write_a_directory_that_loads(tmp_path: Path) -> None:
     assert {file.name for file in tmp_path.iterdir()} | {"README.md"} == {
         file.name for file in LM_CHECKPOINT.iterdir()
     }
-
-
-def test_labels_end_behind_the_end_token_of_each_row() -> None:
-    settings = language_model.Settings(lines=2)
-    ids, labels = next(language_model.batches([[[5, 6]], [[7]]], settings))
-    assert ids.tolist() == [[0, 5, 6, 0], [0, 7, 0, 0]]
-    assert labels.tolist() == [[0, 5, 6, 0], [0, 7, 0, -100]]

@@ -28,8 +28,3 @@ def test_two_steps_write_a_directory_that_loads(tmp_path: Path, monkeypatch: pyt
         assert SIZES.items() <= json.loads((path / "config.json").read_text()).items()
     for name in ("generation_config.json", "tokenizer_config.json"):
         assert json.loads((tmp_path / name).read_text()) == json.loads((CHECKPOINT / name).read_text())
-
-
-def test_an_unknown_option_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        train.main(["--output", str(tmp_path), "--epochs", "3"])

@@ -15,11 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from prunecli.errors import DataError, UsageError
 from prunecli.evaluation import divergence
 from prunecli.evaluation.divergence import Compared, Reference
-from prunecli.model.checkpoint import open_model
 from prunecli.modules import logits
 from prunecli.modules.loading import load_model
 from prunecli.running.examples import Batch
-from prunecli.running.layerwise.runner import Layerwise, Resources
 from prunecli.running.runner import InMemory
 from prunecli.running.windows import Window, window_examples
 from tests.families import DECODERS, tiny_family
@@ -140,35 +138,6 @@ def test_a_head_that_takes_something_else(tmp_path: Path, monkeypatch: pytest.Mo
     wanted = expected(first, other)
     assert_right(measured(first, same, other), wanted)
     assert all(value.numel() for value in first.parameters())
-
-
-def test_states_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = [tiny_family(tmp_path / str(seed), "llama", seed=seed) for seed in (0, 1)]
-    found = []
-    for room in (divergence.STATES, 0):
-        monkeypatch.setattr(divergence, "STATES", room)
-        found.append(measured(*(load_model(path, device="cpu") for path in paths))[1])
-    assert np.array_equal(found[0].divergence, found[1].divergence)
-
-
-def test_layer_by_layer(tmp_path: Path) -> None:
-    paths = [tiny_family(tmp_path / str(seed), "qwen2", seed=seed) for seed in (0, 1)]
-    whole = measured(*(load_model(path, device="cpu") for path in paths))
-    opened = [open_model(path) for path in paths]
-    resources = Resources(torch.device("cpu"), torch.float32, 1 << 34, tmp_path)
-    layered = measured(*opened, runner=lambda checkpoint: Layerwise(checkpoint, resources))
-    for one, other in zip(whole, layered, strict=True):
-        assert np.array_equal(one.nats, other.nats)
-        assert np.array_equal(one.divergence, other.divergence)
-        assert np.array_equal(one.agreed, other.agreed)
-
-
-def test_what_no_model_allows_adds_nothing() -> None:
-    p = torch.tensor([[0.5, 0.5, 0.0]]).log()
-    q = torch.tensor([[0.25, 0.75, 0.0]]).log()
-    assert divergence._values(p, q, torch.tensor([0]))[1].item() == pytest.approx(
-        0.5 * np.log(2) + 0.5 * np.log(2 / 3)
-    )
 
 
 def test_a_token_that_only_the_first_allows(tmp_path: Path) -> None:

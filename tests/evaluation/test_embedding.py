@@ -105,10 +105,6 @@ def test_nearest_rows(count: int, seed: int) -> None:
     np.testing.assert_array_equal(retrieved(ones, others), table.argmax(axis=1) == np.arange(count))
 
 
-def test_equally_near_rows_are_not_retrieved() -> None:
-    assert not retrieved(np.ones((2, 3), np.float32), np.ones((2, 3), np.float32)).any()
-
-
 def test_what_cannot_be_measured_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
     text = texts_in(tmp_path / "t.txt", TEXTS)
     single = TextChoice(labelled=texts_in(tmp_path / "one.tsv", ["1\ta", "2\tb"]))

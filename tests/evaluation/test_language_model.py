@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from transformers import GenerationConfig
 
-from prunecli.errors import DataError
+from prunecli.errors import DataError, MemoryShortError, UsageError
+from prunecli.evaluation import divergence
+from prunecli.evaluation.evaluate import evaluate_data
+from prunecli.evaluation.language_model import (
+    NEW_TOKENS,
+    PROMPT,
+    choose_prompts,
+    continue_greedily,
+)
+from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.tasks import perplexity
+from prunecli.modules import fitting
 from prunecli.modules.loading import load_model
+from prunecli.modules.logits import BLOCK_VALUES
+from prunecli.running.batches import run_forward
 from prunecli.running.examples import IGNORED
 from prunecli.running.losses import example_losses
 from prunecli.running.masking import mlm_examples
 from prunecli.running.runner import InMemory
+from prunecli.text.choice import Dataset
+from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
 from tests.evaluation.losses import lm_losses, mlm_losses
 from tests.families import tiny_family
+from tests.reference import divergence as reference
+from tests.reference.divergence import continued
 from tests.reference.losses import causal_nll
 
 LINES = ("the hat on a hen", "no", "then ten of the hats " * 9)
@@ -44,25 +64,15 @@ def recording(steps):
     return progress
 
 
-def test_progress_counts_the_tokens_that_are_read(masked):
-    """Not the hidden ones alone, of which there are a few."""
-    runner, tokenizer = masked
-    steps = []
-    mlm_losses(runner, tokenizer, LINES, 1000, progress=recording(steps))
-    lengths = [min(64, len(tokenizer(line, verbose=False)["input_ids"])) for line in LINES]
-    assert sum(steps) == sum(lengths)
-
-
-@pytest.mark.parametrize("stride", [None, 10, 63])
-def test_losses_are_those_of_single_windows(causal, stride):
+def test_losses_are_those_of_single_windows(causal):
     runner, tokenizer = causal
     steps = []
-    found = lm_losses(runner, tokenizer, LINES, 100, stride=stride, progress=recording(steps))
+    found = lm_losses(runner, tokenizer, LINES, 100, stride=10, progress=recording(steps))
     expected, tokens = [], []
     for line in LINES:
         ids = [2, *tokenizer(line, verbose=False)["input_ids"]]
         nats, done = 0.0, 1
-        for begin in range(0, len(ids), stride or 63):
+        for begin in range(0, len(ids), 10):
             window = ids[begin : begin + 64]
             new = begin + len(window) - done
             if new > 0:
@@ -72,9 +82,6 @@ def test_losses_are_those_of_single_windows(causal, stride):
     assert found.nats.tolist() == pytest.approx(expected, rel=1e-5)
     assert found.tokens.tolist() == tokens
     assert tokens[2] > 64, "one text is longer than the context"
-    if stride is None:
-        later = 1  # windows overlap by the token from which the first new one is predicted
-        assert sum(steps) == sum(tokens) + len(LINES) + later
     assert perplexity(found.loss) == pytest.approx(math.exp(sum(expected) / sum(tokens)), rel=1e-5)
 
 
@@ -88,14 +95,186 @@ def test_masked_losses_are_those_of_the_objective(masked):
         assert found.nats[index] / found.tokens[index] == pytest.approx(mean, rel=1e-5)
 
 
-def test_perplexity_stays_a_number():
-    assert perplexity(0) == 1
-    assert math.isfinite(perplexity(1e6))
-
-
 def test_a_damaged_model_is_refused(tmp_path):
     path = tiny_family(tmp_path / "lm", "gpt2")
     runner, tokenizer = InMemory(load_model(path, device="cpu")), load_tokenizer(path)
     runner.model.get_input_embeddings().weight.data[:] = math.nan
     with pytest.raises(DataError, match="not a finite number"):
         lm_losses(runner, tokenizer, LINES, 100)
+
+
+CAUSAL_LINES = ("the hat on a hen", "no", "then ten of the hats are on", "a hen in the inn")
+TEXT = PlainText((Path("a.txt"), Path("b.txt")), CAUSAL_LINES, ("a", "a", "b", "b"))
+OPTIONS = EvaluationOptions(batch_tokens=64, max_new_tokens=5, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("causal")
+    return {name: tiny_family(folder / name, "llama", seed=n) for n, name in enumerate(("full", "pruned"))}
+
+
+def results(checkpoints: dict[str, Path], text: PlainText = TEXT, **more: Any) -> list[dict[str, Any]]:
+    options = EvaluationOptions(**{**vars(OPTIONS), **more})
+    return list(evaluate_data(checkpoints, Dataset("lm", text), options).to_json()["results"])
+
+
+def test_by_name_and_in_all(models: dict[str, Path]) -> None:
+    first, other = results(models)
+    loaded = [load_model(path, device="cpu") for path in models.values()]
+    tokenizer = load_tokenizer(models["full"])
+    for name, rows in (("a", (0, 1)), ("b", (2, 3)), (None, range(4))):
+        ids = [tokenizer(CAUSAL_LINES[row])["input_ids"] for row in rows]
+        count = sum(len(one) - 1 for one in ids)
+        kl = agreed = 0.0
+        early: list[float] = []
+        for one in ids:
+            both = [reference.distributions(model, one, len(one) - 1) for model in loaded]
+            for place, (p, q) in enumerate(zip(*both, strict=True), start=1):
+                kl += reference.divergence(p, q)
+                early += [reference.divergence(p, q)] if place in (2, 3) else []
+                agreed += reference.top(p) == reference.top(q)
+        for result, model in zip((first, other), loaded, strict=True):
+            scores = result["scores"] if name is None else result["by_text"][name]
+            nats = sum(causal_nll(model, one, len(one) - 1) for one in ids)
+            assert scores["loss"] == pytest.approx(nats / count, abs=2e-6)
+            assert scores["tokens"] == count
+            assert ("kl_divergence" in scores) == ("by_position" in scores) == (result is other)
+        assert scores["kl_divergence"] == pytest.approx(kl / count, abs=2e-6)
+        one, few, *_ = scores["by_position"]
+        assert (one["first"], one["last"], one["tokens"]) == (1, 1, len(ids))
+        assert (few["first"], few["last"], few["tokens"]) == (2, 3, len(early))
+        assert few["kl_divergence"] == pytest.approx(sum(early) / len(early), abs=2e-6)
+        assert sum(span["tokens"] for span in scores["by_position"]) == count
+        assert scores["top1_agreement"] == pytest.approx(agreed / count, abs=2e-6)
+    assert list(other["by_text"]) == ["a", "b"]
+
+
+def test_continuations(models: dict[str, Path], tmp_path: Path) -> None:
+    same = tiny_family(tmp_path / "same", "llama", seed=0)
+    first, other, itself = results({**models, "same": same}, continuations=2)
+    assert "continuations" not in first["scores"]
+    for scores in (itself["scores"], *itself["by_text"].values()):
+        assert scores["tokens_until_difference"] == scores["continued_tokens"] > 0
+        assert scores["equal_tokens"] == 1
+        assert scores["kl_divergence"] == 0
+        assert scores["top1_agreement"] == 1
+    assert [own["continuations"] for own in other["by_text"].values()] == [2, 2]
+    assert other["scores"]["continuations"] == 4
+    assert other["scores"]["equal_tokens"] < 1
+    means = [own["tokens_until_difference"] for own in other["by_text"].values()]
+    assert other["scores"]["tokens_until_difference"] == pytest.approx(sum(means) / 2)
+
+
+def renamed(path: Path) -> Path:
+    """A tokenizer whose last token is called otherwise."""
+    file = path / "tokenizer.json"
+    vocabulary = Tokenizer.from_file(str(file)).get_vocab()
+    last = max(vocabulary, key=lambda token: (len(token), vocabulary[token]))
+    file.write_text(file.read_text().replace(f'"{last}"', f'"{last}x"'))
+    return path
+
+
+def test_other_tokens_are_not_compared(models: dict[str, Path], tmp_path: Path) -> None:
+    other = {"full": models["full"], "other": renamed(tiny_family(tmp_path / "other", "llama", seed=1))}
+    said: list[str] = []
+    made = evaluate_data(other, Dataset("lm", TEXT), OPTIONS, say=said.append).results[1]
+    assert made.scores["perplexity"] > 1
+    assert "kl_divergence" not in made.scores
+    line = "other: no comparison of next tokens with full: its tokenizer has other tokens"
+    assert f"{line}." in said
+    with pytest.raises(UsageError, match=line):
+        results(other, continuations=2)
+
+
+def head_of(path: Path) -> int:
+    """Bytes in float32 of the matrix that logits are made with."""
+    head = load_model(path, device="cpu").get_output_embeddings().weight
+    return 4 * head.shape[0] * head.shape[1]
+
+
+def test_the_first_models_head_is_held_beside_the_others(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(models["full"], device="cpu")
+    weights, head = 4 * sum(value.numel() for value in model.parameters()), head_of(models["full"])
+    options = OPTIONS.model_copy(update=dict(dtype="float32"))
+    monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
+    free = -(-(weights + head) * 10 // 9)
+    assert len(evaluate_data(models, Dataset("lm", TEXT), options).results) == 2
+    free = (weights + head) * 10 // 9 - 1
+    with pytest.raises(MemoryShortError, match=r"pruned: needs .*head of the first model"):
+        evaluate_data(models, Dataset("lm", TEXT), options)
+    assert len(evaluate_data({"full": models["full"]}, Dataset("lm", TEXT), options).results) == 1
+
+
+def test_layer_by_layer_it_is_in_the_budget(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+
+    def run(*arguments: Any, beside: int = 0, **options: Any) -> None:
+        counted.append(beside)
+        run_forward(*arguments, beside=beside, **options)
+
+    monkeypatch.setattr(divergence, "run_forward", run)
+    results(models, memory=4 << 30)
+    assert counted == [0, head_of(models["full"]) + 2 * 4 * BLOCK_VALUES]
+
+
+def test_a_text_in_which_nothing_is_predicted(models: dict[str, Path]) -> None:
+    text = PlainText(TEXT.files, ("the hat", ""), ("long", "short"))
+    with pytest.raises(DataError, match="short: the text has no token to predict"):
+        results(models, text)
+
+
+PROMPTS = [(5, 6, 7, 8), (9,), (11, 12, 13, 14), (20, 21), (30,)]
+
+
+def test_the_most_probable_tokens(tmp_path: Path) -> None:
+    path = tiny_family(tmp_path, "gpt2")
+    model, tokenizer = load_model(path, device="cpu"), load_tokenizer(path)
+    # The checkpoint's own settings hold for nothing but the end.
+    free = [continued(model, prompt, 12, None) for prompt in PROMPTS]
+    end = free[0][5]
+    model.generation_config = GenerationConfig(do_sample=True, repetition_penalty=9.0, eos_token_id=[end])
+    done: list[float] = []
+    found = continue_greedily(model, tokenizer, PROMPTS, 32, 12, done.append)
+    assert found == [continued(model, prompt, 12, end) for prompt in PROMPTS]
+    assert found[0][-1] == end
+    assert len(found[0]) <= 6
+    assert sum(done) == len(PROMPTS)
+
+
+def test_no_more_than_the_positions(tmp_path: Path) -> None:
+    path = tiny_family(tmp_path, "gpt2")
+    model, tokenizer = load_model(path, device="cpu"), load_tokenizer(path)
+    positions = model.config.max_position_embeddings
+    model.generation_config.eos_token_id = model.config.eos_token_id = -5
+    (made,) = continue_greedily(model, tokenizer, [(5, 6, 7)], 32, 1000)
+    assert len(made) == positions - 3
+    (usual,) = continue_greedily(model, tokenizer, [(5, 6, 7)], 32)
+    assert len(usual) == min(NEW_TOKENS, positions - 3)
+
+
+def test_prompts_are_spread_over_the_texts() -> None:
+    texts = [tuple(range(10 * n, 10 * n + length)) for n, length in enumerate((1, 2, 3, 9, 500, 70, 64))]
+    chosen = choose_prompts(texts, 3)
+    assert chosen == [(10,), (30, 31, 32, 33), tuple(range(50, 50 + PROMPT))]
+    assert [len(ids) for ids in choose_prompts(texts, 99)] == [1, 1, 4, 32, 32, 32]
+    with pytest.raises(DataError, match="no text has two tokens"):
+        choose_prompts([(1,), ()], 3)
+
+
+def test_other_windows_are_not_compared(models: dict[str, Path], tmp_path: Path) -> None:
+    short = tiny_family(tmp_path / "short", "llama", seed=1, max_position_embeddings=8)
+    said: list[str] = []
+    both = {"full": models["full"], "short": short}
+    made = evaluate_data(both, Dataset("lm", TEXT), OPTIONS, say=said.append).results[1]
+    assert "kl_divergence" not in made.scores
+    assert any("short: no comparison of next tokens with full: it reads" in line for line in said)
+    made = evaluate_data(both, Dataset("lm", TEXT, context=8), OPTIONS).results[1]
+    assert made.scores["kl_divergence"] > 0
+
+
+def test_refused(models: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match="`continuations` does not go with `memory`"):
+        results(models, continuations=2, memory=1 << 30)

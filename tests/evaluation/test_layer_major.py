@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
+from prunecli.errors import DataError, OutputError, UsageError
 from prunecli.model.checkpoint import open_model
-from prunecli.modules import logits
 from prunecli.modules.loading import load_model
 from prunecli.running.batches import batch_cost
 from prunecli.running.examples import Batch
@@ -57,24 +56,6 @@ def test_every_family(model_type: str, tmp_path: Path) -> None:
         assert 0 < work.bytes_read <= checkpoint.total_bytes
 
 
-def test_other_strides_seeds_and_types(tmp_path: Path) -> None:
-    causal, masked = tiny_family(tmp_path / "a", "gpt2"), tiny_family(tmp_path / "b", "bert")
-    assert_same(layered(causal, "gpt2", stride=10)[0], whole(causal, "gpt2", stride=10))
-    assert_same(layered(masked, "bert", seed=3)[0], whole(masked, "bert", seed=3))
-    found, _ = layered(causal, "gpt2", dtype=torch.bfloat16)
-    assert_same(found, whole(causal, "gpt2", "bfloat16"))
-
-
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert"])
-def test_blocks_of_positions(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tiny_family(tmp_path / "model", model_type)
-    wanted = whole(path, model_type, context=20)
-    monkeypatch.setattr(logits, "BLOCK_VALUES", 300)
-    found, _ = layered(path, model_type, context=20)
-    assert_same(found, whole(path, model_type, context=20))
-    np.testing.assert_allclose(found.nats, wanted.nats, rtol=1e-5)
-
-
 def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -> None:
     monkeypatch.setattr(Room, "in_memory", lambda _self, _plan: memory)
     monkeypatch.setattr(machinery, "disk_room", lambda _directory: disk)
@@ -88,14 +69,6 @@ def test_states_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert_same(found, whole(path, "llama"))
     assert work.spilled_bytes > 0
     assert list(spill.iterdir()) == []
-
-
-def test_groups_where_there_is_no_room_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tiny_family(tmp_path / "model", "gpt2")
-    no_room(monkeypatch, 20_000, 0)
-    found, work = layered(path, "gpt2")
-    assert_same(found, whole(path, "gpt2"))
-    assert work.readings > 1
 
 
 @pytest.mark.parametrize("readable", [True, False], ids=["no room", "too little memory"])
@@ -113,21 +86,6 @@ def test_nothing_is_read_before_it_is_known_to_do(
             layered(path, "gpt2", 1 << 20)
 
 
-def test_a_shard_cut_short_meanwhile(tmp_path: Path) -> None:
-    path = tiny_family(tmp_path / "model", "gpt2")
-
-    class Cutting:
-        def __init__(self, *_: Any) -> None: ...
-
-        def __enter__(self) -> Any:
-            return lambda _amount: (path / "model.safetensors").open("r+b").truncate(10_000)
-
-        def __exit__(self, *_: Any) -> None: ...
-
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated while it was read"):
-        layered(path, "gpt2", progress=Cutting)
-
-
 def test_a_loss_that_is_not_finite_names_the_text(tmp_path: Path) -> None:
     path = tiny_family(tmp_path / "model", "gpt2")
     with open_model(path) as checkpoint:
@@ -138,18 +96,6 @@ def test_a_loss_that_is_not_finite_names_the_text(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="example 1: the loss is nan"):
             lm_losses(runner, load_tokenizer(path), LINES[:1], 40)
         final.remove()
-
-
-def test_a_batch_takes_the_logits_of_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = torch.ones(2, 500, dtype=torch.long)
-    with open_model(tiny_family(tmp_path / "a", "llama")) as checkpoint:
-        runner = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY))
-        runner.model.config.vocab_size = 128_000
-        need = batch_cost(runner, Batch({"input_ids": ids}, ids, (0, 1)), backward=False)
-        back = batch_cost(runner, Batch({"input_ids": ids}, ids, (0, 1)), backward=True)
-    logits, hidden = 262 * 128_000 * 4, 1000 * 12 * 32 * 4  # 2^25 / 128,000 positions
-    assert need.activations == 2 * logits + hidden
-    assert back.activations == 2 * 3 * logits + hidden
 
 
 def test_what_a_batch_takes(tmp_path: Path) -> None:

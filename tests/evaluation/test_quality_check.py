@@ -8,20 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from prunecli import demo
 from prunecli.commands.prune_ffn import prune_ffn
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.commands.prune_layers import prune_layers
 from prunecli.commands.share_attention import share_attention
 from prunecli.commands.share_ffn import share_ffn
 from prunecli.commands.trim_vocabulary import trim_vocabulary
-from prunecli.evaluation.quality_check import TEXT_BYTES, little
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import fitting
 from prunecli.modules.loading import load_model
 from prunecli.running.runner import InMemory
-from prunecli.text.choice import Dataset, TextChoice
-from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import call, done, refused
 from tests.evaluation.losses import TextLosses, lm_losses
@@ -64,19 +60,6 @@ def test_losses_are_those_of_the_models(models: dict[str, Path]) -> None:
     assert not found["ruined"]
 
 
-def test_text_that_gave_no_scores_comes_first(models: dict[str, Path]) -> None:
-    behind = quality(prune_ffn, models["llama"], "--text", "text.jsonl", "--max-sentences", 2)
-    assert not behind["text_of_scores"]
-    assert behind["before"] == pytest.approx(losses_of(models["llama"], LINES[2:]).loss, abs=1e-4)
-    parallel = ("--data", ".", "--pairs", "eng_Latn-fra_Latn", "--encoder", 1)
-    found = quality(prune_layers, models["m2m_100"], *parallel)
-    assert (found["text"], found["text_of_scores"]) == (["test"], False)
-    Path("test.eng_Latn").unlink()
-    Path("test.fra_Latn").unlink()
-    found = quality(prune_layers, models["m2m_100"], *parallel, "--force")
-    assert (found["text"], found["text_of_scores"]) == (["val"], True)
-
-
 @pytest.mark.parametrize(
     ("command", "case", "arguments"),
     [
@@ -97,12 +80,6 @@ def test_every_command_checks_on_request(
     result = done(command, models[case], *arguments, "--check", text, "-o", "out")
     assert "Loss on" in result.out
     assert "(perplexity " in result.out
-
-
-def test_a_ruined_result_is_warned_of() -> None:
-    result = done(prune_layers, "--remove", "decoder:1-3", "--quiet", "--check", demo.DATA)
-    assert "Warning: the result is ruined." in result.err
-    assert "prunecli finetune pruned-layers --teacher" in result.err
 
 
 @pytest.mark.parametrize(
@@ -145,14 +122,14 @@ def test_a_model_that_does_not_fit_is_pruned_unmeasured(
         opened.check()
 
 
-def test_only_a_little_text_is_read() -> None:
-    text = PlainText((), ("é" * TEXT_BYTES, "no more"))
-    found = little(Dataset("lm", text)).text
-    assert [len(one.encode()) for one in found.texts] == [TEXT_BYTES]
-    parallel, pairs = TextChoice(data=demo.DATA).parallel()
-    data = little(Dataset("translation", parallel, pairs))
-    assert (len(data.pairs), len(data.text)) == (8, 8)
-    chosen = [{"arguments": {"source": ["qba_Latn"]}}]
-    assert {source for source, _ in little(Dataset("translation", parallel, pairs), chosen).pairs} == {
-        "qba_Latn"
-    }
+def test_text_that_gave_no_scores_comes_first(models: dict[str, Path]) -> None:
+    behind = quality(prune_ffn, models["llama"], "--text", "text.jsonl", "--max-sentences", 2)
+    assert not behind["text_of_scores"]
+    assert behind["before"] == pytest.approx(losses_of(models["llama"], LINES[2:]).loss, abs=1e-4)
+    parallel = ("--data", ".", "--pairs", "eng_Latn-fra_Latn", "--encoder", 1)
+    found = quality(prune_layers, models["m2m_100"], *parallel)
+    assert (found["text"], found["text_of_scores"]) == (["test"], False)
+    Path("test.eng_Latn").unlink()
+    Path("test.fra_Latn").unlink()
+    found = quality(prune_layers, models["m2m_100"], *parallel, "--force")
+    assert (found["text"], found["text_of_scores"]) == (["val"], True)

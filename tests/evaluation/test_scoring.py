@@ -1,20 +1,28 @@
 from __future__ import annotations
 
+import random
+import stat
+import sys
+from itertools import permutations
+
+import numpy as np
 import pandas as pd
 import pytest
-import sacrebleu
 import sentencepiece
 
-from prunecli.errors import DataError
+from prunecli.errors import DataError, PruneError
 from prunecli.evaluation.decoding import Translation
 from prunecli.evaluation.scoring import (
     SPM_NAME,
+    comet_scores,
+    grouped_means,
     is_over_generated,
     make_metrics,
-    means,
     score,
     spm_file,
 )
+from prunecli.evaluation.significance import bootstrap_of_means
+from tests.reference.group_means import mean_of
 
 REFERENCES = ("the cat sat on the mat", "a dog ran over the hill")
 OUTPUTS = (Translation("the cat sat on a mat", True), Translation("a dog ran over the hill", True))
@@ -26,14 +34,6 @@ def test_bleu_by_hand():
     assert score(OUTPUTS, REFERENCES, make_metrics(None))["bleu"] == pytest.approx(expected)
 
 
-def test_chrf_is_sacrebleu_s_without_words():
-    texts = [output.text for output in OUTPUTS]
-    scores = score(OUTPUTS, REFERENCES, make_metrics(None))
-    assert scores["chrf"] == sacrebleu.corpus_chrf(texts, [list(REFERENCES)]).score
-    assert scores["chrf++"] == sacrebleu.corpus_chrf(texts, [list(REFERENCES)], word_order=2).score
-    assert scores["chrf"] != scores["chrf++"]
-
-
 @pytest.mark.parametrize(
     ("length", "finished", "over"),
     [(0, True, False), (40, True, False), (41, True, True), (5, False, True)],
@@ -41,26 +41,6 @@ def test_chrf_is_sacrebleu_s_without_words():
 )
 def test_over_generation(length, finished, over):
     assert is_over_generated(Translation("x" * length, finished), "y" * 10) is over
-
-
-def test_empty_outputs_score_nothing():
-    scores = score([Translation("", True)] * 2, REFERENCES, make_metrics(None))
-    assert scores == dict.fromkeys(("chrf++", "chrf", "bleu", "length_ratio", "over_generated"), 0.0)
-
-
-def test_mean_counts_each_pair_the_same():
-    metrics = make_metrics(None)
-    scores = [score(OUTPUTS, REFERENCES, metrics), score(OUTPUTS[1:], REFERENCES[1:], metrics)]
-    mean = means(pd.DataFrame(scores), None)
-    assert mean["bleu"] == pytest.approx((scores[0]["bleu"] + 100) / 2, abs=1e-4)
-    assert mean["length_ratio"] == pytest.approx((43 / 45 + 1) / 2, abs=1e-4)
-
-
-def test_signatures_name_what_was_computed():
-    metrics = make_metrics(None)
-    score(OUTPUTS, REFERENCES, metrics)
-    assert "nc:6|nw:2" in str(metrics["chrf++"].get_signature())
-    assert "tok:13a" in str(metrics["bleu"].get_signature())
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +87,108 @@ def test_a_given_spm_file_must_be_one(tmp_path):
     (tmp_path / "x").write_text("no model")
     with pytest.raises(DataError, match="not a SentencePiece model"):
         make_metrics(tmp_path / "x")
+
+
+SCRIPT = f"""#!{sys.executable}
+import argparse, json
+parser = argparse.ArgumentParser()
+for name in ("-s", "-r", "--model", "--gpus", "--to_json"):
+    parser.add_argument(name)
+parser.add_argument("--quiet", action="store_true")
+parser.add_argument("-t", nargs="+")
+given = parser.parse_args()
+if given.model == "nobody/nothing":
+    raise SystemExit("KeyError: no such model")
+read = lambda path: open(path, encoding="utf-8").read().split("\\n")[:-1]
+sources, references = read(given.s), read(given.r)
+rows = {{}}
+for path in given.t:
+    lines = read(path)
+    assert len(lines) == len(sources) == len(references)
+    rows[path] = [
+        {{"mt": line, "COMET": len(set(line.split()) & set(right.split())) / len(set(right.split()))}}
+        for line, right in zip(lines, references)
+    ]
+json.dump(rows, open(given.to_json, "w"))
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "comet-score").write_text(SCRIPT)
+    (folder / "comet-score").chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+@pytest.mark.usefixtures("program")
+def test_each_sentence_of_each_system():
+    systems = {"full": ["a b", "c\nd"], "pruned": ["a x", ""]}
+    scores = comet_scores("some/model", ["s", "t"], ["a b", "c d"], systems)
+    assert {label: values.tolist() for label, values in scores.items()} == {
+        "full": [100, 100],
+        "pruned": [50, 0],
+    }
+
+
+def test_without_the_program_there_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PruneError, match="comet-score is not installed") as error:
+        comet_scores("some/model", ["s"], ["a"], {"full": ["a"]})
+    assert "pipx install unbabel-comet" in error.value.remedy
+
+
+def test_bootstrap_of_means():
+    random = np.random.default_rng(0)
+    base = random.normal(50, 10, 200)
+    _, same, near, worse = bootstrap_of_means([base, base, base + random.normal(0, 5, 200), base - 5], 500)
+    assert same.p_value == 1.0
+    assert near.p_value is not None
+    assert near.p_value > 0.01
+    assert worse.p_value == 1 / 501  # it is five less in every sentence, so in every resample
+    assert worse.mean == pytest.approx(base.mean() - 5, abs=0.3)
+    assert worse.ci95 == pytest.approx(1.96 * base.std() / 200**0.5, rel=0.15)
+
+
+LANGUAGES = ("eng", "fra", "wol", "zul")
+GROUPS = {"wol": "low", "eng": "high", "zul": "low", "fra": "high"}
+NAMES = ("chrf++", "bleu", "length_ratio", "over_generated")
+
+
+def drawn(pairs):
+    draw = random.Random(3)
+    rows = [[100 * draw.random(), 100 * draw.random(), 2 * draw.random(), draw.random()] for _ in pairs]
+    return pd.DataFrame(rows, columns=NAMES, index=pd.MultiIndex.from_tuples(pairs))
+
+
+def plain(scores):
+    return {f"{source}-{target}": dict(row) for (source, target), row in scores.iterrows()}
+
+
+@pytest.mark.parametrize("left_out", [0, 3])
+def test_means_against_their_definition(left_out):
+    scores = drawn(list(permutations(LANGUAGES, 2))[left_out:])
+    found, pairs, everything = grouped_means(scores, GROUPS), plain(scores), set(LANGUAGES)
+    for name in NAMES:
+        for language, mean in found["by_source"].items():
+            assert mean[name] == pytest.approx(mean_of(pairs, name, {language}, everything), abs=1e-4)
+        for language, mean in found["by_target"].items():
+            assert mean[name] == pytest.approx(mean_of(pairs, name, everything, {language}), abs=1e-4)
+        for mean in found["by_group"]:
+            of = [{one for one in LANGUAGES if GROUPS[one] == mean[side]} for side in ("source", "target")]
+            assert mean[name] == pytest.approx(mean_of(pairs, name, *of), abs=1e-4)
+    assert "difference" not in found["by_group"][0]
+    for means in (found["by_source"].values(), found["by_target"].values(), found["by_group"]):
+        assert sum(mean["pairs"] for mean in means) == len(pairs)
+
+
+@pytest.mark.parametrize("pairs", [[("a", "b")], [("a", "b"), ("a", "c")], [("b", "a"), ("c", "a")]])
+def test_one_source_or_target_says_nothing_without_groups(pairs):
+    assert grouped_means(drawn(pairs), {}) == {}
+
+
+@pytest.mark.usefixtures("program")
+def test_a_program_that_fails_says_why():
+    with pytest.raises(PruneError, match="comet-score --model nobody/nothing: KeyError: no such model"):
+        comet_scores("nobody/nothing", ["s"], ["a"], {"full": ["a"]})

@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import contextmanager
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError, DataError, OutputError
 from prunecli.evaluation.evaluate import evaluate_data
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.significance import mcnemar_test, paired_t_test
-from prunecli.evaluation.tasks import classify, f1_scores, perplexity
+from prunecli.evaluation.tasks import classify, f1_scores, matthews_correlation, perplexity
 from prunecli.modules.loading import load_model
 from prunecli.running.losses import measure_losses
 from prunecli.running.runner import InMemory
@@ -18,9 +22,10 @@ from prunecli.text.choice import Dataset
 from prunecli.text.labelled import read_labelled
 from prunecli.text.plain import read_plain
 from prunecli.text.tokens import load_tokenizer
-from tests.evaluation.losses import lm_losses, mlm_losses
+from tests.evaluation.losses import lm_losses
 from tests.families import tiny_family
-from tests.reference.classification import matthews
+from tests.reference.classification import matthews, matthews_binary
+from tests.reference.losses import logits_of, nll
 
 OPTIONS = EvaluationOptions(batch_tokens=64, device="cpu", seed=4)
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
@@ -90,18 +95,6 @@ def test_language_models_side_by_side(causal, text, tmp_path):
     assert payload["results"][1]["p_value"] == pytest.approx(paired_t_test(*bits), abs=1e-5)
 
 
-def test_masked_language_models(folder, text, tmp_path):
-    checkpoints = {name: tiny_family(folder / name, "bert", seed=n) for n, name in enumerate(("m1", "m2"))}
-    payload = evaluate_data(checkpoints, Dataset("mlm", text), OPTIONS, tmp_path / "e.json").to_json()
-    assert payload["seed"] == 4
-    made = [mlm_losses(*_open(path), text.texts, 64, seed=4) for path in checkpoints.values()]
-    assert [row["scores"]["loss"] for row in payload["results"]] == pytest.approx(
-        [found.loss for found in made], abs=1e-5
-    )
-    means = [found.nats / found.tokens for found in made]
-    assert payload["results"][1]["p_value"] == pytest.approx(paired_t_test(*means), abs=1e-5)
-
-
 def test_classifiers_side_by_side(classifiers, labelled, tmp_path):
     payload = evaluate_data(
         classifiers, Dataset("classification", labelled), OPTIONS, tmp_path / "e.json"
@@ -161,3 +154,50 @@ def test_refused_before_a_model_is_loaded(causal, classifiers, text, tmp_path, m
             tmp_path / "new.json",
         )
     assert not (tmp_path / "new.json").exists()
+
+
+LINE = ("classifying", 5, "examples")
+LINES = ("0\tthe hat\n", "LABEL_1\ta thing of one\n", "2\tno\n", "2\tthen ten hens\n", "1\ton\n")
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    path = tiny_family(
+        tmp_path_factory.mktemp("c"), "bert", architectures=["BertForSequenceClassification"], num_labels=3
+    )
+    return InMemory(load_model(path, device="cpu")), load_tokenizer(path)
+
+
+@pytest.fixture
+def classification_text(tmp_path):
+    (tmp_path / "text.tsv").write_text("".join(LINES))
+    return read_labelled(tmp_path / "text.tsv")
+
+
+def test_choices_are_those_of_single_examples(classifier, classification_text):
+    runner, tokenizer = classifier
+    steps = []
+
+    @contextmanager
+    def progress(*line):
+        assert line == LINE
+        yield steps.append
+
+    chosen, labels, losses = classify(runner, tokenizer, classification_text, 20, LINE, progress)
+    assert sum(steps) == len(classification_text)
+    assert labels.tolist() == [0, 1, 2, 2, 1]
+    for index, sentence in enumerate(classification_text.texts):
+        logits = logits_of(runner.model, input_ids=tokenizer(sentence)["input_ids"])
+        assert chosen[index] == int(np.argmax(logits))
+        assert losses[index] == pytest.approx(nll(logits, int(labels[index])), abs=1e-5)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1))
+def test_matthews_correlation_against_its_definition(pairs):
+    chosen, labels = zip(*pairs, strict=True)
+    found = matthews_correlation(np.array(chosen), np.array(labels))
+    assert found == pytest.approx(matthews(labels, chosen), abs=1e-9)
+    two = [[value % 2 for value in values] for values in (chosen, labels)]
+    assert matthews_correlation(*map(np.array, two)) == pytest.approx(
+        matthews_binary(two[1], two[0]), abs=1e-9
+    )

@@ -96,22 +96,6 @@ def test_scores_means_and_significance(checkpoints, good_and_bad, tmp_path):
     assert set(payload["signatures"]) == {"chrf++", "chrf", "bleu"}
 
 
-def test_examples_are_where_the_others_differ_most(checkpoints, good_and_bad):
-    evaluation = evaluate_data(checkpoints, DATA, OPTIONS.model_copy(update=dict(examples=1)))
-    assert [example.to_json() for example in evaluation.examples] == [
-        {
-            "pair": "eng_Latn-fra_Latn",
-            "source": "the hat",
-            "reference": "le chapeau",
-            "outputs": {"full": "le chapeau", "pruned": "x" * 200},
-        }
-    ]
-    alone = evaluate_data(
-        {"pruned": checkpoints["pruned"]}, DATA, OPTIONS.model_copy(update=dict(examples=4))
-    )
-    assert [example.pair for example in alone.examples] == ["eng_Latn-fra_Latn"] * 3 + ["fra_Latn-eng_Latn"]
-
-
 @pytest.mark.parametrize(
     ("most", "sentences", "pairs"),
     [(2 * 2 * 80, 80, 2), (2 * 2 * 60 - 1, 59, 2), (2 * 30, 30, 1), (1, 30, 1)],
@@ -134,22 +118,6 @@ def test_what_all_checkpoints_take_is_said_with_what_takes_less(checkpoints, tmp
     evaluate_data(checkpoints, DATA, OPTIONS, say=said.append)
     assert [line.split(": about")[0] for line in said] == ["2 checkpoints x 2 pairs x 3 sentences"]
     assert said[0].endswith("; `max_sentences` and `pairs` take fewer.")
-
-
-def test_one_checkpoint_is_not_compared(checkpoints, good_and_bad, tmp_path):
-    payload = evaluate_data({"full": checkpoints["full"]}, DATA, OPTIONS, tmp_path / "e.json").to_json()
-    assert payload["significance"] is None
-    assert "bootstrap" not in payload["results"][0]["pairs"]["eng_Latn-fra_Latn"]
-
-
-def test_hypotheses_are_kept_one_line_each(checkpoints, good_and_bad, tmp_path):
-    options = EvaluationOptions(
-        beam=2, batch_tokens=64, max_new_tokens=6, samples=0, hypotheses=tmp_path / "hyps"
-    )
-    evaluate_data(checkpoints, DATA, options, tmp_path / "e.json")
-    path = tmp_path / "hyps" / "full" / "test.eng_Latn-fra_Latn.hyp"
-    assert path == hypothesis_path(tmp_path / "hyps", "full", "test", "eng_Latn-fra_Latn")
-    assert path.read_text().splitlines() == list(TEXT.sentences["fra_Latn"])
 
 
 def test_an_interrupted_run_goes_on_and_ends_alike(checkpoints, good_and_bad, tmp_path, monkeypatch):
@@ -215,6 +183,16 @@ def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, tm
     wider = EvaluationOptions(beam=3, batch_tokens=64, max_new_tokens=6, device="cpu", samples=20)
     evaluate_data(checkpoints, DATA, wider, output)
     assert len(good_and_bad) == 8
+
+
+def test_hypotheses_are_kept_one_line_each(checkpoints, good_and_bad, tmp_path):
+    options = EvaluationOptions(
+        beam=2, batch_tokens=64, max_new_tokens=6, samples=0, hypotheses=tmp_path / "hyps"
+    )
+    evaluate_data(checkpoints, DATA, options, tmp_path / "e.json")
+    path = tmp_path / "hyps" / "full" / "test.eng_Latn-fra_Latn.hyp"
+    assert path == hypothesis_path(tmp_path / "hyps", "full", "test", "eng_Latn-fra_Latn")
+    assert path.read_text().splitlines() == list(TEXT.sentences["fra_Latn"])
 
 
 def test_existing_results_are_refused_before_the_work(checkpoints, good_and_bad, tmp_path):

@@ -37,7 +37,6 @@ _LOCAL = {"num_local_experts": EXPERTS}
 _ROUTED = {"n_routed_experts": EXPERTS, "n_shared_experts": 1, "first_k_dense_replace": 1}
 _GROUPED = {"n_group": 2, "topk_group": 1}
 _UNGROUPED = {"n_group": 1, "topk_group": 1}
-_INDEXER = {"index_topk": 16, "index_head_dim": 8, "index_n_heads": 2}
 _DELTA: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,

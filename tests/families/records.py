@@ -346,6 +346,11 @@ CASES: dict[str, Family] = {
 """And the variants of them whose tensors lie otherwise."""
 
 
+DISTINCT = ("nllb-moe", "bart", "t5", "bert", "gpt2", "llama", "phi3")
+"""Experts; two stacks with biases; relative positions and no biases; norms behind; one fused and transposed
+projection; gates and shared keys; fused gates and queries. Every code path that depends on where tensors lie."""
+
+
 def own_layouts(cases: Iterable[str]) -> list[str]:
-    """Of these cases the ones whose tensors do not lie as those of another family."""
-    return [name for name in cases if not CASES[name].layout_of]
+    """The cases whose tensors lie in different ways."""
+    return [name for name in cases if name in DISTINCT]

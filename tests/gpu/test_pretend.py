@@ -47,36 +47,12 @@ def test_waits_are_counted(name: str, gpu: Gpu) -> None:
 
 @pytest.mark.parametrize(
     "call",
-    [
-        lambda there, here: there + here,
-        lambda there, here: torch.cat([there, here]),
-        lambda there, here: there.index_select(0, here),
-        lambda there, here: there.float() @ here.float(),
-    ],
+    [lambda there, here: there + here, lambda there, here: torch.cat([there, here])],
 )
 def test_tensors_of_two_devices_are_refused(call: Callable[[Tensor, Tensor], Tensor], gpu: Gpu) -> None:
     numbers = torch.tensor([0, 1, 2, 3])
     with gpu, pytest.raises(RuntimeError, match=r"same device"):
         call(numbers.to(gpu.device), numbers)
-
-
-def test_what_is_made_of_a_gpus_tensors_is_there(gpu: Gpu) -> None:
-    with gpu:
-        made = torch.ones(2, 3, device=gpu.device)
-        assert made.is_cuda
-        for one in (made * 2, made.new_zeros(2), torch.zeros_like(made), *made.split(1), made.sum(), made[0]):
-            assert one.device == gpu.device
-        assert not made.cpu().is_cuda
-        assert not made.new_zeros(2, device="cpu").is_cuda
-        assert torch.nn.Linear(3, 2).to(gpu.device)(made).device == gpu.device
-
-
-def test_gradients_are_there_too(gpu: Gpu) -> None:
-    with gpu:
-        weight = torch.ones(3, 2, device=gpu.device).requires_grad_()
-        (torch.ones(2, 3, device=gpu.device) @ weight).sum().backward()
-        assert weight.grad is not None
-        assert weight.grad.sum().item() == 12
 
 
 def test_copies_to_it_and_bytes_on_it() -> None:
@@ -134,18 +110,3 @@ def test_streams_that_nothing_orders(waits: bool, monkeypatch: pytest.MonkeyPatc
             torch.cuda.current_stream().wait_stream(side)
         numbers.add_(1)
     assert pretend.timeline.races.total() == (0 if waits else 2)
-
-
-@pytest.mark.parametrize("waits", [False, True])
-def test_a_pinned_buffer_that_is_written_to_before_its_copy_is_done(
-    waits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend = Pretend()
-    pretend.patch(monkeypatch)
-    with pretend:
-        there, pinned = torch.empty(4, device="cuda"), torch.ones(4).pin_memory()
-        there.copy_(pinned, non_blocking=True)
-        if waits:
-            torch.cuda.current_stream().record_event().synchronize()
-        pinned.fill_(2)
-    assert pretend.timeline.overwritten == (not waits)

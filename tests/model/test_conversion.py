@@ -107,20 +107,6 @@ def test_a_directory_with_one_quantised_gguf_file_becomes_bfloat16(tmp_path: Pat
         open_model(tmp_path / "model")
 
 
-def test_gguf_files_that_cannot_be_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.gguf").write_bytes(b"GGUF" + bytes(60))
-    with pytest.raises(PruneError, match=r"a.gguf: (decoding GGUF needs gguf|cannot be converted)"):
-        open_model(tmp_path / "a.gguf")
-    source = tiny_family(tmp_path / "source", "qwen2")
-    write_gguf(source, tmp_path / "b.gguf", without="mlp.up_proj")
-    with pytest.raises(CheckpointError, match=r"b.gguf: lacks model.layers.0.mlp.up_proj.weight \(3 such"):
-        open_model(tmp_path / "b.gguf")
-    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
-    with pytest.raises(PruneError, match="which is not installed") as refused:
-        open_model(tmp_path / "b.gguf")
-    assert "pip install --upgrade 'gguf>=0.10'" in str(refused.value.remedy)
-
-
 def _adapter(base: Path, folder: Path, **changes: Any) -> dict[str, np.ndarray]:
     """Write an adapter whose updates are not zero; returns the weights of the base with the updates added."""
     peft = pytest.importorskip("peft")

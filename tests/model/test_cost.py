@@ -13,14 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from prunecli import load_model
 from prunecli.architectures import FAMILIES
 from prunecli.model.checkpoint import open_model
-from prunecli.model.cost import Products, head_bytes, model_dim, token_products
+from prunecli.model.cost import Products, model_dim, token_products
 from prunecli.model.declared import Sizes
 from prunecli.model.layout import resolve
 from prunecli.model.structure import Structure
-from tests.families import DECODERS, ENCODERS, MODEL_TYPES, stock_model, tiny_config_of
+from tests.families import DECODERS, ENCODERS, stock_model, tiny_config_of
 from tests.families.records import CASES
 from tests.ffn_layouts import tiny, write_changed
-from tests.stock_mixtures import tiny_images_model
 from tests.structures import axes_of
 from tests.tiny import tiny_nllb_moe
 
@@ -71,7 +70,7 @@ def check(model: Any, found: Products, model_type: str) -> None:
     assert reckoned(found, model_type, output=True) == layers + output
 
 
-@pytest.mark.parametrize("case", [*MODEL_TYPES, "t5-gated"])
+@pytest.mark.parametrize("case", ["bart", "t5-gated", "bert", "gpt2", "gemma2", "phi3", "qwen3", "opt"])
 def test_every_family_costs_what_torch_counts(case: str) -> None:
     config, model_type = tiny_config_of(case), CASES[case].model_type
     model = stock_model(config).to_empty(device="cpu").eval()
@@ -80,19 +79,13 @@ def test_every_family_costs_what_torch_counts(case: str) -> None:
     check(model, token_products(resolve(FAMILIES[model_type], config, Structure())), model_type)
 
 
-def test_a_class_without_an_output_layer_has_no_logits() -> None:
-    config = tiny_config_of("bert", architectures=["BertForSequenceClassification"], num_labels=3)
-    assert token_products(resolve(FAMILIES["bert"], config, Structure())).output == 0
-
-
 def of(directory: Path) -> Products:
     with open_model(directory) as opened:
         return token_products(resolve(opened.require_architecture(), opened.config, opened.structure))
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_of_a_mixture_the_chosen_experts_and_the_router_count(tmp_path: Path, bias: bool) -> None:
-    directory = tiny_nllb_moe(tmp_path / "moe", router_bias=bias)
+def test_of_a_mixture_the_chosen_experts_and_the_router_count(tmp_path: Path) -> None:
+    directory = tiny_nllb_moe(tmp_path / "moe", router_bias=True)
     check(load_model(directory, device="cpu"), of(directory), "nllb-moe")
 
 
@@ -119,34 +112,8 @@ def test_removed_heads_cost_nothing(tmp_path: Path) -> None:
     assert full.encoder - less.encoder == 4 * d * d
 
 
-def test_the_published_model_costs_what_the_documentation_says() -> None:
-    config = {
-        "model_type": "nllb-moe",
-        "d_model": 2048,
-        "vocab_size": 256206,
-        "num_experts": 128,
-        **{
-            f"{side}_{key}": value
-            for side in ("encoder", "decoder")
-            for key, value in (("layers", 24), ("ffn_dim", 8192))
-        },
-    }
-    found = token_products(resolve(FAMILIES["nllb-moe"], config, Structure()))
-    assert found.encoder == pytest.approx(1.41e9, rel=0.005)
-    assert found.decoder + found.cross == pytest.approx(1.81e9, rel=0.005)
-
-
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_the_width_of_hidden_states_is_that_of_the_embeddings(model_type: str) -> None:
     family = FAMILIES[model_type]
     table = next(spec for spec in family.tensors if spec.name == f"{family.embedding.input}.weight")  # type: ignore[union-attr]
     assert Sizes(family, {}).count(model_dim(family)) == Sizes(family, {}).count(table.shape[1])
-
-
-def test_the_head_of_a_family_that_is_not_declared(tmp_path: Path) -> None:
-    model = tiny_images_model()
-    model.save_pretrained(tmp_path)
-    head = model.get_output_embeddings().weight
-    with open_model(tmp_path) as checkpoint:
-        assert head_bytes(checkpoint, "BF16") == 2 * head.numel()
-        assert head_bytes(checkpoint, None) == 4 * head.numel()

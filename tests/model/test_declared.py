@@ -84,22 +84,6 @@ def test_conditions(config: dict[str, Any], condition: str | None, expected: boo
     assert Sizes(FAMILY, config).holds(condition) is expected
 
 
-def test_a_null_that_has_no_default_in_words_stays() -> None:
-    assert Sizes(FAMILY, {"bias": None}).value("bias") is None
-
-
-def test_loose_ties_follow_the_config() -> None:
-    assert Sizes(FAMILY, {}).ties() == FAMILY.tied
-    assert Sizes(FAMILY, {"tie_word_embeddings": False}).ties() == {"encoder.embed.weight": "shared.weight"}
-
-
-def test_more_layers_than_any_model_has() -> None:
-    bart = FAMILIES["bart"]
-    assert Sizes(bart, {"encoder_layers": 96}).depth(bart.stacks[0]) == 96
-    with pytest.raises(CheckpointError, match=r"no model (has so many layers|is so large)"):
-        Sizes(bart, {"encoder_layers": 10**400}).depth(bart.stacks[0])
-
-
 @pytest.mark.parametrize(
     ("model_type", "config", "says"),
     [

@@ -75,65 +75,6 @@ def test_the_translation_unit_of_the_paper() -> None:
     assert shape.output_parameters == 128 * 512
 
 
-def test_the_ablations_differ_in_inputs_and_groups() -> None:
-    found = {kind: UnitShape(10, 8, 12, 16, 2, 2, kind) for kind in EXPANDING}
-    # Widths 8 -> 12 -> 16.
-    assert [layer.weights for layer in found["define"].layers] == [8 * 12 // 2, 20 * 16]
-    assert [layer.weights for layer in found["hgt-no-mixing"].layers] == [8 * 12 // 2, 20 * 16]
-    assert [layer.weights for layer in found["hgt-no-skip"].layers] == [8 * 12 // 2, 12 * 16]
-    assert [layer.weights for layer in found["group-linear"].layers] == [8 * 12 // 2, 12 * 16 // 2]
-    assert found["group-linear-shuffle"].layers == found["group-linear"].layers
-    assert [layer.weights for layer in found["linear"].layers] == [8 * 12, 12 * 16]
-    # Widths 8 -> 8 -> 8.
-    assert [layer.weights for layer in found["hgt-residual"].layers] == [8 * 8 // 2, 8 * 8]
-
-
-def test_one_block_for_all_groups_and_no_reduction() -> None:
-    # Widths 8 -> 12 -> 16, groups 2 and 1: A.1's W has n / g x m / g values.
-    shape = UnitShape(10, 8, 16, 16, 2, 2, shared_blocks=True, reduction=False)
-    assert [layer.weights for layer in shape.layers] == [4 * 6, 20 * 16]
-    assert shape.tensors() == {
-        "map.weight": (10, 8),
-        "layers.0.weight": (1, 4, 6),
-        "layers.0.bias": (12,),
-        "layers.1.weight": (1, 20, 16),
-        "layers.1.bias": (16,),
-    }
-    assert shape.unit_parameters == 4 * 6 + 12 + 20 * 16 + 16
-
-
-def test_what_the_paper_counts_and_what_follows_from_its_text() -> None:
-    # Table 6a, "linear": N 7, n 384, k 1024, m 384. With the 13.90 M of input and output and the 24.73 M of the model
-    # of Table 1a, and a 384 x 384 projection of what is mapped, 42.86 M.
-    others = 13.90e6 + 24.73e6
-    linear = reference.unit_weights(384, 1024, 384, [1] * 7, skips=False)
-    assert others + linear + 384**2 == pytest.approx(42.86e6, abs=5e3)
-    shape = UnitShape(1, 384, 384, 1024, 7, 1, "linear")
-    assert shape.unit_parameters - sum(shape.widths) - 384 == pytest.approx(linear, rel=1e-3)
-    # Table 2: 1.92 M for n = 64, 128, 256 and 384 alike; no g_max gives that, with shared blocks or without.
-    for shared in (False, True):
-        for most in (1, 2, 4, 8, 16, 32, 64):
-            groups = reference.groups("define", most, 3)
-            counts = [
-                reference.unit_weights(n, 4096, 384, groups, skips=True, shared=shared) for n in (64, 384)
-            ]
-            assert not all(abs(count - 1.92e6) < 0.02e6 for count in counts)
-
-
-def test_projective_is_a_table_and_a_linear_layer() -> None:
-    shape = UnitShape(100, 7, 11, kind="projective")
-    assert shape.layers == ()
-    assert shape.tensors() == {"map.weight": (100, 7), "reduce.weight": (11, 7), "reduce.bias": (11,)}
-    assert shape.parameters == 700 + 77 + 11
-
-
-def test_few_units_share_widths() -> None:
-    # 8 + 4 l / 4 = 9, 10, 11, 12 to multiples of 4, halves upwards.
-    assert UnitShape(10, 8, 20, 12, 4, 4).widths == (8, 12, 12, 12)
-    # An expansion that only its own single group divides: inner widths stay below it.
-    assert UnitShape(10, 8, 20, 11, 3, 4).widths == (8, 8, 11)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message", "remedy"),
     [

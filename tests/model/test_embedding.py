@@ -11,7 +11,6 @@ from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError
 from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.declared import Sizes
-from prunecli.model.embedding import describe_embeddings
 from prunecli.model.layout import resolve
 from prunecli.model.structure import Structure
 from tests.families import stock_model, tiny_config_of
@@ -32,10 +31,6 @@ CLASSES = [
     for name, family in FAMILIES.items()
     for model_class in (family.embedding.classes if family.embedding else ())
 ]
-
-
-def test_every_family_declares_them() -> None:
-    assert {name for name, _ in CLASSES} == set(FAMILIES)
 
 
 @pytest.mark.parametrize(("model_type", "model_class"), CLASSES)
@@ -73,14 +68,6 @@ def test_is_written_and_read(change: EmbeddingChange) -> None:
     assert structure.is_stock == (change == EmbeddingChange())
 
 
-def test_a_file_without_it_says_stock() -> None:
-    assert Structure.from_json({"version": 1}).embedding == EmbeddingChange()
-
-
-def test_a_cached_input_is_stock() -> None:
-    assert Structure(embedding=EmbeddingChange(replace(UNIT, cached=True))).is_stock
-
-
 @pytest.mark.parametrize("change", CHANGES)
 def test_ties_leave_the_declared_ones_alone(change: EmbeddingChange) -> None:
     config, structure = tiny_config_of("bart"), Structure(embedding=change)
@@ -96,16 +83,6 @@ def test_ties_leave_the_declared_ones_alone(change: EmbeddingChange) -> None:
         "model.shared.map.weight" if tied else None if change != EmbeddingChange() else "model.shared.weight"
     )
     assert found.get("lm_head.weight") == expected
-
-
-def test_a_family_without_them_has_no_unit() -> None:
-    family = replace(FAMILIES["bart"], embedding=None)
-    assert resolve(family, tiny_config_of("bart"), Structure()).tables is None
-    assert describe_embeddings(None) == ""
-    with pytest.raises(
-        CheckpointError, match="names factorised embeddings; those of type bart are not declared"
-    ):
-        resolve(family, tiny_config_of("bart"), Structure(embedding=EmbeddingChange(UNIT))).tables
 
 
 @pytest.mark.parametrize(

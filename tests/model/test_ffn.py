@@ -15,18 +15,15 @@ from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.ffn import FfnLayer
-from prunecli.model.inventory import take_inventory
 from prunecli.model.layout import resolve
 from prunecli.model.parts import describe_parts
 from prunecli.model.structure import Structure
-from prunecli.results.inspection import Inspection
 from tests.families import tiny_config_of
-from tests.ffn_layouts import LAYOUTS, tiny, weights, write_changed
+from tests.ffn_layouts import LAYOUTS, tiny
 from tests.tiny import tiny_nllb_moe
 
 ENCODER = [f"model.encoder.layers.{number}" for number in range(3)]
 DECODER = [f"model.decoder.layers.{number}" for number in range(2)]
-FC = {"fc1.weight": 0, "fc1.bias": 0, "fc2.weight": 1, "fc2.bias": None}
 
 
 def layers_of(model_type: str, structure: Structure, **config: Any) -> dict[str, FfnLayer]:
@@ -50,38 +47,6 @@ class TestLayers:
                 for suffix, axis in layer.tensors.items():
                     shape = checkpoint.tensors[f"{layer.prefix}{suffix}"].shape
                     assert axis is None or shape[axis] == layer.width * layer.blocks[suffix]
-
-
-def test_a_mixture_of_experts_is_named_but_has_no_tensors_here(tmp_path: Path) -> None:
-    with open_model(tiny_nllb_moe(tmp_path / "tiny")) as checkpoint:
-        layers = checkpoint.layout.ffns
-    assert [(layer.side, layer.layer, layer.is_sparse) for layer in layers] == [
-        (side, number, number % 2 == 1) for side in ("encoder", "decoder") for number in range(4)
-    ]
-    assert {(layer.width, bool(layer.tensors)) for layer in layers if layer.is_sparse} == {(32, False)}
-
-
-def test_a_gated_ffn_with_biases() -> None:
-    layers = layers_of("llama", Structure(), mlp_bias=True)
-    assert layers["model.layers.1.mlp"].tensors == {
-        "gate_proj.weight": 0,
-        "gate_proj.bias": 0,
-        "up_proj.weight": 0,
-        "up_proj.bias": 0,
-        "down_proj.weight": 1,
-        "down_proj.bias": None,
-    }
-
-
-def test_across_stacks_the_owner_says_the_width() -> None:
-    layers = layers_of("bart", Structure(shared={DECODER[0]: ENCODER[1]}))
-    assert {name: layer.width for name, layer in layers.items()} == {
-        **dict.fromkeys(ENCODER, 48),
-        DECODER[0]: 48,
-        DECODER[1]: 40,
-    }
-    assert layers[DECODER[0]].prefix == f"{ENCODER[1]}."
-    assert layers[DECODER[0]].tensors == FC
 
 
 @st.composite
@@ -179,16 +144,3 @@ def test_a_mixture_of_experts_stays(tmp_path: Path, changes: dict[str, Any]) -> 
 )
 def test_description(structure: Structure, says: str) -> None:
     assert describe_parts(tuple(layers_of("bart", structure).values()), structure.widths) == says
-
-
-def test_the_inventory_counts_what_is_stored(tmp_path: Path) -> None:
-    source = tiny(tmp_path / "source", "bart")
-    changes = {ENCODER[1]: {"shared_with": ENCODER[0]}, DECODER[1]: {"removed": True}}
-    with open_model(write_changed(source, tmp_path / "out", "bart", changes)) as checkpoint:
-        found = Inspection.of(checkpoint, take_inventory(checkpoint)).to_json()
-    # of five FFNs of 32 x 48 + 48 + 48 x 32 + 32 parameters three are stored
-    assert found["parts"]["ffn"]["parameters"] == 3 * (2 * 32 * 48 + 48 + 32)
-    assert found["total"]["parameters"] == sum(value.size for value in weights(tmp_path / "out").values())
-    assert [ffn["shared_with"] for ffn in found["ffns"]] == [None, ENCODER[0], None, None, None]
-    assert [ffn["removed"] for ffn in found["ffns"]] == [False, False, False, False, True]
-    assert [ffn["width"] for ffn in found["ffns"]] == [48, 48, 48, 48, 0]

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.inventory import take_inventory
 from prunecli.model.structure import Structure
 from tests.structures import axes_of
 from tests.tiny import random_tensors, tiny_nllb_moe, write_weights
@@ -88,19 +87,7 @@ class TestSparseLayers:
         }
         checkpoint.check()
 
-    def test_router_biases_belong_to_the_router(self, tmp_path: Path) -> None:
-        checkpoint = open_model(tiny_nllb_moe(tmp_path / "model", router_bias=True))
-        assert checkpoint.require_mixtures()[0].router_tensors == (
-            f"{LAYERS[0]}.router.classifier.weight",
-            f"{LAYERS[0]}.router.classifier.bias",
-        )
-
-    def test_a_model_without_experts(self, tmp_path: Path) -> None:
-        directory = tiny_nllb_moe(tmp_path / "model", sparse_step=0)
-        with pytest.raises(UnsupportedModelError, match="has no experts"):
-            open_model(directory).require_mixtures()
-
-    @pytest.mark.parametrize("ids", [[1, 2, 3], [1, 1], [1, 8], [1, -1]], ids=str)
+    @pytest.mark.parametrize("ids", [[1, 1], [1, 8]], ids=str)
     def test_a_structure_of_another_model(self, tmp_path: Path, ids: list[int]) -> None:
         checkpoint = pruned(tmp_path / "model", {LAYERS[0]: [0, 1]})
         checkpoint.structure = Structure(axes_of("expert", {LAYERS[0]: ids}, 8))
@@ -109,9 +96,6 @@ class TestSparseLayers:
 
 
 class TestCheckTensors:
-    def test_a_stock_model_is_whole(self, tiny: Path) -> None:
-        open_model(tiny).check()
-
     def test_every_fault_is_named(self, tiny: Path) -> None:
         def change(tensors: dict[str, np.ndarray]) -> None:
             del tensors["model.encoder.layer_norm.bias"]
@@ -139,15 +123,3 @@ class TestParts:
             "attention": 96,
             "norm": 44,
         }
-
-    def test_names_that_no_record_declares_are_other(self, tiny: Path) -> None:
-        checkpoint = open_model(tiny)
-        assert checkpoint.layout.part("model.stray.weight") == "other"
-        assert (
-            checkpoint.layout.part("model.encoder.layers.1.ffn.experts.expert_0.fc1.weight.more") == "other"
-        )
-        assert checkpoint.layout.part("lm_head.weight") == "embeddings"
-
-    def test_an_undeclared_family_is_other(self, tmp_path: Path) -> None:
-        checkpoint = open_model(tiny_nllb_moe(tmp_path / "model", config={"model_type": "bloom"}))
-        assert set(take_inventory(checkpoint).parts) == {"other"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from prunecli.errors import CheckpointError
-from prunecli.model.quantisation import method_of, renamed_settings
+from prunecli.model.quantisation import method_of
 from prunecli.model.quantised import find_quantised, values_of
 from prunecli.tensors.reader import TensorInfo
 
@@ -160,24 +160,11 @@ def test_companions_belong_to_their_weight() -> None:
     }
 
 
-def test_small_numbers_without_settings_are_no_quantised_weight() -> None:
-    assert find_quantised(infos(("m.weight", "F8_E4M3", (4, 4)), ("ids", "I8", (4,))), {}) == {}
-
-
 def test_settings_lie_in_several_places() -> None:
     assert method_of({"text_config": {"quantization_config": {"quant_method": "fp8"}}}) == "fp8"
     assert method_of({"compression_config": {"quant_method": "compressed-tensors"}}) == "compressed-tensors"
     assert method_of({"quantization": {"bits": 4}}) == "of unknown method"
     assert method_of({"quantization_config": None}) == ""
-
-
-def test_names_in_settings() -> None:
-    config = {
-        "x": "old",
-        "quantization_config": {"ignore": ["old", "gone", None, 3], "gone": 1, "deep": {"old": []}},
-    }
-    new = renamed_settings(config, lambda text: {"old": "new", "gone": None}.get(text, text))
-    assert new == {"x": "old", "quantization_config": {"ignore": ["new", None, 3], "deep": {"new": []}}}
 
 
 def test_values_of_four_bits_are_counted_where_their_shape_is_unknown() -> None:

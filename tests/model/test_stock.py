@@ -10,7 +10,6 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from prunecli.architectures import FAMILIES
-from prunecli.errors import CheckpointError
 from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.checkpoint import open_model
 from prunecli.model.stock import stock_support, uniform_heads
@@ -133,14 +132,6 @@ def test_what_the_stock_config_holds(tmp_path: Path) -> None:
         }
 
 
-def test_nllb_moe_never_is(tmp_path: Path) -> None:
-    with open_model(tiny_nllb_moe(tmp_path / "in")) as source:
-        assert stock_support(source, Structure()).line == (
-            "Not a stock model: the stock routing of NLLB-MoE is wrong in transformers 5."
-        )
-        assert uniform_heads(source) == ()
-
-
 @pytest.mark.parametrize(
     ("kept", "config"), [(((0, 1), (1, 3)), {"num_experts": 2}), (((0, 1), (1, 2, 3)), {})]
 )
@@ -174,13 +165,6 @@ def test_the_numbers_of_heads_are_those_that_transformers_takes(tmp_path: Path, 
                 continue
             taken.append(kept)
     assert numbers == tuple(taken)
-
-
-def test_a_config_without_sizes_is_refused(tmp_path: Path) -> None:
-    with open_model(tiny_family(tmp_path / "in", "llama")) as source:
-        source.config["num_attention_heads"] = "many"
-        with pytest.raises(CheckpointError, match="not a count"):
-            uniform_heads(source)
 
 
 def test_factors_of_long_contexts_bind_the_heads_of_phi3(tmp_path: Path) -> None:

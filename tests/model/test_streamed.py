@@ -27,7 +27,7 @@ from tests.forked import ended, start
 from tests.hub_server import MAIN_COMMIT, Fault, hub
 from tests.quantising import quantise
 from tests.stock_mixtures import tiny_mixture
-from tests.tiny import random_tensors, tiny_nllb_moe, write_weights
+from tests.tiny import tiny_nllb_moe
 
 __all__ = ["hub"]
 
@@ -103,30 +103,6 @@ def test_the_result_is_that_of_a_local_run_and_only_what_stays_crosses_the_wire(
     assert hidden() == []
 
 
-def test_progress_counts_what_is_fetched(source):
-    amounts = {}
-
-    class Counted:
-        def __init__(self, description, total=None, unit="steps"):
-            amounts[description] = [total, 0]
-            self.description = description
-
-        def __enter__(self):
-            return self.advance
-
-        def __exit__(self, *_):
-            pass
-
-        def advance(self, amount):
-            amounts[self.description][1] += amount
-
-    with stream_model("org/tiny", progress=Counted) as opened:
-        prune(opened, "out", progress=Counted)
-        assert amounts["reading headers"] == [3, 3]
-        assert amounts["reading samples"] == [len(opened.tensors)] * 2
-    assert amounts["fetching"] == [kept_bytes(Path("out"))] * 2
-
-
 def test_what_is_near_each_other_comes_with_one_request(source, monkeypatch):
     requests = []
     monkeypatch.setattr(copying, "REQUEST_BYTES", 1 << 20)
@@ -168,24 +144,6 @@ def test_values_and_fingerprint_are_those_of_the_files(source):
         assert [far.file_bytes(path) for path in far.files] == [near.file_bytes(path) for path in near.files]
 
 
-def test_tied_aliases_are_compared(source, hub):
-    tensors = random_tensors(json.loads((source / "config.json").read_text()))
-    for seed, name in enumerate(("equal", "other")):
-        directory = tiny_nllb_moe(name, experts=16)
-        (directory / "model.safetensors").unlink()
-        alias = tensors["model.shared.weight"] + seed
-        write_weights(directory, {**tensors, "lm_head.weight": alias})
-        hub.add(f"org/{name}-values", directory)
-        with stream_model(f"org/{name}-values") as far, open_model(directory) as near:
-            assert list(far.tensors) == list(near.tensors)
-
-
-def test_aimer_reads_all_experts(source):
-    chosen = ExpertOptions(metric="aimer", ratio=0.5)
-    with stream_model("org/tiny") as far, open_model(source) as near:
-        assert plan_experts(far, chosen).kept == plan_experts(near, chosen).kept
-
-
 def test_of_stacked_experts_those_that_stay_cross_the_wire(source, hub, monkeypatch):
     monkeypatch.setattr(copying, "GAP_BYTES", 0)
     tiny_mixture("gpt_oss").save_pretrained("stacked")
@@ -212,17 +170,6 @@ def test_quantised_experts_are_streamed_and_weighed(source, hub, tmp_path):
     assert digests(Path("streamed")) == digests(Path("local"))
 
 
-def test_files_in_the_cache_are_read_there(source, hub):
-    from huggingface_hub import hf_hub_download
-
-    hf_hub_download("org/tiny", "model-00002-of-00003.safetensors", revision=MAIN_COMMIT)
-    hub.requests.clear()
-    with stream_model("org/tiny") as opened:
-        prune(opened, "streamed")
-    assert "model-00002-of-00003.safetensors" not in hub.fetched()
-    assert digests(Path("streamed")) == pruned_locally(Path("local"))
-
-
 def test_a_model_in_the_cache_is_opened_there(source, hub):
     local_directory("org/tiny")
     hub.requests.clear()
@@ -231,15 +178,6 @@ def test_a_model_in_the_cache_is_opened_there(source, hub):
         assert not opened.is_remote
     assert hub.fetched() == []
     assert said == ["org/tiny at 1a2b3c4 is in the cache and read from there."]
-
-
-def test_what_cannot_be_streamed(source, hub):
-    with pytest.raises(UsageError, match=r"reads a model of the hub where it is; source is a path"):
-        stream_model("source")
-    hub.add("org/pickled", tiny_nllb_moe("pickled", pickled=True))
-    with pytest.raises(HubError, match=r"^org/pickled: its weights are pickled \(pytorch_model.bin, "):
-        stream_model("org/pickled")
-    assert "pytorch_model.bin" not in hub.fetched()
 
 
 class Ending:
@@ -350,16 +288,6 @@ def test_another_run_does_not_go_on_from_it(unfinished):
     assert hidden() == []
 
 
-def test_nor_one_of_another_commit(unfinished, hub):
-    hub.add("org/tiny", tiny_nllb_moe("changed", seed=1, shards=3, experts=16), "c" * 40)
-    said = []
-    with stream_model("org/tiny") as opened:
-        assert opened.path.name == "c" * 40
-        prune(opened, "out", say=said.append)
-    assert said == []
-    assert digests(Path("out")) == pruned_locally(Path("local"))
-
-
 @pytest.mark.parametrize("change", ["cut", "link", "journal", "outside"])
 def test_what_is_not_whole_is_written_again(unfinished, change):
     first = unfinished / next(iter(kept_records(unfinished)))
@@ -381,12 +309,6 @@ def test_what_is_not_whole_is_written_again(unfinished, change):
     assert hidden() == []
 
 
-def test_a_local_run_to_the_same_place_sweeps_it(unfinished, source):
-    with open_model(source) as opened:
-        prune(opened, "out")
-    assert hidden() == []
-
-
 @pytest.mark.parametrize(
     ("error", "kept"),
     [
@@ -401,12 +323,6 @@ def test_what_an_end_leaves(source, error, kept):
         prune(opened, "out", progress=Ending(0.7, raising(error)))
     assert caught.type is type(error) or "disk is full" in str(caught.value)
     assert len(hidden()) == kept
-
-
-def test_an_end_before_anything_is_complete_leaves_nothing(source):
-    with stream_model("org/tiny") as opened, pytest.raises(SystemExit):
-        prune(opened, "out", progress=Ending(0.01, raising(SystemExit(143))))
-    assert hidden() == []
 
 
 KILLED = """
@@ -436,3 +352,33 @@ def test_a_killed_run_goes_on(source, hub):
     assert said[0].startswith("Going on")
     assert digests(Path("out")) == pruned_locally(Path("local"))
     assert hidden() == []
+
+
+def test_what_cannot_be_streamed(source, hub):
+    with pytest.raises(UsageError, match=r"reads a model of the hub where it is; source is a path"):
+        stream_model("source")
+    hub.add("org/pickled", tiny_nllb_moe("pickled", pickled=True))
+    with pytest.raises(HubError, match=r"^org/pickled: its weights are pickled \(pytorch_model.bin, "):
+        stream_model("org/pickled")
+    assert "pytorch_model.bin" not in hub.fetched()
+
+
+def test_nor_one_of_another_commit(unfinished, hub):
+    hub.add("org/tiny", tiny_nllb_moe("changed", seed=1, shards=3, experts=16), "c" * 40)
+    said = []
+    with stream_model("org/tiny") as opened:
+        assert opened.path.name == "c" * 40
+        prune(opened, "out", say=said.append)
+    assert said == []
+    assert digests(Path("out")) == pruned_locally(Path("local"))
+
+
+def test_files_in_the_cache_are_read_there(source, hub):
+    from huggingface_hub import hf_hub_download
+
+    hf_hub_download("org/tiny", "model-00002-of-00003.safetensors", revision=MAIN_COMMIT)
+    hub.requests.clear()
+    with stream_model("org/tiny") as opened:
+        prune(opened, "streamed")
+    assert "model-00002-of-00003.safetensors" not in hub.fetched()
+    assert digests(Path("streamed")) == pruned_locally(Path("local"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import prunecli
-from prunecli.evaluation.hardware import model_sizes
 from prunecli.modules import cpu_linear
 from prunecli.modules.cpu_linear import (
     InferenceLinear,
@@ -33,7 +31,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 9, 70])
+@pytest.mark.parametrize("rows", [1, 3, 70])
 @pytest.mark.parametrize("large", [False, True])
 def test_equals_the_product(
     dtype: torch.dtype, rows: int, large: bool, monkeypatch: pytest.MonkeyPatch
@@ -54,10 +52,6 @@ def test_equals_the_product(
 def test_padding_is_small_and_never_negative(rows: int) -> None:
     assert rows <= padded_rows(rows) <= rows * 1.34
     assert padded_rows(padded_rows(rows)) == padded_rows(rows)
-
-
-def test_padding_leaves_few_shapes() -> None:
-    assert len({padded_rows(rows) for rows in range(1, 257)}) == 8 + 14 + 24
 
 
 @pytest.mark.parametrize(
@@ -124,7 +118,7 @@ def fast_layer(bias: bool = True) -> nn.Linear:
     return made[0]
 
 
-@pytest.mark.parametrize("shape", [(24,), (1, 24), (5, 24), (2, 3, 24), (2, 1, 4, 24), (0, 24)])
+@pytest.mark.parametrize("shape", [(1, 24), (2, 3, 24), (0, 24)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_inference_equals_the_product(shape: tuple[int, ...], bias: bool, calls: list[int]) -> None:
     fast, x = fast_layer(bias), torch.randn(shape, generator=torch.Generator().manual_seed(1))
@@ -134,14 +128,6 @@ def test_inference_equals_the_product(shape: tuple[int, ...], bias: bool, calls:
     assert made.shape == (*shape[:-1], 16)
     torch.testing.assert_close(made.double(), want.detach(), atol=1e-5, rtol=0)
     assert len(calls) == (0 not in shape)
-
-
-def test_strided_input(calls: list[int]) -> None:
-    fast, x = fast_layer(), torch.randn(24, 2, 5).permute(1, 2, 0)
-    with torch.inference_mode():
-        made = fast(x)
-    torch.testing.assert_close(made, nn.functional.linear(x, fast.weight, fast.bias), atol=1e-5, rtol=0)
-    assert calls
 
 
 def test_gradients_are_those_of_the_stock_layer(calls: list[int]) -> None:
@@ -157,27 +143,6 @@ def test_gradients_are_those_of_the_stock_layer(calls: list[int]) -> None:
     frozen(x).sum().backward()
     assert x.grad is not None
     assert not calls
-
-
-def test_other_types_and_autocast_are_left_to_torch(calls: list[int]) -> None:
-    fast, x = fast_layer(), torch.randn(3, 24)
-    with torch.inference_mode():
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert fast(x).dtype == torch.bfloat16
-        assert copy.deepcopy(fast).to(torch.bfloat16)(x.bfloat16()).dtype == torch.bfloat16
-        assert not calls
-        fast(x)
-    assert calls
-
-
-def test_small_layers_and_other_classes_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Own(nn.Linear):
-        pass
-
-    model = nn.Sequential(nn.Linear(24, 16), Own(64, 32), nn.Linear(64, 32))
-    monkeypatch.setattr(cpu_linear, "MIN_ONEDNN", 32 * 64)
-    speed_up_linears(model)
-    assert [type(module) for module in model] == [nn.Linear, Own, InferenceLinear]
 
 
 def test_a_loaded_model_decodes_as_before(tmp_path: Path, calls: list[int]) -> None:
@@ -225,22 +190,13 @@ def test_bfloat16_equals_the_product_rounded_once() -> None:
     torch.testing.assert_close(made.double(), want.detach(), atol=1e-3, rtol=2**-8)
 
 
-@pytest.mark.parametrize("shape", [(24,), (1, 24), (2, 3, 24), (2, 1, 4, 24), (2, 0, 24)])
+@pytest.mark.parametrize("shape", [(1, 24), (2, 1, 4, 24)])
 def test_shapes_and_strides(shape: tuple[int, ...]) -> None:
     packed, x = packed_layer(24, 16), torch.randn(*shape[:-1], 48)[..., ::2]
     with torch.inference_mode():
         made = packed(x)
     want = nn.functional.linear(x, packed.weight.to_dense(), packed.bias)
     torch.testing.assert_close(made, want.detach(), atol=1e-5, rtol=0)
-
-
-def test_values_and_number_of_parameters_stay() -> None:
-    stock = nn.Sequential(nn.Linear(24, 16), nn.Linear(16, 8, bias=False))
-    before = model_sizes(stock)
-    weights = [module.weight.detach().clone() for module in stock]
-    pack_linears(stock)
-    assert model_sizes(stock) == before
-    assert all(torch.equal(m.weight.to_dense(), weight) for m, weight in zip(stock, weights, strict=True))
 
 
 def test_tied_small_other_types_and_subclasses_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,19 +210,6 @@ def test_tied_small_other_types_and_subclasses_stay(monkeypatch: pytest.MonkeyPa
     pack_linears(model)
     kinds = [nn.Embedding, nn.Linear, Own, nn.Linear, nn.Linear, PackedLinear]
     assert [type(module) for module in model] == kinds
-
-
-def test_a_layer_that_stands_in_two_places_is_packed_once() -> None:
-    shared = nn.Linear(24, 16)
-    model = nn.ModuleList([nn.Sequential(shared), nn.Sequential(shared)])
-    pack_linears(model)
-    assert type(shared) is PackedLinear
-    assert model[0][0] is model[1][0]
-
-
-def test_gradients_are_refused() -> None:
-    with pytest.raises(RuntimeError, match="load_model"):
-        packed_layer(24, 16)(torch.ones(1, 24, requires_grad=True))
 
 
 @pytest.mark.parametrize("model_type", [*TRANSLATORS, *DECODERS])

@@ -70,24 +70,6 @@ def test_mixing_changes_what_groups_read() -> None:
     assert not mapped.grad[0, 2:].any()
 
 
-def test_stages_are_those_of_the_layers() -> None:
-    shape = UnitShape(11, 8, 9, 24, 3, 4)
-    unit = random_unit(shape)
-    stages = list(unit.stages(unit.map.weight))
-    assert [stage.shape[1] for stage in stages] == [8, *shape.widths, 9]
-    torch.testing.assert_close(stages[-1], unit(torch.arange(11)))
-    first = GroupLinear(shape.layers[0], dtype=torch.float64)
-    first.load_state_dict(unit.layers[0].state_dict())
-    torch.testing.assert_close(stages[1], torch.nn.functional.gelu(first(unit.map.weight)))
-
-
-def test_ids_of_any_shape() -> None:
-    unit = random_unit(shape_of("define"))
-    ids = torch.tensor([[3, 1, 4], [1, 5, 9]])
-    assert unit(ids).shape == (2, 3, 9)
-    torch.testing.assert_close(unit(ids)[1, 2], unit(torch.tensor(9)))
-
-
 def test_rows_come_in_chunks_unscaled() -> None:
     unit = random_unit(shape_of("define"), padding_idx=1, scale=3.0)
     chunks = list(unit.expanded(chunk_rows=4))
@@ -106,11 +88,6 @@ def test_the_padding_row_is_zero_and_learns_nothing() -> None:
     assert unit.map.weight.grad is not None
     assert unit.map.weight.grad[0].any()
     assert not unit.map.weight.grad[1].any()
-
-
-def test_half_precision_runs() -> None:
-    unit = DefineEmbedding(shape_of("define"), dtype=torch.bfloat16)
-    assert unit(torch.tensor([2])).dtype == torch.bfloat16
 
 
 def test_the_output_reads_the_map_table() -> None:
@@ -132,8 +109,3 @@ def test_inputs_of_another_width_are_refused() -> None:
         unit.transform(torch.zeros(2, 7, dtype=torch.float64))
     with pytest.raises(RuntimeError):
         GroupLinear(unit.shape.layers[0])(torch.zeros(2, 7))
-
-
-def test_ids_beyond_the_vocabulary_are_refused() -> None:
-    with pytest.raises(IndexError):
-        random_unit(shape_of("define"))(torch.tensor([11]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.loading import load_model
@@ -107,14 +106,6 @@ def test_every_float_of_eight_bits(kind: torch.dtype, without: tuple[int, ...], 
     assert torch.equal(read.signbit() & ~read.isnan(), made.values.signbit() & ~made.values.isnan())
 
 
-def test_a_matrix_larger_than_a_block_of_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prunecli.modules.dequantised.BLOCK_VALUES", 200)
-    for scheme in ("fp8", "awq", "mxfp4"):
-        made, method, beginning, name = make(scheme)
-        with open_model(write(tmp_path / scheme, made, method, beginning)) as stored:
-            assert torch.equal(values(as_run(stored, torch.float32), name), made.values)
-
-
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
@@ -133,15 +124,6 @@ def test_scales_that_cannot_be(part: str, value: float, message: str, tmp_path: 
         as_run(stored, torch.float32).read(name)
 
 
-def test_a_scale_of_zero_may_belong_to_zeros(tmp_path: Path) -> None:
-    made, method, _, name = make("fp8")
-    made.parts["weight"].view(torch.uint8)[16:, 32:48] = 0
-    made.parts["weight_scale_inv"][1, 2] = 0
-    made.values[16:, 32:48] = 0
-    with open_model(write(tmp_path / "model", made, method)) as stored:
-        assert torch.equal(values(as_run(stored, torch.float32), name), made.values)
-
-
 def test_a_column_of_a_group_that_there_is_none_of(tmp_path: Path) -> None:
     made = gptq(torch.zeros(8, 64), 16)
     made.parts["g_idx"][5] = 4
@@ -150,16 +132,6 @@ def test_a_column_of_a_group_that_there_is_none_of(tmp_path: Path) -> None:
         pytest.raises(CheckpointError, match="a column is of group 4, of 4"),
     ):
         as_run(stored, torch.float32).read(f"{MATRIX}.weight")
-
-
-def test_what_is_moved_alone_is_not_read(tmp_path: Path) -> None:
-    parts = {"weight": torch.zeros(8, 1, dtype=torch.uint8), "weight.absmax": torch.ones(1)}
-    method = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    with (
-        open_model(write(tmp_path / "model", Quantised(parts, torch.zeros(4, 4)), method)) as stored,
-        pytest.raises(UnsupportedModelError, match="is quantised by bitsandbytes, which prunecli moves"),
-    ):
-        as_run(stored, torch.float32)
 
 
 def is_expert(name: str) -> bool:
@@ -202,19 +174,6 @@ def test_as_transformers_reads_them(
     again = load_model(tmp_path / "saved", device="cpu", dtype="float32")
     assert torch.equal(again(ids).logits, theirs(ids).logits)
     assert any(".experts." in name for name in load_file(tmp_path / "saved" / "model.safetensors"))
-
-
-def test_threads_read_side_by_side(tmp_path: Path) -> None:
-    drawn = [torch.randn(48, 64, generator=torch.Generator().manual_seed(seed)) for seed in range(12)]
-    made = [float8(values, (16, 16)) for values in drawn]
-    tensors = {f"m{n}.{part}": tensor for n, one in enumerate(made) for part, tensor in one.parts.items()}
-    method = SCHEMES["fp8"][1]
-    with open_model(write(tmp_path / "model", Quantised(tensors, drawn[0]), method, "")) as stored:
-        run = as_run(stored, torch.float32)
-        with ThreadPoolExecutor(6) as pool:
-            for _ in range(5):
-                found = pool.map(lambda n: values(run, f"m{n}.weight"), range(12))
-                assert all(torch.equal(one, wanted.values) for one, wanted in zip(found, made, strict=True))
 
 
 def test_a_table_and_an_output_that_are_said_to_be_one_and_differ(tmp_path: Path) -> None:

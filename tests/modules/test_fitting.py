@@ -7,20 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from prunecli.errors import MemoryShortError, UsageError
+from prunecli.errors import MemoryShortError
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.modules import fitting, loading
+from prunecli.modules import fitting
 from prunecli.modules.devices import Devices
 from prunecli.modules.fitting import (
-    Parts,
     candidates,
     choose_dtype,
     fitting_dtype,
-    free_for_each,
     multiplies_natively,
 )
-from prunecli.modules.loading import load_model
-from prunecli.processes import ProcessGroup
 from tests.families import tiny_family
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -55,15 +51,6 @@ def test_by_what_is_stored_and_what_the_device_multiplies(
 ) -> None:
     monkeypatch.setattr(fitting, "multiplies_natively", lambda dtype, _device: dtype in native)
     assert [candidates("auto", [opened[dtype]], device) for dtype in ("F32", "BF16", "F16")] == found
-
-
-@pytest.mark.parametrize("device", [CPU, CUDA])
-def test_models_of_several_types_are_compared_in_one(
-    opened: dict[str, Checkpoint], device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fitting, "multiplies_natively", lambda *_: True)
-    assert candidates("auto", opened.values(), device) == (F32, BF16)
-    assert candidates("auto", [opened["F16"], opened["F16"]], device) == (F16,)
 
 
 def test_models_of_several_types_are_not_compared_in_an_emulated_one(
@@ -106,12 +93,6 @@ def test_gradients_are_never_computed_in_float16_unasked(
 )
 def test_as_it_is_asked_for(opened: dict[str, Checkpoint], written: str, dtype: torch.dtype) -> None:
     assert choose_dtype(written, opened["F32"], CPU) == dtype
-
-
-@pytest.mark.parametrize("written", ["float64", "int8", "automatic", ""])
-def test_what_no_model_runs_in(opened: dict[str, Checkpoint], written: str) -> None:
-    with pytest.raises(UsageError, match=f"dtype={written}`: no such type"):
-        choose_dtype(written, opened["F32"], CPU)
 
 
 @pytest.mark.parametrize(("capability", "native"), [((6, 1), []), ((7, 5), [F16]), ((8, 0), [F16, BF16])])
@@ -206,19 +187,6 @@ def test_several_have_one_type_in_which_each_fits(
     assert [line[:27] for line in said] == ["F32: stored as float32, com", "F16: stored as float16, com"]
 
 
-def test_what_is_held_beside_the_weights_counts(
-    models: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del models["F16"]
-    count = parameters(models["F32"])
-
-    def beside(_checkpoint: Checkpoint, dtype: torch.dtype) -> Parts:
-        return {"decoding": count * dtype.itemsize}
-
-    assert chosen(models, 6 * count, monkeypatch)[0] == F32
-    assert chosen(models, 6 * count, monkeypatch, beside=beside)[0] == BF16
-
-
 def test_the_refusal_has_every_number(models: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch) -> None:
     del models["F16"]
     count = parameters(models["F32"])
@@ -229,24 +197,3 @@ def test_the_refusal_has_every_number(models: dict[str, Checkpoint], monkeypatch
     assert "decoding 2.00 KiB); 1000 B are free" in refused.value.message
     shortage = refused.value.shortage
     assert (shortage.free, shortage.room, shortage.dtype) == (1000, 0, "float32")
-
-
-def test_load_model_refuses_before_it_reads(
-    models: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def read(*_: object) -> None:
-        raise AssertionError("weights are read")
-
-    monkeypatch.setattr(loading, "build_model", read)
-    monkeypatch.setattr(fitting, "new_memory", lambda _device: 1000)
-    with pytest.raises(MemoryShortError, match=r"needs .* on the CPU in bfloat16"):
-        load_model(models["F32"].path, device="cpu")
-
-
-def test_each_of_several_processes_has_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setattr(fitting, "new_memory", lambda _device: 1000)
-    monkeypatch.setattr(ProcessGroup, "all_gather", lambda _group, value: [value, 400])
-    assert free_for_each(CPU, ProcessGroup(0, 4)) == 400
-    assert free_for_each(CPU) == 1000

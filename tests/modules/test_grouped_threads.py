@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import pytest
 import torch
 
@@ -26,44 +23,17 @@ def test_each_item_once_without_gradients_each_thread_alone() -> None:
     assert sorted(seen) == [(item, 1, False) for item in range(50)]
 
 
-def test_the_callers_number_of_threads_stays_and_is_inherited() -> None:
-    in_threads(lambda item: None, range(3))
-    assert torch.get_num_threads() == 3
-    inherited: list[int] = []
-    fresh = threading.Thread(target=lambda: inherited.append(torch.get_num_threads()))
-    fresh.start()
-    fresh.join()
-    assert inherited == [3]
-
-
-@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])
-def test_a_failure_reaches_the_caller_and_stops_the_rest(failure: type[BaseException]) -> None:
+def test_a_failure_reaches_the_caller_and_stops_the_rest() -> None:
     begun: list[int] = []
 
     def fail(item: int) -> None:
         begun.append(item)
-        raise failure("at the first item")
+        raise ValueError("at the first item")
 
-    with pytest.raises(failure, match="at the first item"):
+    with pytest.raises(ValueError, match="at the first item"):
         in_threads(fail, range(1000))
     assert len(begun) <= 3  # at most one for each thread
     in_threads(begun.append, [1])  # the pool lives on
-
-
-def test_after_a_failure_no_thread_is_at_work() -> None:
-    """What the threads use may be freed next."""
-    at_work: list[int] = []
-
-    def fail_once(item: int) -> None:
-        if item == 0:
-            raise ValueError("at the first item")
-        at_work.append(item)
-        time.sleep(0.05)
-        at_work.remove(item)
-
-    with pytest.raises(ValueError, match="at the first item"):
-        in_threads(fail_once, range(3))
-    assert not at_work
 
 
 @pytest.mark.parametrize(

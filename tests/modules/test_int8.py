@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import prunecli
-from prunecli.errors import UnsupportedModelError, UsageError
+from prunecli.errors import UsageError
 from prunecli.evaluation.hardware import model_sizes
 from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import weight_bytes
@@ -22,7 +22,6 @@ from prunecli.modules.sparse_ffn import SparseFFN
 from tests.families import tiny_family
 from tests.reference import int8 as reference
 from tests.reference import routing
-from tests.stock_mixtures import tiny_mixture
 
 CPU = torch.device("cpu")
 
@@ -58,26 +57,6 @@ def test_no_further_from_the_product_than_half_units(seed: int, rows: int, input
     assert (off <= np.array(reference.bound(x.tolist(), weight.tolist())) * (1 + 1e-4) + 1e-30).all()
 
 
-def test_a_row_is_the_same_in_every_batch() -> None:
-    x, weight = drawn(9, 48, 20, seed=0)
-    matrix = quantise(weight)
-    with torch.inference_mode():
-        alone = torch.cat([int8_product(row[None], matrix, None) for row in x])
-        assert torch.equal(int8_product(x, matrix, None), alone)
-        assert torch.equal(int8_product(x.view(3, 3, 48), matrix, None).view(9, 20), alone)
-
-
-def test_no_rows() -> None:
-    _, weight = drawn(1, 8, 4, seed=0)
-    assert int8_product(torch.zeros(2, 0, 8), quantise(weight), None).shape == (2, 0, 4)
-
-
-def test_gradients_are_refused() -> None:
-    x, weight = drawn(2, 8, 4, seed=0)
-    with pytest.raises(RuntimeError, match="no gradients"):
-        int8_product(x.requires_grad_(), quantise(weight), None)
-
-
 @pytest.mark.parametrize("in_threads", [False, True])
 def test_experts(in_threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(1)
@@ -104,7 +83,7 @@ def test_experts(in_threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.abs(made - want).max() < 0.03 * np.abs(want).max()
 
 
-@pytest.mark.parametrize("case", ["m2m_100", "t5", "gpt2", "bert", "llama", "nllb-moe", "opt"])
+@pytest.mark.parametrize("case", ["m2m_100", "gpt2", "nllb-moe"])
 def test_a_loaded_model_is_near(case: str, tmp_path: Path) -> None:
     path = tiny_family(tmp_path / "model", case)
     ids = torch.tensor([[5, 6, 7, 9, 2], [8, 5, 5, 6, 2]])
@@ -137,9 +116,3 @@ def test_refused_where_it_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(int8, "multiplies_bytes", lambda: False)
         with pytest.raises(UsageError, match="no products of bytes"):
             candidates("int8", [checkpoint], CPU, only_runs=True)
-
-
-def test_refused_of_models_that_run_in_their_stock_class(tmp_path: Path) -> None:
-    tiny_mixture("mixtral").save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="not for mixtral"):
-        prunecli.load_model(tmp_path, device="cpu", dtype="int8")

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from prunecli.errors import OutputError
 from prunecli.modules import machine
 from prunecli.modules.machine import (
     available_memory,
     container_room,
     control_groups,
-    disk_room,
-    free_memory,
+    disk_speed,
     keep_below,
+    product_speed,
     resident_now,
 )
 
@@ -34,14 +36,6 @@ def group(path: Path, limit: str) -> Path:
 @pytest.mark.parametrize(("limit", "room"), [("1000", 500), ("400", 0), ("max", None), ("", None)])
 def test_a_container_s_limit(limit: str, room: int | None, tmp_path: Path) -> None:
     assert container_room(group(tmp_path, limit)) == room
-
-
-@pytest.mark.parametrize(("limit", "room"), [("1000", 500), ("9223372036854771712", None), ("", None)])
-def test_a_container_of_version_1(limit: str, room: int | None, tmp_path: Path) -> None:
-    (tmp_path / "memory.limit_in_bytes").write_text(f"{limit}\n")
-    (tmp_path / "memory.usage_in_bytes").write_text("700\n")
-    (tmp_path / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 200\n")
-    assert container_room(tmp_path) == room
 
 
 def test_groups_around_a_group_limit_it_too(tmp_path: Path) -> None:
@@ -70,21 +64,6 @@ def test_a_limit_of_the_process() -> None:
     )
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(made.stdout) <= 64 << 20
-
-
-def test_no_container(tmp_path: Path) -> None:
-    assert container_room(tmp_path) is None
-
-
-def test_this_process_counts_as_free() -> None:
-    assert free_memory(torch.device("cpu")) > resident_now() > 1 << 20
-
-
-def test_a_disk_and_none(tmp_path: Path) -> None:
-    assert disk_room(tmp_path) > 0
-    assert disk_room(None) > 0
-    with pytest.raises(OutputError, match="nowhere"):
-        disk_room(tmp_path / "nowhere")
 
 
 def test_freed_memory_goes_back_only_when_there_is_too_much() -> None:
@@ -126,9 +105,59 @@ def test_freed_blocks_are_had_again_without_being_cleared() -> None:
     assert given_back > 60 << 20
 
 
-def test_where_memory_is_not_plenty_the_c_library_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[object] = []
-    monkeypatch.setattr(machine, "_tell", lambda *what: told.append(what))
-    monkeypatch.setattr(machine, "available_memory", lambda: (12 << 30) - 1)
-    machine.keep_freed_blocks(1 << 30)
-    assert not told
+LONG = 1e9
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    found = [tmp_path / name for name in ("a", "b")]
+    for file, size in zip(found, (3000, 5000), strict=True):
+        file.write_bytes(bytes(size))
+    return found
+
+
+class Clock:
+    """A clock that a look at takes a second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += 1
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("most", "seconds", "bytes_read", "looks"),
+    [(10**6, LONG, 8000, 11), (4000, LONG, 4000, 7), (2000, LONG, 2000, 4), (10**6, 4.0, 3000, 6)],
+)
+def test_as_many_bytes_are_read_as_are_asked_and_as_there_is_time_for(
+    files: list[Path], most: int, seconds: float, bytes_read: int, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "CHUNK", 1000)
+    monkeypatch.setattr(machine, "time", Clock())
+    assert disk_speed(files, most, seconds).rate == bytes_read / looks
+
+
+def test_only_bytes_that_are_read_are_forgotten(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda _file, start, size, _advice: asked.append((start, size)), raising=False
+    )
+    monkeypatch.setattr(os, "POSIX_FADV_DONTNEED", 4, raising=False)
+    assert disk_speed(files, 4000, LONG).from_disk
+    assert asked == [(0, 4000), (0, 1000)]
+
+
+def test_operations_are_two_a_multiply_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Timer:
+        def __init__(self, _statement: str, **options: Any) -> None:
+            self.shapes = [tuple(options["globals"][name].shape) for name in ("left", "right")]
+
+        def blocked_autorange(self, min_run_time: float) -> SimpleNamespace:
+            assert self.shapes == [(512, 8), (8, 8)]  # the second is cut
+            return SimpleNamespace(median=min_run_time)
+
+    monkeypatch.setattr(machine, "MOST_WEIGHTS", 64)
+    monkeypatch.setattr(machine, "Timer", Timer)
+    assert product_speed(8, 1000, torch.float32, torch.device("cpu"), 0.5) == 2 * 512 * 8 * 8 / 0.5

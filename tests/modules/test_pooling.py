@@ -69,22 +69,13 @@ def test_a_transformer_in_a_folder_of_its_own(tmp_path: Path) -> None:
     assert "no modules.json says how texts are pooled" in said[0]
 
 
-@pytest.mark.parametrize("path", ["../1_Pooling", "/1_Pooling", 1])
-def test_a_folder_outside_is_refused(path: object, tmp_path: Path) -> None:
+def test_a_folder_outside_is_refused(tmp_path: Path) -> None:
     model = sentence_model(tmp_path / "model")
     modules = json.loads((model / "modules.json").read_text())
-    modules[1]["path"] = path
+    modules[1]["path"] = "../1_Pooling"
     (model / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(CheckpointError, match="is no folder below it"):
         read_pooling(model)
-
-
-@pytest.mark.parametrize(("key", "mode"), MODES.items())
-def test_older_and_newer_settings(key: str, mode: str, tmp_path: Path) -> None:
-    model = sentence_model(tmp_path / "model")
-    for settings in ({name: name == key for name in MODES}, {"pooling_mode": mode}, {"pooling_mode": [mode]}):
-        (model / "1_Pooling" / "config.json").write_text(json.dumps(settings))
-        assert read_pooling(model).modes == (mode,)
 
 
 @pytest.mark.parametrize(
@@ -132,3 +123,11 @@ def test_a_dense_layer_of_other_shapes_is_refused(
     save_file(tensors, model / "2_Dense" / "model.safetensors")
     with pytest.raises(CheckpointError, match=message):
         read_pooling(model)(torch.ones(1, 2, 32), torch.ones(1, 2))
+
+
+@pytest.mark.parametrize(("key", "mode"), MODES.items())
+def test_older_and_newer_settings(key: str, mode: str, tmp_path: Path) -> None:
+    model = sentence_model(tmp_path / "model")
+    for settings in ({name: name == key for name in MODES}, {"pooling_mode": mode}, {"pooling_mode": [mode]}):
+        (model / "1_Pooling" / "config.json").write_text(json.dumps(settings))
+        assert read_pooling(model).modes == (mode,)

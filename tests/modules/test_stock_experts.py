@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -43,7 +42,7 @@ def test_logits_are_the_stock_ones(model_type: str, monkeypatch: pytest.MonkeyPa
         torch.testing.assert_close(own, logits, rtol=0, atol=4e-6 * float(logits.abs().max()))
 
 
-@pytest.mark.parametrize("model_type", OBSERVED)
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss", "granitemoe", "nemotron_h", "deepseek_v3"])
 def test_norms_are_those_of_every_expert_on_every_token(model_type: str) -> None:
     model = tiny_mixture(model_type)
     model.set_experts_implementation("eager")
@@ -57,20 +56,6 @@ def test_norms_are_those_of_every_expert_on_every_token(model_type: str) -> None
         assert torch.equal(use.experts.sort().values, experts.sort().values)
         torch.testing.assert_close(use.weights.float().sort().values, weights.float().sort().values)
         torch.testing.assert_close(use.norms, norms.T.gather(1, use.experts), rtol=1e-5, atol=1e-6)
-
-
-def test_no_norms_without_an_observer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(_outputs: Any) -> Any:
-        raise AssertionError
-
-    model = tiny_mixture("olmoe")
-    monkeypatch.setattr(stock_experts, "norms_of", never)
-    with own_experts(model):
-        model(IDS)
-    with own_experts(model) as modules:
-        next(iter(modules.values())).observer = lambda _use: None
-        with pytest.raises(AssertionError):
-            model(IDS)
 
 
 def test_observers_and_implementation_are_gone_after_a_failure() -> None:

@@ -80,24 +80,3 @@ def unit(
         sum(weight * value for weight, value in zip(row, values, strict=True)) + offset
         for row, offset in zip(reduce_weight, reduce_bias, strict=True)
     ]
-
-
-def unit_weights(
-    n: int,
-    k: int,
-    m: int,
-    layer_groups: Sequence[int],
-    *,
-    skips: bool,
-    shared: bool = False,
-    reduces: bool = True,
-) -> float:
-    """Weights of a unit as section 3 has it, whatever divides: no bias, no map table."""
-    depth = len(layer_groups)
-    widths = [n + layer * (k - n) / depth for layer in range(depth + 1)]
-    weights = 0.0
-    for layer, count in enumerate(layer_groups):
-        inputs = widths[layer] + (n if layer and skips else 0)
-        block = inputs / count * widths[layer + 1] / count
-        weights += block if shared else count * block
-    return weights + (k * m if reduces else 0)

@@ -11,17 +11,13 @@ from prunecli.report.charts import (
     Bar,
     Point,
     bars,
-    colour_range,
     curves,
-    dendrogram,
     heat_map,
     histogram,
     kept_units,
-    leaf_order,
     shortened,
 )
-from prunecli.report.history import Node
-from prunecli.report.render import Tree, save_pictures
+from prunecli.report.render import save_pictures
 from tests.pictures import drawn, pixels
 from tests.report.pages import Page
 
@@ -47,15 +43,6 @@ def test_every_point_lies_within_the_axes(values):
         assert scale == {"zero": True}
 
 
-def test_an_axis_that_begins_above_0_says_where():
-    found = specification(curves("c", [Point(0, 98.91, "a"), Point(1, 99.08, "b")], "x", "score"))
-    encoding = found["layer"][0]["encoding"]
-    assert encoding["y"]["title"] == "score (axis from 98.9)"
-    assert encoding["y"]["scale"]["domain"][0] == pytest.approx(98.9)
-    assert encoding["x"]["scale"] == {"zero": True}
-    assert "(axis" not in str(specification(curves("c", [Point(0, 5, "a")], "x", "y", y_from_zero=True)))
-
-
 def test_lines_join_only_the_series_that_are_named():
     points = [Point(0, 1, "a", "s"), Point(1, 2, "b", "s"), Point(1, 3, "c", "t"), Point(2, 3, "d", "t")]
     found = specification(curves("c", points, "x", "y", joined={"s"}, references=[2.0]))
@@ -65,26 +52,6 @@ def test_lines_join_only_the_series_that_are_named():
     dashed = specification(curves("c", points, "x", "y", joined={"s", "t"}, dashed={"t"}))
     lines = [layer["mark"].get("strokeDash") for layer in dashed["layer"] if layer["mark"]["type"] == "line"]
     assert lines == [None, [5, 3]]
-
-
-def test_a_single_series_needs_no_legend():
-    (layer,) = specification(curves("c", [Point(0, 1, "a")], "x", "y"))["layer"]
-    assert layer["encoding"]["color"]["legend"] is None
-
-
-def test_names_that_would_cover_one_another_are_left_out():
-    points = [Point(0, 1, "a"), Point(0, 1.01, "b"), Point(0, 2, "c"), Point(1, 1.5, "d")]
-    found = specification(curves("c", points, "x", "y", has_names=True))
-    assert [row["text"] for row in drawn(found, "text")] == ["a", "c"]
-
-
-def test_colours_begin_at_0_or_lie_around_it():
-    assert colour_range([[[-2.0, 1.0], [None]]]) == (-2, 2)
-    assert colour_range([[[0.5, 2.0]]]) == (0, 2)
-    assert colour_range([[[-2.0, -1.0]]]) == (-2, 0)
-    for ends, name in (((-2, 2), "diverging"), ((0, 2), "heatmap")):
-        found = specification(heat_map("c", [[1.0]], ["a"], ["b"], ends))
-        assert found["layer"][0]["encoding"]["color"]["scale"] == {"domain": list(ends), "range": name}
 
 
 def test_a_heat_map_tells_every_value():
@@ -112,45 +79,11 @@ def test_kept_units_have_a_cell_for_each_original_id():
     assert {cell["row"] for cell in cells} == {"encoder 1: 3 of 8", "x: 1 of 1"}
 
 
-def test_bars_of_parts_are_stacked_in_order():
-    found = specification(bars("c", [Bar("a", 1, "1 B", "p"), Bar("a", 2, "2 B", "q", 1.5, 2.5)], "bytes"))
-    assert [(row["part"], row["value"]) for row in drawn(found, "bar")] == [("p", 1), ("q", 2)]
-    assert drawn(found, "rule")[1]["low"] == 1.5
-
-
 def test_a_histogram_counts_every_value_once():
     counts = drawn(specification(histogram("c", {"a": [1.0, 2.0, 3.0], "b": [-1.0]}, "x", "heads")), "bar")
     assert [sum(row["count"] for row in counts if row["series"] == name) for name in "ab"] == [3, 1]
     (lowest,) = (row for row in counts if row["series"] == "b" and row["count"])
     assert lowest["low"] == -1
-
-
-def test_leaves_are_ordered_so_that_branches_do_not_cross():
-    assert leaf_order(4, [(0, 2, 1.0, 2), (1, 3, 2.0, 2), (4, 5, 3.0, 4)]) == [0, 2, 1, 3]
-    tree = specification(dendrogram("c", ["a", "b", "c"], [(0, 2, 0.5, 2), (1, 3, 1.25, 3)], {}))
-    assert [row["leaf"] for row in drawn(tree, "point")] == ["b", "a", "c"]
-    assert {row["distance"] for row in drawn(tree, "line")} == {0.5, 1.25}
-
-
-def test_a_family_has_one_colour_in_every_tree():
-    families = {"x": "Uralic", "c": "Slavic", "a": "Romance", "b": "Slavic"}
-    linkage = [(0, 2, 1.0, 2), (1, 3, 2.0, 3)]
-    _, leaves = specification(dendrogram("c", ["a", "b", "c"], linkage, families))["layer"]
-    assert leaves["encoding"]["color"]["scale"]["domain"] == ["Uralic", "Slavic", "Romance"]
-    assert leaves["encoding"]["color"]["legend"]["values"] == ["Slavic", "Romance"]
-    _, leaves = specification(dendrogram("c", ["a", "b", "c"], linkage, {"x": "Uralic"}))["layer"]
-    assert "color" not in leaves["encoding"]
-
-
-def test_a_long_chain_needs_no_recursion():
-    chain = [(i + 1, 0 if i == 0 else 3000 + i - 1, float(i), i + 2) for i in range(2999)]
-    assert sorted(leaf_order(3000, chain)) == list(range(3000))
-    node = Node("last", "step", True)
-    for _ in range(3000):
-        node = Node("inner", "step", False, [node])
-    lines = Tree("c", [node]).lines()
-    assert len(lines) == 3001
-    assert lines[-1][2] == 3000
 
 
 @pytest.mark.parametrize(
@@ -180,7 +113,7 @@ def test_no_two_names_are_shortened_to_one(names, length):
     assert len(set(found)) == len(names)
 
 
-@pytest.mark.parametrize("suffix", ["svg", "png", "html"])
+@pytest.mark.parametrize("suffix", ["svg", "png"])
 def test_a_file_has_the_marks_of_every_picture(tmp_path, suffix):
     rows = [
         [heat_map("cells", [[0.25, 0.5], [None, 1.0]], ["a", "b"], ["c", "d"], (0, 1))],

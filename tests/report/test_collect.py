@@ -38,12 +38,6 @@ def test_what_is_stepped_over(tmp_path, place):
         collect(tmp_path)
 
 
-def test_links_to_folders_are_not_followed(tmp_path):
-    write_json(tmp_path / "e.json", results.evaluation())
-    (tmp_path / "again").symlink_to(tmp_path, target_is_directory=True)
-    assert len(collect(tmp_path).documents) == 1
-
-
 def test_files_of_others_are_passed_over(tmp_path):
     write_json(tmp_path / "e.json", results.evaluation())
     write_json(tmp_path / "tokenizer.json", {"model": {}})
@@ -143,19 +137,6 @@ def test_checkpoints_elsewhere_come_in_where_something_speaks_of_them(tmp_path):
     assert [one.name for one in found.elsewhere] == ["demo"]
     assert found.known("demo", fingerprint) is found.elsewhere[0]
     assert found.known("demo", "") is None
-
-
-def test_of_equal_checkpoints_the_one_of_the_name_is_known(tmp_path):
-    for name in ("a", "b"):
-        tiny_nllb_moe(tmp_path / name)
-    found = collect(tmp_path)
-    assert found.known("b", found.checkpoints[0].fingerprint).name == "b"
-
-
-def test_a_file_is_refused(tmp_path):
-    (tmp_path / "x").write_text("")
-    with pytest.raises(DataError, match="x: a file, not a directory"):
-        collect(tmp_path / "x")
 
 
 def test_layers_of_countless_experts_or_heads_are_refused(tmp_path):

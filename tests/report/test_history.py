@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prunecli.commands.command import parameters
-from prunecli.report.history import command_lines, step_difference, step_text
+from prunecli.report.history import command_lines, step_text
 
 DIGEST = "0123456789abcdef" * 4
 
@@ -82,32 +82,6 @@ def test_what_was_kept_is_said_not_what_was_asked(command: str, field: str, expe
     step = {"command": command, "arguments": {"ratio": 0.8}, field: {"before": 1256, "after": 48}}
     assert step_text(step) == expected
     assert step_text({**step, field: {"before": "many"}}) == f"{command} --ratio 0.8"
-
-
-def test_a_step_of_the_tree_is_told_by_what_differs_from_its_siblings() -> None:
-    def step(ratio: float, after: int, gates: str = "1", **more: Any) -> dict[str, Any]:
-        arguments = {"ratio": ratio, "metric": "top1", "strategy": "per-layer", **more}
-        statistics = {"file": "gates.json", "sha256": gates * 64}
-        counts = {"before": 256, "after": after}
-        return {
-            "command": "prune-experts",
-            "arguments": arguments,
-            "statistics": statistics,
-            "experts": counts,
-        }
-
-    one, two = step(0.8, 48, balance="1:1"), step(0.8, 48, balance="3:1")
-    heads = {"command": "prune-heads", "arguments": {"removed": 3}}
-    assert step_difference(one, [heads]) == "prune-experts --ratio 0.8"
-    assert step_difference(heads, [one]) == "prune-heads  # 3 heads removed"
-    assert step_difference(one, [two, heads]) == "prune-experts --balance 1:1"
-    less = step(0.5, 128, balance="1:1")
-    assert step_difference(less, [one]) == "prune-experts --ratio 0.5  # 128 of 256 experts kept"
-    other = step(0.8, 48, "2", balance="1:1")
-    assert step_difference(other, [one]) == (
-        "prune-experts  # 48 of 256 experts kept, gates.json (sha256:22222222…)"
-    )
-    assert step_difference({"command": "finetune"}, [{"command": "finetune"}]) == "finetune"
 
 
 ARGUMENTS = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 import shlex
 import shutil
 
@@ -20,10 +19,10 @@ from prunecli.model.checkpoint import open_model
 from prunecli.report.collect import collect
 from prunecli.report.facts import facts
 from prunecli.report.history import command_lines
-from prunecli.report.page import SECTIONS, report_page
+from prunecli.report.page import report_page
 from prunecli.results.document import header
 from prunecli.tensors.documents import write_json as write_document
-from tests.commands.gates import text_statistics, write_gates
+from tests.commands.gates import text_statistics
 from tests.commands.heads import scored
 from tests.report import results
 from tests.report.pages import Page
@@ -98,14 +97,6 @@ def test_quality_beside_size_and_speed_of_checkpoints_that_are_gone(tmp_path):
     assert ("small", 150, 58.25) in points(found, "chrF++ against speed")
 
 
-def test_gate_statistics_of_texts(tmp_path):
-    gates = text_statistics()
-    write_document(tmp_path / "gates.json", {**header(gates.format, [], None), **gates.to_json()})
-    found = page(tmp_path)
-    assert "Share of a layer's tokens that rank an expert first, over all texts" in found.figures
-    assert "3 texts." in found.text
-
-
 def test_scores_by_text_and_divergence_by_position(tmp_path):
     write_json(tmp_path / "lm.json", results.language_model_by_text())
     found = page(tmp_path)
@@ -119,34 +110,6 @@ def test_scores_by_text_and_divergence_by_position(tmp_path):
     write_json(tmp_path / "lm.json", results.language_model())
     assert not page(tmp_path).charts.keys() & {"KL divergence, nats by position"}
     assert "Quality by text" not in page(tmp_path).text
-
-
-def test_scores_of_other_tasks_and_a_test_on_few_texts(tmp_path):
-    payload = results.language_model()
-    for texts, is_tested in ((70, True), (29, False)):
-        write_json(tmp_path / "lm.json", {**payload, "data": {**payload["data"], "texts": texts}})
-        found = page(tmp_path)
-        assert "perplexity" in found.text
-        assert f"{texts} texts" in found.text
-        assert ("p < 0.001" in found.text) == is_tested
-        assert "chrF++" not in found.text
-
-
-def test_checkpoints_that_are_gone_are_not_called_unreduced(tmp_path):
-    base = tiny_nllb_moe(tmp_path / "big")
-    write_json(tmp_path / "evaluation.json", results.evaluation([source_of(base), results.MODELS[1]]))
-    write_json(tmp_path / "latency.json", results.latency())
-    found = page(tmp_path)
-    assert "parameters removed" in found.text
-    assert "small" in found.text
-    write_json(tmp_path / "evaluation.json", results.evaluation([results.MODELS[0], source_of(base)]))
-    found = page(
-        tmp_path
-    )  # what was removed is counted against the first, which is gone: latency.json has its size
-    assert "parameters removed" in found.text
-    assert "not reduced" not in found.text
-    (tmp_path / "latency.json").unlink()
-    assert "parameters removed" not in page(tmp_path).text
 
 
 def test_an_original_elsewhere_has_its_point_in_every_chart(tmp_path, tmp_path_factory):
@@ -271,31 +234,6 @@ def test_steps_can_be_typed_again(tmp_path, monkeypatch):
         assert again[name].history == made[name].history
 
 
-def test_nothing_is_wider_than_a_narrow_page(tmp_path):
-    """Tables and drawings of a fixed width lie in boxes that scroll; the others shrink with the page."""
-    for name in ("evaluation", "latency", "languages", "similarity", "finetune", "heads"):
-        write_json(tmp_path / f"{name}.json", getattr(results, name)())
-    reduced(tmp_path / "pruned", tiny_nllb_moe(tmp_path / "base"), [step("prune-experts", {}, ratio=0.5)])
-    source = re.sub("<script.*?</script>", "", report_page(collect(tmp_path)), flags=re.DOTALL)
-    boxed = re.sub(r'<div class="scroll".*?</div>', "", source, flags=re.DOTALL)
-    for part in ("<table", 'class="chart"'):
-        assert part in source
-        assert part not in boxed
-
-
-def test_several_pairs_are_counted_and_listed(tmp_path):
-    payload = results.evaluation()
-    payload["pairs"].append("fra_Latn-eng_Latn")
-    for row in payload["results"]:
-        row["pairs"]["fra_Latn-eng_Latn"] = {"chrf++": 44.4}
-    payload["results"][1]["mean"]["significant"] = {"chrf++": {"worse": 2, "better": 0}}
-    write_json(tmp_path / "evaluation.json", payload)
-    found = page(tmp_path)
-    assert "2 worse, 0 better of 2" in found.text
-    assert "chrF++ by pair" in found.figures
-    assert "44.4" in found.text
-
-
 def test_speed_against_batch_size(tmp_path):
     write_json(tmp_path / "latency.json", results.latency((1, 4)))
     found = page(tmp_path)
@@ -325,15 +263,6 @@ def test_languages(tmp_path):
     assert (bar["name"], bar["text"]) == ("encoder 3", "36.5 (30 to 41)")
 
 
-def test_texts(tmp_path):
-    texts = compare_by_text(text_statistics(), TextOptions())
-    write_json(tmp_path / "texts.json", texts.to_json())
-    found = page(tmp_path)
-    assert found.sections() == ["Texts"]
-    for text in ("3 texts; 75% of the experts removed by reap", "only novel", "model.layers.1.mlp"):
-        assert text in found.text, text
-
-
 def test_similarity(tmp_path):
     write_json(tmp_path / "similarity.json", results.similarity())
     found = page(tmp_path)
@@ -344,30 +273,6 @@ def test_similarity(tmp_path):
         {"row": "0.sa", "column": "0.sa", "value": 0.9125}
     ]  # 0.ffn has no value
     assert (axis(found, both, "y"), axis(found, both, "x")) == ("big", "small")
-
-
-def test_training(tmp_path):
-    write_json(tmp_path / "recovered.finetune.json", results.finetune())
-    found = page(tmp_path)
-    assert {"Loss of recovered", "chrF++ of recovered"} <= set(found.figures)
-    assert ("validation", 300, 4.5) in points(found, "Loss of recovered")
-    assert "300" in found.text
-
-
-def test_heads_by_kind_of_attention(tmp_path):
-    write_json(tmp_path / "heads.json", results.heads())
-    found = page(tmp_path)
-    assert {"encoder self-attention", "cross-attention"} <= set(found.figures)
-    assert heads(found, "encoder self-attention") == {("0", "0"): 1.25, ("0", "2"): 2.0}
-    assert heads(found, "cross-attention") == {("1", "0"): 0.0, ("1", "2"): 0.5}
-
-
-def test_correlations_of_heads(tmp_path):
-    write_json(tmp_path / "head-comparison.json", results.head_comparison())
-    found = page(tmp_path)
-    assert found.sections() == ["Attention heads"]
-    for text in ("de.json and fr.json", "cross-attention", "0.812", "0.012", "0.625", "0.25"):
-        assert text in found.text, text
 
 
 def test_heads_that_matter_or_harm_and_heads_alone(tmp_path):
@@ -387,20 +292,6 @@ def test_heads_that_matter_or_harm_and_heads_alone(tmp_path):
     assert heads(found, "cross-attention")["1", "0"] == -2
     write_json(tmp_path / "heads.json", payload | {"method": "all-but-one", "only": payload["without"]})
     assert heads(page(tmp_path), "encoder self-attention")["0", "0"] == 12.5
-
-
-def test_heads_of_an_unknown_family_are_drawn_by_name(tmp_path):
-    write_json(tmp_path / "heads.json", results.heads("something-new"))
-    assert heads(page(tmp_path), "heads")["model.encoder.layers.0.self_attn", "0"] == 1.25
-
-
-def test_traffic_of_gates(tmp_path):
-    write_gates(tmp_path / "gates.json")
-    found = page(tmp_path)
-    assert found.sections() == ["Experts"]
-    assert "12 pairs, collected with forced decoding" in found.text
-    cells = found.rows("Share of a layer's tokens that rank an expert first, over all pairs", "rect")
-    assert ("model.encoder.layers.1.ffn", "0") in [(cell["row"], cell["column"]) for cell in cells]
 
 
 def test_parts_history_and_families_of_checkpoints(tmp_path):
@@ -492,18 +383,34 @@ def test_names_in_files_stay_text(tmp_path):
     source.encode("utf-8")
 
 
-def test_equal_directories_make_equal_bytes(tmp_path):
-    pages = []
-    for place in ("one", "another"):
-        work = tmp_path / place / "work"
-        work.mkdir(parents=True)
-        names = ["evaluation", "latency", "languages", "similarity", "finetune", "heads"]
-        for name in names if place == "one" else reversed(names):
-            write_json(work / f"{name}.json", getattr(results, name)())
-        (work / "gates.json").write_text("{")
-        tiny_nllb_moe(work / "model")
-        pages.append(report_page(collect(work)))
-    assert pages[0] == pages[1]
-    assert (
-        len(Page(pages[0]).sections()) == len(SECTIONS) - 4
-    )  # no history, no decisions, no experts, no texts
+def test_training(tmp_path):
+    write_json(tmp_path / "recovered.finetune.json", results.finetune())
+    found = page(tmp_path)
+    assert {"Loss of recovered", "chrF++ of recovered"} <= set(found.figures)
+    assert ("validation", 300, 4.5) in points(found, "Loss of recovered")
+    assert "300" in found.text
+
+
+def test_correlations_of_heads(tmp_path):
+    write_json(tmp_path / "head-comparison.json", results.head_comparison())
+    found = page(tmp_path)
+    assert found.sections() == ["Attention heads"]
+    for text in ("de.json and fr.json", "cross-attention", "0.812", "0.012", "0.625", "0.25"):
+        assert text in found.text, text
+
+
+def test_texts(tmp_path):
+    texts = compare_by_text(text_statistics(), TextOptions())
+    write_json(tmp_path / "texts.json", texts.to_json())
+    found = page(tmp_path)
+    assert found.sections() == ["Texts"]
+    for text in ("3 texts; 75% of the experts removed by reap", "only novel", "model.layers.1.mlp"):
+        assert text in found.text, text
+
+
+def test_gate_statistics_of_texts(tmp_path):
+    gates = text_statistics()
+    write_document(tmp_path / "gates.json", {**header(gates.format, [], None), **gates.to_json()})
+    found = page(tmp_path)
+    assert "Share of a layer's tokens that rank an expert first, over all texts" in found.figures
+    assert "3 texts." in found.text

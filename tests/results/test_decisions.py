@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 from pydantic import TypeAdapter
 
 from prunecli import results
@@ -60,22 +59,6 @@ def test_a_vocabulary_is_kept_to_the_last_count_and_letter() -> None:
     np.testing.assert_array_equal(again.places[0].kept, place.kept)
     assert again.places[0].labels == labels
     assert again.places[0].cutoff == 2
-
-
-def test_what_is_compared_has_values_everywhere() -> None:
-    places = [Ranked.of((f"layers.{n}", "decoder", n), (0, 1), (0,), (2.0, 1.0), cut="all") for n in range(2)]
-    damaged = JSON.dump_python(Decision("head", tuple(places), "loss"))
-    del damaged["places"][1]["values"]
-    with pytest.raises(ValueError, match=r"layers\.0: compared with units that have no values"):
-        JSON.validate_python(damaged)
-
-
-def test_ranks_and_margins_are_printed_and_not_stored() -> None:
-    decision = Decision("head", (Ranked.of(("a", "decoder", 0), (0, 1), (0,), (2.0, 1.0)),), "loss")
-    (printed,) = JSON.dump_python(decision)["places"]
-    (stored,) = JSON.dump_python(decision, context=FILE)["places"]
-    assert (printed["ranks"], printed["margins"]) == ([1, 2], [0.0, -1.0])
-    assert printed.keys() - stored.keys() == {"ranks", "margins"}
 
 
 def test_the_file_is_a_table_of_components(tmp_path: Path) -> None:

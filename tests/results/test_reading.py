@@ -91,35 +91,6 @@ def test_speeds_of_0_2_0_had_mean_and_std_or_median_and_deviation(read):
     )
 
 
-def test_latency(read):
-    result = read(LATENCY)
-    speed, size = result.frame("speed"), result.frame("size")
-    assert list(zip(speed["batch_size"], speed["checkpoint"], strict=True)) == [
-        (1, "one"), (1, "two"), (8, "one"), (8, "two"),
-    ]  # fmt: skip
-    assert set(speed["tokens_per_second_mean"]) == {2.75}
-    assert set(speed["speedup_deviation"]) == {0.125}
-    assert size["load_seconds"][0] == 0.5
-    assert size["resident_peak_bytes"].isna().tolist() == [False, True]
-    assert set(result.frame()["table"]) == {"speed", "size"}
-
-
-def test_a_training_s_log(read):
-    training, validation = (read(FINETUNE).frame(name) for name in ("training", "validation"))
-    assert training["loss"].tolist() == [3.0, 2.0]
-    assert validation["chrf++"].tolist() == [40.0]
-
-
-def test_gates(read):
-    held = statistics()
-    found = read({"format": "prunecli.gates/1", **held.to_json()}).frame("gates")
-    assert len(found) == len(held.entries) * len(LAYERS) * EXPERTS
-    one = found[(found.pair == "qka-qbo") & (found.layer == LAYERS[1])]
-    assert one["top1"].tolist() == held.entries["qka-qbo"].top1[1].tolist()
-    assert one["conf2_sum"].tolist() == held.entries["qka-qbo"].conf2_sum[1].tolist()
-    assert set(one["tokens"]) == {held.entries["qka-qbo"].tokens[1]}
-
-
 def test_head_importance_is_the_mean_of_the_sums(read, tmp_path):
     tiny_family(tmp_path / "m", "marian")
     with open_model(tmp_path / "m") as opened:
@@ -152,43 +123,6 @@ def test_the_best_head_on_its_own_text_or_on_another(read, reported, best):
     assert heads["change"].tolist() == [-0.5, 1.0, -1.0, 1.0]
 
 
-def test_languages(read):
-    languages = compare_by_language(statistics(), LanguageOptions())
-    result, matrices = read(languages.to_json()), languages.similarity
-    assert result == languages
-    pairs = result.frame("similarity")
-    assert pairs["decoder_jaccard"].tolist() == [
-        matrices.decoder[one][other] for one, other in combinations(range(len(languages.pairs)), 2)
-    ]
-    assert result.frame("experts_per_layer")["experts_mean"].tolist() == [4, 4]
-    clusters = result.frame("clusters")
-    assert clusters[clusters.side == "encoder"].iloc[-1][["first", "second"]].map(str.split).map(
-        set
-    ).tolist() in (
-        [{"qba", "qbo"}, {"qka", "qko"}],
-        [{"qka", "qko"}, {"qba", "qbo"}],
-    )
-
-
-def test_texts(read):
-    texts = compare_by_text(text_statistics(), TextOptions())
-    result = read(texts.to_json())
-    assert result == texts
-    assert result.frame("similarity")["jaccard"].round(6).tolist() == [0.333333, 0, 0]
-    assert result.frame("layers")["own_code"].tolist() == [2, 2]
-    assert set(result.frame("clusters").iloc[0][["first", "second"]]) == {"code", "shell"}
-    for damage in ({"similarity": [[1]]}, {"clustering": {"texts": ["a", "b"], "matrix": [[0, 0, 1, 2]]}}):
-        with pytest.raises(DataError):
-            read({**texts.to_json(), **damage})
-
-
-def test_gates_of_texts(read):
-    made = text_statistics()
-    frame = read({"format": made.format, **made.to_json()}).frame("gates")
-    assert len(frame) == 3 * 2 * EXPERTS
-    assert frame[(frame.text == "novel") & (frame.expert == 8)]["routed"].tolist() == [100, 100]
-
-
 GATES = {"format": "prunecli.gates/1", **statistics(("qba", "qbo")).to_json()}
 
 
@@ -208,12 +142,6 @@ GATES = {"format": "prunecli.gates/1", **statistics(("qba", "qbo")).to_json()}
 def test_refused(read, payload, message):
     with pytest.raises((DataError, StatisticsError), match=message):
         read(payload)
-
-
-def test_a_field_of_scores_that_is_missing(read):
-    payload = {"format": "prunecli.evaluation/1", "task": "lm", "results": [{"checkpoint": "a"}]}
-    with pytest.raises(DataError, match="damaged"):
-        read(payload).frame()
 
 
 @pytest.mark.parametrize(
@@ -271,3 +199,69 @@ def test_what_is_read_is_written_again(read, payload):
 def test_whole_files_are_written_again(read, name):
     payload = json.loads(json.dumps(getattr(files, name)()))
     assert json.loads(json.dumps(read(payload).to_json())) == payload
+
+
+def test_a_training_s_log(read):
+    training, validation = (read(FINETUNE).frame(name) for name in ("training", "validation"))
+    assert training["loss"].tolist() == [3.0, 2.0]
+    assert validation["chrf++"].tolist() == [40.0]
+
+
+def test_gates(read):
+    held = statistics()
+    found = read({"format": "prunecli.gates/1", **held.to_json()}).frame("gates")
+    assert len(found) == len(held.entries) * len(LAYERS) * EXPERTS
+    one = found[(found.pair == "qka-qbo") & (found.layer == LAYERS[1])]
+    assert one["top1"].tolist() == held.entries["qka-qbo"].top1[1].tolist()
+    assert one["conf2_sum"].tolist() == held.entries["qka-qbo"].conf2_sum[1].tolist()
+    assert set(one["tokens"]) == {held.entries["qka-qbo"].tokens[1]}
+
+
+def test_gates_of_texts(read):
+    made = text_statistics()
+    frame = read({"format": made.format, **made.to_json()}).frame("gates")
+    assert len(frame) == 3 * 2 * EXPERTS
+    assert frame[(frame.text == "novel") & (frame.expert == 8)]["routed"].tolist() == [100, 100]
+
+
+def test_texts(read):
+    texts = compare_by_text(text_statistics(), TextOptions())
+    result = read(texts.to_json())
+    assert result == texts
+    assert result.frame("similarity")["jaccard"].round(6).tolist() == [0.333333, 0, 0]
+    assert result.frame("layers")["own_code"].tolist() == [2, 2]
+    assert set(result.frame("clusters").iloc[0][["first", "second"]]) == {"code", "shell"}
+    for damage in ({"similarity": [[1]]}, {"clustering": {"texts": ["a", "b"], "matrix": [[0, 0, 1, 2]]}}):
+        with pytest.raises(DataError):
+            read({**texts.to_json(), **damage})
+
+
+def test_languages(read):
+    languages = compare_by_language(statistics(), LanguageOptions())
+    result, matrices = read(languages.to_json()), languages.similarity
+    assert result == languages
+    pairs = result.frame("similarity")
+    assert pairs["decoder_jaccard"].tolist() == [
+        matrices.decoder[one][other] for one, other in combinations(range(len(languages.pairs)), 2)
+    ]
+    assert result.frame("experts_per_layer")["experts_mean"].tolist() == [4, 4]
+    clusters = result.frame("clusters")
+    assert clusters[clusters.side == "encoder"].iloc[-1][["first", "second"]].map(str.split).map(
+        set
+    ).tolist() in (
+        [{"qba", "qbo"}, {"qka", "qko"}],
+        [{"qka", "qko"}, {"qba", "qbo"}],
+    )
+
+
+def test_latency(read):
+    result = read(LATENCY)
+    speed, size = result.frame("speed"), result.frame("size")
+    assert list(zip(speed["batch_size"], speed["checkpoint"], strict=True)) == [
+        (1, "one"), (1, "two"), (8, "one"), (8, "two"),
+    ]  # fmt: skip
+    assert set(speed["tokens_per_second_mean"]) == {2.75}
+    assert set(speed["speedup_deviation"]) == {0.125}
+    assert size["load_seconds"][0] == 0.5
+    assert size["resident_peak_bytes"].isna().tolist() == [False, True]
+    assert set(result.frame()["table"]) == {"speed", "size"}

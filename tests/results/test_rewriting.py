@@ -103,13 +103,6 @@ def test_tables(read: Callable[[Any], Document], payload: dict[str, Any], tables
     assert sizes.loc["bytes"].tolist() == [40, 20]
 
 
-def test_cells(read: Callable[[Any], Document]) -> None:
-    selected = read(SELECTED)
-    assert selected.frame("axes").values.tolist() == [["e.1.experts", 4, 2], ["d.1.experts", 4, 1]]
-    assert selected.frame("kept")["id"].tolist() == [1, 3, 0]
-    assert read(FITTED).frame("quality")["explained_variance"].tolist() == [0.5, 0.25, 0.25]
-
-
 @pytest.mark.parametrize(
     ("payload", "kind", "message"),
     [

@@ -176,29 +176,9 @@ def test_damaged_files_of_0_2_0_are_refused(
     assert str(path) in caught.value.message
 
 
-def test_importance_of_gradients_is_the_mean_over_examples_or_tokens() -> None:
-    found = {name: own.tolist() for name, own in scores().importance().items()}
-    assert found == {AT: [0.25, 0.75], BT: [0.0, 0.5, 0.25], CT: []}
-    per_token = scores(per="token", counts={A: 8, B: 8, C: 5}).importance()
-    assert (per_token[AT].tolist(), per_token[BT].tolist()) == ([0.125, 0.375], [0.0, 0.25, 0.125])
-
-
 @pytest.mark.parametrize(("metric", "found"), [("accuracy", [1.5, -0.5]), ("loss", [-1.5, 0.5])])
 def test_importance_of_ablation_is_what_the_model_loses(metric: str, found: list[float]) -> None:
     assert scores("ablation", metric=metric).importance()[AT].tolist() == found
-
-
-def test_importance_of_units_and_layers() -> None:
-    units = scores_by_hand({"mlp": [4.0, 36.0]}, "unit", "activation", examples=4).importance()
-    assert units["mlp.units"].tolist() == [1.0, 3.0]
-    assert layers().importance()["decoder.layers"].tolist() == [0.25, 0.75]
-    rises = scores_by_hand({"decoder": [2.0, 8.0]}, "layer", "perplexity").importance()
-    assert rises["decoder.layers"].tolist() == [0.5, 2.0]
-
-
-def test_single_heads_rank_no_model() -> None:
-    with pytest.raises(StatisticsError, match="heads of one layer"):
-        scores("all-but-one").importance()
 
 
 def test_sums_and_examples_add_up_in_any_order() -> None:
@@ -241,11 +221,6 @@ def test_sums_and_examples_add_up_in_any_order() -> None:
 def test_scores_that_do_not_go_together_are_not_merged(other: Scores, message: str) -> None:
     with pytest.raises(StatisticsError, match=message):
         merge([scores(), other], ["one.json", "other.json"])
-
-
-def test_values_that_are_no_sums_are_not_merged() -> None:
-    with pytest.raises(StatisticsError, match="scores 1: scores of the method ablation are no sums"):
-        merge([scores("ablation"), scores("ablation")])
 
 
 @pytest.mark.parametrize(
@@ -312,11 +287,6 @@ def test_damaged_scores_of_single_heads_are_refused(
     path.write_text(json.dumps(payload))
     with pytest.raises(StatisticsError, match=message):
         read_scores(path)
-
-
-def test_scores_of_other_units_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(StatisticsError, match="scores of layers, not of heads"):
-        read_scores(written(tmp_path / "layers.json", layers()))
 
 
 def scored(path: Path, kind: Any = "head") -> Scores:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import contextmanager
 from itertools import permutations, product
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from prunecli import load_model
-from prunecli.errors import CheckpointError, DataError, UnsupportedModelError, UsageError
+from prunecli.errors import CheckpointError, DataError, UsageError
+from prunecli.evaluation.decoding import DecodingOptions, translate
+from prunecli.methods.experts.batches import text_windows
 from prunecli.running import encoding
-from prunecli.running.encoding import labelled_examples, text_examples, translation_examples
+from prunecli.running.encoding import labelled_examples, padding_id, text_examples, translation_examples
 from prunecli.running.examples import Sequences
 from prunecli.running.losses import token_losses
 from prunecli.running.masking import mlm_examples
-from prunecli.running.windows import packed_examples
+from prunecli.running.windows import lm_windows, packed_examples
 from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText
+from prunecli.text.plain import Corpus
 from prunecli.text.tokens import encode, load_tokenizer
 from prunecli.training.loss import smoothed_cross_entropy
 from tests.families import tiny_family
@@ -62,16 +68,6 @@ def test_translations_are_teacher_forced(tmp_path, family):
     assert loss_of(model, whole(examples)) == pytest.approx(expected, rel=1e-4)
     longest = max(max(lengths) for lengths in examples.lengths)
     assert max(value.shape[1] for value in whole(examples).values()) == longest
-
-
-def test_the_languages_are_marked(tmp_path):
-    tokenizer, model = opened(tiny_family(tmp_path, "m2m_100"))
-    text = ParallelText("t", {"eng_Latn": ("the hen",), "fra_Latn": ("ten",)})
-    batch = whole(translation_examples(tokenizer, model, text, PAIRS, skip_blank=True))
-    english, french = (tokenizer.convert_tokens_to_ids(code) for code in ("eng_Latn", "fra_Latn"))
-    assert batch["input_ids"][:, 0].tolist() == [english, french]
-    assert batch["labels"][:, 0].tolist() == [french, english]
-    assert batch["decoder_input_ids"][:, 0].tolist() == [2, 2]
 
 
 def test_lines_that_are_blank_on_one_side_are_left_out(tmp_path):
@@ -121,13 +117,6 @@ def test_each_language_is_tokenised_once_in_each_role(tmp_path, monkeypatch):
     assert start == len(made.lengths) == 10  # English and French share one line, German two with each
 
 
-def test_long_sentences_are_cut_to_the_positions(tmp_path):
-    tokenizer, model = opened(tiny_family(tmp_path, "m2m_100"))
-    text = ParallelText("t", {"eng_Latn": ("hen " * 99,), "fra_Latn": ("ten " * 99,)})
-    examples = translation_examples(tokenizer, model, text, PAIRS, skip_blank=True)
-    assert examples.lengths == [(63, 63), (63, 63)]
-
-
 @pytest.mark.parametrize(("family", "context"), [("gpt2", None), ("llama", None), ("llama", 7)])
 def test_texts_are_packed_and_ended(tmp_path, family, context):
     """Lines one after another with </s> (2) behind each, cut where a window is full."""
@@ -154,15 +143,6 @@ def test_texts_are_packed_and_ended(tmp_path, family, context):
         assert loss_of(model, examples.batch([0]).with_labels) == pytest.approx(expected, rel=1e-4)
 
 
-def test_texts_without_an_end_token(tmp_path):
-    tokenizer, model = opened(tiny_family(tmp_path, "gpt2"))
-    tokenizer.eos_token = tokenizer.bos_token = None
-    examples = packed_examples(tokenizer, model, ["the hen", "no"])
-    assert 2 not in whole(examples)["labels"]
-    tokenizer.eos_token = "</s>"
-    assert whole(packed_examples(tokenizer, model, ["the hen", "no"]))["labels"][0, -1] == 2
-
-
 def test_whole_texts_are_cut_and_none_reaches_into_another(tmp_path):
     tokenizer, model = opened(tiny_family(tmp_path, "llama"))
     texts = ["then ten of the hats " * 3, "no"]
@@ -179,13 +159,6 @@ def test_a_context_beyond_the_positions_is_refused(tmp_path, make):
         make(tokenizer, model, ["the hen"], 99)
 
 
-def test_text_without_a_token_to_predict_is_refused(tmp_path):
-    tokenizer, model = opened(tiny_family(tmp_path, "gpt2"))
-    tokenizer.eos_token = tokenizer.bos_token = None
-    with pytest.raises(DataError, match="no token to predict"):
-        packed_examples(tokenizer, model, [""])
-
-
 def test_labelled_texts(tmp_path):
     tokenizer, model = opened(tiny_family(tmp_path, "bert", **CLASSIFIER))
     tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
@@ -195,14 +168,6 @@ def test_labelled_texts(tmp_path):
     assert set(batch) == {"input_ids", "attention_mask", "labels", "token_type_ids"}
     assert batch["input_ids"].shape == batch["token_type_ids"].shape
     assert set(batch["token_type_ids"].unique().tolist()) == {0, 1}
-
-
-def test_a_model_without_the_head_is_refused(tmp_path):
-    tokenizer, model = opened(tiny_family(tmp_path, "bert"))
-    with pytest.raises(UnsupportedModelError, match="lm"):
-        packed_examples(tokenizer, model, ["no"])
-    with pytest.raises(UnsupportedModelError, match="classification"):
-        labelled_examples(tokenizer, model, LabelledText(tmp_path, ("1",), ("the",), None, (1,)))
 
 
 def test_hidden_tokens(tmp_path):
@@ -241,15 +206,6 @@ def test_how_tokens_are_hidden(tmp_path):
     assert float(same.float().mean()) == pytest.approx(0.1, abs=0.03)
 
 
-def test_a_text_with_nothing_to_hide_is_refused(tmp_path):
-    tokenizer, model = opened(tiny_family(tmp_path, "bert"))
-    with pytest.raises(DataError, match="could be hidden"):
-        mlm_examples(tokenizer, model, [""], seed=0)
-    tokenizer.mask_token = None
-    with pytest.raises(UnsupportedModelError, match="no mask token"):
-        mlm_examples(tokenizer, model, ["no"], seed=0)
-
-
 @pytest.mark.parametrize("key", ["pad_token_id", "decoder_start_token_id"])
 @pytest.mark.parametrize("family", ["t5", "m2m_100"])
 def test_inputs_of_decoders_want_both_tokens(tmp_path, family, key):
@@ -257,3 +213,146 @@ def test_inputs_of_decoders_want_both_tokens(tmp_path, family, key):
     setattr(model.config, key, None)
     with pytest.raises(CheckpointError, match=f"no {key}"):
         encoding.decoder_inputs(model, torch.tensor([[5, 6, 1]]))
+
+
+LINES = ("the tin", "the hen")
+PAIR = ("eng_Latn", "fra_Latn")
+TEXT = ParallelText("t", {"eng_Latn": ("the tin", "the"), "fra_Latn": ("ten", "hen")})
+LABELLED = LabelledText(Path("t"), ("LABEL_0", "LABEL_1"), LINES, None, (1, 2))
+Make = Callable[..., tuple[Any, Any]]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """(family, special tokens) -> its tokenizer with these, or with "hen", and the model without."""
+
+    def made(family: str, /, cls: str | None = None, **special: str) -> tuple[Any, Any]:
+        changes = {} if cls is None else {"architectures": [cls], "num_labels": 2}
+        path = tiny_family(tmp_path_factory.mktemp("models") / family, family, **changes)
+        tokenizer = load_tokenizer(path)
+        if special:
+            tokenizer.add_special_tokens(special)
+        else:
+            tokenizer.add_tokens(["hen"])
+        return tokenizer, load_model(path, device="cpu")
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def searching(make: Make) -> tuple[Any, Any]:
+    return make("m2m_100")
+
+
+Use = Callable[[Any, Any], Any]
+USES: dict[str, tuple[str, str | None, Use]] = {
+    "sentences": ("m2m_100", None, lambda words, model: translation_examples(words, model, TEXT, [PAIR])),
+    "translation": (
+        "m2m_100",
+        None,
+        lambda words, model: translate(model, words, LINES, PAIR, DecodingOptions()),
+    ),
+    "labelled": (
+        "bert",
+        "BertForSequenceClassification",
+        lambda words, model: labelled_examples(words, model, LABELLED),
+    ),
+    "texts": ("gpt2", None, lambda words, model: text_examples(words, model, LINES)),
+    "windows": ("gpt2", None, lambda words, model: lm_windows(words, model, LINES)),
+    "packed": ("gpt2", None, lambda words, model: packed_examples(words, model, LINES)),
+    "masked": ("bert", None, lambda words, model: mlm_examples(words, model, LINES)),
+    "corpus": (
+        "gpt2",
+        None,
+        lambda words, model: text_windows(
+            words, Corpus("a", (), LINES), 8, vocabulary=model.config.vocab_size
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_an_added_token_is_refused_where_texts_are_encoded(make: Make, use: str) -> None:
+    family, cls, call = USES[use]
+    tokenizer, model = make(family, cls)
+    rows = model.config.vocab_size
+    with pytest.raises(CheckpointError) as caught:
+        call(tokenizer, model)
+    assert caught.value.message == (
+        f"{tokenizer.name_or_path}: the tokenizer gives the id {rows} ('hen'), "
+        f"and the model's table has {rows} rows"
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "special", "use"),
+    [
+        ("gpt2", "bos_token", lm_windows),
+        ("gpt2", "bos_token", packed_examples),
+        ("gpt2", "eos_token", packed_examples),
+        ("bert", "mask_token", mlm_examples),
+    ],
+)
+def test_so_is_a_special_token_that_prunecli_puts_in(
+    make: Make, family: str, special: str, use: Callable[..., Any]
+) -> None:
+    tokenizer, model = make(family, **{special: "[NEW]"})
+    with pytest.raises(CheckpointError, match=r"gives the id \d+ \('\[NEW\]'\)"):
+        use(tokenizer, model, LINES)
+
+
+def test_an_unknown_word_without_an_unknown_token_is_refused(make: Make) -> None:
+    class Without:
+        name_or_path = "here"
+
+        def __call__(self, text: list[str]) -> dict[str, list[list[int | None]]]:
+            return {"input_ids": [[3, None]]}
+
+    assert encode(Without(), ["a"], "eng_Latn") == [[3, None]]
+    with pytest.raises(CheckpointError, match="here: the tokenizer gives the id None, and"):
+        encode(Without(), ["a"], "eng_Latn", vocabulary=9)
+
+
+@pytest.mark.parametrize("value", [[1], -1, float("nan")])
+def test_a_length_of_texts_that_is_none_is_refused(make: Make, value: object) -> None:
+    tokenizer, model = make("gpt2")
+    tokenizer.model_max_length = value
+    with pytest.raises(CheckpointError, match=r"model_max_length is .*, not a number of tokens"):
+        text_examples(tokenizer, model, ["the tin"])
+
+
+def test_a_padding_token_of_the_tokenizer_alone_is_not_used(make: Make) -> None:
+    """It was added to many language models that had none; what stands in padding does not matter."""
+    tokenizer, model = make("gpt2", pad_token="[PAD]")
+    model.config.pad_token_id = None
+    assert tokenizer.pad_token_id == model.config.vocab_size
+    assert padding_id(model, tokenizer) == tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("decoder_start_token_id", 99),
+        ("forced_eos_token_id", [2, 99]),
+        ("eos_token_id", "x"),
+        ("bad_words_ids", [[99]]),
+        ("sequence_bias", [[[99], 1.0]]),
+    ],
+)
+def test_tokens_of_the_generation_config_that_a_search_fails_over(
+    searching: tuple[Any, Any], key: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, model = searching
+    monkeypatch.setattr(model.generation_config, key, value)
+    with pytest.raises(CheckpointError, match=rf"generation_config.json: {key} is .*(99|'x')"):
+        translate(model, tokenizer, ["a"], PAIR, DecodingOptions(beam=1, max_new_tokens=3))
+
+
+@pytest.mark.parametrize(("key", "value"), [("pad_token_id", -7), ("decoder_start_token_id", -1)])
+def test_negative_ids_in_config_json(make: Make, key: str, value: int) -> None:
+    tokenizer, model = make("m2m_100")
+    setattr(model.config, key, value)
+    with pytest.raises(
+        CheckpointError, match=f"config.json: {key} is {value}; the model has the tokens 0 to"
+    ):
+        translation_examples(tokenizer, model, TEXT, [PAIR])

@@ -16,7 +16,6 @@ from prunecli.running.encoding import (
     translation_examples,
 )
 from prunecli.running.examples import IGNORED, Batch
-from prunecli.running.lengths import context_length
 from prunecli.running.losses import example_losses, require_finite, token_losses
 from prunecli.running.masking import mlm_examples
 from prunecli.running.windows import lm_windows, window_examples
@@ -85,7 +84,7 @@ def _the_same_however_batched(model, make):
     return found
 
 
-@pytest.mark.parametrize("family", ["nllb-moe", "m2m_100", "marian", "bart", "mbart", "t5"])
+@pytest.mark.parametrize("family", ["nllb-moe", "m2m_100", "t5"])
 def test_translation(made, family):
     model, tokenizer = made(family)
     found = _the_same_however_batched(model, translation_examples(tokenizer, model, TEXT, [PAIR]).batches)
@@ -177,15 +176,7 @@ def test_few_and_many_counted_tokens_are_treated_alike(kept):
     assert example_losses(_Fixed(logits), Batch({}, labels, (0, 1)))[1] == 0
 
 
-def test_half_precision_logits_are_summed_in_float32():
-    logits = torch.randn(1, 4, 300, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    found = example_losses(_Fixed(logits), Batch({}, torch.tensor([[1, 2, 3, 4]]), (0,)))
-    expected = sum(nll(logits[0, place].tolist(), place + 1) for place in range(4)) / 4
-    assert found.dtype == torch.float32
-    assert found.item() == pytest.approx(expected, abs=1e-5)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [float("nan")])
 def test_losses_that_are_not_finite_name_the_example(value):
     batch = Batch({}, torch.zeros(3, dtype=torch.int64), (4, 0, 11))
     require_finite(torch.zeros(3), batch)
@@ -212,36 +203,11 @@ def test_a_model_without_the_head(made, family, task, can):
     assert caught.value.remedy == f"It can do: {can}."
 
 
-def test_a_model_without_any_head(made):
-    model, _ = made("bert", "BertModel")
-    with pytest.raises(UnsupportedModelError, match="BertModel, which has no head"):
-        require_task(model, "mlm")
-
-
 def test_a_regression_head_is_refused(made, tmp_path):
     model, tokenizer = made("bert", "BertForSequenceClassification", num_labels=1)
     (tmp_path / "text.tsv").write_text("0\ta\n")
     with pytest.raises(UnsupportedModelError, match="one of several classes"):
         labelled_examples(tokenizer, model, read_labelled(tmp_path / "text.tsv"))
-
-
-def test_unknown_labels_and_languages_are_refused(made, tmp_path):
-    model, tokenizer = made("bert", "BertForSequenceClassification", num_labels=3)
-    (tmp_path / "text.tsv").write_text("0\ta\n3\tb\n")
-    with pytest.raises(DataError, match="line 2"):
-        labelled_examples(tokenizer, model, read_labelled(tmp_path / "text.tsv"))
-    model, tokenizer = made("m2m_100")
-    strange = ParallelText("t", {"eng_Latn": ("a",), "xxx_Latn": ("b",)})
-    with pytest.raises(DataError, match="unknown language 'xxx_Latn'"):
-        translation_examples(tokenizer, model, strange, [("eng_Latn", "xxx_Latn")])
-
-
-def test_the_context_of_a_family_that_counts_from_behind_the_padding(made):
-    model, tokenizer = made("roberta", max_position_embeddings=40)
-    assert context_length(model, tokenizer) == 38
-    (batch,) = mlm_examples(tokenizer, model, ["the hat " * 40]).batches(10_000)
-    assert batch.inputs["input_ids"].shape == (1, 38)
-    assert torch.isfinite(example_losses(model, batch)).all()
 
 
 def test_padding_where_model_and_tokenizer_have_none():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.errors import DataError, UsageError
+from prunecli.errors import UsageError
 from prunecli.running.examples import IGNORED
 from prunecli.running.windows import lm_windows, window_examples
 
@@ -67,26 +67,10 @@ def test_the_first_token_is_predicted_from_a_start_token():
     assert (window.ids, window.counted) == ((1, 2, 3), 2)
 
 
-def test_texts_without_a_token_to_predict_are_left_out():
-    (window,) = lm_windows(_Words(), _model(8), ["1", "4 5"])
-    assert window.text == 1
-    with pytest.raises(DataError, match="no token to predict"):
-        lm_windows(_Words(), _model(8), ["1", "2"])
-
-
 @pytest.mark.parametrize("stride", [0, 8, 9, -1])
 def test_windows_must_overlap(stride):
     with pytest.raises(UsageError, match="a window has 8 tokens"):
         lm_windows(_Words(), _model(8), ["1 2 3"], stride=stride)
-
-
-def test_a_window_is_no_longer_than_its_default():
-    text = " ".join(map(str, range(5000)))
-    for positions in (None, 1 << 17):
-        windows = lm_windows(_Words(), _model(positions), [text])
-        assert [len(window.ids) for window in windows] == [2048, 2048, 906]
-        assert [window.ids[0] for window in windows] == [0, 2047, 4094], "the last token of the window before"
-    assert max(len(window.ids) for window in lm_windows(_Words(), _model(100), [text])) == 100
 
 
 def test_a_context_that_is_asked_for():

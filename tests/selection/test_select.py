@@ -62,17 +62,6 @@ def test_normalisation_by_hand() -> None:
     assert {name: own.tolist() for name, own in found.items()} == expected
 
 
-def test_importances_too_small_to_be_squared_are_normalised() -> None:
-    assert normalized({"a": np.array([3e-300, 4e-300])})["a"].tolist() == pytest.approx([0.6, 0.8])
-
-
-def test_of_equal_values_the_first_stay() -> None:
-    model = {"b": [3, 3, 3], "a": [1, 1, 1]}
-    assert kept(model, count=4) == {"b": (0, 1), "a": ()}
-    assert kept(model, count=4, least=1) == {"b": (0,), "a": (0,)}
-    assert kept({"a": [5, 5, 5, 5, 5]}, ratio=0.4, scope="axis") == {"a": (0, 1, 2)}
-
-
 def test_units_that_are_gone_leave_the_others_as_they_are() -> None:
     """Steps equal one leap."""
     model = {"a": [1.0, 2.0, 9.0, 4.0], "b": [5.0, 5.5, 1.5, 6.0], "c": [1.0, 1.2, 1.1, 8.0]}
@@ -81,11 +70,6 @@ def test_units_that_are_gone_leave_the_others_as_they_are() -> None:
     left = [Axis(name, "head", ids, 4) for name, ids in first.items()]
     held = {name: values[name][list(ids)] for name, ids in first.items()}
     assert select(left, held, Budget(count=3, scope="model")) == kept(model, count=7)
-
-
-def test_units_stay_in_the_order_in_which_they_are_stored() -> None:
-    axis = Axis("a", "head", (7, 2, 5), 8)
-    assert select([axis], {"a": np.array([2.0, 1.0, 3.0])}, Budget(count=1, scope="model")) == {"a": (7, 5)}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.errors import StatisticsError, UsageError
+from prunecli.errors import UsageError
 from prunecli.methods.experts.budget import parse_balance
 from prunecli.methods.experts.options import SCOPES
 from prunecli.model.axes import Axis
@@ -154,25 +154,6 @@ def test_counts_of_a_language_model_are_one_multiple_for_all_layers(
         assert set(counts.values()) == {fitting[-1]}
 
 
-def test_a_layer_too_small_for_the_step_is_named() -> None:
-    with pytest.raises(
-        UsageError, match=r"model.layers.0.mlp holds 12 experts: no multiple of 8 .* 9 or more"
-    ):
-        layer_counts(language_model(2, 12), 24, Fraction(1), 9, 8)
-
-
-def test_experts_per_layer_are_multiples_of_the_step() -> None:
-    layers = language_model(1, 10)
-    with pytest.raises(UsageError, match="asks for 6 in each decoder layer: it must be a multiple of 4"):
-        select(layers, random_metric(layers), Budget(keep={"decoder": 6}, balance=Fraction(1), multiple=4))
-
-
-def test_a_model_of_one_side_has_no_balance() -> None:
-    layers = [experts(f"l{n}", "encoder", range(8)) for n in range(2)]
-    assert list(layer_counts(layers, 11, Fraction(3), 2).values()) == [5, 5]
-    assert side_counts(layers, 11, Fraction(3), 2) == {"encoder": 11}
-
-
 def test_side_counts_follow_the_balance_of_layers() -> None:
     assert side_counts(NLLB, 384, Fraction(1), 4) == {"encoder": 192, "decoder": 192}  # 4.3's example
     assert side_counts(NLLB, 307, Fraction(3), 4) == {"encoder": 228, "decoder": 76}
@@ -203,17 +184,6 @@ def test_threshold_solves_equation_5_with_the_exact_count(
 
 def phi_of(axes: list[Axis], values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {axis.name: shares(axis, values[axis.name]) for axis in axes}
-
-
-def test_threshold_by_hand() -> None:
-    # Shares: A 0.6 0.2 0.1 0.1, B 0.25 each. Mass before: A 0 .6 .8 .9, B 0 .25 .5 .75.
-    layers = [experts("A", "encoder", (0, 1, 2, 3)), experts("B", "decoder", (0, 1, 2, 3))]
-    values = {"A": np.array([1.0, 6, 2, 1]), "B": np.ones(4)}
-    budget = keeping(layers, 5, "global-threshold", least=1)
-    assert select_with_thresholds(layers, values, budget) == ({"A": (1, 2), "B": (0, 1, 2)}, {"model": 0.75})
-    phi = phi_of(layers, values)
-    assert threshold(layers, phi, 8, 1) == ({"A": 4, "B": 4}, 1.0)
-    assert threshold(layers, phi, 4, 2)[0] == {"A": 2, "B": 2}
 
 
 @given(
@@ -290,18 +260,6 @@ def test_the_global_threshold_keeps_as_many_of_each_group(
         assert set(kept[layer.name]) == best
 
 
-@pytest.mark.parametrize("strategy", ["global-threshold", "side-threshold"])
-def test_the_released_threshold_is_asked_for(strategy: str) -> None:
-    layers = [experts("e", "encoder", range(8)), experts("d", "decoder", range(8))]
-    values = {"e": np.array([24.0, 24, 10, 2, 1, 1, 1, 1]), "d": np.ones(8)}
-    kept = select(layers, values, keeping(layers, 10, strategy, released=True))
-    parts, count = ([layers], 10) if strategy == "global-threshold" else ([[layer] for layer in layers], 5)
-    phi = phi_of(layers, values)
-    wanted = {name: n for own in parts for name, n in released_threshold(own, phi, count, 2)[0].items()}
-    assert {name: len(ids) for name, ids in kept.items()} == wanted
-    assert sum(wanted.values()) == 10
-
-
 def test_ties_are_broken_the_same_way_for_every_count() -> None:
     layers = model(3, 3, 6)
     values = {layer.name: np.ones(6) for layer in layers}
@@ -311,11 +269,6 @@ def test_ties_are_broken_the_same_way_for_every_count() -> None:
     chosen = [{(name, e) for name, ids in kept.items() for e in ids} for kept in selections]
     assert [len(kept) for kept in chosen] == list(range(6, 37))
     assert all(small < large for small, large in pairwise(chosen))
-
-
-def test_shares_are_normalised_over_the_held_experts() -> None:
-    axis = experts("A", "encoder", (1, 3, 4))
-    assert shares(axis, np.array([1.0, 3, 0])).tolist() == [0.25, 0.75, 0.0]
 
 
 @pytest.mark.parametrize("strategy", ["per-layer", "global-threshold", "side-threshold"])
@@ -359,9 +312,3 @@ def test_experts_per_layer() -> None:
 def test_impossible_budgets_are_refused(budget: Budget, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         select(NLLB, random_metric(NLLB), replace(budget, balance=Fraction(1)))
-
-
-def test_a_layer_without_tokens_is_refused() -> None:
-    values = random_metric(NLLB) | {NLLB[3].name: np.zeros(128)}
-    with pytest.raises(StatisticsError, match=r"encoder\.layers\.3\.ffn: the statistics route no token"):
-        select(NLLB, values, keeping(NLLB, 307))

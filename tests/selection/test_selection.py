@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-import pytest
 from pydantic import TypeAdapter
 
 from prunecli.analysis.decisions import component_name, place_rows, sentence, summary
@@ -69,14 +67,3 @@ def test_channels_are_scored_selected_and_explained(tmp_path: Path) -> None:
     assert sentence(again, place, 3, "It").startswith("It was dropped: its norm-mean 1 is rank 3 of 4")
     assert summary(again)[0].startswith("2 of 4 channels kept by norm-mean")
     assert place_rows(again)[0].place == "channels"
-
-
-def test_scores_of_another_kind_are_refused(tmp_path: Path) -> None:
-    with open_model(tiny_family(tmp_path / "model", "llama")) as model:
-        ids = {"channels": [0, 1]}
-        fields = {"ids": ids, "values": {"channels": [1.0, 2.0]}, "counts": {"channels": 1}}
-        made = scores_of(model, kind="channel", method="norm-mean", examples=1, per="token", **fields)
-        write_json(tmp_path / "channels.json", made.to_json())
-        with pytest.raises(Exception, match="scores of channels, not of heads"):
-            scores_for(model, tmp_path / "channels.json", "head")
-        assert np.isfinite(made.importance()["channels"]).all()

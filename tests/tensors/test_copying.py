@@ -34,11 +34,6 @@ def move(
     return Move("dir: fc1", files[0], 4, nbytes, files[1], at, cast)
 
 
-def test_copies_to_its_place(files: tuple[int, int]) -> None:
-    assert Gather((move(files),)).carry_out() == DATA.nbytes
-    assert os.pread(files[1], 20000, 0) == bytes(8) + DATA.tobytes()
-
-
 def test_goes_on_after_short_reads_and_writes(
     files: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,13 +72,6 @@ def test_full_disk(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(OSError, match="No space"):
         Gather((move(files, at=4),)).carry_out()
-
-
-def test_reserved_bytes_do_not_show_in_the_values(files: tuple[int, int]) -> None:
-    reserve(files[1], 8 + DATA.nbytes)
-    assert os.fstat(files[1]).st_size in (0, 8 + DATA.nbytes)  # 0 where the file system cannot
-    Gather((move(files),)).carry_out()
-    assert os.pread(files[1], 20000, 0) == bytes(8) + DATA.tobytes()
 
 
 def test_more_than_the_disk_holds_is_refused_at_once(files: tuple[int, int]) -> None:

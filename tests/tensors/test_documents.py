@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli import __version__
-from prunecli.errors import DataError, OutputError, PruneError, StatisticsError
+from prunecli.errors import OutputError, PruneError, StatisticsError
 from prunecli.model.checkpoint import open_model
 from prunecli.processes import COMMAND
 from prunecli.results.document import header
@@ -35,14 +34,7 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, paylo
     assert read_json(path) == json.loads(path.read_text(encoding="utf-8")) == payload
 
 
-def test_lists_of_plain_values_stay_on_one_line(tmp_path: Path) -> None:
-    write_json(tmp_path / "a.json", {"a": {"b": [[1, 2], [3.5, "x"]], "c": []}, "d": {}})
-    assert (tmp_path / "a.json").read_text() == (
-        '{\n "a": {\n  "b": [\n   [1, 2],\n   [3.5, "x"]\n  ],\n  "c": []\n },\n "d": {}\n}\n'
-    )
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, b"x"], ids=str)
+@pytest.mark.parametrize("value", [float("nan"), {1, 2}], ids=str)
 def test_what_has_no_form_in_json_is_not_written(tmp_path: Path, value: Any) -> None:
     with pytest.raises(PruneError, match=r"a\.json: not written"):
         write_json(tmp_path / "a.json", {"a": [value]})
@@ -73,19 +65,6 @@ def test_a_failure_leaves_nothing_and_keeps_the_old(tmp_path: Path, monkeypatch:
     monkeypatch.undo()
     assert read_json(path) == {"a": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
-
-
-def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
-    (tmp_path / "plain").write_text("x")
-    write_json(tmp_path / "a.json", {})
-    assert os.stat(tmp_path / "a.json").st_mode == os.stat(tmp_path / "plain").st_mode  # noqa: PTH116
-
-
-def test_an_output_that_is_a_directory_or_lies_in_none(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="a directory"):
-        write_json(tmp_path, {}, force=True)
-    with pytest.raises(OutputError, match="no such directory"):
-        write_json(tmp_path / "absent" / "a.json", {})
 
 
 def test_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,16 +116,6 @@ def test_damaged_documents(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(StatisticsError, match=says) as caught:
         read_json(path, "prunecli.gates/1")
     assert str(path) in str(caught.value)
-
-
-def test_missing_and_undecodable_documents(tmp_path: Path) -> None:
-    with pytest.raises(StatisticsError, match="no such file"):
-        read_json(tmp_path / "absent.json")
-    with pytest.raises(StatisticsError, match="a directory"):
-        read_json(tmp_path)
-    (tmp_path / "a.json").write_bytes(b'{"a": "\xff"}')
-    with pytest.raises(DataError, match="at byte 7"):
-        read_json(tmp_path / "a.json", error=DataError)
 
 
 @pytest.mark.parametrize("name", [".out.json.partial", ".out.json.layers", ".out.json.layers.1of2"])

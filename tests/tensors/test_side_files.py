@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from prunecli.errors import CheckpointError
+from prunecli.errors import CheckpointError, PruneError
 from prunecli.model.checkpoint import open_model
+from prunecli.modules.loading import load_model
 from prunecli.tensors import side_files as sorting
-from prunecli.tensors.directory import find_weights, read_config
-from prunecli.tensors.side_files import folders_of, in_one_line
+from prunecli.tensors.side_files import folders_of
 from tests.families import tiny_family
 from tests.sentence_model import sentence_model
+from tests.tiny import write_json
 
 
 def put(directory: Path, *names: str) -> None:
@@ -158,31 +160,6 @@ def test_a_linked_module_is_followed_unless_it_holds_the_model(tmp_path: Path) -
     assert left_out == ("1_Pooling/",)
 
 
-def test_a_snapshot_of_the_hub_is_all_links(tmp_path: Path) -> None:
-    source = sentence_model(tmp_path / "source")
-    expected = found(source)
-    snapshot = tmp_path / "models--org--name" / "snapshots" / "0123456789abcdef"
-    blobs = tmp_path / "models--org--name" / "blobs"
-    blobs.mkdir(parents=True)
-    for number, path in enumerate(sorted(path for path in source.rglob("*") if path.is_file())):
-        place = snapshot / path.relative_to(source)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        path.rename(blobs / str(number))
-        place.symlink_to(os.path.relpath(blobs / str(number), place.parent))
-    assert found(snapshot) == expected
-
-
-def test_shards_in_a_folder_are_not_said_to_be_left_out(plain: tuple[Path, set[str]]) -> None:
-    directory, before = plain
-    (directory / "weights").mkdir()
-    (directory / "model.safetensors").rename(directory / "weights" / "one.safetensors")
-    with open_model(tiny_family(directory.parent / "other", "bert")) as other:
-        names = list(other.tensors)
-    index = {"weight_map": dict.fromkeys(names, "weights/one.safetensors")}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert added(directory, before) == (set(), ())
-
-
 @pytest.mark.parametrize(
     ("text", "folders"),
     [
@@ -221,26 +198,98 @@ def test_a_transformer_in_a_folder_of_its_own_is_pointed_to(tmp_path: Path, has_
     open_model(directory / "0_Transformer").close()
 
 
-def test_other_modules_are_not_pointed_to(tmp_path: Path) -> None:
-    directory = sentence_model(tmp_path / "model")
-    (directory / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="holds no weights"):
-        find_weights(directory)
-    (directory / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"holds no config\.json"):
-        read_config(directory)
+CONFIG = {"config.json": {"model_type": "bloom"}}
+LORA = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "org/base"}
+CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    "empty": ({}, "", "an empty directory", "Copy a model into it"),
+    "file of an adapter": (
+        {"adapter_config.json": LORA, "adapter_model.safetensors": ""},
+        "adapter_model.safetensors",
+        "not a directory (an adapter (LORA) of org/base",
+        "Give a directory here with its adapter_config.json",
+    ),
+    "prompts": (
+        {"adapter_config.json": {"peft_type": "PROMPT_TUNING"}},
+        "",
+        "an adapter (PROMPT_TUNING), not",
+        "or its base model if",
+    ),
+    "several of gguf": (
+        {"a.Q4.gguf": "", "b.gguf": ""},
+        "",
+        "weights of llama.cpp, in GGUF (a.Q4.gguf)",
+        "one file here that ends in .gguf",
+    ),
+    "weights": (
+        {**CONFIG, "model.safetensors": ""},
+        "model.safetensors",
+        "a file, not",
+        "Give the directory that",
+    ),
+    "tensorflow": ({**CONFIG, "tf_model.h5": ""}, "", "weights of TensorFlow (tf_model.h5)", "from_tf=True"),
+    "flax": ({**CONFIG, "flax_model.msgpack": ""}, "", "weights of Flax", "from_flax=True"),
+    "onnx": (
+        {**CONFIG, "onnx/model.onnx": ""},
+        "",
+        "exported to ONNX or OpenVINO (onnx/model.onnx)",
+        "was exported",
+    ),
+    "of its authors": (
+        {"consolidated.00.pth": ""},
+        "",
+        "in a format of its authors",
+        "the script of transformers",
+    ),
+    "shards": (
+        {**CONFIG, "model-00001-of-00002.bin": ""},
+        "",
+        "no index of the shards",
+        "Download the index",
+    ),
+    "pipeline": (
+        {"model_index.json": {}, "text_encoder/config.json": {}, "unet/config.json": {}},
+        "",
+        "a pipeline of diffusers",
+        "/text_encoder.",
+    ),
+    "training": ({"checkpoint-5/config.json": {}}, "", "a folder of checkpoints", "/checkpoint-5."),
+    "no config": (
+        {"model.safetensors": ""},
+        "",
+        "holds weights and no config.json",
+        "Copy the model's config.json",
+    ),
+    "notes": ({"notes.txt": ""}, "", "not a checkpoint (it holds no config.json)", "Give the directory"),
+}
 
 
-def test_in_one_line() -> None:
-    shards = [f"pytorch_model-{n:05d}-of-00023.bin" for n in range(1, 24)]
-    assert (
-        in_one_line(["onnx/", *shards, "tf_model.h5"]) == "onnx/, pytorch_model-*-of-00023.bin, tf_model.h5"
-    )
-    assert in_one_line([f"{n}.gguf" for n in range(5)], most=3) == "0.gguf, 1.gguf, 2.gguf, 2 more"
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_no_checkpoint_is_said_to_be_what_it_is(case: str, tmp_path: Path) -> None:
+    files, given, what, remedy = CASES[case]
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(content) if name.endswith(".json") else content)
+    with pytest.raises(PruneError) as refused:
+        open_model(tmp_path / given)
+    assert what in refused.value.message
+    assert remedy in str(refused.value.remedy)
 
 
-def test_names_that_are_no_text_can_be_printed(plain: tuple[Path, set[str]]) -> None:
-    directory, before = plain
-    with open(os.fsencode(directory) + b"/\xff.gguf", "wb"):  # noqa: PTH123 (a path is text)
-        pass
-    assert added(directory, before) == (set(), ("\ufffd.gguf",))
+@pytest.mark.parametrize(
+    ("case", "changes", "said"),
+    [
+        ("gpt2", {}, r'names no "model_type"\nAdd "model_type"; the tensors fit gpt-sw3 or gpt2\.'),
+        ("bert", {"architectures": None}, r"the tensors fit bert\."),
+        ("bert", {"hidden_size": 8}, r"the tensors fit no type of the installed"),
+        ("bert", {"_class_name": "UNet"}, "of UNet, of diff"),
+    ],
+)
+def test_a_config_without_a_type(case: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    path = tiny_family(tmp_path / "model", case)
+    config = json.loads((path / "config.json").read_text())
+    del config["model_type"]
+    write_json(path / "config.json", config | changes)
+    with pytest.raises(PruneError, match=said):
+        load_model(path, device="cpu")
+    with open_model(path) as checkpoint, pytest.raises(PruneError, match=said):
+        checkpoint.require_architecture()

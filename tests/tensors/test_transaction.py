@@ -54,12 +54,6 @@ def test_appears_at_the_end(tmp_path: Path) -> None:
     assert (target / "config.json").read_text() == "new"
 
 
-def test_relative_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    make(Path("out"))
-    assert names(tmp_path / "out") == ["config.json", "sub"]
-
-
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), SystemExit(143), MemoryError()])
 @pytest.mark.parametrize("existing", [False, True])
 def test_nothing_is_left_of_a_failure(tmp_path: Path, error: BaseException, existing: bool) -> None:
@@ -72,16 +66,6 @@ def test_nothing_is_left_of_a_failure(tmp_path: Path, error: BaseException, exis
     assert not existing or (target / "config.json").read_text() == "old"
 
 
-def test_existing_output_is_refused(tmp_path: Path) -> None:
-    result(tmp_path / "out")
-    with pytest.raises(OutputError, match=r"out: exists already\n.*--force"):
-        make(tmp_path / "out")
-    assert (tmp_path / "out" / "config.json").read_text() == "old"
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(OutputError, match="empty: exists already"):
-        make(tmp_path / "empty")
-
-
 def test_force_swaps_at_the_end(tmp_path: Path) -> None:
     target = result(tmp_path / "out")
     (target / "stale").write_text("x")
@@ -91,13 +75,6 @@ def test_force_swaps_at_the_end(tmp_path: Path) -> None:
     assert names(tmp_path) == ["out"]
     assert names(target) == ["config.json"]
     assert (target / "config.json").read_text() == "new"
-
-
-def test_force_on_nothing_and_on_an_empty_directory(tmp_path: Path) -> None:
-    make(tmp_path / "none", force=True)
-    (tmp_path / "empty").mkdir()
-    make(tmp_path / "empty", force=True)
-    assert names(tmp_path) == ["empty", "none"]
 
 
 def test_force_replaces_only_checkpoints(tmp_path: Path) -> None:
@@ -122,16 +99,6 @@ def test_output_may_not_overlap_the_input(tmp_path: Path, target: str, force: bo
     with pytest.raises(OutputError, match="overlaps the checkpoint"):
         make(base / target, force=force, source=source)
     assert (source / "config.json").read_text() == "old"
-
-
-def test_neighbours_do_not_overlap(tmp_path: Path) -> None:
-    make(tmp_path / "input-pruned", source=result(tmp_path / "input"))
-    assert names(tmp_path) == ["input", "input-pruned"]
-
-
-def test_no_parent(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="nowhere: no such directory"):
-        make(tmp_path / "nowhere" / "out")
 
 
 def test_target_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from prunecli.tensors import copying
 from prunecli.tensors.copying import Move
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.stream import Copy, Output, Slices
-from prunecli.tensors.writer import _jobs, coalesced, in_place, shards_of, write_tensors
+from prunecli.tensors.writer import coalesced, shards_of, write_tensors
 from tests.tiny import tiny_config, write_json, write_weights
 
 CONFIG = {**tiny_config(4, 16, 32, 2, 2, 40), "model_type": "of-no-family"}
@@ -112,21 +112,6 @@ def test_mixed_types_stay_aligned(tmp_path: Path) -> None:
             assert made.location(name)[1] % numpy_dtype(kind).itemsize == 0
 
 
-def test_values_and_scales_stay_neighbours_where_each_is_aligned() -> None:
-    whole = [Output("a", "F8_E4M3", (4, 4), Copy("a")), Output("s", "BF16", (1,), Copy("s"))] * 2
-    assert [*in_place(whole)] == whole
-    odd = [Output("a", "F8_E4M3", (3,), Copy("a")), Output("s", "BF16", (1,), Copy("s"))]
-    assert [output.name for output in in_place(odd)] == ["s", "a"]
-
-
-def test_tensors_that_are_neighbours_in_both_files_move_at_once(tmp_path: Path) -> None:
-    names = ("a", "b", "c", "d")
-    outputs = [Output(name, "F32", (8,), Copy(name)) for name in ("a", "b", "d")]
-    source = checkpoint(tmp_path / "in", {name: np.arange(8, dtype=np.float32) for name in names})
-    with open_model(source) as opened:
-        assert [move.nbytes for move in _jobs(opened, outputs, 9, 0)] == [64, 32]
-
-
 def checkpoint_of(directory: Path) -> Path:
     write_json(directory / "config.json", CONFIG)
     return directory
@@ -195,16 +180,6 @@ def test_any_choice_of_tensors_and_rows(
     limit = data.draw(st.integers(1, 20000))
     source = checkpoint(base / "in", tensors, data.draw(st.integers(1, 3)), data.draw(st.booleans()))
     assert_same(written(source, outputs, base / "out", shard_bytes=limit), expected)
-
-
-def test_same_bytes_each_time(tmp_path: Path) -> None:
-    tensors = tensors_of()
-    source = checkpoint(tmp_path / "in", tensors)
-    for name in ("one", "two"):
-        written(source, everything(tensors, "F16"), tmp_path / name, shard_bytes=1000)
-    files = {path.name for path in (tmp_path / "one").iterdir()}
-    assert files == {path.name for path in (tmp_path / "two").iterdir()}
-    assert all((tmp_path / "one" / f).read_bytes() == (tmp_path / "two" / f).read_bytes() for f in files)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 4)), max_size=20))

@@ -1,28 +1,16 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
-import torch
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.text.batching import length_bucketed, pad
+from prunecli.errors import UnsupportedModelError
+from prunecli.text.batching import Marks, length_bucketed, marks_of, masked
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=80)
-
-
-def test_by_hand():
-    # sorted: 9 | 5 3 (2 x 5 = 10) | 2 2
-    assert length_bucketed([3, 9, 2, 2, 5], 10) == [[1], [4, 0], [2, 3]]
-
-
-def test_pairs_are_bounded_by_their_larger_side():
-    # both first are 9 wide: two of them are 18
-    assert length_bucketed([(3, 9), (9, 3), (1, 1)], 18) == [[1, 0], [2]]
-
-
-def test_nothing_gives_no_batches():
-    assert length_bucketed([], 5) == []
 
 
 @given(LENGTHS, st.integers(1, 200), st.none() | st.integers(1, 9))
@@ -51,13 +39,48 @@ def test_batches_are_as_full_as_the_order_allows(lengths, max_tokens):
         assert (len(batch) + 1) * lengths[batch[0]] > max_tokens
 
 
-def test_pad():
-    ids, mask = pad([[5, 6, 7], [8]], pad_id=1)
-    assert ids.tolist() == [[5, 6, 7], [8, 1, 1]]
-    assert mask.tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert ids.dtype == mask.dtype == torch.int64
+END = 1
+MARKS = Marks(tuple(range(1000, 1100)), END)
 
 
-def test_pad_nothing():
-    ids, _ = pad([], pad_id=1)
-    assert ids.shape == (0, 0)
+def restored(inputs: list[int], targets: list[int]) -> list[int]:
+    """The text that both sides say together: each sentinel of the one replaced by what the other has after it."""
+    spans: dict[int, list[int]] = {}
+    for token in targets:
+        if token in MARKS.sentinels:
+            sentinel = token
+        else:
+            spans.setdefault(sentinel, []).append(token)
+    return [piece for token in inputs for piece in spans.get(token, [token])]
+
+
+@pytest.mark.parametrize("length", [1, 7, 64])
+def test_both_sides_together_are_the_text(length: int) -> None:
+    window = [number % 900 + 2 for number in range(length)]
+    inputs, targets = masked([*window, END], MARKS)
+    assert inputs[-1] == targets[-1] == END
+    assert restored(inputs[:-1], targets[:-1]) == window
+    used = [token for token in inputs if token in MARKS.sentinels]
+    assert used == [token for token in targets if token in MARKS.sentinels] == [*MARKS.sentinels[: len(used)]]
+    hidden = len(targets) - 1 - len(used)
+    assert hidden == max(1, round(0.15 * length))
+    assert len(used) == max(1, min(round(hidden / 3), 100))
+
+
+class _Tokenizer:
+    eos_token_id = END
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def get_vocab(self) -> dict[str, Any]:
+        return {name: number for number, name in enumerate(self._names)}
+
+
+def test_sentinels_are_the_tokenizers_in_order() -> None:
+    assert marks_of(_Tokenizer("<extra_id_1>", "a", "<extra_id_0>", "<extra_id_3>")) == Marks((2, 0), END)
+
+
+def test_a_tokenizer_without_sentinels_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="no <extra_id_0>"):
+        marks_of(_Tokenizer("a"))

@@ -6,24 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from prunecli import demo
 from prunecli.errors import DataError, UsageError
 from prunecli.text.choice import TextChoice
 from prunecli.text.plain import PlainText, convention
 from prunecli.text.tasks import TaskName
 
 ENGLISH, FRENCH = "eng_Latn", "fra_Latn"
-
-
-def test_the_demos_text_is_said_with_its_languages() -> None:
-    said: list[str] = []
-    choice = TextChoice(pairs="qba_Latn-qbo_Latn", max_sentences=2, demo=demo.DATA)
-    data = choice.read("translation", said.append)
-    assert (len(data.text), data.pairs) == (2, (("qba_Latn", "qbo_Latn"),))
-    assert said == [
-        "No `data` given: using the demo's text, in qba_Latn, qbo_Latn, qka_Latn, qko_Latn, qna_Latn, qno_Latn; "
-        "give yours with `data`."
-    ]
 
 
 def test_a_file_of_one_language_needs_the_other_and_the_pair(tmp_path: Path) -> None:

@@ -11,8 +11,16 @@ from typing import Any
 import pytest
 
 from prunecli.errors import DataError, PruneError, UsageError
-from prunecli.text.files import HubData, is_hub_data, parse_hub_data, parse_text_file, read_hub_data
-from prunecli.text.plain import Corpus, read_corpora, read_plain
+from prunecli.text.files import (
+    HubData,
+    TextFile,
+    is_hub_data,
+    names_of,
+    parse_hub_data,
+    parse_text_file,
+    read_hub_data,
+)
+from prunecli.text.plain import Corpus, read_corpora
 
 CHAT = [{"role": "user", "content": "hi", "tool": None}, {"role": "assistant", "content": None, "tool": "x"}]
 ROWS = [{"text": f"row {number}", "code": f"x = {number}", "turns": CHAT} for number in range(100)]
@@ -56,22 +64,10 @@ def test_a_name_says_data_set_config_split_rows_and_column(written: str, meant: 
     assert parse_hub_data(str(meant)) == meant
 
 
-@pytest.mark.parametrize(
-    "written", ["hf://a", "hf://a/b/c/d", "hf://a/b:train[5:]", "hf://a/b:", "hf://a/b:x:y:z"]
-)
+@pytest.mark.parametrize("written", ["hf://a", "hf://a/b/c/d", "hf://a/b:train[5:]"])
 def test_another_form_is_refused_where_it_is_typed(written: str) -> None:
     with pytest.raises(UsageError, match="no data set of the hub is named so"):
         parse_text_file(f"code={written}")
-
-
-@pytest.mark.parametrize("path", ["hf.txt", "texts/hf:/a", "hf/a/b"])
-def test_files_are_files(path: str) -> None:
-    assert not is_hub_data(path)
-
-
-def test_so_many_rows_are_streamed(stand: Stand) -> None:
-    assert read_hub_data("hf://a/b/en:test[:3]") == ("row 0", "row 1", "row 2")
-    assert (stand.asked, stand.read) == (("a/b", "en", "test"), 3)
 
 
 def test_no_more_is_read_than_tokens_can_need(stand: Stand) -> None:
@@ -107,12 +103,6 @@ def test_names_are_the_data_sets_and_files_stand_beside_it(stand: Stand, tmp_pat
     assert len(first.sha256) == 64
 
 
-def test_plain_text_is_read_of_it_too(stand: Stand) -> None:
-    assert read_plain([Path("hf://a/b:train[:2]")]).texts == ("row 0", "row 1")
-    with pytest.raises(DataError, match="holds chats"):
-        read_plain([Path("hf://a/b:train[:2]:turns")])
-
-
 @pytest.mark.parametrize(
     ("written", "message"),
     [
@@ -141,13 +131,46 @@ def test_what_fails_there_is_an_error_of_a_line(stand: Stand, monkeypatch: pytes
         read_hub_data("hf://a/b:train[:2]")
 
 
-def test_without_a_bound_nothing_is_read(stand: Stand) -> None:
-    with pytest.raises(UsageError, match="nothing bounds"):
-        read_hub_data("hf://a/b:train")
-    assert stand.read == 0
-
-
 def test_without_the_package_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(PruneError, match="which is not installed"):
         read_hub_data("hf://a/b:train[:2]")
+
+
+@pytest.mark.parametrize(
+    ("value", "path", "name"),
+    [
+        ("a.txt", "a.txt", None),
+        ("code=a.txt", "a.txt", "code"),
+        ("code=x/a=b.txt", "x/a=b.txt", "code"),
+        ("Code 2 =a.txt", "a.txt", "Code 2"),
+        ("./a=b.txt", "a=b.txt", None),
+        ("runs/ratio=0.5/text.txt", "runs/ratio=0.5/text.txt", None),
+    ],
+)
+def test_a_value_is_a_file_or_a_name_and_a_file(value: str, path: str, name: str | None) -> None:
+    assert parse_text_file(value) == TextFile(Path(path), name)
+
+
+def test_a_file_that_is_there_has_an_equals_sign_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ratio=half.txt").write_text("a\n")
+
+    assert parse_text_file("ratio=half.txt") == TextFile(Path("ratio=half.txt"))
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [("=a.txt", "no name"), (" =a.txt", "no name"), ("code=", "no file"), ("a,b=c", "a comma")],
+)
+def test_refuses(value: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        parse_text_file(value)
+
+
+def test_files_without_names_go_by_their_own() -> None:
+    files = [parse_text_file(value) for value in ("x/wiki.jsonl.gz", "code=a.py", "code=b.py", ".hidden")]
+
+    assert names_of(files) == ("wiki", "code", "code", "hidden")

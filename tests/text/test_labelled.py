@@ -19,30 +19,6 @@ def _file(folder, data):
     return path
 
 
-def test_one_text(tmp_path):
-    path = _file(tmp_path, b"\xef\xbb\xbfgood\tA fine film.\r\n\r\n1\t Dull. \r\n")
-    text = read_labelled(path)
-    assert text == LabelledText(path, ("good", "1"), ("A fine film.", "Dull."), None, (1, 3))
-    assert text.files == (path,)
-
-
-def test_pairs(tmp_path):
-    text = read_labelled(_file(tmp_path, "neutral\tIt rains.\tIt pours.\n2\tHe sat.\tHe stood."))
-    assert text.texts == ("It rains.", "He sat.")
-    assert text.seconds == ("It pours.", "He stood.")
-
-
-def test_json_lines(tmp_path):
-    rows = [
-        {"label": 0, "text": "a\tb", "text_b": "c", "id": 7},
-        {"label": "neutral", "text": "d", "text_b": "e"},
-    ]
-    text = read_labelled(_file(tmp_path, "\n" + "\n".join(map(json.dumps, rows)) + "\n"))
-    assert text == LabelledText(text.path, ("0", "neutral"), ("a\tb", "d"), ("c", "e"), (2, 3))
-    single = read_labelled(_file(tmp_path, '{"text": "a", "label": "x", "text_b": null}'))
-    assert single.seconds is None
-
-
 def test_the_first_examples_and_the_hash(tmp_path):
     text = read_labelled(_file(tmp_path, "0\ta\tb\n1\tc\td\n"))
     assert text.first(None) == text
@@ -89,15 +65,7 @@ def test_names_in_any_case_and_numbers():
     assert label_ids(_labels("NEUTRAL", "contradiction", "0", "Entailment"), MNLI) == [1, 2, 0, 0]
 
 
-def test_a_name_comes_before_a_number():
-    assert label_ids(_labels("1", "0", "2"), {0: "1", 1: "0", 2: "yes"}) == [0, 1, 2]
-
-
-def test_names_that_differ_in_case_alone():
-    assert label_ids(_labels("a", "A"), {0: "A", 1: "a"}) == [1, 0]
-
-
-@pytest.mark.parametrize("label", ["3", "-1", "maybe", "LABEL_0", "0.0"])
+@pytest.mark.parametrize("label", ["3", "maybe"])
 def test_unknown_labels_are_named_with_the_known_ones(label):
     with pytest.raises(DataError, match="line 2: the model knows no label") as caught:
         label_ids(_labels("0", label), MNLI)

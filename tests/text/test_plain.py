@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from prunecli.errors import DataError, UsageError
-from prunecli.text.plain import bounded, convention, read_plain
+from prunecli.errors import DataError
+from prunecli.text.files import CHARACTERS, TextFile
+from prunecli.text.plain import Corpus, convention, read_corpora, read_plain, token_rows
+from prunecli.text.tokens import load_tokenizer
+from tests.tiny import write_plain_tokenizer
 
 
 def _file(folder, name, data):
@@ -74,10 +80,6 @@ def test_what_a_text_is_is_told_of_plain_text(names, whole_files, line):
     assert convention([Path(name) for name in names], whole_files=whole_files) == line
 
 
-def test_so_many_characters_hold_so_many_tokens():
-    assert bounded(("a" * 20, "b" * 20, "c"), 2) == ("a" * 20, "b" * 12)
-
-
 def test_the_first_texts_and_their_hash(tmp_path):
     text = read_plain([_file(tmp_path, "a.txt", "one\ntwo\n")])
     assert text.first(1).texts == ("one",)
@@ -113,11 +115,6 @@ def test_unusable_files(tmp_path, data, message):
     assert str(bad) in caught.value.message
 
 
-def test_no_file_at_all():
-    with pytest.raises(UsageError, match="no file"):
-        read_plain(list[Path]())
-
-
 def test_the_texts_of_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     path.write_text('{"text": "one\\ntwo", "id": 3}\n\n{"text": "three"}\n{"text": " "}\n', encoding="utf-8")
@@ -128,3 +125,93 @@ def test_the_texts_of_json_lines(tmp_path: Path) -> None:
     path.write_text("one\n", encoding="utf-8")
     with pytest.raises(DataError, match="line 1: not JSON"):
         read_plain([path])
+
+
+TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }}.{% endfor %}"
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Any:
+    write_plain_tokenizer(tmp_path)
+    return load_tokenizer(tmp_path)
+
+
+def write(path: Path, *rows: object) -> Path:
+    lines = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    path.write_bytes(gzip.compress(lines.encode()) if path.suffix == ".gz" else lines.encode())
+    return path
+
+
+def test_files_of_one_name_are_one_text(tmp_path: Path) -> None:
+    files = [
+        TextFile(write(tmp_path / "a.txt", "one", "", "two"), "code"),
+        TextFile(write(tmp_path / "prose.txt", "three")),
+        TextFile(write(tmp_path / "b.jsonl.gz", {"text": "four\nlines"}), "code"),
+    ]
+    said = list[str]()
+    code, prose = read_corpora(files, whole_files=False, say=said.append)
+    assert said == ["Text: 2 files, each line a text (`whole_files` takes each file as one text)."]
+    assert (code.name, code.documents) == ("code", ("one", "two", "four\nlines"))
+    assert code.files == (files[0].path, files[2].path)
+    assert (prose.name, prose.documents) == ("prose", ("three",))
+
+
+def test_whole_files_are_documents_and_json_lines_stay_lines(tmp_path: Path) -> None:
+    plain, rows = (
+        write(tmp_path / "a.py", "if x:", "    y"),
+        write(tmp_path / "a.ndjson", {"text": "p"}, {"text": "q"}),
+    )
+    files = [TextFile(plain, "a"), TextFile(rows, "a")]
+    corpus = read_corpora(files)[0]
+    assert (corpus.documents, corpus.whole_files) == (("if x:\n    y", "p", "q"), True)
+    plain.write_text("a" * 100)
+    assert read_corpora(files, max_tokens=2)[0].documents == ("a" * 2 * CHARACTERS, "p", "q")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("{", "line 2: not JSON"),
+        ({"content": "a"}, 'line 2: neither a "text" nor a chat'),
+        ({"messages": []}, "line 2: neither"),
+        ({"messages": [{"content": "a"}]}, "line 2: neither"),
+        ({"text": "a", "messages": [{"role": "user", "content": "a"}]}, "line 2: neither"),
+        ([1], "line 2: neither"),
+        ('{"text": "\\ud800"}', "line 2: not JSON .holds text that no file could"),
+    ],
+)
+def test_rows_that_are_neither_are_named(tmp_path: Path, row: object, message: str) -> None:
+    path = write(tmp_path / "rows.jsonl", {"text": "fine"}, row)
+    with pytest.raises(DataError, match=message):
+        read_corpora([TextFile(path)])
+
+
+def test_rows_are_what_the_tokenizer_makes(tokenizer: Any, tmp_path: Path) -> None:
+    texts = [f"the hen {number}" for number in range(600)]
+    rows = list(token_rows(tokenizer, Corpus("a", (tmp_path,), tuple(texts))))
+    assert rows == [tokenizer(text)["input_ids"] for text in texts]
+
+
+def test_chats_go_through_the_template_and_nothing_is_added(tokenizer: Any, tmp_path: Path) -> None:
+    tokenizer.chat_template = TEMPLATE
+    chat = ({"role": "user", "content": "the hen"}, {"role": "assistant", "content": "a hat"})
+    rows = list(token_rows(tokenizer, Corpus("a", (tmp_path,), ("the tin", chat, "a"))))
+    expected = tokenizer("user the hen.assistant a hat.", add_special_tokens=False)["input_ids"]
+    assert rows == [tokenizer("the tin")["input_ids"], expected, tokenizer("a")["input_ids"]]
+
+
+def test_a_chat_needs_a_template(tokenizer: Any) -> None:
+    corpus = Corpus("a", (Path("chats.jsonl"),), ("a", ({"role": "user", "content": "hen"},)))
+    with pytest.raises(DataError, match=r"chats\.jsonl: chat 2: the model's tokenizer has no chat template"):
+        list(token_rows(tokenizer, corpus))
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(DataError, match="roles must alternate"):
+        list(token_rows(tokenizer, corpus))
+
+
+def test_a_template_reaches_nothing_of_python(tokenizer: Any, tmp_path: Path) -> None:
+    file = tmp_path / "made"
+    tokenizer.chat_template = f"{{{{ cycler.__init__.__globals__.os.system('touch {file}') }}}}"
+    with pytest.raises(DataError, match="unsafe"):
+        list(token_rows(tokenizer, Corpus("a", (), (({"role": "user", "content": "hen"},),))))
+    assert not file.exists()

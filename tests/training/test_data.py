@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prunecli import demo
-from prunecli.errors import DataError
 from prunecli.running.examples import Batch
 from prunecli.text.choice import TextChoice
 from prunecli.text.parallel import read_parallel
-from prunecli.training.data import BucketSampler, loader, read_training_data, require_batch
+from prunecli.training.data import BucketSampler, loader, read_training_data
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=60)
 
@@ -57,14 +56,6 @@ def test_the_order_is_of_the_epoch_and_the_seed():
     assert orders[0] not in orders[2:]
 
 
-def test_two_processes_see_what_one_sees_in_two_batches():
-    lengths = [(size % 7 + 1, size % 5 + 1) for size in range(80)]
-    alone = list(BucketSampler(lengths, 20, 0))
-    shares = [list(BucketSampler(lengths, 20, 0, rank, 2)) for rank in range(2)]
-    together = [batch for pair in zip(*shares, strict=True) for batch in pair]
-    assert together == alone[: len(together)]
-
-
 def test_a_loader_leaves_the_random_numbers_of_dropout_alone():
     made = loader(Numbered([(3, 3)] * 10), BucketSampler([(3, 3)] * 10, 6, 0))
     torch.manual_seed(1)
@@ -76,28 +67,12 @@ def test_a_loader_leaves_the_random_numbers_of_dropout_alone():
     assert sorted(rows) == list(range(10))
 
 
-def test_text_shorter_than_an_update_is_refused():
-    examples = Numbered([(3, 4), (2, 1)])  # 4 + 2 tokens
-    require_batch(examples, 6, 1)
-    require_batch(examples, 2, 3)
-    with pytest.raises(DataError, match="6 tokens, less than one update of 7"):
-        require_batch(examples, 7, 1)
-    with pytest.raises(DataError, match="4 x 2 batches"):
-        require_batch(examples, 4, 2)
-
-
 DEMO = TextChoice(split="train", pairs="qba_Latn-qbo_Latn", max_sentences=3, demo=demo.DATA)
 
 
-@pytest.mark.parametrize(("asked", "split"), [(None, "val"), ("val", "val"), ("test", "test")])
+@pytest.mark.parametrize(("asked", "split"), [(None, "val"), ("test", "test")])
 def test_the_demo_validates_on_the_split_asked_for(asked, split):
     languages = ("qba_Latn", "qbo_Latn")
     data = read_training_data("translation", DEMO, TextChoice(split=asked, max_sentences=2))
     assert data.train == read_parallel(demo.DATA, "train", languages).first(3)
     assert data.valid == read_parallel(demo.DATA, split, languages).first(2)
-
-
-@pytest.mark.parametrize("data", [None, demo.DATA])
-def test_a_split_that_the_demo_lacks_is_refused(data):
-    with pytest.raises(DataError, match="no split 'nosuch'"):
-        read_training_data("translation", DEMO.model_copy(update=dict(data=data)), TextChoice(split="nosuch"))

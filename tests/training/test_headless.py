@@ -12,16 +12,15 @@ import torch
 from prunecli.commands.finetune import finetune
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.commands.trim_vocabulary import trim_vocabulary
-from prunecli.errors import DataError, UsageError
 from prunecli.modules.loading import load_model
 from prunecli.processes import ProcessGroup
 from prunecli.running.encoding import text_examples
 from prunecli.text.tokens import load_tokenizer
-from prunecli.training.loss import FeatureDistance, VectorDistance, headless_loss, make_lesson
+from prunecli.training.loss import FeatureDistance, VectorDistance, make_lesson
 from prunecli.training.options import LossOptions
 from prunecli.training.start import Start
 from prunecli.training.watch import Validation
-from tests.commands.calls import call, raising, refused
+from tests.commands.calls import call, refused
 from tests.evaluation.test_embedding import cosine_table, plain, vectors_of
 from tests.families import tiny_family
 from tests.reference.training_loss import squared_distance
@@ -65,11 +64,6 @@ def test_the_distance_is_that_of_every_real_token(tmp_path: Path, family: str, n
     assert float(found) == pytest.approx(2 * total, rel=1e-4)
     validation = Validation(examples, 12, FeatureDistance(LossOptions(hidden=1.0), models[1]))
     assert validation.measure(models[0], ProcessGroup())["loss"] == pytest.approx(total / count, rel=1e-4)
-
-
-def test_what_is_left_of_the_loss_without_logits() -> None:
-    assert headless_loss(LossOptions(0.1, 0.5, 2.0), "feature-extraction") == LossOptions(0.0, 0.0, 1.0, 1.0)
-    assert headless_loss(LossOptions(hidden=3.0), "feature-extraction").hidden == 3.0
 
 
 @pytest.fixture
@@ -123,38 +117,6 @@ def test_what_does_not_fit_is_refused(folder: Path, options: tuple[object, ...],
     tiny_family("other", "bert", architectures=["BertModel"], vocab_size=99)
     refused(call(finetune, "model", *RUN, *options, "--steps", 1, "-o", "out"), message, 2)
     assert not Path("out").exists()
-
-
-def test_vectors_do_not_go_with_random_weights(folder: Path) -> None:
-    result = call(finetune, "--from-scratch", "model", *VECTORS, "--steps", 1, "-o", "out")
-    refused(result, "--task embedding does not go with --from-scratch", 2)
-
-
-def test_it_needs_a_teacher_and_text(folder: Path) -> None:
-    for task, learned in ((TASK, "hidden states"), ((), "vectors")):
-        with pytest.raises(
-            UsageError, match=f"a model without a head learns a teacher's {learned}"
-        ) as caught:
-            raising(finetune, "model", *task, "--text", "text.txt", *SMALL, "-o", "out")
-        assert "Name the model that it comes from with --teacher DIR." in str(caught.value)
-    refused(
-        call(finetune, "model", *TASK, "--teacher", "model", *SMALL, "-o", "out"),
-        "feature-extraction needs text",
-        2,
-    )
-    Path("empty.tsv").write_text("0\tthe hen\n")
-    refused(
-        call(finetune, "model", *TASK, "--labelled", "empty.tsv", *SMALL, "-o", "out"),
-        "--labelled goes with --task classification, not feature-extraction",
-        2,
-    )
-    assert not Path("out").exists()
-
-
-def test_text_without_tokens_is_refused(tmp_path: Path) -> None:
-    path = tiny_family(tmp_path / "model", "gpt2", architectures=["GPT2Model"])
-    with pytest.raises(DataError, match="no text has a token"):
-        text_examples(load_tokenizer(path), load_model(path, device="cpu"), ["", ""])
 
 
 def test_without_a_word_modules_decide_what_a_model_without_a_head_learns(folder: Path) -> None:

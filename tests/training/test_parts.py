@@ -68,23 +68,15 @@ def test_experts_alone(tmp_path):
         train(model, tmp_path / "low", options(steps=2, train="experts", lora=2))
 
 
-@pytest.mark.parametrize("family", ["m2m_100", "gpt2"])
-def test_embeddings_alone(tmp_path, family):
-    model = tiny_family(tmp_path / "model", family)
-    data = language_model() if family == "gpt2" else translation()
-    trained = train(model, tmp_path / "state", options(steps=2, train="embeddings"), data)
+def test_embeddings_alone(tmp_path):
+    model = tiny_family(tmp_path / "model", "m2m_100")
+    trained = train(model, tmp_path / "state", options(steps=2, train="embeddings"), translation())
     with open_model(model) as source:
         tables = {name for name in source.tensors if source.layout.part(name) == "embeddings"}
     assert changed(model, trained) == tables
 
 
-def test_a_part_that_is_not_there_is_refused(tmp_path):
-    model = tiny_family(tmp_path / "model", "m2m_100")
-    with pytest.raises(UsageError, match="train=routers`: the model has none"):
-        train(model, tmp_path / "state", options(train="routers"))
-
-
-@pytest.mark.parametrize("family", ["m2m_100", "t5", "gpt2", "bert", "llama", "nllb-moe"])
+@pytest.mark.parametrize("family", ["t5", "gpt2", "nllb-moe"])
 def test_dropouts_of_the_training_alone(tmp_path, family):
     path = tiny_family(tmp_path / "model", family)
     model = load_model(path, device="cpu").train()
@@ -102,28 +94,6 @@ def test_dropouts_of_the_training_alone(tmp_path, family):
     if family != "nllb-moe":  # a whole expert's output is still left out
         first, second = (model(**tokens)[0] for _ in range(2))
         assert torch.equal(first, second) or model.config.to_dict().get("encoder_layerdrop")
-
-
-def test_dropout_is_not_of_the_result(tmp_path):
-    model = tiny_family(tmp_path / "model", "m2m_100", **CALM)
-    plain, dropped = (
-        train(model, tmp_path / name, options(steps=2, dropout=rate))
-        for name, rate in (("plain", None), ("dropped", 0.4))
-    )
-    assert staged(plain) != staged(dropped)
-    with open_model(plain.staged) as one, open_model(dropped.staged) as other:
-        assert one.config == other.config
-
-
-@pytest.mark.parametrize("family", ["m2m_100", "gpt2"])
-def test_gradient_checkpointing_changes_nothing(tmp_path, family):
-    model = tiny_family(tmp_path / "model", family, **(CALM if family == "m2m_100" else {}))
-    data = language_model() if family == "gpt2" else translation()
-    made = [
-        train(model, tmp_path / f"{again}", options(steps=2, gradient_checkpointing=again), data)
-        for again in (False, True)
-    ]
-    assert staged(made[0]) == staged(made[1])
 
 
 def test_what_is_kept_in_its_course(tmp_path):
@@ -163,7 +133,7 @@ def test_lora_needs_peft_that_is_new_enough(tmp_path, monkeypatch, is_there):
         finetune(Start(tmp_path), TextChoice(), Destination(tmp_path / "out"), options(lora=2))
 
 
-@pytest.mark.parametrize("family", ["m2m_100", "t5", "gpt2", "llama"])
+@pytest.mark.parametrize("family", ["m2m_100", "gpt2"])
 def test_updates_of_low_rank_are_merged(tmp_path, family):
     original = tiny_family(tmp_path / "original", family, **(CALM if family == "m2m_100" else {}))
     side = "--decoder" if family in ("gpt2", "llama") else "--encoder"
@@ -192,22 +162,7 @@ def test_updates_of_low_rank_are_merged(tmp_path, family):
     assert staged(train(model, tmp_path / "cut", chosen, data)) == staged(trained)  # gone on from its state
 
 
-def test_updates_of_low_rank_begin_as_the_seed_says(tmp_path):
-    path = tiny_family(tmp_path / "model", "gpt2")
-
-    def first_matrices(before, seed):
-        model = load_model(path, device="cpu")
-        torch.manual_seed(before)  # whatever the process has drawn by then
-        with open_model(path) as source:
-            prepare(model, source, options(lora=2, seed=seed))
-        drawn = [value.flatten() for name, value in model.named_parameters() if "lora_A" in name]
-        return torch.cat(drawn)
-
-    assert torch.equal(first_matrices(1, seed=0), first_matrices(2, seed=0))
-    assert not torch.equal(first_matrices(1, seed=0), first_matrices(1, seed=3))
-
-
-@pytest.mark.parametrize(("family", "changes"), [("bart", {}), ("gpt_oss", {"train": "experts"})])
+@pytest.mark.parametrize(("family", "changes"), [("gpt_oss", {"train": "experts"})])
 def test_adapted_and_merged_compute_the_same(tmp_path, family, changes):
     if family == "bart":
         tiny_family(tmp_path, family)
@@ -226,3 +181,14 @@ def test_adapted_and_merged_compute_the_same(tmp_path, family, changes):
         found = model(tokens).logits
         torch.testing.assert_close(found, plain(tokens).logits)
     assert (found - before).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("family", ["m2m_100", "gpt2"])
+def test_gradient_checkpointing_changes_nothing(tmp_path, family):
+    model = tiny_family(tmp_path / "model", family, **(CALM if family == "m2m_100" else {}))
+    data = language_model() if family == "gpt2" else translation()
+    made = [
+        train(model, tmp_path / f"{again}", options(steps=2, gradient_checkpointing=again), data)
+        for again in (False, True)
+    ]
+    assert staged(made[0]) == staged(made[1])

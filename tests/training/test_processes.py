@@ -56,20 +56,6 @@ def test_two_processes_make_the_model_of_one(folder):
     _assert_nearly_equal(folder / "model", trained.staged, folder / "out")
 
 
-def test_two_processes_keep_results_in_their_course(folder):
-    """Activations are computed again, and some parameters have no gradient: those of an attention without heads."""
-    with open_model(folder / "model") as source:
-        kept = {source.layout.attentions[0].name: ()}
-        apply(source, cut(source, kept_heads(kept)), folder / "reduced")
-    more = ("--gradient-checkpointing", "--save-every", "2", "-o", "out")
-    first, second = ended(start(folder, "finetune", "reduced", "--data", "data", *SMALL, *more))
-    assert first[0] == second[0] == 0, first[2] + second[2]
-    assert sorted(path.name for path in (folder / "out.steps").iterdir()) == ["step-2", "step-4"]
-    with open_model(folder / "out.steps" / "step-2") as kept_early, open_model(folder / "out") as last:
-        assert kept_early.structure.axes == last.structure.axes
-        assert kept_early.fingerprint != last.fingerprint
-
-
 SHARDING = """
 import os
 from accelerate import state
@@ -133,14 +119,6 @@ def test_sharded_weights_make_the_model_of_whole_ones(folder, kind):
     assert "each process holds" not in found[0][2]
     for name in ("", ".steps/step-2"):
         _assert_nearly_equal(folder / "reduced", folder / f"whole{name}", folder / f"out{name}")
-
-
-def test_sharding_a_model_that_shares_tables_is_refused(folder):
-    for status, _, said in ended(
-        start(folder, "finetune", "model", "--data", "data", *SMALL, "-o", "o", code=SHARDING)
-    ):
-        assert status == 2
-        assert "modules share parameters" in " ".join(said.split())
 
 
 def test_a_failure_of_all_is_said_and_leaves_nothing(folder):

@@ -13,7 +13,6 @@ from prunecli.commands.share_ffn import share_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
-from prunecli.training.options import LossOptions
 from tests.commands.calls import raising
 from tests.families import tiny_family
 from tests.selections import kept_heads
@@ -42,14 +41,13 @@ def material_for(family):
     return language_model() if family in ("gpt2", "llama") else translation()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["m2m_100", "marian", "t5", "gpt2", "llama"])
-def test_without_heads(tmp_path, family, dtype):
+@pytest.mark.parametrize("family", ["m2m_100", "t5", "llama"])
+def test_without_heads(tmp_path, family):
     with open_model(tiny_family(tmp_path / "model", family)) as source:
         kept = {layer.name: ids for layer, ids in zip(source.layout.attentions, cycle(KEPT), strict=False)}
         rewrite = cut(source, kept_heads(kept))
         apply(source, rewrite, tmp_path / "reduced")
-    made = trained_and_written(tmp_path / "reduced", tmp_path, material_for(family), dtype=dtype)
+    made = trained_and_written(tmp_path / "reduced", tmp_path, material_for(family), dtype="float32")
     same = unchanged(tmp_path / "reduced", made)
     # Nothing reaches an attention without heads, nor the norm before it; Marian has a bias that is no parameter.
     parts = ("attn", "ttention", "norm", "ln_1", "final_logits_bias")
@@ -59,7 +57,7 @@ def test_without_heads(tmp_path, family, dtype):
         assert after.structure.axes == before.structure.axes
 
 
-@pytest.mark.parametrize("configuration", ["SharedEncNoDec", "SharedEncSharedDec", "OneWide"])
+@pytest.mark.parametrize("configuration", ["SharedEncSharedDec", "OneWide"])
 @pytest.mark.parametrize("family", ["m2m_100", "bart", "t5"])
 def test_with_shared_and_removed_ffns(tmp_path, family, configuration):
     sizes = {} if family == "t5" else {"decoder_ffn_dim": 48}
@@ -74,25 +72,8 @@ def test_with_shared_and_removed_ffns(tmp_path, family, configuration):
         assert replace(other.structure, history=()) == replace(one.structure, history=())
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_with_a_shared_ffn_in_a_language_model(tmp_path, family):
-    model = tiny_family(tmp_path / "model", family)
-    source = shared(model, tmp_path / "reduced", "SharedDec")
-    assert not unchanged(source, trained_and_written(source, tmp_path, language_model()))
-
-
-@pytest.mark.parametrize("family", ["m2m_100", "gpt2"])
-def test_with_factorised_embeddings(tmp_path, family):
+def test_with_factorised_embeddings(tmp_path):
     source = tmp_path / "reduced"
     sizes = ("--map-dim", 8, "--expand-dim", 16, "--depth", 1)
-    raising(factorize_embeddings, tiny_family(tmp_path / "model", family), *sizes, "-o", source)
-    assert not unchanged(source, trained_and_written(source, tmp_path, material_for(family)))
-
-
-def test_a_teacher_for_a_reduced_model(tmp_path):
-    model = tiny_family(tmp_path / "model", "m2m_100", decoder_ffn_dim=48)
-    source = shared(model, tmp_path / "reduced", "SharedEncNoDec")
-    loss = LossOptions(distill=0.5, hidden=0.1)
-    assert not unchanged(
-        source, trained_and_written(source, tmp_path, translation(), teacher=model, loss=loss)
-    )
+    raising(factorize_embeddings, tiny_family(tmp_path / "model", "m2m_100"), *sizes, "-o", source)
+    assert not unchanged(source, trained_and_written(source, tmp_path, material_for("m2m_100")))

@@ -50,23 +50,6 @@ def test_what_torch_lacks_is_said_and_goes_on() -> None:
     assert said[0].startswith("some_kernel adds in no fixed order on a GPU")
 
 
-def test_other_faults_are_raised() -> None:
-    memory = repeatable(CARD, lambda: failing("CUDA out of memory"), ALONE, print)
-    with pytest.raises(RuntimeError, match="out of memory"), memory:
-        pass
-    assert flags() == (False, False)
-
-
-def test_a_cpu_is_asked_nothing() -> None:
-    with repeatable(torch.device("cpu"), pytest.fail, ALONE, print):
-        assert flags() == (False, False)
-
-
-def test_sharded_weights_are_not_probed() -> None:
-    with repeatable(CARD, None, ALONE, pytest.fail):
-        assert flags() == (True, True)
-
-
 def test_the_batch_beforehand_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_family(tmp_path / "model", "m2m_100")
     made = []

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from prunecli import load_model
-from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
+from prunecli.errors import CheckpointError, OutputError, UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.running.encoding import translation_examples
 from prunecli.text.parallel import ParallelText
@@ -33,7 +33,6 @@ from tests.training.runs import (
     kept_steps,
     language_model,
     options,
-    parallel,
     staged,
     train,
     translation,
@@ -63,15 +62,6 @@ def test_the_schedule_is_the_inverse_square_root(model, tmp_path):
     # The Trainer's rate of update n, counted from 0: n / warmup, then sqrt(warmup / n), times the highest.
     expected = [3e-4 * (n / 4 if n < 4 else math.sqrt(4 / n)) for n in range(9)]
     assert rates == pytest.approx(expected, rel=1e-6)
-
-
-def test_a_warm_up_longer_than_the_run_is_shortened(model, tmp_path):
-    said = []
-    made = options(steps=4, eval_every=1, learning_rate=3e-4, warmup=200)
-    trained = train(model, tmp_path / "state", made, report=said.append)
-    assert "Warm-up of 2 updates, half of the run, instead of 200." in said
-    assert max(row["learning_rate"] for row in trained.log["training"]) == pytest.approx(3e-4)
-    assert trained.log["warmup"] == 2
 
 
 def test_accumulated_batches_are_one_batch(tmp_path):
@@ -140,20 +130,10 @@ def test_a_finished_run_is_not_trained_again_but_goes_further(model, tmp_path):
     assert staged(further) == staged(train(model, tmp_path / "whole", options(steps=6)))
 
 
-def test_a_best_model_whose_name_is_damaged_is_refused(model, tmp_path):
-    train(model, tmp_path / "state", options(steps=4))
-    (tmp_path / "state" / "finished.json").unlink()
-    kept = tmp_path / "state" / f"checkpoint-{kept_steps(tmp_path / 'state')[-1]}" / "trainer_state.json"
-    kept.write_text(json.dumps({**json.loads(kept.read_text()), "best_model_checkpoint": 0.5}))
-    with pytest.raises(CheckpointError, match=r"damaged \(TypeError: best_model_checkpoint 0.5\)"):
-        train(model, tmp_path / "state", options(steps=4))
-
-
-@pytest.mark.parametrize("steps", [4, 3])
-def test_a_run_with_as_many_steps_as_asked_for_is_taken_over(model, tmp_path, steps):
+def test_a_run_with_as_many_steps_as_asked_for_is_taken_over(model, tmp_path):
     first = train(model, tmp_path / "state", options(steps=4))
     (tmp_path / "state" / "finished.json").unlink()
-    assert staged(train(model, tmp_path / "state", options(steps=steps))) == staged(first)
+    assert staged(train(model, tmp_path / "state", options(steps=3))) == staged(first)
 
 
 def test_the_state_of_another_run_is_refused_or_thrown_away(model, tmp_path):
@@ -165,14 +145,6 @@ def test_the_state_of_another_run_is_refused_or_thrown_away(model, tmp_path):
         train(model, tmp_path / "state", options(steps=2), translation(41))
     anew = train(model, tmp_path / "state", options(steps=2, learning_rate=1e-2), resume=False)
     assert staged(anew) == staged(train(model, tmp_path / "b", options(steps=2, learning_rate=1e-2)))
-
-
-def test_a_directory_of_something_else_is_left_alone(model, tmp_path):
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "thesis.tex").write_text("x")
-    with pytest.raises(OutputError, match="holds no run"):
-        train(model, tmp_path / "state")
-    assert (tmp_path / "state" / "thesis.tex").read_text() == "x"
 
 
 @pytest.mark.parametrize(("spoilt", "said"), [(math.nan, "not a finite number"), (1e17, "far too large")])
@@ -197,21 +169,7 @@ def test_a_loss_that_is_no_number_stops_the_run(model, tmp_path, spoilt, said):
     assert kept[0].read_bytes() == kept[1].read_bytes()
 
 
-def test_weights_that_were_damaged_before_are_told_so(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(loss_module, "smoothed_cross_entropy", lambda logits, *_: logits.sum() * math.inf)
-    with pytest.raises(
-        TrainingError, match=r"^step 0: the validation loss is .*\n.*are damaged: copy them again"
-    ):
-        train(model, tmp_path / "state")
-
-
-def test_a_learning_rate_beyond_reason(model, tmp_path):
-    with pytest.raises(TrainingError):
-        train(model, tmp_path / "state", options(steps=20, learning_rate=1e30, warmup=0, clip_norm=0.0))
-
-
-@pytest.mark.parametrize("is_interrupted", [False, True])
-def test_patience(model, tmp_path, is_interrupted):
+def test_patience(model, tmp_path):
     """With a rate of 0 no validation is better than the first; an interrupted run counts on."""
 
     def stop(line):
@@ -219,26 +177,11 @@ def test_patience(model, tmp_path, is_interrupted):
             os.kill(os.getpid(), signal.SIGINT)
 
     made = options(steps=20, learning_rate=0.0, patience=2)
-    if is_interrupted:
-        with pytest.raises(KeyboardInterrupt):
-            train(model, tmp_path / "state", made, report=stop)
+    with pytest.raises(KeyboardInterrupt):
+        train(model, tmp_path / "state", made, report=stop)
     trained = train(model, tmp_path / "state", made)
     assert trained.log["steps"] == 6
     assert trained.log["best"]["step"] == 2
-
-
-def test_time_ends_a_run(model, tmp_path):
-    trained = train(model, tmp_path / "state", options(steps=None, minutes=1e-9, eval_every=50))
-    assert trained.log["steps"] == 1
-    assert [row["step"] for row in trained.log["validation"]] == [0, 1]
-
-
-def test_epochs(model, tmp_path):
-    one = train(model, tmp_path / "one", options(steps=None, epochs=1, eval_every=100))
-    two = train(model, tmp_path / "two", options(steps=None, epochs=2, eval_every=100))
-    assert one.log["epochs"] == 1
-    assert two.log["steps"] == 2 * one.log["steps"]
-    assert two.log["tokens"] == 2 * one.log["tokens"]
 
 
 def test_without_validation_the_last_model_is_the_result(model, tmp_path):
@@ -255,23 +198,15 @@ def test_chrf_chooses(model, tmp_path):
     assert all(0 <= score <= 100 for score in scores)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_weights_stay_in_float32(tmp_path, dtype):
+def test_weights_stay_in_float32(tmp_path):
     model = tiny_nllb_moe(tmp_path / "moe", dtype="F16")
-    trained = train(model, tmp_path / "state", options(steps=2, dtype=dtype))
+    trained = train(model, tmp_path / "state", options(steps=2, dtype="bfloat16"))
     with open_model(trained.staged) as made, open_model(model) as source:
         assert {info.dtype for info in made.tensors.values()} == {"F32"}
     moved = changed(model, trained)
     # Routers too; an expert stays as it was where no token chose it.
     assert all(".experts." in name for name in set(source.tensors) - moved)
     assert sum(".experts." in name for name in moved) > 20
-
-
-def test_a_teacher_that_is_the_model_teaches_nothing(tmp_path):
-    model = tiny_family(tmp_path / "model", "m2m_100", **CALM)
-    loss = LossOptions(label_smoothing=0.0, distill=1.0, temperature=2.0, hidden=1.0)
-    trained = train(model, tmp_path / "state", options(steps=2, loss=loss, teacher=model, warmup=0))
-    assert [row["loss"] for row in trained.log["training"]] == pytest.approx([0.0], abs=1e-4)
 
 
 def test_a_teacher_teaches(tmp_path):
@@ -310,37 +245,6 @@ def test_a_teacher_that_does_not_fit_is_refused(model, tmp_path, changes, messag
     assert not (tmp_path / "state").exists()
 
 
-def test_text_shorter_than_a_batch_is_refused(model, tmp_path):
-    with pytest.raises(DataError, match="less than one update of 5,000"):
-        train(model, tmp_path / "state", options(batch_tokens=5000))
-    assert not (tmp_path / "state").exists()
-
-
-def test_a_model_for_another_task_is_refused(tmp_path):
-    gpt2 = tiny_family(tmp_path / "gpt2", "gpt2")
-    with pytest.raises(UnsupportedModelError, match="translation"):
-        train(gpt2, tmp_path / "state")
-
-
-@pytest.mark.parametrize("device", ["cuda:1", "tpu"])
-def test_a_device_that_cannot_be_used_is_refused(model, tmp_path, device):
-    with pytest.raises(UsageError, match=device):
-        train(model, tmp_path / "state", options(device=device))
-
-
-def test_blank_lines_are_left_out(model, tmp_path):
-    data = translation(valid=0)
-    text = parallel(40)
-    with_blanks = {name: (*sentences, "", "no") for name, sentences in text.sentences.items()}
-    with_blanks["fra_Latn"] = (*text.sentences["fra_Latn"], "on", " ")
-    blank = replace(data, train=replace(text, sentences=with_blanks))
-    one, other = (
-        train(model, tmp_path / str(number), options(steps=2), made)
-        for number, made in enumerate((data, blank))
-    )
-    assert staged(one) == staged(other)
-
-
 def test_a_language_models_validation_loss_is_its_perplexity(tmp_path):
     model = tiny_family(tmp_path / "model", "gpt2")
     data = language_model()
@@ -357,12 +261,11 @@ def test_a_language_models_validation_loss_is_its_perplexity(tmp_path):
     assert trained.log["validation"][0]["loss"] == pytest.approx(nats / (len(stream) - 1), rel=1e-4)
 
 
-@pytest.mark.parametrize("distilled", [False, True])
-def test_a_language_model_learns_to_end(tmp_path, distilled):
+def test_a_language_model_learns_to_end(tmp_path):
     """Greedy search of what was trained, or of a pupil of what was trained, gives a line and its end."""
     path, text = tiny_family(tmp_path / "model", "llama"), PlainText((), ("the hen", "no tin") * 40)
     made = options(steps=60, eval_every=30, learning_rate=1e-2, batch_tokens=128)
-    for number in range(1 + distilled):
+    for number in range(1 + True):
         trained = train(path, tmp_path / f"state{number}", made, TrainingData("lm", text))
         made = made.model_copy(update=dict(teacher=trained.staged, loss=LossOptions(0.0, 1.0)))
     model, tokenizer = load_model(trained.staged, device="cpu"), load_tokenizer(path)
@@ -374,10 +277,9 @@ def test_a_language_model_learns_to_end(tmp_path, distilled):
     assert tokenizer.decode(found, skip_special_tokens=True).strip() == "the hen"
 
 
-@pytest.mark.parametrize("family", ["llama", "bert"])
-def test_the_context_of_a_run(tmp_path, family):
+def test_the_context_of_a_run(tmp_path):
     """Equal where it is the default, another result where it is shorter, refused where there are no such positions."""
-    model, task = tiny_family(tmp_path / "model", family), "lm" if family == "llama" else "mlm"
+    model, task = tiny_family(tmp_path / "model", "llama"), "lm"
     text = PlainText((), ("the hen no ten on then " * 4,) * 12)
     results = {}
     for context in (None, 64, 9):
@@ -386,15 +288,6 @@ def test_the_context_of_a_run(tmp_path, family):
     assert results[None] == results[64] != results[9]
     with pytest.raises(UsageError, match=r"context=99`: the model has 6[46] positions"):
         train(model, tmp_path / "state", options(context=99), TrainingData(task, text))
-
-
-def test_a_teacher_with_fewer_positions_is_refused(tmp_path):
-    model = tiny_family(tmp_path / "model", "gpt2")
-    teacher = tiny_family(tmp_path / "teacher", "gpt2", n_positions=32)
-    made = options(teacher=teacher, loss=LossOptions(distill=0.5))
-    with pytest.raises(UsageError, match="the teacher has 32 positions, an example has 64 tokens"):
-        train(model, tmp_path / "state", made, language_model())
-    train(model, tmp_path / "state", made.model_copy(update=dict(steps=1, context=32)), language_model())
 
 
 @pytest.mark.parametrize(("family", "task"), [("bert", "mlm"), ("gpt2", "lm")])
@@ -409,28 +302,42 @@ def test_the_tokens_of_a_run_are_those_that_it_read(tmp_path, family, task):
     assert trained.log["tokens"] == (tokens if task == "mlm" else tokens + 50)
 
 
-def test_an_interrupted_masked_language_model(tmp_path):
-    """What is hidden changes from epoch to epoch, and a resumed run knows in which one it is."""
-    model = tiny_family(tmp_path / "model", "roberta", hidden_dropout_prob=0.2)
-    data = replace(language_model(30), task="mlm")
-    made = options(steps=12, eval_every=4)
-    whole = train(model, tmp_path / "whole", made, data)
-    assert whole.log["epochs"] > 2
-
-    with pytest.raises(RuntimeError):
-        train(model, tmp_path / "parts", made, data, report=dying("step 12"))
-    assert kept_steps(tmp_path / "parts") == [4, 8]
-    again = train(model, tmp_path / "parts", made, data)
-    assert staged(again) == staged(whole)
-    assert again.log["training"] == whole.log["training"]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["m2m_100", "marian", "bart", "mbart", "t5", "bert", "roberta"])
-def test_families(tmp_path, family, dtype):
+@pytest.mark.parametrize("family", ["marian", "t5", "bert", "roberta"])
+def test_families(tmp_path, family):
     model = tiny_family(tmp_path / "model", family)
     data = replace(language_model(), task="mlm") if "bert" in family else None
-    trained = train(model, tmp_path / "state", options(steps=2, dtype=dtype), data)
+    trained = train(model, tmp_path / "state", options(steps=2, dtype="float32"), data)
     with open_model(trained.staged) as made, open_model(model) as source:
         assert dict(made.tensors) == dict(source.tensors)
     assert math.isfinite(trained.log["validation"][0]["loss"])
+
+
+def test_time_ends_a_run(model, tmp_path):
+    trained = train(model, tmp_path / "state", options(steps=None, minutes=1e-9, eval_every=50))
+    assert trained.log["steps"] == 1
+    assert [row["step"] for row in trained.log["validation"]] == [0, 1]
+
+
+def test_epochs(model, tmp_path):
+    one = train(model, tmp_path / "one", options(steps=None, epochs=1, eval_every=100))
+    two = train(model, tmp_path / "two", options(steps=None, epochs=2, eval_every=100))
+    assert one.log["epochs"] == 1
+    assert two.log["steps"] == 2 * one.log["steps"]
+    assert two.log["tokens"] == 2 * one.log["tokens"]
+
+
+def test_a_directory_of_something_else_is_left_alone(model, tmp_path):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "thesis.tex").write_text("x")
+    with pytest.raises(OutputError, match="holds no run"):
+        train(model, tmp_path / "state")
+    assert (tmp_path / "state" / "thesis.tex").read_text() == "x"
+
+
+def test_a_best_model_whose_name_is_damaged_is_refused(model, tmp_path):
+    train(model, tmp_path / "state", options(steps=4))
+    (tmp_path / "state" / "finished.json").unlink()
+    kept = tmp_path / "state" / f"checkpoint-{kept_steps(tmp_path / 'state')[-1]}" / "trainer_state.json"
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "best_model_checkpoint": 0.5}))
+    with pytest.raises(CheckpointError, match=r"damaged \(TypeError: best_model_checkpoint 0.5\)"):
+        train(model, tmp_path / "state", options(steps=4))

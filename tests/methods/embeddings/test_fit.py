@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from prunecli.errors import UsageError
 from prunecli.methods.embeddings.fit import DefineFit, FitOptions, fit_define, fit_output, refine_reduction
 from prunecli.methods.embeddings.quality import Quality
 from prunecli.methods.embeddings.table import Table, row_weights
-from prunecli.methods.embeddings.train import MOST_EPOCHS, batches
+from prunecli.methods.embeddings.train import batches
 from prunecli.model.define import UNIT_KINDS, UnitKind, UnitShape
 from tests.methods.embeddings.tables import bent_table, start_of, truncated_svd
 
@@ -75,14 +72,6 @@ def test_a_last_layer_that_ends_is_fitted_too(kind: UnitKind, shared: bool) -> N
     assert found.parameters_after == sum(value.numel() for value in found.unit.parameters())
 
 
-@pytest.mark.parametrize("kind", EXPANDING)
-def test_one_block_for_all_groups_starts_no_worse_than_projective(kind: UnitKind) -> None:
-    found = fit(bent_table(), replace(FAST, epochs=15), replace(SHAPE, kind=kind, shared_blocks=True))
-    if kind != "group-linear-shuffle":
-        assert found.start.explained_variance >= found.baseline.explained_variance - 1e-5
-    assert found.quality.error < found.start.error
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_last_layer_is_the_best_for_its_inputs(shared: bool) -> None:
     """Group by group, or with one block for both groups and a constant of each."""
@@ -132,14 +121,6 @@ def test_counts_draw_the_fit_to_frequent_tokens() -> None:
     assert weighted < plain
 
 
-def test_the_same_seed_gives_the_same_bytes() -> None:
-    array = bent_table()
-    first, again, other = (fit(array, replace(FAST, seed=seed)) for seed in (3, 3, 4))
-    for name, value in first.unit.state_dict().items():
-        assert torch.equal(value, again.unit.state_dict()[name])
-    assert first.errors == again.errors != other.errors
-
-
 def test_a_fit_that_fails_goes_back_to_its_start() -> None:
     array = bent_table()
     wild = fit(array, replace(FAST, learning_rate=50.0, map_learning_rate=50.0))
@@ -158,16 +139,6 @@ def test_the_padding_row_stays_zero_and_counts_for_nothing() -> None:
     without = np.delete(array, 1, axis=0)
     rows = np.delete(torch.cat(list(found.unit.expanded())).numpy(), 1, axis=0)
     same(found.quality, quality_of(without, rows, np.ones(299), FAST.cosine_weight))
-
-
-def test_parameters_before_and_after() -> None:
-    found = fit(bent_table(), replace(FAST, epochs=0))
-    assert found.parameters_before == 300 * 24
-    assert found.parameters_after == sum(value.numel() for value in found.unit.parameters())
-    assert found.baseline_parameters == 300 * 8 + 8 * 24 + 24
-    tied = fit(bent_table(), replace(FAST, epochs=0), tied_output=True)
-    assert tied.parameters_after == found.parameters_after + 8 * 24
-    assert tied.baseline_parameters == found.baseline_parameters + 8 * 24
 
 
 def test_a_tied_output_keeps_its_share_of_the_table() -> None:
@@ -206,31 +177,6 @@ def test_batches_cover_the_table_once_in_another_order_each_time() -> None:
     assert orders[0] != orders[1]
 
 
-def test_passes_follow_the_size_of_the_table() -> None:
-    assert [FitOptions().passes(rows) for rows in (10, 50_000, 256_000, 10**7)] == [MOST_EPOCHS, 20, 4, 4]
-    assert FitOptions(epochs=0).passes(10) == 0
-
-
-def test_progress_tells_rows_and_the_error() -> None:
-    lines: dict[str, float] = {}
-
-    @contextmanager
-    def record(
-        description: str, total: float | None = None, unit: str = "steps"
-    ) -> Iterator[Callable[[float], None]]:
-        assert (total, unit) == (300, "rows")
-        lines[description] = 0
-
-        def advance(amount: float) -> None:
-            lines[description] += amount
-
-        yield advance
-
-    found = fit(bent_table(), progress=record, tied_output=True)
-    assert set(lines.values()) == {300}
-    assert f"fitting, pass 2 of 4 (error {found.errors[0]:.4f})" in lines
-
-
 def test_it_never_reads_more_than_slices() -> None:
     array, longest = bent_table(9000, 6), 0
 
@@ -246,26 +192,6 @@ def test_it_never_reads_more_than_slices() -> None:
 def test_a_table_of_equal_rows_is_fitted() -> None:
     found = fit(np.full((300, 24), 2.0, np.float32), replace(FAST, epochs=1))
     np.testing.assert_allclose(found.unit.rows(0, 300), 2, atol=1e-3)
-
-
-def test_tables_of_another_model_are_refused() -> None:
-    for other in (replace(SHAPE, vocabulary=301), replace(SHAPE, model_dim=25)):
-        with pytest.raises(UsageError, match="is 300 x 24, the unit's is"):
-            fit(bent_table(), shape=other)
-    with pytest.raises(UsageError, match="row 1, for padding, is not zero"):
-        fit(bent_table(), padding_idx=1)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"epochs": -1},
-        {"seed": -1},
-    ],
-)
-def test_options_that_no_fit_can_take_are_refused(options: dict) -> None:
-    with pytest.raises(UsageError, match="Give a number of at least"):
-        FitOptions(**options)
 
 
 def test_the_projection_for_a_tied_output_solves_weighted_least_squares() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from prunecli.methods.embeddings.initialise import initialise, input_places
+from prunecli.methods.embeddings.initialise import initialise
 from prunecli.model.define import UNIT_KINDS, UnitKind, UnitShape
 from prunecli.modules.define import DefineEmbedding
 from tests.methods.embeddings.tables import bent_table, start_of, truncated_svd
@@ -59,17 +59,6 @@ def test_the_last_layer_can_be_the_truncated_svd(kind: UnitKind, shared: bool) -
         assert missing[0] < missing[1] < missing[2]
 
 
-def test_a_map_as_wide_as_the_model_starts_as_the_table_itself() -> None:
-    unit, array, _ = start(UnitShape(200, 24, 24, 48, 3, 4))
-    np.testing.assert_allclose(unit.rows(0, 200), array, atol=2e-3)
-
-
-def test_without_mixing_the_first_group_may_lack_room() -> None:
-    # 2 groups: the first reads e and has room for 4 of its 8 values, the second for no value of e.
-    _, _, carried = start(UnitShape(50, 8, 24, 8, 2, 4, "hgt-no-mixing"))
-    assert carried == 4
-
-
 def test_pairs_need_no_offset_where_there_is_room() -> None:
     unit, array, _ = start(UnitShape(200, 8, 24, 40, 3, 4))
     with torch.no_grad():
@@ -78,12 +67,6 @@ def test_pairs_need_no_offset_where_there_is_room() -> None:
         changed = unit.transform(far).numpy() - expected
     near = unit.rows(0, 200).numpy() - expected
     np.testing.assert_allclose(changed, near * 100, rtol=1e-3, atol=2e-2)
-
-
-def test_places_of_a_mixed_input_by_hand() -> None:
-    shape = UnitShape(9, 4, 9, 8, 2, 4)
-    # Widths 4 -> 8 -> 8 with 4 and 2 groups: e0 e1 o0 o1 o2 o3 | e2 e3 o4 o5 o6 o7.
-    assert input_places(shape, 1) == ([0, 1, 6, 7], [2, 3, 4, 5, 8, 9, 10, 11])
 
 
 def test_the_seed_decides_the_random_units_only() -> None:

@@ -44,14 +44,6 @@ def test_what_is_left_out_divides(model_dim: int, kind: UnitKind, depth: int, gr
 
 
 @pytest.mark.parametrize(
-    ("model_dim", "n", "k"), [(1024, 128, 2048), (512, 64, 1024), (256, 32, 512), (96, 12, 192)]
-)
-def test_an_eighth_and_twice_the_width(model_dim: int, n: int, k: int) -> None:
-    shape = chosen_shape(tables(model_dim), EmbeddingOptions(), has_unit=True)
-    assert (shape.map_dim, shape.expand_dim, shape.depth, shape.max_groups) == (n, k, 3, 4)
-
-
-@pytest.mark.parametrize(
     "options",
     [
         EmbeddingOptions(expand_dim=64),
@@ -67,18 +59,6 @@ def test_an_eighth_and_twice_the_width(model_dim: int, n: int, k: int) -> None:
 def test_an_output_has_a_map_alone(options: EmbeddingOptions) -> None:
     with pytest.raises(UsageError):
         chosen_shape(tables(512), options, has_unit=False)
-
-
-def test_a_unit_may_be_as_wide_as_the_model_a_projection_not() -> None:
-    assert chosen_shape(tables(512), EmbeddingOptions(map_dim=512), has_unit=True).map_dim == 512
-    with pytest.raises(UsageError, match="table as large as before"):
-        chosen_shape(tables(512), EmbeddingOptions(map_dim=512, kind="projective"), has_unit=True)
-
-
-@pytest.mark.parametrize(("kind", "k"), [("define", 512), ("hgt-residual", 1024)])
-def test_without_the_reduction_k_is_the_width(kind: UnitKind, k: int) -> None:
-    shape = chosen_shape(tables(512), EmbeddingOptions(kind=kind, reduction=False), has_unit=True)
-    assert (shape.map_dim, shape.expand_dim, shape.features) == (64, k, 512)
 
 
 @pytest.fixture

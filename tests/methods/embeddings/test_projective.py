@@ -30,19 +30,6 @@ def test_reconstructs_as_the_dense_svd(parts: int) -> None:
     np.testing.assert_allclose(reconstruction, truncated_svd(array, 8, weights), atol=1e-4)
 
 
-def test_columns_have_mean_0_and_variance_1() -> None:
-    array = bent_table()
-    mapped = start_of(array, 8).mapped(array)
-    np.testing.assert_allclose(mapped.mean(axis=0), 0, atol=1e-5)
-    np.testing.assert_allclose(mapped.std(axis=0), 1, rtol=1e-4)
-
-
-def test_directions_are_dealt_out_in_turn() -> None:
-    array = bent_table()
-    plain, dealt = start_of(array, 8), start_of(array, 8, parts=4)
-    np.testing.assert_allclose(dealt.scales, plain.scales[[0, 4, 1, 5, 2, 6, 3, 7]])
-
-
 def test_tables_of_low_rank_stay_finite() -> None:
     array = bent_table(50, 10) * 0 + 3
     found = start_of(array.astype(np.float32), 4)

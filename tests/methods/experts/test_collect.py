@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.errors import DataError, StatisticsError
+from prunecli.commands.collect_gates import collect_gates
+from prunecli.errors import DataError, PruneError, StatisticsError
+from prunecli.methods.experts import collect
 from prunecli.methods.experts.batches import CollectOptions, Translation
 from prunecli.methods.experts.collect import PartialRun, State, read_state, score, write_state
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model, sparse_ffns
-from prunecli.pipeline import apply
 from prunecli.results.gates import SUMS, GateStatistics
 from prunecli.running.runner import InMemory
-from prunecli.selection.cut import cut
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
+from tests.commands.calls import call
 from tests.reference import gate_statistics as reference
-from tests.selections import kept_experts
 from tests.tiny import tiny_nllb_moe
 
 TEXT = ParallelText(
@@ -137,20 +139,6 @@ def test_the_encoder_runs_once_whatever_the_number_of_targets(subject: Subject) 
     )
 
 
-def test_a_pruned_model_keeps_the_original_numbers(subject: Subject, tmp_path: Path) -> None:
-    kept = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
-    rewrite = cut(subject.checkpoint, kept_experts(kept))
-    apply(subject.checkpoint, rewrite, tmp_path / "pruned")
-    pruned = Subject(tmp_path / "pruned")
-    found = pruned.collect(MODES[0])
-    assert found.num_experts == 8
-    assert found.layers == subject.collect(MODES[0]).layers
-    for sums in found.entries.values():
-        assert set(np.flatnonzero(sums.gate_sum[0])) == {1, 4, 6}
-        assert set(np.flatnonzero(sums.gate_sum[3])) == {0, 7}
-        assert (sums.top1.sum(axis=1) == sums.tokens).all()
-
-
 class _StopError(Exception):
     pass
 
@@ -178,15 +166,6 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
         assert subject.collect(options, state=state).to_json() == whole
 
 
-def test_a_state_of_other_arguments_is_not_taken(tmp_path: Path) -> None:
-    write_state(tmp_path / "a", {"run": 1}, State(3))
-    assert read_state(tmp_path / "a", {"run": 1}).batches == 3
-    assert read_state(tmp_path / "a", {"run": 2}) == State()
-    assert read_state(tmp_path / "missing", {"run": 1}) == State()
-    (tmp_path / "a").write_text((tmp_path / "a").read_text()[:-20])
-    assert read_state(tmp_path / "a", {"run": 1}) == State()
-
-
 def test_a_state_that_lacks_a_pair_is_refused(subject: Subject, tmp_path: Path) -> None:
     states: list[State] = []
     subject.collect(MODES[0], save=states.append)
@@ -197,15 +176,6 @@ def test_a_state_that_lacks_a_pair_is_refused(subject: Subject, tmp_path: Path) 
         subject.collect(MODES[0], state=torn)
     (tmp_path / "deep").write_text("[" * 100_000)
     assert read_state(tmp_path / "deep", {}) == State()
-
-
-def test_the_state_is_written_now_and_then(tmp_path: Path) -> None:
-    run = PartialRun(tmp_path / "s", {})
-    run.save(State(1))
-    assert not (tmp_path / ".s.partial").exists()
-    run.written -= 100
-    run.save(State(2))
-    assert read_state(tmp_path / ".s.partial", {}).batches == 2
 
 
 def test_an_unknown_language_is_refused_before_anything_runs(subject: Subject) -> None:
@@ -229,3 +199,50 @@ def test_observers_are_gone_afterwards_even_after_a_failure(searched: Subject) -
         subject.collect(MODES[1], save=broken)
     assert all(module.observer is None for module in sparse_ffns(subject.model).values())
     assert "_beam_search_has_unfinished_sequences" not in vars(subject.model)
+
+
+def end_early(run: PartialRun) -> None:
+    with run.kept():
+        run.save(State(3, {}))
+        raise PruneError("another process has ended")
+
+
+def test_a_signal_while_it_ends_waits_until_all_is_kept_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, said = collect.write_json, list[str]()
+
+    def disturbed(*arguments: object, **options: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        write(*arguments, **options)
+
+    monkeypatch.setattr(collect, "write_json", disturbed)
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    try:
+        with pytest.raises(SystemExit):
+            end_early(PartialRun(tmp_path / "g", {}, say=said.append))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert said == [f"Kept in {tmp_path / '.g.partial'}: the same command goes on from it."]
+    assert collect.read_state(tmp_path / ".g.partial", {}).batches == 3
+
+
+@pytest.mark.parametrize("batches", [-1, 4, None])
+def test_a_state_whose_numbers_were_damaged_is_left_aside(tmp_path: Path, batches: object) -> None:
+    path = tmp_path / "state"
+    collect.write_state(path, {"a": 1}, State(3, {}))
+    assert collect.read_state(path, {"a": 1}) == State(3, {})
+    path.write_text(path.read_text().replace('"batches": 3', f'"batches": {json.dumps(batches)}'))
+    assert collect.read_state(path, {"a": 1}) == State()
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begun(*_: object, **__: object) -> None:
+        raise AssertionError("the model is run, and its result would be lost")
+
+    monkeypatch.setattr(collect, "score", begun)
+    refused = call(collect_gates, "-o", str(tmp_path / "no" / "gates.json"))
+    assert refused.status == 1
+    assert f"{tmp_path / 'no'}: no such directory" in refused.err

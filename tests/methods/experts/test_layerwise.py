@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import os
 import shutil
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from prunecli.errors import CheckpointError, OutputError
+from prunecli.errors import CheckpointError
 from prunecli.methods.experts.batches import CollectOptions, Translation
 from prunecli.methods.experts.collect import State, score
 from prunecli.model.checkpoint import open_model
@@ -72,9 +71,8 @@ def assert_same(one: GateStatistics, other: GateStatistics) -> None:
             assert (getattr(sums, name) == getattr(other.entries[pair], name)).all(), (pair, name)
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 20, 4096])
-def test_the_same_statistics(path: Path, batch_tokens: int) -> None:
-    options = CollectOptions(mode="forced", batch_tokens=batch_tokens)
+def test_the_same_statistics(path: Path) -> None:
+    options = CollectOptions(mode="forced", batch_tokens=20)
     report = RunReport()
     assert_same(by_layer(path, options, report=report), whole(path, options))
     assert report.readings == 1  # all sources share one reading of the encoder, all pairs one of the decoder
@@ -82,19 +80,13 @@ def test_the_same_statistics(path: Path, batch_tokens: int) -> None:
         assert 0 < report.bytes_read <= checkpoint.total_bytes
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_in_other_types(path: Path, dtype: str) -> None:
-    assert_same(by_layer(path, dtype=getattr(torch, dtype)), whole(path, dtype=dtype))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_experts_shared_out_to_threads(path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_shared_out_to_threads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped, "MIN_EXPERTS", 2)
     monkeypatch.setattr(grouped, "MIN_WEIGHT_BYTES", 0)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        assert_same(by_layer(path, dtype=getattr(torch, dtype)), whole(path, dtype=dtype))
+        assert_same(by_layer(path, dtype=torch.bfloat16), whole(path, dtype="bfloat16"))
     finally:
         torch.set_num_threads(before)
 
@@ -108,20 +100,14 @@ def test_a_pruned_model(path: Path, tmp_path: Path) -> None:
     assert_same(by_layer(pruned), whole(pruned))
 
 
-def test_pickled_shards(tmp_path: Path) -> None:
-    pickled = tiny_nllb_moe(tmp_path / "pickled", pickled=True, shards=3)
-    assert_same(by_layer(pickled), whole(pickled))
-
-
 def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -> None:
     """Have so much room for states, in memory and on the disk, whatever this process takes."""
     monkeypatch.setattr(Room, "in_memory", lambda _self, _plan: memory)
     monkeypatch.setattr(runner, "disk_room", lambda _directory: disk)
 
 
-@pytest.mark.parametrize("memory", [0, 3000])
-def test_states_in_a_file(path: Path, memory: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    no_room(monkeypatch, memory)
+def test_states_in_a_file(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    no_room(monkeypatch, 3000)
     report = RunReport()
     assert_same(by_layer(path, report=report, spill=tmp_path), whole(path))
     assert report.spilled_bytes > 0
@@ -177,7 +163,7 @@ def stopping(after: int) -> Progress:
     return begin
 
 
-@pytest.mark.parametrize("after", [1, 10, 23, 38])
+@pytest.mark.parametrize("after", [10, 23])
 def test_an_interrupted_run_goes_on_from_its_last_layer(path: Path, after: int, tmp_path: Path) -> None:
     key = {"run": [1, (2, 3)]}
     with pytest.raises(_StopError):
@@ -201,40 +187,12 @@ def recording(steps: list[float]) -> Progress:
     return lambda *_: nullcontext(steps.append)
 
 
-def test_a_group_that_was_begun_stays_as_it_was_cut(path: Path, monkeypatch: Any, tmp_path: Path) -> None:
-    snapshots = Snapshots(tmp_path / "states", {}, 0.0)
-    with monkeypatch.context() as smaller:
-        no_room(smaller, 30_000, 0)
-        with pytest.raises(_StopError):
-            by_layer(path, progress=stopping(12), snapshots=snapshots)
-    assert 0 < (snapshots.group_size(0) or 0) < 5
-    report = RunReport()
-    assert_same(by_layer(path, snapshots=snapshots, report=report), whole(path))
-    assert report.readings == 2
-
-
 def test_states_of_another_run_are_not_used(path: Path, tmp_path: Path) -> None:
     with pytest.raises(_StopError):
         by_layer(path, progress=stopping(30), snapshots=Snapshots(tmp_path / "states", {"run": 1}, 0.0))
     other = Snapshots(tmp_path / "states", {"run": 2})
     assert other.group_size(0) is None
     assert_same(by_layer(path, snapshots=other), whole(path))
-
-
-def test_a_disk_that_fills_up(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    no_room(monkeypatch, 0)
-
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OutputError, match="no room"):
-        by_layer(path, spill=tmp_path)
-
-
-def test_a_spill_directory_that_is_not_there(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="nowhere"):
-        by_layer(path, spill=tmp_path / "nowhere")
 
 
 def test_a_shard_cut_short_meanwhile(path: Path, tmp_path: Path) -> None:

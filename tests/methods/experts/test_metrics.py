@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
+from safetensors.torch import save_file
 
-from prunecli.errors import StatisticsError, UsageError
+from prunecli.errors import CheckpointError, StatisticsError, UsageError
+from prunecli.methods.experts import metrics
 from prunecli.methods.experts.metrics import (
     METRICS,
+    aimer_values,
     default_metric,
+    inverse_aimer,
+    measure_texts,
     metric_named,
     metric_values,
+    parts_of_expert,
     random_values,
 )
 from prunecli.model.axes import Axis
+from prunecli.model.checkpoint import open_model
 from prunecli.results.gates import SUMS, TEXT_SUMS, GateStatistics, GateSums
+from prunecli.tensors.directory import find_weights
+from prunecli.tensors.reader import TensorReader
 from tests.gates import changed, gate_statistics
-from tests.reference import expert_metrics, routed_outputs
+from tests.reference import expert_metrics, routed_outputs, weights
+from tests.tiny import tiny_nllb_moe
 
 OF_GATES = [name for name, metric in METRICS.items() if set(metric.needs) <= set(SUMS)]
 
@@ -81,14 +97,6 @@ def test_metrics_of_language_models_are_those_of_the_raw_routing(
         assert_allclose(row, routed_outputs.metric(name, raw, experts), rtol=1e-12, atol=0)
 
 
-def test_reap_by_hand() -> None:
-    # Expert 0: (0.5 x 2 + 0.25 x 4) / 2 = 1; expert 1: 0.5 x 6 = 3, its one token; expert 2: 0.75 x 4 / 1 = 3.
-    tokens = [((0, 1), (0.5, 0.5), (2.0, 6.0)), ((2, 0), (0.75, 0.25), (4.0, 4.0))]
-    sums = text_sums_of(4, tokens)
-    assert_allclose(METRICS["reap"].values(sums)[0], [1.0, 3.0, 3.0, 0.0])
-    assert_allclose(METRICS["man"].values(sums)[0], [3.0, 6.0, 4.0, 0.0])
-
-
 def test_importance_by_hand() -> None:
     # Expert 0: first for 3 of 4 tokens at gates 0.5, 0.7, 0.6, so 0.75 x exp(0.6); expert 1: 0.25 x exp(0.9).
     gates = [[0.5, 0.3, 0.2], [0.7, 0.2, 0.1], [0.6, 0.1, 0.3], [0.05, 0.9, 0.05]]
@@ -111,27 +119,12 @@ def test_a_layer_without_tokens_gives_zeros() -> None:
         assert (metric.values(GateSums.zeros(2, 3, TEXT_SUMS)) == 0).all()
 
 
-def test_values_are_named_by_axis() -> None:
-    sums = sums_of(routed(0, 9, 3), routed(1, 9, 3))
-    values = metric_values("top1", sums, statistics_of(sums))
-    assert list(values) == [
-        "model.encoder.layers.0.ffn.experts",
-        "model.encoder.layers.1.ffn.experts",
-    ]
-    assert_allclose(sum(values["model.encoder.layers.1.ffn.experts"]), 1.0)
-
-
 def test_random_values_repeat_with_the_seed() -> None:
     axes = [Axis("a", "expert", (0, 2), 5), Axis("b", "expert", (1,), 7)]
     first, again, other = (random_values(axes, seed) for seed in (1, 1, 2))
     assert all((first[name] == again[name]).all() and (first[name] != other[name]).any() for name in "ab")
     assert [len(values) for values in first.values()] == [5, 7]
     assert all((values > 0).all() for values in first.values())
-
-
-def test_an_unknown_metric_is_refused() -> None:
-    with pytest.raises(UsageError, match="No metric 'entropy'"):
-        metric_named("entropy")
 
 
 def test_a_metric_whose_sums_the_file_lacks_is_refused_with_those_that_work() -> None:
@@ -144,15 +137,6 @@ def test_a_metric_whose_sums_the_file_lacks_is_refused_with_those_that_work() ->
     assert refused.value.remedy == "Choose `metric=top1 or top2`."
 
 
-def test_statistics_of_translation_lack_what_outputs_give() -> None:
-    sums = sums_of(routed(0, 9, 3))
-    for name in ("reap", "seer"):
-        with pytest.raises(StatisticsError, match=f"metric '{name}' needs .*routed") as refused:
-            metric_values(name, sums, statistics_of(sums))
-        assert str(refused.value.remedy).startswith("Choose `metric=importance or ")
-        assert "ean" not in str(refused.value.remedy)
-
-
 def test_the_default_metric_goes_by_the_kind_of_statistics() -> None:
     sums = text_sums_of(3, tokens_of(0, 9, 3))
     statistics = statistics_of(sums)
@@ -160,3 +144,165 @@ def test_the_default_metric_goes_by_the_kind_of_statistics() -> None:
     texts = changed(statistics, mode="text")
     assert default_metric(texts) == "reap"
     assert set(metric_values("reap", sums, texts)) == {"model.encoder.layers.0.ffn.experts"}
+
+
+SHAPES = {
+    "gate_proj.weight": (5, 8),
+    "up_proj.weight": (5, 8),
+    "down_proj.weight": (8, 5),
+    "up_proj.bias": (5,),
+}
+
+
+def reader_of(directory: Path, tensors: Mapping[str, torch.Tensor]) -> TensorReader:
+    directory.mkdir(exist_ok=True)
+    save_file(dict(tensors), directory / "model.safetensors")
+    return TensorReader(directory, find_weights(directory))
+
+
+def drawn(seed: int, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) ** 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("block", [7, 1 << 18])
+def test_an_expert_of_its_own_tensors(
+    dtype: torch.dtype, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "BLOCK_ELEMENTS", block)
+    tensors = {name: drawn(seed, shape).to(dtype) for seed, (name, shape) in enumerate(SHAPES.items())}
+    with reader_of(tmp_path, tensors) as reader:
+        parts = parts_of_expert(reader, [*tensors])
+        assert [name for name, *_ in parts] == [name for name in tensors if not name.endswith("bias")]
+        wanted = weights.aimer(tensors[name].double().numpy() for name, *_ in parts)
+        assert_allclose(inverse_aimer(reader, parts), 1 / wanted, rtol=1e-13)
+
+
+def test_experts_in_stacked_tensors(tmp_path: Path) -> None:
+    tensors = {
+        "gate_up_proj": drawn(0, (4, 10, 8)),
+        "down_proj": drawn(1, (4, 8, 5)),
+        "gate_up_proj_bias": drawn(2, (4, 10)),
+    }
+    with reader_of(tmp_path, tensors) as reader:
+        for expert in range(4):
+            parts = parts_of_expert(reader, (), [*tensors], expert, 4)
+            own = (tensors[name][expert].numpy() for name in ("gate_up_proj", "down_proj"))
+            assert_allclose(inverse_aimer(reader, parts), 1 / weights.aimer(own), rtol=1e-13)
+
+
+def test_weights_of_one_size_are_the_first_to_go_but_for_zeros(tmp_path: Path) -> None:
+    even, spiky = torch.full((4, 4), 0.5), torch.zeros(4, 4)
+    even[0] = -0.5
+    spiky[1, 2] = 3.0
+    tensors = {"even": even, "spiky": spiky, "normal": drawn(0, (4, 4)), "zero": torch.zeros(4, 4)}
+    with reader_of(tmp_path, tensors) as reader:
+        found = {name: inverse_aimer(reader, parts_of_expert(reader, [name])) for name in tensors}
+    assert found["even"] == 1
+    assert found["spiky"] == 4  # sqrt(16 x 9) / 3
+    assert found["zero"] == 0 < found["even"] < found["normal"] < found["spiky"]
+
+
+def test_values_stand_at_original_ids_and_threads_change_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+        layers = checkpoint.require_mixtures()
+        several = aimer_values(checkpoint, layers)
+        monkeypatch.setattr(metrics, "THREADS", 1)
+        one = aimer_values(checkpoint, layers)
+        assert list(one) == [f"{layer.name}.experts" for layer in layers]
+        for layer in layers:
+            values = one[f"{layer.name}.experts"]
+            assert (values == several[f"{layer.name}.experts"]).all()
+            for place, expert in enumerate(layer.experts):
+                own = [
+                    checkpoint.read(layer.expert_tensor(place, f"{name}.weight")) for name in ("fc1", "fc2")
+                ]
+                assert_allclose(values[expert], 1 / weights.aimer(own), rtol=1e-13)
+
+
+def test_quantised_weights_are_refused(tmp_path: Path) -> None:
+    with (
+        reader_of(tmp_path, {"up_proj.weight": torch.ones(4, 4).to(torch.uint8)}) as reader,
+        pytest.raises(StatisticsError, match=r"up_proj.weight is quantised"),
+    ):
+        parts_of_expert(reader, ["up_proj.weight"])
+
+
+@pytest.mark.parametrize("value", [float("nan")])
+def test_what_is_no_number_is_refused(value: float, tmp_path: Path) -> None:
+    tensor = torch.ones(4, 4)
+    tensor[2, 2] = value
+    with (
+        reader_of(tmp_path, {"up_proj.weight": tensor}) as reader,
+        pytest.raises(CheckpointError, match=r"up_proj.weight holds NaN or infinity"),
+    ):
+        inverse_aimer(reader, parts_of_expert(reader, ["up_proj.weight"]))
+
+
+NAMES = ("model.layers.0.mlp", "model.layers.1.mlp")
+EXPERTS = 6
+
+
+def texts_tokens_of(seed: int, tokens: int, among: Sequence[int]) -> list[routed_outputs.Token]:
+    draw = np.random.default_rng(seed)
+    return [
+        (draw.permutation(among)[:2].tolist(), draw.random(2).tolist(), draw.random(2).tolist())
+        for _ in range(tokens)
+    ]
+
+
+TEXTS = {
+    "code": (texts_tokens_of(0, 40, (0, 1, 2)), texts_tokens_of(1, 40, (0, 1, 2, 3))),
+    "web": (texts_tokens_of(2, 30, (2, 3, 4)), texts_tokens_of(3, 30, (3, 4, 5))),
+    "note": (texts_tokens_of(4, 5, (5, 0)), texts_tokens_of(5, 5, (4, 5))),
+}
+
+
+def statistics() -> GateStatistics:
+    entries = {}
+    for text, layers in TEXTS.items():
+        counted = [routed_outputs.sums(tokens, EXPERTS) for tokens in layers]
+        arrays = {name: np.array([c[name] for c in counted]) for name in TEXT_SUMS[1:]}
+        entries[text] = GateSums(tokens=np.array([len(tokens) for tokens in layers]), **arrays)
+    return gate_statistics("sha256:0", "qwen3_moe", "text", NAMES, EXPERTS, 2, entries)
+
+
+AXES = statistics().axes
+
+
+@pytest.mark.parametrize("texts", [(), ("web", "code")])
+@pytest.mark.parametrize("metric", ["reap", "frequency", "importance"])
+def test_values_are_those_of_the_tokens_of_the_texts(texts: tuple[str, ...], metric: str) -> None:
+    measured = measure_texts(statistics(), texts)
+    assert measured.granularity is None
+    values = metric_values(metric, measured.sums, measured.statistics)
+    for row, name in enumerate(NAMES):
+        tokens = [token for text in set(texts or TEXTS) for token in TEXTS[text][row]]
+        wanted = routed_outputs.metric(metric, tokens, EXPERTS)
+        np.testing.assert_allclose(values[f"{name}.experts"], wanted, rtol=1e-12)
+
+
+def test_experts_that_saw_little_are_found_among_those_that_are_held() -> None:
+    axes = [replace(axis, ids=ids) for axis, ids in zip(AXES, ((0, 1, 2, 4), (0, 1, 2, 3)), strict=True)]
+    measured = measure_texts(statistics(), ("code",))
+    assert measured.few(axes, 10) == {NAMES[0]: (4,)}  # 3 and 5 saw nothing either, but are gone
+    assert measured.few(axes, 0) == {}
+    for least in (1, 5, 20, 1000):
+        few = measure_texts(statistics(), ("note",)).few(AXES, least)
+        for row, name in enumerate(NAMES):
+            seen = [len(routed_outputs.visits(TEXTS["note"][row], expert)) for expert in range(EXPERTS)]
+            assert few.get(name, ()) == tuple(e for e in range(EXPERTS) if seen[e] < least)
+
+
+def test_an_unknown_text_is_refused_with_near_names() -> None:
+    with pytest.raises(StatisticsError, match="no text 'cod'") as refused:
+        measure_texts(statistics(), ("cod",))
+    assert refused.value.remedy == "Did you mean code?"
+
+
+def test_an_unknown_metric_is_refused() -> None:
+    with pytest.raises(UsageError, match="No metric 'entropy'"):
+        metric_named("entropy")

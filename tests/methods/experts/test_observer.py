@@ -59,15 +59,6 @@ def test_passes_add_up_and_the_largest_norm_stays() -> None:
     assert whole.norm_max.max() == max(part.norm_max.max() for part in parts)
 
 
-def test_two_runs_are_equal_to_the_bit() -> None:
-    model = tiny_mixture("olmoe")
-    observer = StockObserver(_layers(model))
-    first, second = (_run(observer, model, IDS, MASK) for _ in range(2))
-    for index, found in first.items():
-        for name in TEXT_SUMS:
-            assert np.array_equal(getattr(found, name), getattr(second[index], name))
-
-
 def test_equal_weights_are_ranked_by_the_number_of_the_expert() -> None:
     model = tiny_mixture("mixtral")
     for module in expert_modules(model).values():
@@ -91,25 +82,11 @@ def test_pruned_experts_have_their_original_numbers() -> None:
     assert found.routed.sum() == 24 * 2
 
 
-def test_one_expert_a_token_has_no_second() -> None:
-    model = tiny_mixture("qwen3_moe", num_experts_per_tok=1)
-    found = _run(StockObserver(_layers(model)), model, IDS, MASK)[0]
-    assert found.top2.sum() == found.conf2_sum.sum() == 0
-    assert found.top1.sum() == 24
-
-
 def test_an_output_that_is_not_finite_is_an_error() -> None:
     model = tiny_mixture("qwen3_moe")
     next(iter(expert_modules(model).values())).down_proj[:] = 1e38
     with pytest.raises(PruneError, match=r"model\.layers\.0\.mlp: the output of an expert is not finite"):
         _run(StockObserver(_layers(model)), model, IDS, MASK)
-
-
-def test_layers_that_the_model_does_not_run_are_refused() -> None:
-    model = tiny_mixture("qwen3_moe")
-    observer = StockObserver(_layers(model)[:1])
-    with pytest.raises(UnsupportedModelError, match="2 layers of experts"), observer.watching(model):
-        pass
 
 
 def _layers(model: Any, kept: Sequence[int] = tuple(range(8)), original: int = 8) -> tuple[SparseLayer, ...]:
@@ -147,3 +124,10 @@ def _brute_force(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> list[dict
         rows = zip(experts.tolist(), weights.tolist(), norms.tolist(), strict=True)
         found.append(sums([*rows], modules[name].num_experts))
     return found
+
+
+def test_layers_that_the_model_does_not_run_are_refused() -> None:
+    model = tiny_mixture("qwen3_moe")
+    observer = StockObserver(_layers(model)[:1])
+    with pytest.raises(UnsupportedModelError, match="2 layers of experts"), observer.watching(model):
+        pass

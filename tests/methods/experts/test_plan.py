@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from prunecli.errors import UsageError
-from prunecli.methods.experts.plan import ExpertPlan, plan_experts
+from prunecli.errors import PruneError, StatisticsError, UsageError
+from prunecli.methods.experts.plan import ExpertPlan, plan_experts, read_experts
 from prunecli.methods.options import ExpertOptions
+from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import open_model
 from prunecli.results.gates import SUMS, GateStatistics, GateSums
 from tests.gates import gate_statistics
@@ -83,16 +86,107 @@ def test_lists_by_language_say_who_names_an_expert(model: Path, tmp_path: Path) 
     assert named == {"eng-fra": [0, 1], "deu-fra": [0, 2]}
 
 
-def test_a_count_is_the_ratio_of_as_many_experts(model: Path) -> None:
-    gates = statistics(model)
-    with open_model(model) as opened:
-        by_count, by_ratio = (
-            plan_experts(opened, ExpertOptions(gates=gates, **amount))
-            for amount in ({"count": 16}, {"ratio": 0.5})
-        )
-        assert by_count.kept == by_ratio.kept
-        assert by_count.step["arguments"]["count"] == 16
-        with pytest.raises(UsageError, match="0 of 32 experts would stay"):
-            plan_experts(opened, ExpertOptions(gates=gates, count=99))
-        with pytest.raises(UsageError, match="Give one of `ratio` and `count`"):
-            plan_experts(opened, ExpertOptions(gates=gates, ratio=0.5, count=3))
+NAMES = ("model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn")
+
+
+def axes_with(encoder: Sequence[int], decoder: Sequence[int]) -> list[Axis]:
+    return [
+        Axis(f"{name}.experts", "expert", tuple(ids), 4, side)
+        for name, side, ids in zip(NAMES, ("encoder", "decoder"), (encoder, decoder), strict=True)
+    ]
+
+
+AXES = axes_with(range(4), range(4))
+
+
+def save(path: Path, content: Any) -> Path:
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "sources", "targets", "encoder", "decoder"),
+    [
+        ([0, 3, 5, 6], (), (), (0, 3), (1, 2)),
+        ({"a": [0, 1, 4, 5], "b": [2, 3, 6, 7]}, ("a",), ("b",), (0, 1), (2, 3)),
+        ({"a": [0, 1, 4, 5], "b": [2, 3, 6, 7]}, ("b",), ("a",), (2, 3), (0, 1)),
+        ({"a": [0, 1, 4, 5], "b": [1, 2, 5, 6], "c": [0, 1, 6, 7]}, ("a", "b"), ("c",), (0, 1, 2), (2, 3)),
+        ({"a-b": [0, 1, 4, 5], "a-c": [0, 2, 5, 7]}, ("a",), ("b",), (0, 1), (0, 1)),
+        ({"a-b": [0, 1, 4, 5], "a-c": [0, 2, 5, 7]}, ("a",), ("b", "c"), (0, 1, 2), (0, 1, 3)),
+        ({"a-X": [0, 1, 4, 5], "X-b": [2, 3, 6, 7]}, ("a",), ("b",), (0, 1), (2, 3)),
+        (
+            {"format": "prunecli.experts/1", "kept": {NAMES[0]: [3, 1], NAMES[1]: [0, 2]}},
+            (),
+            (),
+            (1, 3),
+            (0, 2),
+        ),
+        ({"kept": {f"{name}.experts": [3, 1] for name in NAMES}}, (), (), (1, 3), (1, 3)),
+        ({"kept": [0, 3, 5, 6], "b": [1, 2, 4, 7]}, ("kept",), ("b",), (0, 3), (0, 3)),  # a language
+    ],
+)
+def test_expert_ids(
+    content: Any,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    encoder: Sequence[int],
+    decoder: Sequence[int],
+    tmp_path: Path,
+) -> None:
+    kept = read_experts(save(tmp_path / "experts.json", content), AXES, sources, targets)
+    assert kept == {AXES[0].name: encoder, AXES[1].name: decoder}
+
+
+def test_ids_count_the_original_experts_of_a_pruned_model(tmp_path: Path) -> None:
+    axes = axes_with((1, 3), (0, 2))
+    path = save(tmp_path / "experts.json", [1, 3, 4, 6])
+    assert read_experts(path, axes) == {AXES[0].name: (1, 3), AXES[1].name: (0, 2)}
+    with pytest.raises(
+        StatisticsError, match=r"keeps expert 0 of model.encoder.layers.1.ffn.experts, .* does not hold"
+    ):
+        read_experts(save(path, [0, 1, 4, 6]), axes)
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        ({NAMES[0]: [0]}, "selection for another model: model.decoder.layers.1.ffn"),
+        ({NAMES[0]: [0], NAMES[1]: [0], "model.layers.1.mlp": [0]}, "model.layers.1.mlp is not in both"),
+        ({NAMES[0]: [0], NAMES[1]: [0.5]}, "'model.decoder.layers.1.ffn.experts' is not a list of ids"),
+        ({NAMES[0]: [0], NAMES[1]: [4]}, "keeps expert 4 of model.decoder.layers.1.ffn"),
+    ],
+)
+def test_a_selection_that_does_not_fit_is_refused(kept: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(StatisticsError, match=message):
+        read_experts(save(tmp_path / "experts.json", {"kept": kept}), AXES)
+
+
+LANGUAGES = {"eng_Latn": [0, 1, 4, 5], "fra_Latn": [0, 1, 4, 5]}
+
+
+@pytest.mark.parametrize(
+    ("content", "sources", "targets", "kind", "message"),
+    [
+        ([0, 8], (), (), StatisticsError, "8 is no expert id; the model's go from 0 to 7"),
+        ([0, -1], (), (), StatisticsError, "-1 is no expert id"),
+        ([0, True], (), (), StatisticsError, "True is no expert id"),
+        ([0, "1"], (), (), StatisticsError, "no expert id"),
+        ([], (), (), StatisticsError, "no expert ids"),
+        ([0, 1], ("a",), (), UsageError, "takes no `sources`"),
+        (LANGUAGES, (), (), UsageError, "name `sources` and `targets`"),
+        (LANGUAGES, ("eng_Latn",), (), UsageError, "name `sources` and `targets`"),
+        (LANGUAGES, ("eng_Lat",), ("fra_Latn",), StatisticsError, "Did you mean eng_Latn"),
+        ({"a": 3, "b": [1]}, ("a",), ("b",), StatisticsError, "not a list"),
+        ({"format": "prunecli.gates/1", "entries": {}}, (), (), StatisticsError, "go with `gates`"),
+    ],
+)
+def test_expert_files_that_do_not_fit_are_refused(
+    content: Any,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    kind: type[PruneError],
+    message: str,
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(kind, match=message):
+        read_experts(save(tmp_path / "experts.json", content), AXES, sources, targets)

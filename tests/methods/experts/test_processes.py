@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prunecli.errors import PruneError, UsageError
+from prunecli.errors import PruneError
 from prunecli.methods.experts.batches import CollectOptions, Translation
 from prunecli.methods.experts.collect import State, score
 from prunecli.model.checkpoint import open_model
@@ -17,12 +17,12 @@ from prunecli.processes import ALONE, ProcessGroup
 from prunecli.results.gates import GateStatistics
 from prunecli.running import runner
 from prunecli.running.layerwise import states as snapshot
-from prunecli.running.layerwise.runner import Layerwise, Room, RunReport
+from prunecli.running.layerwise.runner import RunReport
 from prunecli.running.layerwise.states import Snapshots
 from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
 from tests.methods.experts.test_collect import PAIRS, TEXT
-from tests.methods.experts.test_layerwise import PLENTY, no_room, stopping
+from tests.methods.experts.test_layerwise import PLENTY, stopping
 from tests.methods.experts.test_layerwise import by_layer as layerwise
 from tests.process_groups import at_once
 from tests.tiny import tiny_nllb_moe
@@ -59,7 +59,7 @@ def assert_same(found: list[Any], whole: GateStatistics) -> None:
         assert one.to_json() == whole.to_json()
 
 
-@pytest.mark.parametrize(("options", "count", "apart"), [(FORCED, 3, 2), (FORCED, 9, 4), (BEAM, 2, 2)])
+@pytest.mark.parametrize(("options", "count", "apart"), [(FORCED, 9, 4), (BEAM, 2, 2)])
 def test_in_memory(
     path: Path, options: CollectOptions, count: int, apart: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,9 +83,8 @@ def test_each_batch_is_run_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert sum(ran) == alone
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
 def test_another_number_of_processes_goes_on(
-    path: Path, whole: GateStatistics, before: int, after: int, monkeypatch: pytest.MonkeyPatch
+    path: Path, whole: GateStatistics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "BATCHES_APART", 1)
     states: list[State] = []
@@ -93,52 +92,15 @@ def test_another_number_of_processes_goes_on(
     def begin(group: ProcessGroup) -> Any:
         return in_memory(path, group=group, save=states.append if group.is_main else lambda _state: None)
 
-    at_once(before, begin)
+    at_once(3, begin)
     assert len(states) > 1
     done = states[0]
-    assert done.batches == before
-    assert_same(at_once(after, lambda group: in_memory(path, group=group, state=done)), whole)
+    assert done.batches == 3
+    assert_same(at_once(2, lambda group: in_memory(path, group=group, state=done)), whole)
 
 
-@pytest.mark.parametrize("count", [2, 9])
-def test_by_layer(path: Path, whole: GateStatistics, count: int) -> None:
-    assert_same(at_once(count, lambda group: by_layer(path, group)), whole)
-
-
-def test_in_groups(path: Path, whole: GateStatistics, monkeypatch: pytest.MonkeyPatch) -> None:
-    count = 3
-    no_room(monkeypatch, 15_000, 0)
-    alone = RunReport()
-    by_layer(path, report=alone)
-    works = [RunReport() for _ in range(count)]
-    saved: list[State] = []
-
-    def collect(group: ProcessGroup) -> Any:
-        save = saved.append if group.is_main else lambda _state: None
-        return by_layer(path, group, report=works[group.rank], save=save)
-
-    assert_same(at_once(count, collect), whole)
-    assert {work.readings for work in works} == {len(saved)}
-    assert 1 < len(saved) < alone.readings  # each process has room of its own
-    # What was begun by layers is gone on with in memory, by one.
-    assert_same([in_memory(path, state=saved[0])], whole)
-
-
-def test_groups_are_cut_where_the_process_with_the_least_is_full(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rooms: list[Room] = []
-    real = Layerwise.running
-
-    def running(layers: Layerwise, *more: Any) -> Any:
-        rooms.append(layers.room)
-        return real(layers, *more)
-
-    monkeypatch.setattr(Layerwise, "running", running)
-    at_once(3, lambda group: by_layer(path, group, PLENTY - group.rank))
-    assert len(rooms) == 3
-    assert rooms[0] == rooms[1] == rooms[2]
-    assert rooms[0].memory == PLENTY - 2
+def test_by_layer(path: Path, whole: GateStatistics) -> None:
+    assert_same(at_once(3, lambda group: by_layer(path, group)), whole)
 
 
 def interrupted(path: Path, folder: Path, after: int, count: int = 2) -> None:
@@ -169,27 +131,16 @@ def begun_again(
     return at_once(count, go_on), works, sizes
 
 
-@pytest.mark.parametrize("after", [5, 14])
 def test_an_interrupted_run_goes_on_from_its_last_layer(
-    path: Path, whole: GateStatistics, after: int, tmp_path: Path
+    path: Path, whole: GateStatistics, tmp_path: Path
 ) -> None:
-    interrupted(path, tmp_path, after)
+    interrupted(path, tmp_path, 14)
     found, works, sizes = begun_again(path, tmp_path)
     assert_same(found, whole)
     plain = RunReport()
     by_layer(path, report=plain)
     assert None not in sizes
     assert all(work.bytes_read < plain.bytes_read for work in works)
-
-
-def test_files_of_different_layers_are_not_mixed(path: Path, whole: GateStatistics, tmp_path: Path) -> None:
-    interrupted(path, tmp_path, 5)
-    early = (tmp_path / "states.1of2").read_bytes()
-    interrupted(path, tmp_path, 9)
-    (tmp_path / "states.1of2").write_bytes(early)
-    found, _, sizes = begun_again(path, tmp_path)
-    assert sizes == [None, None]
-    assert_same(found, whole)
 
 
 def test_a_kill_between_the_files_of_two_processes_loses_no_layer(
@@ -219,20 +170,6 @@ def test_one_that_cannot_write_keeps_the_others_from_it(
     monkeypatch.setattr(snapshot, "write_snapshot", write)
     interrupted(path, tmp_path, 9)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_another_number_of_processes_begins_the_layers_again(
-    path: Path, whole: GateStatistics, tmp_path: Path
-) -> None:
-    interrupted(path, tmp_path, 9)
-    found, _, sizes = begun_again(path, tmp_path, 3)
-    assert sizes == [None] * 3
-    assert_same(found, whole)
-
-
-def test_too_little_memory_for_one_is_said_by_all(path: Path) -> None:
-    found = at_once(2, lambda group: by_layer(path, group, PLENTY if group.is_main else 1 << 20))
-    assert all(isinstance(one, UsageError) and "`memory=1MiB` is too little" in str(one) for one in found)
 
 
 def test_a_failure_of_one_ends_the_others(path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from prunecli.errors import DataError, PruneError
+from prunecli.errors import PruneError
 from prunecli.methods.ffn.activations import UnitObserver
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.model.axes import module_of
@@ -124,12 +124,6 @@ def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path: Path) -> 
         found, counts = measured(load(shared), opened, [batch_of((0, 1, 2), both=True)])
     assert counts == {"model.encoder.layers.0": tokens}
     np.testing.assert_allclose(found["model.encoder.layers.0"], np.sqrt(sum(sums) / tokens), rtol=1e-4)
-
-
-def test_no_text(tmp_path: Path) -> None:
-    directory = tiny(tmp_path / "model", "gpt2")
-    with open_model(directory) as opened, pytest.raises(DataError, match="no text"):
-        measured(load(directory), opened, [])
 
 
 def test_activations_that_are_no_numbers(tmp_path: Path) -> None:

@@ -96,13 +96,6 @@ def test_orders_are_those_of_takase_and_kiyono(groups: int, times: int, order: A
         assert [number + 1 for number in found] == reference.takase_kiyono(groups * times, groups, order)
 
 
-def test_orders_of_the_paper() -> None:
-    assert group_numbers(6, 3, "sequence") == [0, 0, 1, 1, 2, 2]
-    assert group_numbers(6, 3, "cycle") == [0, 1, 2, 0, 1, 2]
-    assert group_numbers(6, 3, "cycle-reverse") == [0, 1, 2, 2, 1, 0]
-    assert group_numbers(9, 3, "cycle-reverse") == [0, 1, 2, 0, 1, 2, 2, 1, 0]
-
-
 @pytest.mark.parametrize("order", get_args(Order))
 @pytest.mark.parametrize(
     ("layers", "groups", "divisors"), [(6, 4, "1, 2, 3, 6"), (2, 3, "1, 2"), (5, 0, "1, 5")]
@@ -181,15 +174,6 @@ def test_an_owner_that_goes_leaves_its_tensors_to_the_next() -> None:
     assert not group.is_merged
 
 
-def test_what_was_dropped_stays_dropped() -> None:
-    layers = model(2, 2)
-    layers[3] = ffn("d1", width=0, removed=True, tensors={}, norm_tensors=())
-    found = arrange(layers, *asked("share", "share"))
-    assert members(found) == ["e0 e1", "d0"]
-    assert found.removed == ("d1",)
-    assert arrange(layers, *asked("keep", "drop")).removed == ("d0", "d1")
-
-
 def mixed() -> list[FfnLayer]:
     return [ffn(f"e{n}", is_sparse=n % 2 == 1) for n in range(4)] + model(0, 2)
 
@@ -205,30 +189,6 @@ def test_experts_are_left_alone_only_when_told() -> None:
     found = arrange(mixed(), *asked("share", dense_only=True))
     assert (members(found), found.sparse) == (["e0 e2", "d0", "d1"], ("e1", "e3"))
     assert arrange(mixed(), *asked("drop", dense_only=True)).removed == ("e0", "e2")
-
-
-def test_a_side_of_experts_alone() -> None:
-    layers = [ffn("e0", is_sparse=True), *model(0, 2)]
-    with pytest.raises(UnsupportedModelError, match="prune-experts"):
-        arrange(layers, *asked("share", dense_only=True))
-
-
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        (asked("drop"), "encoder=drop`: the model has no encoder"),
-        (asked(decoder="share", groups=(7,)), "more groups than layers"),
-    ],
-)
-def test_what_a_decoder_alone_cannot_hold(request_: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        arrange(model(0, 6), *request_)
-
-
-@pytest.mark.parametrize("width", [0, -3])
-def test_a_width_is_at_least_one(width: int) -> None:
-    with pytest.raises(UsageError, match=f"width={width}`: must be greater than or equal to 1"):
-        FfnOptions(width=width)
 
 
 def test_nothing_left_to_share() -> None:

@@ -17,11 +17,6 @@ def test_names_are_found_in_any_writing(name: str) -> None:
         assert find_configuration(written, BOTH).name == name
 
 
-def test_the_one_wide_ffn_by_its_full_name() -> None:
-    assert find_configuration("One Wide FFN", BOTH).match
-    assert find_configuration("one-wide-ffn", BOTH).match
-
-
 @pytest.mark.parametrize(
     ("side", "name", "treatments"),
     [
@@ -64,10 +59,3 @@ def test_what_a_model_with_one_stack_cannot_hold(side: str, name: str) -> None:
 def test_unknown_names_with_near_ones(name: str, hint: str) -> None:
     with pytest.raises(UsageError, match=f"{name}`: no such configuration.*{hint}"):
         find_configuration(name, BOTH)
-
-
-@pytest.mark.parametrize("name", ["", "quux", "Shared", "No"])
-def test_unknown_names(name: str) -> None:
-    with pytest.raises(UsageError, match="no such configuration") as caught:
-        find_configuration(name, BOTH)
-    assert ", ".join(NAMES) in str(caught.value)

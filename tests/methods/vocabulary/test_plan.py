@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError
+from prunecli.errors import CheckpointError, DataError, PruneError, UnsupportedModelError
 from prunecli.methods.vocabulary import measure
 from prunecli.methods.vocabulary import plan as plan_module
-from prunecli.methods.vocabulary.measure import Text, check_same, count_tokens, differs, load_trimmed
-from prunecli.methods.vocabulary.plan import VocabularyOptions, default_ids, plan_vocabulary
+from prunecli.methods.vocabulary.measure import Text, check_same, count_tokens, load_trimmed
+from prunecli.methods.vocabulary.plan import VocabularyOptions, plan_vocabulary, select_tokens
 from prunecli.methods.vocabulary.tokenizer import Vocabulary, read_vocabulary
-from prunecli.model.checkpoint import open_model
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.methods.vocabulary.makers import END, KINDS, SEEN, TEXT, sentencepiece_model
-from tests.tiny import tiny_nllb_moe, write_json
+from tests.tiny import VOCAB, write_json
 
 
 def trimmed(source: Path, lines: tuple[str, ...] = SEEN, **options: Any) -> Selection:
@@ -119,14 +120,6 @@ def test_ids_left_to_the_class_are_written_out_where_they_move(
     assert "unk_token_id" not in config
 
 
-def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
-    with open_model(tiny_family(tmp_path / "bart", "bart")) as opened:
-        defaults = default_ids(opened)
-    assert {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}.items() <= defaults.items()
-    with open_model(tiny_family(tmp_path / "gpt2", "gpt2")) as opened:
-        assert default_ids(opened) == {}  # 50256 is beyond the tiny vocabulary
-
-
 def test_a_sentencepiece_model_beside_a_tokenizer_json_is_shortened(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, pre_tokenizers
     from tokenizers.models import Unigram
@@ -157,10 +150,6 @@ def test_one_that_would_cut_otherwise_is_left_out(tmp_path: Path) -> None:
     (source / "vocab.bpe").write_text("x")
     made = trimmed(source)
     assert [name for name, content in made.files.items() if content is None] == ["spiece.model", "vocab.bpe"]
-
-
-def test_models_that_do_not_load_differ() -> None:
-    assert differs(b"x", b"y", SEEN)
 
 
 def breaking(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
@@ -211,11 +200,6 @@ def test_a_tokenizer_without_files_that_can_be_shortened_is_refused(tmp_path: Pa
         trimmed(source)
 
 
-def test_a_trimmed_tokenizer_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="here: the trimmed tokenizer cannot be read: it: no tokenizer"):
-        load_trimmed({"tokenizer.json": b"{}"}, {"model_type": "gpt2"}, "here")
-
-
 def test_tokenizers_that_differ_are_refused(sources: dict[str, Path]) -> None:
     old = load_tokenizer(sources["byte_bpe"])
     same = {number: number for number in range(len(old))}
@@ -234,16 +218,109 @@ def test_text_cut_otherwise_is_refused(sources: dict[str, Path], monkeypatch: py
         trimmed(sources["byte_bpe"])
 
 
-def test_the_comparison_goes_on_after_the_first_lines(
-    sources: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measure, "BATCH", 100)
-    assert trimmed(sources["marian"], TEXT).details["compared"]["sentences"] == 2 * len(TEXT)
+TOKENS = ("<s>", "a", "b", "c", "d", "ab", "cd", "abcd", "bc", "da", "<mask>")
+RANKS = {("a", "b"): 0, ("c", "d"): 1, ("ab", "cd"): 2, ("b", "c"): 3, ("d", "a"): 4}
+VOCABULARY = Vocabulary(
+    frozenset("abcd"),
+    (lambda left, right: RANKS.get((left, right)),),
+    {token: number for number, token in enumerate(TOKENS)},
+    frozenset({"<s>", "<mask>"}),
+)
+LINES = Lines(("one",) * 3, ("val",), (), ("eng",), None)
+COUNTS = {"abcd": 5, "bc": 2, "a": 1, "no token": 4}
 
 
-def test_language_codes_stay(tmp_path: Path) -> None:
-    source = tiny_nllb_moe(tmp_path / "in")
-    tokenizer = new_tokenizer(source, trimmed(source, ("the hat",)))
-    assert {"deu_Latn", "eng_Latn", "fra_Latn", "<mask>"} <= set(tokenizer.get_added_vocab())
-    tokenizer.src_lang = "fra_Latn"
-    assert tokenizer.convert_ids_to_tokens(tokenizer("the")["input_ids"]) == ["fra_Latn", "\u2581the", "</s>"]
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]:
+    path = tiny_family(tmp_path_factory.mktemp("model") / "tiny", "gpt2")
+    with open_model(path) as opened:
+        yield opened
+
+
+def decided(
+    checkpoint: Checkpoint,
+    counts: Mapping[str, int] = COUNTS,
+    needed: Any = (),
+    template: Set[str] = frozenset(),
+    **options: Any,
+) -> Selection:
+    return select_tokens(
+        checkpoint, VOCABULARY, LINES, counts, VocabularyOptions(**options), needed, template
+    )
+
+
+def tokens(plan: Selection) -> list[str]:
+    return [TOKENS[number] for number in plan.kept["tokens"]]
+
+
+def test_seen_special_and_single_tokens_stay_with_what_makes_them(checkpoint: Checkpoint) -> None:
+    made = decided(checkpoint)
+    assert tokens(made) == [token for token in TOKENS if token != "da"]
+    assert made.details["parts"] == {
+        "special and added": 2,
+        "in the text": 3,
+        "characters and bytes": 3,
+        "on the way to them": 2,
+    }
+    assert made.details["text"]["share_kept"] == 1  # "no token" is a piece that the vocabulary lacks
+
+
+def test_rarer_tokens_go(checkpoint: Checkpoint) -> None:
+    made = decided(checkpoint, min_count=3)
+    assert tokens(made) == [token for token in TOKENS if token not in ("da", "bc")]
+    assert made.details["text"]["share_kept"] == 6 / 8
+
+
+def test_of_no_text_only_what_always_stays(checkpoint: Checkpoint) -> None:
+    made = decided(checkpoint, {})
+    assert tokens(made) == ["<s>", "a", "b", "c", "d", "<mask>"]
+    assert made.details["text"]["share_kept"] == 1
+
+
+def test_tokens_asked_for_stay_with_what_makes_them(checkpoint: Checkpoint) -> None:
+    made = decided(checkpoint, {}, keep=("cd",))
+    assert tokens(made) == ["<s>", "a", "b", "c", "d", "cd", "<mask>"]
+    assert decided(checkpoint, {}, keep=("abcd",)).details["parts"]["on the way to them"] == 2
+
+
+def test_ids_that_configs_name_stay(checkpoint: Checkpoint) -> None:
+    """Even those of no token: rows beyond the tokenizer's."""
+    made = decided(checkpoint, {}, needed=[9, 20, 0, VOCAB, -1])
+    assert made.kept["tokens"] == (0, 1, 2, 3, 4, 9, 10, 20)
+    assert made.details["parts"]["no token"] == 1
+
+
+@pytest.mark.parametrize(("multiple", "count"), [(1, 6), (4, 8), (11, 11)])
+def test_up_to_a_multiple(multiple: int, count: int, checkpoint: Checkpoint) -> None:
+    made = decided(checkpoint, {}, multiple_of=multiple)
+    assert len(made.kept["tokens"]) == count
+    kept = set(tokens(made))
+    assert VOCABULARY.closure(kept) == kept
+
+
+def test_an_unknown_token_is_refused(checkpoint: Checkpoint) -> None:
+    with pytest.raises(DataError, match="no token 'ba'"):
+        decided(checkpoint, keep=("a", "ba"))
+
+
+def test_a_tokenizer_that_the_embeddings_cannot_hold_is_refused(checkpoint: Checkpoint) -> None:
+    larger = replace(VOCABULARY, ids={"a": 0, "z": VOCAB})
+    with pytest.raises(CheckpointError, match=f"'z' the id {VOCAB}, its embeddings have {VOCAB} rows"):
+        select_tokens(checkpoint, larger, LINES, COUNTS, VocabularyOptions())
+
+
+def test_tokens_of_the_chat_template_stay_however_rare(checkpoint: Checkpoint) -> None:
+    made = decided(checkpoint, template={"da"}, min_count=3)
+    assert made.details["parts"]["chat template"] == 1
+    assert "da" in tokens(made)
+
+
+def test_a_long_document_is_cut_so_that_no_line_end_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "PIECE", 10)
+    monkeypatch.setattr(measure, "OVERLAP", 2)
+    document = "\n".join(map(str, range(20)))
+    pieces = list(measure._pieces(document))
+    joints = {tuple(piece.splitlines()[n : n + 3]) for piece in pieces for n in range(20)}
+    assert all((str(n), str(n + 1), str(n + 2)) in joints for n in range(18))
+    assert 2 < len(pieces) < 10
+    assert max(map(len, pieces)) < 15

@@ -43,22 +43,7 @@ def test_every_dense_family(model_type: str, memory: int, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "model_type",
-    [
-        "granite",
-        "cohere",
-        "gpt_neox",
-        "falcon",
-        "bloom",
-        "phi",
-        "stablelm",
-        "olmo2",
-        "modernbert",
-        "electra",
-        "deberta-v2",
-        "led",
-        "umt5",
-        "mamba",
-    ],
+    ["granite", "falcon"],
 )
 def test_families_that_are_found(model_type: str, tmp_path: Path) -> None:
     path = tmp_path / "model"
@@ -99,24 +84,11 @@ def test_other_forms_of_a_family(case: str, changes: dict[str, Any], tmp_path: P
     assert_same(found, in_memory(path))
 
 
-def test_pickled_shards(tmp_path: Path) -> None:
-    path = tiny_nllb_moe(tmp_path / "model", pickled=True, shards=4)
-    found, _ = by_layer(path)
-    assert_same(found, in_memory(path))
-
-
-@pytest.mark.parametrize("stored", ["F16", "BF16", "F32"])
 @pytest.mark.parametrize("computed", ["float32", "bfloat16", "float16"])
-def test_types(stored: str, computed: str, tmp_path: Path) -> None:
-    path = tiny_nllb_moe(tmp_path / "model", dtype=stored)
+def test_types(computed: str, tmp_path: Path) -> None:
+    path = tiny_nllb_moe(tmp_path / "model", dtype="BF16")
     found, _ = by_layer(path, dtype=getattr(torch, computed))
     assert_same(found, in_memory(path, computed))
-
-
-def test_t5_in_float16_keeps_its_float32_parts(tmp_path: Path) -> None:
-    path = tiny_family(tmp_path / "model", "t5", dtype="F16")
-    found, _ = by_layer(path, dtype=torch.float16)
-    assert_same(found, in_memory(path, "float16"))
 
 
 def test_uneven_experts(tmp_path: Path) -> None:
@@ -129,7 +101,7 @@ def test_uneven_experts(tmp_path: Path) -> None:
     assert_same(found, in_memory(pruned))
 
 
-@pytest.mark.parametrize("model_type", ["m2m_100", "t5", "bert", "gpt2", "llama"])
+@pytest.mark.parametrize("model_type", ["t5", "llama"])
 def test_uneven_heads(model_type: str, tmp_path: Path) -> None:
     pruned = without_heads(tmp_path, model_type)
     found, _ = by_layer(pruned)
@@ -141,14 +113,6 @@ def test_shared_and_removed_ffns(case: str, tmp_path: Path) -> None:
     path = with_shared_ffns(tmp_path, case)
     found, _ = by_layer(path, 0)
     assert_same(found, in_memory(path))
-
-
-def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
-    path = tiny_nllb_moe(tmp_path / "model")
-    config = path / "config.json"
-    config.write_text(config.read_text().replace('"encoder_ffn_dim": 32', '"encoder_ffn_dim": 48'))
-    with open_model(path) as checkpoint, pytest.raises(CheckpointError, match="misshapen"):
-        make_skeleton(checkpoint, CPU, torch.float32)
 
 
 def test_a_checkpoint_that_lacks_a_layer_is_refused(tmp_path: Path) -> None:

@@ -132,13 +132,12 @@ def test_a_mixture_of_experts(memory: int, tmp_path: Path) -> None:
     assert_same(by_layer(path, memory), in_memory(path))
 
 
-@pytest.mark.parametrize("case", ["t5-gated", "bert-classifier"])
-def test_other_forms_of_a_family(case: str, tmp_path: Path) -> None:
-    path = tiny_family(tmp_path / "model", case)
+def test_other_forms_of_a_family(tmp_path: Path) -> None:
+    path = tiny_family(tmp_path / "model", "t5-gated")
     assert_same(by_layer(path), in_memory(path))
 
 
-@pytest.mark.parametrize("model_type", ["m2m_100", "t5", "bert", "gpt2", "llama"])
+@pytest.mark.parametrize("model_type", ["t5", "llama"])
 def test_uneven_heads(model_type: str, tmp_path: Path) -> None:
     """Of some attentions none is left: nothing comes back there, and the others have theirs all the same."""
     pruned = without_heads(tmp_path, model_type)
@@ -151,9 +150,8 @@ def test_shared_and_removed_ffns(case: str, tmp_path: Path) -> None:
     assert_same(by_layer(path, 0), in_memory(path))
 
 
-@pytest.mark.parametrize("model_type", ["nllb-moe", "t5", "llama"])
-def test_bfloat16(model_type: str, tmp_path: Path) -> None:
-    path = tiny_family(tmp_path / "model", model_type, dtype="BF16")
+def test_bfloat16(tmp_path: Path) -> None:
+    path = tiny_family(tmp_path / "model", "t5", dtype="BF16")
     found, wanted = by_layer(path, dtype=torch.bfloat16), in_memory(path, "bfloat16")
     for name, gradients in wanted.items():
         for one, other in zip(found[name], gradients, strict=True):

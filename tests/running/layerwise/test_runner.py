@@ -45,11 +45,6 @@ def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int) -> None:
     monkeypatch.setattr(module, "disk_room", lambda _directory: disk)
 
 
-def test_batches_that_find_room_go_together(path: Path) -> None:
-    (group,) = groups(layers_of(path), (5, 100), (9, 10), (2, 1))
-    assert (group.start, len(group.batches), group.cost) == (0, 3, BatchCost(9, (111,)))
-
-
 def test_others_are_cut_in_their_order(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_room(monkeypatch, 60, 50)
     found = groups(layers_of(path), *((0, states) for states in (100, 10, 1, 80, 30, 109)))
@@ -64,21 +59,12 @@ def test_the_fullest_phase_counts(path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [(group.start, group.cost.states) for group in found] == [(7, (101, 101)), (9, (1, 10))]
 
 
-def test_no_batches_make_no_group(path: Path) -> None:
-    assert groups(layers_of(path)) == []
-
-
 def test_one_batch_that_finds_no_room_anywhere(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_room(monkeypatch, 60, 50)
     with pytest.raises(OutputError, match=rf"{tmp_path}: no room for the states of one batch"):
         groups(layers_of(path, spill=tmp_path), (0, 10), (0, 111))
-
-
-def test_a_directory_that_is_not_there(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="nowhere"):
-        groups(layers_of(path, spill=tmp_path / "nowhere"), (0, 10))
 
 
 def test_too_little_memory_names_the_smallest_that_works(path: Path) -> None:

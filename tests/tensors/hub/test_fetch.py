@@ -5,16 +5,17 @@ from __future__ import annotations
 import shutil
 from collections import namedtuple
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-import prunecli
 from prunecli.errors import HubError, OutputError
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors.hub.fetch import commit_of, local_directory
 from prunecli.tensors.hub.names import HubName
-from tests.hub_server import MAIN_COMMIT, hub, point_at
+from tests.hub_server import MAIN_COMMIT, HubServer, hub, point_at
 from tests.tiny import tiny_nllb_moe
 
 __all__ = ["hub"]
@@ -190,12 +191,6 @@ def test_a_model_that_is_refused_now_opens_from_the_cache(model, hub):
     assert said == [f"{hub.url[7:]} gives no permission (403): using org/tiny at 1a2b3c4 from the cache."]
 
 
-def test_a_missing_revision(model, hub):
-    with pytest.raises(HubError, match=r"^org/tiny@v9: .* no branch, tag or commit v9") as caught:
-        _directory("org/tiny@v9")
-    assert "Leave out @v9" in caught.value.remedy
-
-
 @pytest.mark.parametrize(
     ("files", "message"),
     [
@@ -238,13 +233,6 @@ def test_a_download_that_breaks_off_for_good_goes_on_with_the_next_command(model
     assert hub.fetched() == [shard, "model-00003-of-00003.safetensors"]
 
 
-def test_a_file_of_another_size_than_announced_is_refused(model, hub):
-    hub.announced["model-00001-of-00003.safetensors"] = 10
-    with pytest.raises(HubError, match=r"^org/tiny: .*another size") as caught:
-        _directory("org/tiny")
-    assert len(str(caught.value).splitlines()) == 2
-
-
 def test_an_interrupt_is_said_and_loses_nothing_that_is_complete(model, hub, monkeypatch):
     import huggingface_hub
 
@@ -272,24 +260,70 @@ def test_a_full_disk_is_refused_before_anything_large_is_fetched(model, hub, mon
     assert set(hub.fetched()) == {"config.json", "model.safetensors.index.json"}
 
 
-def test_bars_are_as_they_were_afterwards(model, hub):
-    from huggingface_hub.utils import are_progress_bars_disabled
-
-    local_directory("org/tiny", bars=False)
-    assert not are_progress_bars_disabled()
+FILES = {"config.json": b"{}", "model.safetensors": b"x"}
 
 
-def test_the_library_opens_models_by_name(model, hub):
-    assert prunecli.load_model("org/tiny", device="cpu").config.num_experts == 8
-    with pytest.raises(HubError, match="org/none"):
-        prunecli.load_model("org/none")
+@pytest.fixture
+def answers_model(hub: HubServer) -> HubServer:
+    hub.add("org/tiny", FILES)
+    return hub
 
 
-def test_directories_cause_no_request(model, hub, tmp_path):
-    directory, _ = _directory("org/tiny")
-    hub.requests.clear()
-    for path in (model, "source", directory, tmp_path / "cache" / "models--org--tiny"):
-        with open_model(path) as checkpoint:
-            assert checkpoint.fingerprint
-    prunecli.load_model(model, device="cpu")
-    assert hub.requests == []
+def refused(tmp_path: Path, message: str) -> None:
+    """With a line, and without a file anywhere but in the cache."""
+    with pytest.raises(HubError, match=rf"^org/tiny(@\w+)?: .*{message}") as caught:
+        local_directory("org/tiny")
+    assert "\n" not in caught.value.message
+    assert {path.name for path in tmp_path.iterdir()} <= {"cache"}
+    assert {path.name for path in (tmp_path / "cache").glob("*")} <= {
+        "models--org--tiny",
+        ".locks",
+        "CACHEDIR.TAG",
+    }
+
+
+@pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag"])
+@pytest.mark.parametrize("value", ['"../../../out"', '"/tmp/out"', 'W/"a/b"', '".."', "a" * 300])
+def test_names_of_contents_are_no_paths(
+    answers_model: HubServer, tmp_path: Path, header: str, value: str
+) -> None:
+    answers_model.headers["config.json"] = {header: value}
+    refused(tmp_path, f"config.json: 127.0.0.1.* answers with (?i:{header})")
+
+
+def test_a_commit_is_the_one_that_was_asked_for(answers_model: HubServer, tmp_path: Path) -> None:
+    """It asked for another one, and again, a thousand times."""
+    answers_model.headers["config.json"] = {"X-Repo-Commit": "c" * 40}
+    answers_model.revisions["org/tiny", "c" * 40] = MAIN_COMMIT
+    with pytest.raises(HubError, match=f"^org/tiny@c+: .* answers with commit {MAIN_COMMIT}"):
+        local_directory("org/tiny")
+
+
+def siblings(**file: Any) -> dict[str, Any]:
+    return {"id": "org/tiny", "sha": MAIN_COMMIT, "siblings": [{"rfilename": "config.json"}, file]}
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        (b"<html>Log in</html>", "describes no model"),
+        (b"[" * 100_000, "describes no model"),
+        ([1], "describes no model"),
+        (siblings(rfilename="model.safetensors") | {"sha": "../../out"}, r"answers with commit \.\./"),
+        ({"id": "org/tiny", "sha": MAIN_COMMIT, "siblings": "abc"}, "describes no model"),
+        (siblings(size=1), "describes no model .'rfilename'"),
+        (siblings(rfilename=5), "describes no model"),
+        *((siblings(rfilename=name), "file ") for name in ("a/../../b", "/a")),
+    ],
+)
+def test_what_describes_no_model(
+    answers_model: HubServer, tmp_path: Path, description: Any, message: str
+) -> None:
+    answers_model.description = description
+    refused(tmp_path, message)
+    assert set(answers_model.fetched()) <= {"config.json"}
+
+
+def test_a_size_that_huggingface_hub_does_not_fetch(answers_model: HubServer, tmp_path: Path) -> None:
+    answers_model.headers["model.safetensors"] = {"X-Linked-Size": str(10**11)}
+    refused(tmp_path, "model.safetensors: it cannot be fetched .*too large")

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors.hub.fetch import needed_files, weight_files
 from prunecli.tensors.side_files import LARGEST_FOLDER_BYTES
@@ -51,12 +50,6 @@ def test_the_index_decides_which_shards(name):
     files = needed_files(dict.fromkeys(held, 1), {f"{name}.index.json": index}.__getitem__)
     assert files[-3:] == (f"{name}.index.json", f"{stem}-1.{ending}", f"{stem}-2.{ending}")
     assert f"{stem}-3.{ending}" not in files
-
-
-def test_safetensors_come_before_pickles():
-    held = ["model.safetensors.index.json", "model-1.safetensors", "pytorch_model.bin"]
-    index = {"weight_map": {"a": "model-1.safetensors"}}
-    assert weight_files(held, lambda _name: index) == ("model.safetensors.index.json", "model-1.safetensors")
 
 
 def test_folders_of_sentence_transformers_and_of_templates():
@@ -115,17 +108,6 @@ def test_what_is_fetched_is_what_a_directory_of_the_same_files_carries(tmp_path)
         carried = {path.relative_to(directory).as_posix() for path in checkpoint.side_files.carried}
     assert {"images/a.txt", "1_Dense/model.safetensors"} <= carried
     assert set(fetched) == carried | {"config.json", "model.safetensors"}
-
-
-def test_a_model_without_weights_that_are_read_is_refused():
-    with pytest.raises(CheckpointError, match=r"holds weights of llama.cpp, in GGUF \(model\.Q4\.gguf\)"):
-        needed_files({"config.json": 1, "model.Q4.gguf": 1}, _never)
-
-
-def test_an_index_of_files_that_there_are_not_is_refused():
-    index = {"weight_map": {"a": "../../secret"}}
-    with pytest.raises(CheckpointError, match=r"names \.\./\.\./secret"):
-        weight_files(["model.safetensors.index.json"], lambda _name: index)
 
 
 @pytest.mark.parametrize("index", [[], {}, {"weight_map": 3}, {"weight_map": {"a": None}}])

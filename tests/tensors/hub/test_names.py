@@ -92,14 +92,6 @@ def test_what_exists_here_is_a_path(folder):
     assert hub_name("org/broken@v1") is None
 
 
-def test_a_path_keeps_what_tells_it_from_a_model(folder):
-    (folder / "org").mkdir()
-    assert checkpoint_path("./org/name") == folder / "org/name"
-    assert checkpoint_path("org/name") == Path("org/name")
-    assert checkpoint_path("./name") == Path("name")
-    assert checkpoint_path("a/b/c") == Path("a/b/c")
-
-
 def test_a_path_that_leads_nowhere_names_the_remedy(folder):
     (folder / "models").mkdir()
     error = no_such_directory(Path("models/nllb"))
@@ -122,11 +114,6 @@ def test_a_folder_of_the_cache_is_its_main_snapshot(folder):
     cache = _cache(folder, ["a" * 40, "b" * 40], main="b" * 40)
     assert snapshot_in(cache) == cache / "snapshots" / ("b" * 40)
     assert snapshot_in(folder) == folder
-
-
-def test_a_folder_of_the_cache_without_main_is_its_one_snapshot(folder):
-    cache = _cache(folder, ["a" * 40], main="c" * 40)
-    assert snapshot_in(cache) == cache / "snapshots" / ("a" * 40)
 
 
 @pytest.mark.parametrize("commits", [[], ["a" * 40, "b" * 40]])
@@ -171,10 +158,3 @@ def test_links_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 "revision": HASH,
                 "fingerprint": checkpoint.fingerprint,
             }
-
-
-def test_a_link_is_called_by_its_own_name(tmp_path: Path) -> None:
-    (tmp_path / "target").mkdir()
-    (tmp_path / "mine").symlink_to(tmp_path / "target")
-    assert origin(tmp_path / "mine") == {"path": "mine"}
-    assert origin(tmp_path / "target" / "..") == {"path": tmp_path.name}

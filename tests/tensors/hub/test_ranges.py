@@ -11,7 +11,6 @@ from prunecli.errors import HubError
 from prunecli.tensors.hub import ranges
 from prunecli.tensors.hub.names import HubName
 from prunecli.tensors.hub.ranges import RemoteFile, Traffic
-from prunecli.tensors.reader import read_into
 from tests.hub_server import MAIN_COMMIT, Fault, hub
 
 __all__ = ["hub"]
@@ -63,10 +62,9 @@ def short(file, start, count):
     return read(file, start, start + count)
 
 
-@pytest.mark.parametrize("step", [1, 999, 1 << 20])
-def test_a_range_is_one_request(file, hub, step):
-    stop = 3_000 if step == 1 else 250_000
-    assert read(file, stop=stop, step=step) == CONTENT[1_000:stop]
+def test_a_range_is_one_request(file, hub):
+    stop = 250_000
+    assert read(file, stop=stop, step=999) == CONTENT[1_000:stop]
     assert asked(hub) == [f"1000-{stop - 1}"]
     assert hub.sent == file.traffic.received == stop - 1_000
     assert file.traffic.requests == 1
@@ -110,12 +108,6 @@ def test_it_gives_up_in_the_end(file, hub, waits):
         read(file)
     assert waits == list(ranges.WAITS)
     assert "goes on from what is fetched" in caught.value.remedy
-
-
-def test_a_connection_that_breaks_at_every_byte_ends(file, hub):
-    hub.faults = [Fault(cut=1)] * 100
-    with pytest.raises(HubError, match=r"broke off|peer closed|incomplete"):
-        read(file)
 
 
 def test_retry_after_is_heeded(file, hub, waits):
@@ -166,12 +158,6 @@ def test_addresses_that_expire_are_asked_for_again(file, hub, waits):
     assert waits == [ranges.WAITS[0]] * 3
 
 
-def test_a_hub_that_refuses_is_named(file, hub):
-    hub.refused["org/tiny"] = 403, ""
-    with pytest.raises(HubError, match=r"gives no permission \(403\)"):
-        short(file, 0, 10)
-
-
 def test_nobody_there(file, hub, waits, monkeypatch):
     monkeypatch.setattr(
         "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
@@ -180,14 +166,6 @@ def test_nobody_there(file, hub, waits, monkeypatch):
     with pytest.raises(HubError, match=r"refused.*9 times one after another"):
         short(file, 0, 10)
     assert waits == list(ranges.WAITS)
-
-
-def test_stopped_reading_ends(hub):
-    hub.add("org/tiny", {FILE: CONTENT})
-    file = remote()
-    file.traffic.stop()
-    with pytest.raises(HubError, match="stopped"):
-        read_into(file, 0, memoryview(bytearray(10)))
 
 
 @pytest.mark.parametrize("lifetime", [None, 10])

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.families import DECODERS, TRANSLATORS
-from tests.fuzz.commands import (
+from tests.fuzz.recipes import BY_NAME
+from tests.reference.quantisation import SCHEMES
+from tools.fuzz.commands import (
     CLASSIFIER,
     EMBEDDING,
     EXPLAINING,
@@ -19,7 +21,7 @@ from tests.fuzz.commands import (
     SEQ2SEQ,
     STREAMED,
 )
-from tests.fuzz.materials import (
+from tools.fuzz.materials import (
     EVALUATE,
     GATES,
     HEADLESS,
@@ -35,8 +37,6 @@ from tests.fuzz.materials import (
     UNFINISHED,
     folder_of,
 )
-from tests.fuzz.recipes import BY_NAME
-from tests.reference.quantisation import SCHEMES
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _together(cases: Iterable[Case], weight: float) -> list[Case]:
 
 
 def _of_models() -> list[Case]:
-    moe = (*REWRITES, *MOE, f"collect-gates {{m}} {ONE} -o out.json")
+    moe: tuple[str, ...] = (*REWRITES, *MOE, f"collect-gates {{m}} {ONE} -o out.json")
     moe = (*moe, f"collect-gates {{m}} {ONE} --memory 4GiB -o out.json", *SEQ2SEQ)
     plain = {
         "moe": moe,

@@ -21,10 +21,10 @@ import pytest
 from prunecli.commands.app import main
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors.unfinished import NAME
-from tests.fuzz.materials import SERVED
-from tests.fuzz.rounds import contents
-from tests.fuzz.writers import Writer
 from tests.hub_server import point_at, serving
+from tools.fuzz.materials import SERVED
+from tools.fuzz.rounds import contents
+from tools.fuzz.writers import Writer
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 STATUS = {signal.SIGTERM: (143, 130, -15), signal.SIGINT: (130, -2), signal.SIGKILL: (-9,)}
@@ -148,7 +148,7 @@ def fill(writer: Writer, material: Path, folder: Path) -> None:
     folder.mkdir()
     for name in writer.needs:
         copy = shutil.copytree if (material / name).is_dir() else shutil.copyfile
-        copy(material / name, folder / name)  # type: ignore[operator]
+        copy(material / name, folder / name)
 
 
 def reference(writer: Writer, material: Path, work: Path, stable: Stable) -> tuple[dict[str, str], float]:

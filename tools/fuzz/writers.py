@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.fuzz.materials import ONE, PLAIN, STREAM, TEXT
+from tools.fuzz.materials import ONE, PLAIN, STREAM, TEXT
 
 
 @dataclass(frozen=True)

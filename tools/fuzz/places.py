@@ -15,8 +15,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.fuzz.cases import CASES, Case, copy_needed
 from tests.fuzz.mutations import TYPES, replaced
+from tools.fuzz.cases import CASES, Case, copy_needed
 
 LARGEST = 1 << 20
 """Bytes of JSON beyond which a file is left to `damage_json`: its places are one like the other."""
@@ -75,7 +75,7 @@ def _ways(value: Any, at: tuple[Step, ...] = ()) -> Iterator[tuple[Step, ...]]:
 def _changed(value: Any, at: tuple[Step, ...], rng: Random) -> Any:
     if not at:
         return replaced(value, rng)
-    made = dict(value) if isinstance(value, dict) else list(value)
+    made: Any = dict(value) if isinstance(value, dict) else list(value)
     if len(at) == 1 and rng.random() < 0.12:
         del made[at[0]]
     elif at[-1] == "dtype" and len(at) == 2 and rng.random() < 0.8:

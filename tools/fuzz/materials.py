@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from tests.families import ENCODERS, MODEL_TYPES, tiny_family
 from tests.families.mixtures import TINY
@@ -160,7 +161,7 @@ def write_models(folder: Path) -> None:
     (folder / "labelled.tsv").write_text("".join(f"{i % 2}\t{line}\n" for i, line in enumerate(lines)))
     pairs = [f"{i % 6}.5\t{line}\t{lines[-i]}\n" for i, line in enumerate(lines)]
     (folder / "pairs.tsv").write_text("".join(pairs))
-    chats = [{"text": line} for line in lines[:6]]
+    chats: list[dict[str, Any]] = [{"text": line} for line in lines[:6]]
     chats += [{"messages": [{"role": "user", "content": line}]} for line in lines[6:]]
     (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     (folder / "recipe.yaml").write_text(RECIPE)

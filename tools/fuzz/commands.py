@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fuzz.materials import ONE, PLAIN, SERVED, STREAM, TEXT
+from tools.fuzz.materials import ONE, PLAIN, SERVED, STREAM, TEXT
 
 TIMED = "--runs 1 --warmup 0 --sentences 2 --max-new-tokens 2 --no-memory --device cpu"
 REWRITES = (
