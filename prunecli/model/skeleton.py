@@ -15,6 +15,7 @@ from prunecli.errors import CheckpointError, UnsupportedModelError, kind_and_rea
 from prunecli.model.declared import class_names, depths_beyond, with_keys
 from prunecli.model.quantisation import KEYS
 from prunecli.model.structure import KEY, WEIGHTS_KEY
+from prunecli.private import model_from_config, with_special_floats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +71,7 @@ class Skeleton:
 
     def config_of(self, config: Mapping[str, Any]) -> Any:
         """A config of transformers with these values."""
-        return self.config_class.from_dict(self.config_class._decode_special_floats(dict(config)))
+        return self.config_class.from_dict(with_special_floats(self.config_class, config))
 
     @cached_property
     def effective(self) -> dict[str, Any]:
@@ -109,7 +110,7 @@ class Skeleton:
         from transformers import initialization
 
         with torch.device("meta"), initialization.no_init_weights():
-            return self.model_class._from_config(self.config_of(self.config))
+            return model_from_config(self.model_class, self.config_of(self.config))
 
     def changed(self, changes: Changes) -> Skeleton | None:
         """The same class with other values, all others as they were in effect; None: transformers refuses them."""

@@ -18,6 +18,7 @@ from prunecli.model.structure import WEIGHTS_KEY
 from prunecli.modules.building import making
 from prunecli.modules.constant_experts import class_of_constants, class_of_counts
 from prunecli.modules.stock_names import StockNames
+from prunecli.private import model_from_config
 
 
 def stock_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
@@ -56,7 +57,7 @@ def empty_model(checkpoint: Checkpoint, model_class: Any, **options: Any) -> Any
         own = config_class(checkpoint, model_class)
         config = own.from_pretrained(checkpoint.path, local_files_only=True)
         config.get_text_config().output_router_logits = False  # a layer that answers has none
-        return model_class._from_config(config, **options)
+        return model_from_config(model_class, config, **options)
 
 
 def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils._pytree import tree_leaves, tree_map_only
+from prunecli.private import pytree
 
 Kind = type | tuple[type, ...]
 
 
 def map_tree(tree: Any, function: Callable[[Any], Any], kind: Kind) -> Any:
     """The same tree with `function` of every `kind` in it."""
-    return tree_map_only(kind, function, tree)
+    return pytree().tree_map_only(kind, function, tree)
 
 
 def leaves(tree: Any, kind: Kind) -> list[Any]:
     """Every `kind` in the tree, in order."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, kind)]
+    return [leaf for leaf in pytree().tree_leaves(tree) if isinstance(leaf, kind)]
 
 
 def outline(tree: Any, kind: Kind) -> Any:

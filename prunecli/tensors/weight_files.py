@@ -15,6 +15,7 @@ from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from prunecli.errors import CheckpointError, UsageError, reason_of
+from prunecli.private import fake_tensors, torch_archive
 from prunecli.tensors.dtypes import is_known, parse_dtype
 from prunecli.tensors.json_files import parsed, refuse_pointer
 from prunecli.tensors.reader import Stored, TensorInfo, WeightFile
@@ -173,7 +174,7 @@ def _load(path: Path, *, describe: bool = False, mmap: bool = False) -> dict[str
 def _described(path: Path) -> Any:
     import torch
 
-    reader: Any = torch._C.PyTorchFileReader(str(path))
+    reader = torch_archive(path)
     if reader.has_record("byteorder") and reader.get_record("byteorder") != b"little":
         raise CheckpointError(f"{path}: big-endian values", "Save the checkpoint again on a common machine.")
     loaded = torch.load(path, map_location="meta", weights_only=True)
@@ -181,9 +182,7 @@ def _described(path: Path) -> Any:
     dense = [one for one in values if isinstance(one, torch.Tensor) and one.layout == torch.strided]
     if all(hasattr(tensor.untyped_storage(), OFFSET) for tensor in dense):
         return loaded
-    from torch._subclasses.fake_tensor import FakeTensorMode  # an older torch tells offsets here only; slow
-
-    with FakeTensorMode():
+    with fake_tensors():  # an older torch tells offsets here only; slow
         return torch.load(path, map_location="cpu", weights_only=True)
 
 

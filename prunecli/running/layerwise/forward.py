@@ -301,7 +301,7 @@ def bound(stage: Stage, tensors: Sequence[Tensor]) -> Iterator[None]:
         yield
     finally:
         for target, tensor in zip(stage.targets, before, strict=True):
-            target.place[target.attribute] = tensor
+            setattr(target.module, target.attribute, tensor)
 
 
 @contextmanager
