@@ -231,14 +231,12 @@ def _dtype_option(default: str | None, help: str, flag: str = "") -> Any:  # noq
     return option(default, help, flag=flag, metavar="TYPE", panel=COMPUTE)
 
 
-STORED_DTYPE = _dtype_option(
-    None, "Type of the stored weights: float16, bfloat16, float32. Default: as in the checkpoint."
-)
+STORED_DTYPE = _dtype_option(None, "Stored type: float16, bfloat16, float32. Default: as in the checkpoint.")
 COMPUTE_DTYPE = _dtype_option(
     "auto", "Type to compute in: auto, float32, bfloat16, float16.", "--compute-dtype"
 )
 RUNNING_DTYPE = _dtype_option(
-    "auto", "Type to compute in: auto, float32, bfloat16, float16; int8 (on a CPU).", "--compute-dtype"
+    "auto", "Type to compute in: auto, float32, bfloat16, float16; int8 on a CPU.", "--compute-dtype"
 )
 """Fields `dtype` of commands that rewrite, that compute, and that only run models forward."""
 
@@ -299,7 +297,7 @@ class Options(BaseModel):
 
     @classmethod
     def fault(cls, name: str, value: Any) -> str | None:
-        """Return what is wrong with the value of one field, or None."""
+        """Return what is wrong with the value of one field, as the command line spells it, or None."""
         try:
             cls.__pydantic_validator__.validate_python({name: value}, self_instance=cls.__new__(cls))
         except ValidationError as error:
@@ -307,7 +305,9 @@ class Options(BaseModel):
                 if fault["loc"][:1] == (name,):
                     reason, remedy = _reason(fault)
                     is_choice = fault["type"] == "literal_error" and remedy
-                    return f"{reason}: {remedy[0].lower()}{remedy[1:-1]}" if is_choice and remedy else reason
+                    if is_choice and remedy:
+                        reason = f"{reason}: {remedy[0].lower()}{remedy[1:-1]}"
+                    return cls.as_typed(reason)
         return None
 
     @classmethod

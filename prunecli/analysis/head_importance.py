@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from prunecli.errors import StatisticsError
 from prunecli.model.attention import KINDS, kind_and_layer
 from prunecli.model.axes import module_of
-from prunecli.results.document import Model
-from prunecli.results.header import header
+from prunecli.results.document import Model, header
 from prunecli.results.similarity import ComparedHead, Correlation, HeadComparison, Scored
 from prunecli.results.unit_scores import LOWER_IS_BETTER, Scores
 

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.cluster import hierarchy
 
-from prunecli.errors import UsageError
 from prunecli.results.languages import Relation, Tree
 
 Pair = tuple[str, str]
 Node: TypeAlias = Mapping[str, Any] | str
 """A cluster, {"distance", "members": [node, node]}, or the name of a leaf."""
 LinkageMethod = Literal["ward", "average", "complete", "single"]
-
-
-def parse_linkage(name: str) -> LinkageMethod:
-    """Return the linkage method with this name.
-
-    Raises:
-        UsageError: unknown name.
-    """
-    known = get_args(LinkageMethod)
-    if name not in known:
-        raise UsageError(f"No linkage {name!r}.", f"Choose one of {', '.join(known)}.")
-    return cast("LinkageMethod", name)
 
 
 def jaccard_matrix(selections: Sequence[Set[Any]]) -> NDArray[np.float64]:

@@ -129,6 +129,7 @@ class Attention:
         projections: the stock module that holds the projections, relative to the layer, where it is not `name`.
         position_bias: whether it is given a position bias for all of the original heads, and picks its own.
         residual: of these, the one whose output is added to the residual stream; None: that of `output` is.
+        removable: whether a model can run without it.
     """
 
     name: str
@@ -141,6 +142,7 @@ class Attention:
     projections: str | None = None
     position_bias: bool = False
     residual: str | None = None
+    removable: bool = True
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,7 @@ class FeedForward:
         router: those of a sparse layer's router; its first axis is the expert.
         sparse_step: config key: every n-th layer of the original model is sparse, none where it is absent or 0.
         module: the module of the running model, relative to the layer, where it is not `name`.
+        removable: whether a model can run without it.
     """
 
     name: str
@@ -166,6 +169,7 @@ class FeedForward:
     sparse_step: str | None = None
     residual: str | None = None
     module: str | None = None
+    removable: bool = True
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -20,7 +21,6 @@ from prunecli import __version__, processes
 from prunecli.commands import console, failures
 from prunecli.commands.command import COMMANDS, function_of, options_of
 from prunecli.commands.failures import INTERRUPTED
-from prunecli.commands.near_names import near
 from prunecli.options import present_names
 from prunecli.tensors.hub.names import expanded
 
@@ -298,3 +298,54 @@ def _print_error(text: str, status: int) -> None:
         raise
     except OSError:  # of a full disk, say, which may be the failure itself
         _discard_output()
+
+
+MEANINGS = {
+    "bench": "benchmark speed time",
+    "checkpoint": "input model model-path path",
+    "data": "calibration-data corpus dataset",
+    "debug": "traceback verbose",
+    "device": "cpu cuda gpu",
+    "dry-run": "preview",
+    "dtype": "bf16 fp16 precision",
+    "evaluate": "eval perplexity score test translate",
+    "explain": "why",
+    "finetune": "distill fine-tune heal train",
+    "force": "overwrite",
+    "gates": "calibrate statistics",
+    "inspect": "describe info list show stats",
+    "langs": "lang language",
+    "learning-rate": "lr",
+    "max-sentences": "limit max-sample sample",
+    "metric": "criterion method",
+    "output": "out output-dir save save-dir",
+    "prune": "compress reduce remove shrink",
+    "ratio": "amount fraction percent prune-ratio rate size sparsity",
+    "report": "html plot table",
+    "run": "demo quickstart recipe",
+    "score": "criterion metric method",
+    "source": "src src-lang",
+    "steps": "epoch",
+    "target": "tgt tgt-lang",
+    "text": "calibration-data corpus dataset file",
+    "vocabulary": "token tokenizer vocab",
+}
+"""Name, or part of a name, of a command or an option -> other words for it."""
+
+
+def near(typed: str, known: Mapping[str, str]) -> str:
+    """Return " Did you mean …?" for a name that does not exist, or nothing if no known name is near.
+
+    Args:
+        typed: the name, which may begin with dashes.
+        known: name -> how the message shows this name.
+    """
+    word = typed.lstrip("-").lower().replace("_", "-")
+    words = {word, word.removesuffix("s")}
+    found = [
+        name
+        for name in known
+        if any(words & {part, *MEANINGS.get(part, "").split()} for part in (name, *name.split("-")))
+    ]
+    shown = [known[name] for name in found or get_close_matches(word, known, n=3)]
+    return f" Did you mean {' or '.join(filter(None, [', '.join(shown[:-1]), shown[-1]]))}?" if shown else ""

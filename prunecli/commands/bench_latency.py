@@ -44,7 +44,7 @@ class BenchLatency(OutputOptions, TextChoice, LatencyOptions):
     demo_model: DemoName = DEMO
     everything: bool = ALL
     output: Path = result_option("latency.json")
-    plot: Path | None = plot_option("Draw the speed against batch size.")
+    plot: Path | None = plot_option("Draw the speed against batch size")
 
 
 @command(BenchLatency)

@@ -23,21 +23,21 @@ DemoName = Literal["translation", "lm"]
 
 CHECKPOINT = argument(
     None,
-    "Checkpoint directory, or a hub model (org/name). Default: the bundled demo model.",
+    "Directory or hub model (org/name). Default: the demo.",
     "CHECKPOINT",
     role="checkpoint",
 )
 """Field `checkpoint` of commands for one model."""
 CHECKPOINTS = argument(
     (),
-    "Checkpoint directories or hub models (org/name), the baseline first.",
+    "Directories or hub models (org/name), baseline first.",
     "CHECKPOINT",
     role="checkpoint",
 )
 """Field `checkpoints` of commands for several models."""
 DEMO = option(
     "translation",
-    "Bundled model and text to use if none is named: translation, or lm, a language model.",
+    "Bundled model and text: translation, or lm, a language model.",
     flag="--demo",
     panel=TEXT,
     recorded=False,
@@ -47,7 +47,7 @@ TASK = option(None, "Task. Default: that of the model.", recorded=False)
 """Field `task`."""
 ALL = option(
     False,
-    "If no checkpoint is named: measure on all of the demo's text, however long that takes.",
+    "Without checkpoints: read all of the demo's text.",
     flag="--all",
     panel=TEXT,
     recorded=False,

@@ -25,7 +25,7 @@ class CompareHeads(OutputOptions):
     first: Path = argument(..., "Scores of heads, from score-heads.", "A.json", role="input")
     second: Path = argument(..., "Scores of the same heads on another text or task.", "B.json", role="input")
     output: Path = result_option("head-comparison.json")
-    plot: Path | None = plot_option("Also draw a point for each head.")
+    plot: Path | None = plot_option("Also draw a point for each head")
 
 
 @command(CompareHeads)

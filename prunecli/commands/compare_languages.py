@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from prunecli.commands import console
 from prunecli.commands.command import command
-from prunecli.commands.language_tables import TABLE_PAIRS, plot_languages, show_languages
 from prunecli.commands.outputs import OutputOptions
-from prunecli.commands.text_tables import plot_texts, show_texts
-from prunecli.errors import StatisticsError, UsageError
+from prunecli.errors import PruneError, StatisticsError, UsageError
 from prunecli.methods.options import Balance, Strategy
 from prunecli.options import ADVANCED, SELECTION, Share, argument, option
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from prunecli.results.document import Document
+    from prunecli.results.languages import ExpertsPerLayer, Languages, Relation, Texts
 
 
 class CompareLanguages(OutputOptions):
@@ -62,7 +65,7 @@ class CompareLanguages(OutputOptions):
         panel=SELECTION,
         ge=1,
     )
-    linkage: str = option(
+    linkage: Literal["ward", "average", "complete", "single"] = option(
         "ward", "How clusters of languages join: ward, average, complete, single.", panel=ADVANCED
     )
     layer_metric: str | None = option(
@@ -97,12 +100,12 @@ def compare_languages(options: CompareLanguages) -> None:
     import numpy as np
 
     from prunecli.analysis.language_comparison import (
+        TextOptions,
         compare_by_language,
+        compare_by_text,
         language_options,
         similarity_matrices,
     )
-    from prunecli.analysis.language_experts import parse_linkage
-    from prunecli.analysis.text_comparison import TextOptions, compare_by_text
     from prunecli.methods.experts.metrics import metric_named
     from prunecli.results.gates import merge, read_gates
     from prunecli.text.parallel import read_groups
@@ -113,7 +116,6 @@ def compare_languages(options: CompareLanguages) -> None:
         raise StatisticsError(
             "gates.json: no such file", "Name a statistics file, or make it: prunecli collect-gates."
         )
-    method = parse_linkage(options.linkage)
     statistics = merge([read_gates(path) for path in files], [str(path) for path in files])
     is_text = statistics.mode == "text"
     if options.output == Path():
@@ -135,7 +137,9 @@ def compare_languages(options: CompareLanguages) -> None:
         if options.metric is not None:
             metric_named(options.metric)
         colours = {} if options.families is None else read_groups(options.families)
-        asked = TextOptions(options.ratio, options.metric, options.least, method, options.texts, colours)
+        asked = TextOptions(
+            options.ratio, options.metric, options.least, options.linkage, options.texts, colours
+        )
         result = found = compare_by_text(statistics, asked, names)
         show = partial(show_texts, found)
         if options.plot is not None:
@@ -152,7 +156,7 @@ def compare_languages(options: CompareLanguages) -> None:
             strategy=options.strategy,
             balance=options.balance,
             minimum=options.least,
-            linkage=method,
+            linkage=options.linkage,
             languages=options.langs,
             layer_metric=options.layer_metric,
             groups=options.groups,
@@ -176,3 +180,168 @@ def compare_languages(options: CompareLanguages) -> None:
             plot_languages(options.plot, languages, matrices)
     options.write(result, leave_out)
     options.show(result.to_json, show)
+
+
+TABLE_PAIRS = 12
+"""With more pairs than this, their similarities are summed up in the terminal, not listed."""
+
+
+def show_languages(languages: Languages) -> None:
+    """Similarities, trees, and experts of each layer."""
+    removed = f"{languages.ratio:.0%} of the experts removed by {languages.metric}"
+    similarity = languages.similarity
+    if similarity is not None:
+        title = f"Jaccard similarity of the selected experts ({removed}, {languages.strategy})"
+        console.show(_relations(title, similarity.relations))
+        encoder, decoder = similarity.encoder, similarity.decoder
+        if len(languages.pairs) <= TABLE_PAIRS and encoder is not None and decoder is not None:
+            console.show(_triangles(languages.pairs, encoder, decoder))
+        else:
+            console.out(f"{len(languages.pairs)} pairs; --langs A,B,C lists those between a few languages.\n")
+    clusters = languages.clustering
+    for side, tree in (("encoder by source", clusters.encoder), ("decoder by target", clusters.decoder)):
+        if tree is not None:
+            console.out(f"Clusters of languages, {side} ({clusters.linkage} linkage)")
+            console.out("\n".join(tree.lines) + "\n")
+    if languages.experts_per_layer is not None:
+        removed = f"{languages.ratio:.0%} of the experts removed by {languages.experts_per_layer.metric}"
+        console.show(_experts(removed, languages.experts_per_layer))
+        if languages.experts_per_layer.by_group:
+            console.show(_by_group(languages.experts_per_layer))
+
+
+def _relations(title: str, by_side: Mapping[str, Mapping[str, Relation | None]]) -> console.Shown:
+    """One row for each side and each thing that two pairs can have in common."""
+    rows = [
+        [
+            side,
+            relation,
+            str(spread.comparisons),
+            f"{spread.mean:.0%}",
+            f"{spread.lowest:.0%} to {spread.highest:.0%}",
+        ]
+        for side, by_relation in by_side.items()
+        for relation, spread in by_relation.items()
+        if spread is not None
+    ]
+    return console.table(title, ["experts of the", "pairs with", "compared", "mean", "range"], rows, 2)
+
+
+def _triangles(
+    pairs: Sequence[str], encoder: Sequence[Sequence[float]], decoder: Sequence[Sequence[float]]
+) -> console.Shown:
+    """Table 4: the encoder below the diagonal, the decoder above, where a source or target is shared."""
+    columns = ["pair", *(str(number) for number in range(1, len(pairs) + 1))]
+    rows = []
+    for row, pair in enumerate(pairs):
+        cells = [
+            _cell(pair, other, (encoder if column < row else decoder)[row][column])
+            for column, other in enumerate(pairs)
+        ]
+        rows.append([f"{row + 1} {pair}", *cells])
+    return console.table("The same in %, encoder below the diagonal and decoder above", columns, rows)
+
+
+def _cell(pair: str, other: str, value: float) -> str:
+    shared = any(first == second for first, second in zip(pair.split("-"), other.split("-"), strict=True))
+    return f"{100 * value:.0f}" if shared and pair != other else "-" if pair == other else ""
+
+
+def _experts(removed: str, layers: ExpertsPerLayer) -> console.Shown:
+    """Experts per layer, and in each side as a whole."""
+    rows = [
+        [layer, f"{mean:.1f}", f"{lowest} to {highest}"]
+        for layer, mean, lowest, highest in zip(
+            layers.layers, layers.mean, layers.lowest, layers.highest, strict=True
+        )
+    ]
+    for side in dict.fromkeys(layers.sides):
+        means = [mean for mean, own in zip(layers.mean, layers.sides, strict=True) if own == side]
+        rows.append([f"{side}, all layers", f"{sum(means):.1f}", ""])
+    title = f"Experts per layer under the global threshold ({removed}), mean over {len(layers.by_pair)} pairs"
+    return console.table(title, ["layer", "experts", "range"], rows)
+
+
+def _by_group(layers: ExpertsPerLayer) -> console.Shown:
+    """One row per group of sources and group of targets: experts of each side (Table 16)."""
+    rows = [
+        [group.source, group.target, str(group.pairs), f"{group.encoder:.1f}", f"{group.decoder:.1f}"]
+        for group in layers.by_group
+    ]
+    columns = ["from", "to", "pairs", "encoder", "decoder"]
+    return console.table("The same by group of languages: experts of a side", columns, rows, 2)
+
+
+def plot_languages(
+    path: Path, languages: Languages, similarity: Mapping[str, NDArray[np.float64]] | None
+) -> None:
+    """Draw trees, experts per layer and similarities.
+
+    Args:
+        path: file to write.
+        languages: the result.
+        similarity: side -> `[pairs, pairs]`. The map has the encoder below the diagonal and the decoder above.
+
+    Raises:
+        PruneError: there is nothing to draw.
+    """
+    from prunecli.analysis.language_experts import two_triangles
+    from prunecli.report.pictures import experts_per_layer, similarity_map, trees
+    from prunecli.report.render import save_pictures
+
+    clusters, layers = languages.clustering, languages.experts_per_layer
+    by_side = {
+        "Encoder experts, by source language": clusters.encoder,
+        "Decoder experts, by target language": clusters.decoder,
+    }
+    pictures = trees(by_side, languages.families)
+    if layers is not None:
+        pictures.append(experts_per_layer(layers))
+    if similarity is not None:
+        triangles = two_triangles(similarity["encoder"], similarity["decoder"])
+        caption = "Jaccard similarity: encoder below the diagonal, decoder above"
+        pictures.append(similarity_map(caption, triangles.tolist(), languages.pairs))
+    if not pictures:
+        raise PruneError("There is nothing to draw: the statistics hold fewer than two languages.")
+    save_pictures([pictures[:2], pictures[2:]], path)
+
+
+def show_texts(texts: Texts) -> None:
+    """Jaccard similarities, the tree, and experts by layer."""
+    removed = f"{texts.ratio:.0%} of the experts removed by {texts.metric}"
+    rows = [
+        [
+            text,
+            *(
+                "" if other == text else f"{100 * value:.0f}"
+                for other, value in zip(texts.texts, row, strict=True)
+            ),
+        ]
+        for text, row in zip(texts.texts, texts.similarity, strict=True)
+    ]
+    title = f"Jaccard similarity of the selected experts in % ({removed})"
+    console.show(console.table(title, ["text", *texts.texts], rows))
+    if texts.clustering is not None:
+        console.out(f"Clusters of texts ({texts.linkage} linkage)")
+        console.out("\n".join(texts.clustering.lines) + "\n")
+    columns = ["layer", "experts", "all texts", *(f"only {text}" for text in texts.texts), "similarity"]
+    counts = [
+        [
+            layer.layer,
+            str(layer.kept),
+            str(len(layer.common)),
+            *(str(len(layer.own.get(text, []))) for text in texts.texts),
+            "-" if layer.jaccard is None else f"{layer.jaccard:.0%}",
+        ]
+        for layer in texts.layers
+    ]
+    console.show(console.table("Experts of each layer that texts select", columns, counts))
+
+
+def plot_texts(path: Path, texts: Texts) -> None:
+    """Draw the tree and the matrix."""
+    from prunecli.report.pictures import similarity_map, trees
+    from prunecli.report.render import save_pictures
+
+    drawn = trees({"Experts, by text": texts.clustering}, texts.families)
+    save_pictures([[*drawn, similarity_map("Jaccard similarity", texts.similarity, texts.texts)]], path)

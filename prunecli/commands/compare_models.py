@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import (
@@ -28,6 +29,9 @@ from prunecli.options import (
     paths,
 )
 from prunecli.text.choice import TextChoice
+
+if TYPE_CHECKING:
+    from prunecli.results.similarity import Similarity
 
 
 class CompareModels(OutputOptions, TextChoice, RunOptions):
@@ -65,7 +69,7 @@ class CompareModels(OutputOptions, TextChoice, RunOptions):
     )
     dtype: ComputeDtype = COMPUTE_DTYPE
     output: Path = result_option("similarity.json", "File of the similarities.")
-    plot: Path | None = plot_option("Draw the heat maps of all components.")
+    plot: Path | None = plot_option("Draw the heat maps of all components")
 
 
 @command(CompareModels)
@@ -83,15 +87,14 @@ def compare_models(options: CompareModels) -> None:
         parallel_portions,
         plain_portions,
         random_label,
+        similarity_of,
     )
-    from prunecli.analysis.similarity_results import similarity_of
-    from prunecli.commands.similarity_table import show_comparison
     from prunecli.evaluation.options import labels_for
     from prunecli.model.checkpoint import open_model
     from prunecli.model.history import pruned_pairs
     from prunecli.modules.devices import choose_devices
     from prunecli.modules.fitting import dtype_name, fitting_dtype
-    from prunecli.results.header import header
+    from prunecli.results.document import header
     from prunecli.results.similarity import Similarity
     from prunecli.text.plain import read_plain
 
@@ -181,3 +184,66 @@ def compare_models(options: CompareModels) -> None:
             )
 
     options.show(result.to_json, show)
+
+
+KINDS = {"self": "self", "cross": "cross", "ffn": "FFN"}
+"""Kind of a component -> its column: self-attention, cross-attention, FFN."""
+MEANS = {"": ("{}", 3), "_normalised": ("% of the benchmarks", 1), "_random": ("{}, random", 3)}
+"""End of the name of a mean -> its column and digits."""
+
+
+def show_comparison(result: Similarity, names: Sequence[str]) -> None:
+    """Print the diagonal of two models, layer by layer, or the successive components of one model; then the means.
+
+    Args:
+        names: of the first model, and of the second if there are two.
+    """
+    known = {component.name: component for component in result.components["first"]}
+    measures, alone = list(result.matrices), result.corresponding is None
+    rows = (result.successive if alone else result.corresponding) or []
+    if not rows:
+        console.out("The models have no component in common: only the matrices are written.")
+    for side in result.mean:
+        own = [row for row in rows if known[row["first"]].side == side]
+        title, columns, cells = f"{' and '.join(names)}, {side}", ["component", "next"], []
+        if alone:
+            columns += [measure.upper() for measure in measures]
+            for row in own:
+                labels = [known[row[end]].label for end in ("first", "second")]
+                cells.append([*labels, *(_text(row[measure]) for measure in measures)])
+        else:
+            kinds = [kind for kind in KINDS if any(known[row["first"]].kind == kind for row in own)]
+            columns = [
+                "layer",
+                *(f"{measure.upper()} {KINDS[kind]}" for measure in measures for kind in kinds),
+            ]
+            found = {(known[row["first"]].layer or 0, known[row["first"]].kind): row for row in own}
+            for layer in sorted({layer for layer, _ in found}):
+                values = (found.get((layer, kind), {}).get(measure) for measure in measures for kind in kinds)
+                cells.append([str(layer), *map(_text, values)])
+        console.show(console.table(title, columns, cells, text_columns=2 if alone else 1))
+    if rows:
+        _show_means(result.mean, measures)
+    for name, left_out in zip(names, result.left_out.values(), strict=False):
+        for what, why in (("removed", "removed"), ("constant", "the same output for every sentence")):
+            if parts := left_out[what]:
+                shown = ", ".join(parts[:3]) + (f", … ({len(parts)} in all)" if len(parts) > 3 else "")
+                console.out(f"Left out of {name}, {why}: {shown}.")
+
+
+def _show_means(means: Mapping[str, Mapping[str, Any]], measures: Sequence[str]) -> None:
+    stated = next(iter(means.values()))
+    columns = [
+        (f"{measure}{end}", title.format(measure.upper()), digits)
+        for measure in measures
+        for end, (title, digits) in MEANS.items()
+        if f"{measure}{end}" in stated
+    ]
+    rows = [
+        [side, *(_text(mean[name], digits) for name, _, digits in columns)] for side, mean in means.items()
+    ]
+    console.show(console.table("Means", ["mean of the", *(title for _, title, _ in columns)], rows))
+
+
+def _text(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -49,22 +49,21 @@ class Evaluate(OutputOptions, TextChoice, EvaluationOptions):
     text: tuple[NamedText, ...] = NAMED_TEXT
     split: str = option("test", "Split of --data.", panel=TEXT, recorded=False)
     task: TaskName | None = TASK
-    all_pairs: bool = option(False, f"Show every pair, also if there are more than {PAIRS_SHOWN}.")
+    all_pairs: bool = option(False, f"Show every pair, even more than {PAIRS_SHOWN}.")
     demo_model: DemoName = DEMO
     everything: bool = ALL
     output: Path = result_option("evaluation.json")
-    plot: Path | None = plot_option("Also draw the scores against the fraction removed.")
+    plot: Path | None = plot_option("Also draw the scores against the fraction removed")
 
 
 @command(Evaluate)
 def evaluate(options: Evaluate) -> None:
     """Translate with each checkpoint and score: chrF++, chrF, BLEU, spBLEU, COMET, length, over-generation.
 
-    Language models are measured by perplexity and by how far their next tokens are from the first one's, masked ones by
-    the loss of hidden tokens, classifiers by accuracy, embedding models by cosine, Spearman's correlation and
-    retrieval. The first checkpoint is the baseline of significance tests. The same command resumes an interrupted run.
-
-    Several processes share the sentences: torchrun --nproc-per-node 2 -m prunecli evaluate ….
+    Language models are measured by perplexity and by the divergence of their next tokens, masked ones by the loss of
+    hidden tokens, classifiers by accuracy, embedding models by cosine, Spearman's correlation and retrieval. The first
+    checkpoint is the baseline. The same command resumes an interrupted run; torchrun -m prunecli evaluate … splits the
+    sentences among processes.
     """
     from prunecli.commands import evaluation_tables as tables
 

@@ -231,8 +231,7 @@ def _cells(columns: Mapping[str, Score], scores: Mapping[str, Any], marked: str 
 
 def plot_evaluation(path: Path, evaluation: Evaluation, checkpoints: Mapping[str, Path]) -> None:
     """Draw evaluation.json; `checkpoints` are the directories of its labels."""
-    from prunecli.analysis.removed import removed
-    from prunecli.analysis.through_training import kept_of_one_training
+    from prunecli.analysis.removed import kept_of_one_training, removed
     from prunecli.model.checkpoint import open_model
     from prunecli.report.charts import Point
     from prunecli.report.pictures import reduction_curves, training_curves

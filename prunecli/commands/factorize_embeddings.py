@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -9,13 +11,21 @@ from prunecli.commands import console
 from prunecli.commands.command import command
 from prunecli.commands.outputs import check_plot, plot_option
 from prunecli.commands.rewriting import RewritingOptions, Shown, WordsOptions, change, output_option
+from prunecli.errors import UsageError
 from prunecli.methods.embeddings.options import EmbeddingOptions
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from prunecli.methods.embeddings.factorize import Factors
     from prunecli.methods.embeddings.plan import EmbeddingPlan
     from prunecli.methods.embeddings.quality import Quality as RowQuality
+    from prunecli.methods.embeddings.table import Table
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.model.define import UnitShape
+    from prunecli.modules.define import DefineEmbedding
+    from prunecli.progress import Progress
     from prunecli.results.rewriting import Factorization
 
 
@@ -26,7 +36,7 @@ class FactorizeEmbeddings(RewritingOptions, WordsOptions, EmbeddingOptions):
 
     output: Path = output_option("factorised-embeddings")
     plot: Path | None = plot_option(
-        "Draw the correlations of the embedding's dimensions, by layers and groups too (Figures 7 to 11)."
+        "Draw the correlations of the embedding's dimensions, by layers and groups too (Figures 7 to 11)"
     )
 
 
@@ -38,7 +48,6 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
     output share a table, they go on sharing one: hidden states are projected to n in the output layer. Recover the
     quality with prunecli finetune --teacher.
     """
-    from prunecli.commands.embedding_plot import draw, require_unit
     from prunecli.methods.embeddings.factorize import fit_embeddings
     from prunecli.methods.embeddings.plan import plan_embeddings
     from prunecli.methods.embeddings.rewrite import rewrite_embeddings
@@ -47,7 +56,7 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
     if plot is not None:
         check_plot(plot, force=options.force or options.dry_run)
     with options.open() as opened:
-        options.refuse(opened)
+        opened.require_architecture()
         plan = plan_embeddings(opened, options, options.lines())
         if plot is not None:
             require_unit(plan)
@@ -152,3 +161,71 @@ def _figures(quality: RowQuality) -> tuple[str, str]:
 
 def _quality(quality: RowQuality) -> dict[str, float]:
     return {"explained_variance": quality.explained_variance, "mean_cosine": quality.mean_cosine}
+
+
+CHUNK_ROWS = 4096
+"""Rows of the table that go through the unit at a time."""
+
+
+def require_unit(plan: EmbeddingPlan) -> None:
+    """Refuse a picture of nothing, before any work is done.
+
+    Raises:
+        UsageError: no unit is fitted.
+    """
+    if plan.shape is None:
+        raise UsageError(
+            "--plot draws the unit of the input side", "Choose --side input or both, without a unit."
+        )
+
+
+def draw(
+    checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Factors, path: Path, progress: Progress
+) -> None:
+    """Write the PNG: the original table, the best projective embedding of the same n, the unit; its layers; groups.
+
+    What a layer gives is taken after its GELU.
+    """
+    from prunecli.analysis.correlation import correlation_map, group_correlations
+    from prunecli.methods.embeddings.source import checkpoint_table
+    from prunecli.report.pictures import correlation_maps
+    from prunecli.report.render import save_pictures
+    from prunecli.tensors.hub.names import origin
+
+    assert factors.unit is not None
+    unit = factors.unit
+    table = checkpoint_table(checkpoint, f"{plan.tables.input}.weight")
+    kind = unit.shape.kind
+    maps = {"original": correlation_map(rows for _, _, rows in table.chunks())}
+    if kind != "projective":
+        maps["projective"] = correlation_map(_projective_rows(table, unit.shape.map_dim, progress))
+    maps[kind] = correlation_map(rows.numpy() for rows in unit.expanded())
+    title = f"{origin(checkpoint.path)['path']}, n = {unit.shape.map_dim}"
+    layers, groups = {}, {}
+    for number, name in enumerate(_stage_names(unit.shape)):
+        layers[name] = correlation_map(_stage(unit, number))
+        count = unit.shape.groups[number - 1] if 0 < number <= len(unit.shape.groups) else 1
+        if count > 1:
+            groups[f"{count} groups of {name}"] = group_correlations(layers[name], count)
+    save_pictures(correlation_maps([maps, layers, groups]), path, title)
+
+
+def _stage_names(shape: UnitShape) -> list[str]:
+    expansions = [f"expansion layer {number}" for number in range(1, len(shape.layers) + 1)]
+    return ["map layer", *expansions, *(["reduction"] if shape.reduction else [])]
+
+
+def _stage(unit: DefineEmbedding, number: int) -> Iterator[NDArray[np.floating]]:
+    """What a stage of the unit makes of every token [rows, width]."""
+    for start in range(0, unit.num_embeddings, CHUNK_ROWS):
+        mapped = unit.map.weight.detach()[start : start + CHUNK_ROWS]
+        yield next(islice(unit.stages(mapped), number, None)).detach().numpy()
+
+
+def _projective_rows(table: Table, map_dim: int, progress: Progress) -> Iterator[NDArray[np.floating]]:
+    from prunecli.methods.embeddings.projective import moments, projective
+    from prunecli.methods.embeddings.table import row_weights
+
+    first = projective(moments(table, row_weights(table.vocabulary), progress), map_dim)
+    for _, _, rows in table.chunks():
+        yield first.mapped(rows) @ first.expansion + first.mean

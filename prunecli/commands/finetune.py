@@ -59,14 +59,14 @@ class Finetune(TextChoice, TrainingOptions):
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     output: Path = output_option("finetuned")
-    dry_run: bool = option(False, "Check options, model and text; show what would be done; write nothing.")
+    dry_run: bool = option(False, "Show what would be done; write nothing.")
     force: bool = option(False, "Replace an output that exists.")
     quiet: bool = option(False, "No notes, no progress, no table.", flag="--quiet -q")
     as_json: bool = option(False, "Print the result as JSON.", flag="--json")
     task: TrainingTask | None = TASK
     from_scratch: Path | None = option(
         None,
-        "Train random weights instead: a config.json of a known family, or a directory with one and a tokenizer.",
+        "Train random weights: a config.json, or a directory with it and a tokenizer.",
         metavar="CONFIG",
         panel=TRAINING,
         role="input",
@@ -79,10 +79,10 @@ class Finetune(TextChoice, TrainingOptions):
         role="input",
         hidden=True,
     )
-    steps: int | None = option(None, "Number of updates. Default: 1000, or until --minutes are over.", ge=1)
+    steps: int | None = option(None, "Number of updates. Default: 1000, or --minutes.", ge=1)
     distill: Annotated[float, Field(ge=0, le=1)] | None = option(
         None,
-        "Weight W of the teacher's distribution; the cross-entropy has 1 - W. Default with --teacher: 0.5.",
+        "Weight of the teacher's distribution; the cross-entropy has 1 - W. Default with --teacher: 0.5.",
         metavar="W",
         panel=TRAINING,
     )
@@ -99,26 +99,23 @@ class Finetune(TextChoice, TrainingOptions):
     valid_split: str | None = option(
         None, "Split to validate with. Default: val, if it exists.", panel=VALIDATION
     )
-    valid_text: tuple[Path, ...] = option(
-        (), "Plain text to validate with; may be given again.", panel=VALIDATION, role="text"
-    )
+    valid_text: tuple[Path, ...] = option((), "Plain text to validate with.", panel=VALIDATION, role="text")
     valid_labelled: Path | None = option(
-        None, "Labelled text to validate with.", panel=VALIDATION, role="text"
+        None, "Labelled text to validate with.", panel=VALIDATION, role="text", hidden=True
     )
     max_valid: int | None = option(
         None, "Validate with the first N lines.", panel=VALIDATION, ge=1, hidden=True
     )
     dtype: ComputeDtype = option(
         "auto",
-        "Type to compute in; weights are kept in float32; float16, on a GPU, scales the loss. auto: bfloat16 on a GPU "
-        "of compute capability 8.0 or higher, else float32.",
+        "Type to compute in: auto (bfloat16 on a GPU that has it, else float32), float32, bfloat16, float16.",
         flag="--compute-dtype",
         metavar="TYPE",
         panel=COMPUTE,
     )
     stored_dtype: StoredDtype | None = option(
         None,
-        "Type of the stored weights: float16, bfloat16, float32. Default: as in the checkpoint.",
+        "Stored type: float16, bfloat16, float32. Default: as in the checkpoint.",
         flag="--dtype",
         metavar="TYPE",
         panel=COMPUTE,
@@ -213,11 +210,9 @@ class Finetune(TextChoice, TrainingOptions):
 def finetune(options: Finetune) -> None:
     """Train a reduced checkpoint further, so that it recovers its quality; or a new model from a config.
 
-    Label-smoothed cross-entropy, mixed with the teacher's distribution if there is one; Adam (0.9, 0.98) with warm-up
-    and inverse square root. What was removed stays removed, what is shared stays shared. The best model by --measure is
-    written; figures go to OUTPUT.finetune.json.
-
-    Several processes: torchrun --standalone --nproc-per-node 2 -m prunecli finetune …; batches are per process.
+    The loss is label-smoothed cross-entropy, mixed with the teacher's distribution if there is one. Removed parts stay
+    removed, shared parts stay shared. The best model by --measure is written; figures go to OUTPUT.finetune.json.
+    torchrun -m prunecli finetune … trains in several processes.
     """
     from prunecli.progress import unsaid
     from prunecli.tensors.hub.names import local_path

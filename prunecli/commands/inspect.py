@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.inventory import Inventory, Quantisation
     from prunecli.model.names import Surmise
-    from prunecli.model.sparse_layer import SparseLayer
     from prunecli.selection.select import Budget
 
 
@@ -133,6 +132,7 @@ def _how(opened: Checkpoint, request: Budget, multiple_of: int) -> list[str]:
 def _show(opened: Checkpoint, inventory: Inventory) -> None:
     from prunecli.model.embedding import describe_embeddings
     from prunecli.model.parts import describe_parts, ranges
+    from prunecli.tensors.dtypes import config_dtype
 
     total = inventory.total
     rows = [
@@ -145,11 +145,17 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
         ]
         for part, amount in (*inventory.parts.items(), ("total", total))
     ]
-    console.out(f"{_shown(opened.path)}: {opened.model_type}, {_dtypes(inventory)}, {_files(opened)}")
+    dtypes, count = " and ".join(map(config_dtype, inventory.dtypes)) or "empty", len(opened.files)
+    files = opened.files[0].name if count == 1 else f"{count} {opened.files[0].suffix} files"
+    console.out(f"{_shown(opened.path)}: {opened.model_type}, {dtypes}, {files}")
     console.show(console.table("Parameters", ("part", "tensors", "parameters", "bytes", "share"), rows))
     if inventory.layers:
         experts = [
-            [layer.name, _held(len(layer.computed), layer.original_experts) + _constants(layer)]
+            [
+                layer.name,
+                _held(len(layer.computed), layer.original_experts)
+                + (f", {len(layer.constants)} constants" if layer.constants else ""),
+            ]
             for layer in inventory.layers
         ]
         console.show(console.table("Experts", ("sparse layer", "experts"), experts))
@@ -235,17 +241,6 @@ def _show_surmise(opened: Checkpoint, inventory: Inventory, found: Surmise) -> N
     )
 
 
-def _dtypes(inventory: Inventory) -> str:
-    from prunecli.tensors.dtypes import config_dtype
-
-    return " and ".join(config_dtype(dtype) for dtype in inventory.dtypes) or "empty"
-
-
-def _files(opened: Checkpoint) -> str:
-    count = len(opened.files)
-    return opened.files[0].name if count == 1 else f"{count} {opened.files[0].suffix} files"
-
-
 def _heads(inventory: Inventory) -> list[list[str]]:
     """A line for each kind of attention while all of its layers have their heads, else one for each layer."""
     rows = []
@@ -257,10 +252,6 @@ def _heads(inventory: Inventory) -> list[list[str]]:
         else:
             rows += [[layer.name, "1", _held(layer.num_heads, layer.original_heads)] for layer in layers]
     return rows
-
-
-def _constants(layer: SparseLayer) -> str:
-    return f", {len(layer.constants)} constants" if layer.constants else ""
 
 
 def _held(held: int, original: int) -> str:

@@ -20,9 +20,9 @@ def result_option(default: str, help: str = "File of the result.") -> Any:  # no
     return option(Path(default), help, flag="--output -o", role="output", recorded=False)
 
 
-def plot_option(help: str = "Also draw a picture.") -> Any:  # noqa: A002
+def plot_option(help: str = "Also draw a picture") -> Any:  # noqa: A002
     """Return the field `plot`."""
-    return option(None, f"{help} Suffix: .png, .svg or .html.", metavar="FILE", role="output", recorded=False)
+    return option(None, f"{help}: .png, .svg or .html.", metavar="FILE", role="output", recorded=False)
 
 
 class OutputOptions(Options):
@@ -31,7 +31,7 @@ class OutputOptions(Options):
     output: Path = result_option("result.json")
     table: Path | None = option(
         None,
-        "Also write the tables, unrounded; the ending decides the form: .csv, .md, .tex.",
+        "Also write the tables, unrounded: .csv, .md or .tex.",
         role="output",
         recorded=False,
     )
@@ -82,7 +82,7 @@ def check_table(table: Path | None, *, force: bool) -> None:
         OutputError, UsageError: as `refuse_table`.
     """
     if table is not None:
-        from prunecli.results.tabled import refuse_table
+        from prunecli.results.document import refuse_table
 
         refuse_table(table, force=force)
 
@@ -98,7 +98,7 @@ def write_table(path: Path | None, result: Document, *, force: bool, leave_out: 
     """
     if path is None:
         return
-    from prunecli.results.tabled import write_tables
+    from prunecli.results.document import write_tables
 
     tables = {name: rows for name, rows in result.tables().items() if name not in leave_out}
     write_tables(path, tables, force=force)

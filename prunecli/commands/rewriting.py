@@ -64,13 +64,10 @@ class RewritingOptions(Options):
     force: bool = option(False, "Replace an output that exists.", recorded=False)
     quiet: bool = option(False, "No notes, no progress, no table.", flag="--quiet -q", recorded=False)
     as_json: bool = option(False, "Print the result as JSON.", flag="--json", recorded=False)
-    explain: bool = option(
-        False, "Show why each part was kept or removed: values, ranks, cut-offs.", recorded=False
-    )
+    explain: bool = option(False, "Show why each part was kept or removed.", recorded=False)
     check_text: Path | None = option(
         None,
-        "Text to measure the loss on before and after: a file, or a directory like --data. Default: text like that of "
-        "the scores, if they come from text.",
+        "Text to measure the loss on before and after: a file, or a directory like --data. Default: the scores' text.",
         flag="--check",
         metavar="TEXT",
         panel=TEXT,
@@ -79,8 +76,7 @@ class RewritingOptions(Options):
     )
     stream: bool = option(
         False,
-        "Hub models (org/name): read only the parts of the weights that the result needs, without storing the rest. An "
-        "interrupted run can be resumed.",
+        "Hub models: fetch only the weights that the result needs, without a copy of the rest; can be resumed.",
         panel=COMPUTE,
         recorded=False,
     )
@@ -226,14 +222,6 @@ class RewritingOptions(Options):
     def _unmeasured(self, error: PruneError) -> None:
         self.note(f"The quality of the result is not measured: {error.message}")
 
-    def refuse(self, source: Checkpoint) -> None:
-        """Refuse before anything heavy a model that is not known, and an output that cannot be written."""
-        from prunecli.tensors.transaction import refuse_target
-
-        source.require_architecture()
-        if not self.dry_run:
-            refuse_target(self.output, force=self.force, source=source.path)
-
 
 class WordsOptions(TextChoice):
     """Options of commands that count the tokens of text."""
@@ -265,7 +253,7 @@ class ScoredOptions(TextChoice, RunOptions):
 
     save_scores: Path | None = option(
         None,
-        "Also write the scores that are measured on the text, for --scores; with --dry-run too.",
+        "Also write the scores, for --scores; with --dry-run too.",
         panel=TEXT,
         role="output",
         recorded=False,
@@ -304,7 +292,7 @@ class Shown:
 
     def document(self, kind: type[Document], seed: int | None, **fields: Any) -> Document:
         """What `--json` prints: the fields that every kind has, and its own."""
-        from prunecli.results.header import header
+        from prunecli.results.document import header
 
         result, decision = self.result, self.result.rewrite.decision
         more: dict[str, Any] = {} if decision is None else {"decision": decision}
@@ -387,7 +375,7 @@ class Shown:
         """Whether it is a stock model, where it is, and what opens it."""
         support, output = self.result.stock_support, self.result.output
         if self.explain:
-            from prunecli.commands.decision_tables import show_decision
+            from prunecli.commands.explain import show_decision
 
             show_decision(self.result.rewrite.decision)
         if self.quality is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import (
@@ -16,10 +18,16 @@ from prunecli.commands.checkpoints import (
 )
 from prunecli.commands.command import command
 from prunecli.commands.outputs import OutputOptions, plot_option, result_option, write_table
+from prunecli.commands.table_layout import GAP
+from prunecli.errors import PruneError
 from prunecli.methods.scoring import ScoreOptions
 from prunecli.options import CheckpointPath
 from prunecli.text.choice import TextChoice
 from prunecli.text.tasks import TaskName
+
+if TYPE_CHECKING:
+    from prunecli.model.attention import AttentionLayer
+    from prunecli.results.unit_scores import Scores
 
 
 class ScoreHeads(OutputOptions, TextChoice, ScoreOptions):
@@ -28,7 +36,7 @@ class ScoreHeads(OutputOptions, TextChoice, ScoreOptions):
     checkpoint: CheckpointPath | None = CHECKPOINT
     task: TaskName | None = TASK
     output: Path = result_option("heads.json", "File of the scores.")
-    plot: Path | None = plot_option("Draw a heat map, layers by heads; for ablation also a histogram.")
+    plot: Path | None = plot_option("Draw a heat map, layers by heads; for ablation also a histogram")
 
 
 @command(ScoreHeads)
@@ -37,7 +45,6 @@ def score_heads(options: ScoreHeads) -> None:
 
     The gradient metric stores sums over examples, so that prune-heads can add up the files of several texts.
     """
-    from prunecli.commands.head_tables import draw, show
     from prunecli.model.checkpoint import open_model
 
     options.check_outputs()
@@ -63,3 +70,140 @@ def score_heads(options: ScoreHeads) -> None:
     if options.plot is not None:
         draw(scores, options.plot)
     options.show(scores.to_json, lambda: show(scores, layers))
+
+
+LEVEL = 0.01
+"""A difference counts as significant below this p-value (1905.10650, Tables 1 to 3)."""
+MOST = 16
+"""Heads in a line of the table at most, as far as they fit; layers with more take several lines."""
+
+
+def head_table(
+    values: Mapping[str, Sequence[float]],
+    layers: Sequence[AttentionLayer],
+    title: str = "Heads",
+) -> console.Shown:
+    """One row for each attention, one column for each head of the original model; pruned heads have no value.
+
+    Args:
+        values: attention's name -> a value for each head that it holds.
+        layers: the attentions, in the order of the rows; those without values are left out.
+        title: above the table.
+    """
+    layers, cells = [layer for layer in layers if layer.name in values], []
+    for layer in layers:
+        by_head = dict(zip(layer.heads, values[layer.name], strict=True))
+        cells.append(
+            [f"{by_head[head]:.3g}" if head in by_head else "-" for head in range(layer.original_heads)]
+        )
+    heads = max(map(len, cells), default=0)
+    width = max((len(text) for texts in cells for text in texts), default=0)
+    labels = len(" attention ") + len("layer") + GAP
+    first = max(width, len("head 0")) + GAP
+    count = min(MOST, 1 + max(0, console.width() - labels - first) // (width + GAP))
+    # Lines of one length, unless that would be half of what fits.
+    even = (number for number in range(count, count // 2, -1) if heads % number == 0)
+    count = heads if heads <= count else next(even, count)
+    rows = [
+        [
+            *([layer.kind, str(layer.layer)] if start == 0 else [f"  from {start}", ""]),
+            *own[start : start + count],
+        ]
+        for layer, own in zip(layers, cells, strict=True)
+        for start in range(0, max(len(own), 1), count or 1)
+    ]
+    columns = ["attention", "layer", *(f"head {n}" if n == 0 else str(n) for n in range(count))]
+    return console.table(title, columns, rows)
+
+
+def _values(scores: Scores) -> dict[str, list[float]]:
+    """The shown value of every head: I_h, or the difference of the score from the whole model's."""
+    from prunecli.model.axes import module_of
+
+    shown = scores.means() if scores.method == "gradient" else scores.changes()
+    return {module_of(name): own.tolist() for name, own in shown.items()}
+
+
+_TITLES = {
+    "gradient": "Importance (I_h of eq. 2{per}, not normalised)",
+    "ablation": "Change of {metric} without the head",
+    "all-but-one": "Change of {metric} with the head alone in its layer",
+}
+
+
+def _title(scores: Scores) -> str:
+    per = ", per token" if scores.per == "token" else ""
+    return _TITLES[scores.method].format(metric=_metric(scores), per=per)
+
+
+def _metric(scores: Scores) -> str:
+    from prunecli.results.evaluation import SCORES
+
+    known = SCORES["translation"].get(str(scores.metric))
+    return str(scores.metric) if known is None else known.title
+
+
+def draw(scores: Scores, path: Path) -> None:
+    """Draw a heat map for each kind of attention; for ablation also a histogram.
+
+    Raises:
+        PruneError: no head has a value.
+    """
+    from prunecli.model.axes import module_of
+    from prunecli.report.pictures import head_maps
+    from prunecli.report.render import save_pictures
+
+    changes = f"change of {_metric(scores)}" if scores.method == "ablation" else None
+    heads = {module_of(name): ids for name, ids in scores.ids.items()}
+    values = {name: dict(zip(heads[name], own, strict=True)) for name, own in _values(scores).items()}
+    pictures = head_maps(scores.model_type, values, changes)
+    if not pictures:
+        raise PruneError("There is nothing to draw: no head has a value.")
+    save_pictures([pictures], path, _title(scores))
+
+
+def show(scores: Scores, layers: Any) -> None:
+    """The table, and what it says in words."""
+    from prunecli.evaluation.significance import too_few
+
+    console.show(head_table(_values(scores), layers, _title(scores)))
+    if scores.method == "gradient":
+        what = "the tokens of " if scores.per == "token" else ""
+        console.out(f"Mean over {what}{scores.examples:,} examples of {scores.task}.")
+        return
+    console.out(f"{_metric(scores)} of the whole model: {scores.base:.4g}, on {scores.examples:,} examples.")
+    reported = scores if scores.reported is None else scores.reported
+    few = too_few(reported.examples, "examples")
+    if scores.method != "ablation":
+        _show_best(scores, tested=few is None)
+    elif few is None:
+        _show_significant(scores)
+    if few:
+        console.warn(few)
+
+
+def _show_significant(scores: Scores) -> None:
+    """Print the number of heads whose absence makes the score significantly worse, and better."""
+    import numpy as np
+
+    gains = scores.sign * np.concatenate([*scores.changes().values()])
+    sure = np.concatenate([*scores.p_values.values()]) < LEVEL
+    worse, better = np.sum(sure & (gains < 0)), np.sum(sure & (gains > 0))
+    console.out(
+        f"Without one head: {worse} of {len(sure)} make it significantly worse, {better} better (p < {LEVEL})."
+    )
+
+
+def _show_best(scores: Scores, *, tested: bool) -> None:
+    """Print the best single head of each layer; if `tested`, with a mark for significant changes."""
+    rows = []
+    for best in scores.tables()["best"]:
+        mark = "*" if tested and best["p_value"] < LEVEL else ""
+        rows.append(
+            [best["attention"], str(best["head"]), f"{best['only']:.4g}", f"{best['change']:+.4g}{mark}"]
+        )
+    where = "chosen on other text" if scores.reported is not None else "chosen on the same text"
+    columns = ("attention", "head", _metric(scores), "change")
+    console.show(console.table(f"The best single head of each layer, {where}", columns, rows))
+    if tested:
+        console.out(f"* differs from the whole model with p < {LEVEL}.")

@@ -25,7 +25,7 @@ def share_attention(options: ShareAttention) -> None:
     Each layer keeps its own norms and its own part of the cache. The result loses more quality than one with shared
     FFNs. Recover the quality with prunecli finetune.
     """
-    from prunecli.commands.share_table import share_document, show_shared
+    from prunecli.commands.share_ffn import share_document, show_shared
     from prunecli.methods.sharing.plan import plan_attention
     from prunecli.methods.sharing.rewrite import rewrite_shared
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from prunecli.commands import console
 from prunecli.commands.checkpoints import with_demo_text
 from prunecli.commands.command import command
 from prunecli.commands.rewriting import RewritingOptions, ScoredOptions, output_option
 from prunecli.errors import UsageError
 from prunecli.methods.sharing.options import FfnOptions
+
+if TYPE_CHECKING:
+    from prunecli.commands.rewriting import Shown
+    from prunecli.methods.sharing.arrange import Group, SharePlan
+    from prunecli.results.rewriting import Sharing
 
 
 class ShareFfn(RewritingOptions, ScoredOptions, FfnOptions):
@@ -26,7 +34,6 @@ def share_ffn(options: ShareFfn) -> None:
 
     Each layer keeps its own norm. Recover the quality with prunecli finetune.
     """
-    from prunecli.commands.share_table import share_document, show_shared
     from prunecli.methods.sharing.rewrite import rewrite_shared
     from prunecli.planning import plan_ffn_on_text
 
@@ -44,3 +51,91 @@ def share_ffn(options: ShareFfn) -> None:
         options.note(*plan.reasons)
         shown = options.apply(opened, rewrite_shared(opened, plan), scored, options.device)
         options.show(lambda: share_document(shown, plan), lambda: show_shared(shown, plan))
+
+
+INITS = {"mean": "mean of {}", "first": "the first", "last": "the last", "concat": "{} side by side"}
+
+
+def share_document(shown: Shown, plan: SharePlan) -> Sharing:
+    """The JSON that `--json` prints."""
+    from prunecli.results.rewriting import AttentionSharing, FfnSharing, SharedGroup
+
+    parameters, is_ffn = _parameters(shown, plan), plan.part == "FFN"
+    layers: Mapping[str, Any] = plan.layers
+    groups = []
+    for group in plan.groups:
+        own: dict[str, Any] = {"width": group.width, "scale": group.scale}
+        if not is_ffn:
+            own = {"heads": [*layers[group.sources[0]].heads]}
+        groups.append(
+            SharedGroup(
+                owner=group.owner,
+                members=[*group.members],
+                sources=[*group.sources],
+                init=group.init or "keep",
+                parameters=parameters[group.owner],
+                **own,
+            )
+        )
+    kind, more = (FfnSharing, {"sparse": plan.sparse}) if is_ffn else (AttentionSharing, {})
+    return shown.document(kind, plan.seed, groups=groups, removed=plan.removed, **more)
+
+
+def show_shared(shown: Shown, plan: SharePlan) -> None:
+    """Print layers, what their FFN or attention is made of, its hidden units or heads, its parameters; the sizes."""
+    from prunecli.methods.sharing.arrange import kind_of
+    from prunecli.model.parts import ranges
+
+    parameters = _parameters(shown, plan)
+
+    def names(parts: Iterable[str]) -> str:
+        """`encoder 0-5, cross 0, 3`."""
+        runs = groupby((plan.layers[name] for name in parts), key=kind_of)
+        return ", ".join(f"{kind} {ranges([layer.layer for layer in run])}" for kind, run in runs)
+
+    rows, alone = [], []
+    for group in plan.groups:
+        if group.is_merged or len(group.members) > 1:
+            units, total = f"{group.width:,}", f"{parameters[group.owner]:,}"
+            rows.append([names(group.members), _made(group), units, total])
+        else:
+            alone.append(group)
+    for (_, width), run in groupby(alone, key=lambda group: (kind_of(plan.layers[group.owner]), group.width)):
+        owners = [group.owner for group in run]
+        what = "as before" if len(owners) == 1 else "as before, one each"
+        rows.append([names(owners), what, f"{width:,}", f"{sum(map(parameters.__getitem__, owners)):,}"])
+    if plan.sparse:
+        rows.append([names(plan.sparse), "experts, as before", "", ""])
+    if plan.removed:
+        rows.append([names(plan.removed), "none", "0", "0"])
+    title, size = ("Feed-forward networks", "width") if plan.part == "FFN" else ("Attention", "heads")
+    columns = ("layers", plan.part, size, "parameters")
+    console.show(console.table(title, columns, rows, text_columns=2))
+    shown.show_sizes_and_place()
+
+
+def _parameters(shown: Shown, plan: SharePlan) -> dict[str, int]:
+    """Owner of a group -> parameters of its FFN or attention."""
+    from prunecli.methods.sharing.arrange import own_tensors
+
+    sizes = {output.name: output.info.numel for output in shown.result.rewrite.outputs}
+    return {
+        group.owner: sum(sizes.get(name, 0) for name in own_tensors(plan.layers[group.owner]))
+        for group in plan.groups
+    }
+
+
+def _made(group: Group) -> str:
+    if group.init is None:
+        return "shared, as before"
+    if len(group.members) == 1:
+        made = "its own"
+    elif len(group.sources) == 1 and group.init in ("mean", "concat"):
+        made = "the one shared before"
+    else:
+        made = INITS[group.init].format(len(group.sources))
+    if group.width < group.init_width:
+        made += f", best {group.width:,} of {group.init_width:,}"
+    if group.width > group.init_width:
+        made += f", {group.width - group.init_width:,} new"
+    return made if group.scale == 1 else f"{made}, x {group.scale:.3g}"

@@ -50,7 +50,7 @@ def trim_vocabulary(options: TrimVocabulary) -> None:
             )
         options = options.model_copy(update={"split": options.split or DEMO_SPLIT, "demo": demo.DATA})
     with options.open() as opened:
-        options.refuse(opened)
+        opened.require_architecture()
         kept = () if options.keep_file is None else filter(None, read_lines(options.keep_file))
         options = options.model_copy(update={"keep": tuple(dict.fromkeys(kept))})
         plan = plan_vocabulary(opened, options.lines(options.note), options, options.progress)

@@ -176,7 +176,7 @@ def sound_settings(model: Any) -> Iterator[None]:
             if (
                 size is not None
                 and key.endswith(_OF_TOKENS)
-                and any(_is_odd(one, size) for one in _leaves(value))
+                and any(type(one) is not int or not 0 <= one < size for one in _leaves(value))
             ):
                 raise CheckpointError(
                     f"generation_config.json: {key} is {value!r}; the model has the tokens 0 to {size - 1}",
@@ -191,10 +191,6 @@ def _leaves(value: Any) -> Iterator[Any]:
             yield from _leaves(part)
     elif value is not None and not isinstance(value, float):  # a bias
         yield value
-
-
-def _is_odd(value: Any, size: int) -> bool:
-    return type(value) is not int or not 0 <= value < size
 
 
 def beam_cache(model: Any) -> Any:

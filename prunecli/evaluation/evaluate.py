@@ -128,8 +128,8 @@ def evaluate_data(
     Arguments, result and errors are those of `evaluate`.
     """
     from prunecli.model.checkpoint import open_model
+    from prunecli.results.document import header
     from prunecli.results.evaluation import Evaluation
-    from prunecli.results.header import header
 
     with process_group.in_step():
         if output is not None and process_group.is_main:  # before the work

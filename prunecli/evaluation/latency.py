@@ -102,7 +102,7 @@ def _latency(
 
     from prunecli.modules.devices import choose_devices
     from prunecli.modules.fitting import COMPUTE, decoding, decoding_room, dtype_name, fitting_dtype
-    from prunecli.results.header import header
+    from prunecli.results.document import header
     from prunecli.results.latency import Latency
 
     beam, largest = max(options.beams or (1,)), max(options.batch_sizes)

@@ -27,7 +27,7 @@ def device_option() -> Any:
     """Return the field `device`."""
     return option(
         "auto",
-        "auto (a GPU if there is one; if it does not hold the model, all GPUs), cpu, cuda, cuda:1, …",
+        "auto (a GPU, or all if one is too small), cpu, cuda, cuda:1, …",
         metavar="NAME",
         panel=COMPUTE,
         recorded=False,
@@ -48,7 +48,7 @@ class MemoryOptions(Options):
 
     memory: Size | None = option(
         None,
-        "Run the model layer by layer within this memory, such as 8GiB.",
+        "Run layer by layer within this memory (8GiB).",
         metavar="SIZE",
         panel=COMPUTE,
     )

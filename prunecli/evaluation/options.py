@@ -107,7 +107,7 @@ class EvaluationOptions(MemoryOptions, RunOptions):
     dtype: RunningDtype = RUNNING_DTYPE
     max_new_tokens: int | None = option(
         None,
-        "Longest output. Default: 3 x source tokens + 50 (--continuations: 64), within the model's positions.",
+        "Longest output. Default: 3 x source tokens + 50 (--continuations: 64).",
         panel=COMPUTE,
         ge=1,
     )
@@ -120,7 +120,7 @@ class EvaluationOptions(MemoryOptions, RunOptions):
     )
     continuations: int = option(
         0,
-        "lm: number of prompts of each text whose greedy continuations are compared with the first checkpoint's.",
+        "lm: prompts of each text whose greedy continuations are compared with the first checkpoint's.",
         panel=TEXT,
         ge=0,
     )
@@ -143,11 +143,12 @@ class EvaluationOptions(MemoryOptions, RunOptions):
         None,
         "Also COMET with this model (Unbabel/wmt22-comet-da, or a .ckpt file); needs comet-score.",
         metavar="MODEL",
+        hidden=True,
         panel=ADVANCED,
     )
     hypotheses: Path | None = option(
         None,
-        "Store the outputs: SPLIT.PAIR.hyp in a directory for each checkpoint.",
+        "Store the outputs, in a directory for each checkpoint.",
         metavar="DIR",
         panel=ADVANCED,
         role="output",
@@ -160,7 +161,12 @@ class EvaluationOptions(MemoryOptions, RunOptions):
         hidden=True,
     )
     samples: int = option(
-        1000, "Resamples of the significance test; 0: no test.", flag="--bootstrap", panel=ADVANCED, ge=0
+        1000,
+        "Resamples of the significance test; 0: no test.",
+        flag="--bootstrap",
+        panel=ADVANCED,
+        ge=0,
+        hidden=True,
     )
     level: float = option(
         0.05,
@@ -173,7 +179,7 @@ class EvaluationOptions(MemoryOptions, RunOptions):
         hidden=True,
     )
     seed: int = option(
-        12345, "Seed of the resamples, and of the tokens that mlm hides.", panel=ADVANCED, hidden=True
+        12345, "Seed of the resamples, and of the tokens that mlm hides.", panel=ADVANCED, hidden=True, ge=1
     )
     min_ratio: float | None = option(
         None,
@@ -185,7 +191,7 @@ class EvaluationOptions(MemoryOptions, RunOptions):
     )
     least: tuple[str, ...] = option(
         (),
-        "Exit with status 1 if a checkpoint's score is lower, such as chrF++=50; may be given again.",
+        "Exit with status 1 if a score is lower (chrF++=50); may be given again.",
         flag="--min",
         metavar="SCORE=X",
         panel=ADVANCED,
@@ -193,7 +199,7 @@ class EvaluationOptions(MemoryOptions, RunOptions):
     )
     most: tuple[str, ...] = option(
         (),
-        "Exit with status 1 if a checkpoint's score is higher, such as perplexity=20; may be given again.",
+        "Exit with status 1 if a score is higher (perplexity=20); may be given again.",
         flag="--max",
         metavar="SCORE=X",
         panel=ADVANCED,

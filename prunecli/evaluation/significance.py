@@ -11,8 +11,6 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from prunecli.errors import UsageError
-
 SAMPLES = 1000
 SEED = 12345
 """sacrebleu's own defaults."""
@@ -43,18 +41,6 @@ def too_few(examples: int, what: str) -> str | None:
     return f"{examples:,} {what} are too few for a test of significance: {LEAST} or more would do."
 
 
-def check_bootstrap(samples: int, seed: int) -> None:
-    """Check the arguments of `paired_bootstrap`.
-
-    Raises:
-        UsageError: `samples` or `seed` is less than 1.
-    """
-    if samples < 1 or seed < 1:
-        raise UsageError(
-            f"paired bootstrap with {samples} resamples and seed {seed}", "Both must be 1 or more."
-        )
-
-
 def paired_bootstrap(
     systems: Sequence[Sequence[str]],
     references: Sequence[str],
@@ -72,11 +58,7 @@ def paired_bootstrap(
 
     Returns:
         For each system: metric -> significance.
-
-    Raises:
-        UsageError: `samples` or `seed` is less than 1.
     """
-    check_bootstrap(samples, seed)
     from sacrebleu.significance import PairedTest
 
     tests: list[dict[str, Significance]] = [{} for _ in systems]

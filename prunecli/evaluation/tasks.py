@@ -191,7 +191,7 @@ class ModelTask(Task):
 
     def fields(self) -> dict[str, Any]:
         """See `Task`."""
-        from prunecli.results.header import sizes
+        from prunecli.results.document import sizes
 
         (baseline, first), rows = next(iter(self.measured.items())), []
         for label, own in self.measured.items():

@@ -26,7 +26,6 @@ from prunecli.evaluation.scoring import (
 from prunecli.evaluation.significance import (
     Significance,
     bootstrap_of_means,
-    check_bootstrap,
     paired_bootstrap,
 )
 from prunecli.evaluation.tasks import Task
@@ -67,8 +66,6 @@ class TranslationTask(Task):
             for _, _, path in self._hypothesis_paths() if self.process_group.is_main else ():
                 if path.exists():  # missing directories will be made
                     refuse_unwritable(path, force=self.force)
-        if options.samples:
-            check_bootstrap(options.samples, options.seed)
         if options.comet is not None and self.process_group.is_main:
             require_comet()
         self.seed, self.metrics = options.seed, make_metrics(options.spm)
@@ -168,7 +165,7 @@ class TranslationTask(Task):
         """See `Task`."""
         import pandas as pd
 
-        from prunecli.results.header import sizes
+        from prunecli.results.document import sizes
 
         options, labels = self.options, list(self.opened)
         compare = len(labels) > 1 and options.samples > 0

@@ -113,7 +113,7 @@ class PruningOptions(Options):
         False, "Remove the same part of every layer.", flag="--uniform/--uneven", panel=SELECTION
     )
     dtype: StoredDtype | None = STORED_DTYPE
-    seed: int = option(0, "Seed of the metric random.", panel=ADVANCED, recorded=False)
+    seed: int = option(0, "Seed of the metric random.", panel=ADVANCED, recorded=False, hidden=True)
 
     @property
     def has_amount(self) -> bool:
@@ -278,23 +278,20 @@ class NarrowOptions(UnitOptions):
     )
     multiple_of: int | None = option(
         None,
-        "Round widths down to a multiple of N. Default: 1; with --experts 8 where the width is one, since the grouped "
-        "product of transformers takes rows of 16 bytes.",
+        "Round widths down to a multiple of N. Default: 1; with --experts 8 where the width is one.",
         panel=SELECTION,
         ge=1,
     )
     uniform: bool = option(
         True,
         "--uniform: remove the same fraction of every FFN. --uneven: rank the units of all FFNs together, each score "
-        "divided by the l2 norm over its FFN; widths differ, so that no stock config can hold them. Default: "
-        "--uniform.",
+        "divided by the l2 norm over its FFN; not a stock model. Default: --uniform.",
         flag="--uniform/--uneven",
         panel=SELECTION,
     )
     scores: Scores | Files | None = option(
         None,
-        "Scores from --save-scores, of this checkpoint or of the one that it was pruned from: no text is read. May be "
-        "given again: scores of one metric add up.",
+        "Scores from --save-scores instead of text; may be given again: scores of one metric add up.",
         panel=SELECTION,
         role="input",
     )
@@ -303,8 +300,7 @@ class NarrowOptions(UnitOptions):
     )
     experts: bool = option(
         False,
-        "Narrow the experts of mixtures instead of dense FFNs. All experts keep the same number of hidden units, so "
-        "that the result is a stock model.",
+        "Narrow the experts of mixtures, all to the same width, instead of dense FFNs.",
         panel=SELECTION,
     )
 
@@ -361,16 +357,15 @@ class LayerOptions(UnitOptions):
     )
     keep: Path | str | None = option(
         None,
-        "Layers to keep, written like --remove (a stack that the list does not name keeps all layers), or a file: what "
-        "--dry-run --json printed.",
+        "Layers to keep, written like --remove (unnamed stacks keep all), or what --dry-run --json printed.",
         metavar="LIST|FILE",
         recorded=False,
     )
     metric: LayerMetric | None = option(
         None,
-        "cosine, cka: how little the output of a layer is like its input; perplexity: how much that of the text rises "
-        "without the layer; embedding: how far the text's vector moves; last: the last layers go; random. The first "
-        "four need text. Default: that of --scores, or cosine; embedding for a model without a head.",
+        "cosine, cka: how little a layer's output is like its input; perplexity: how much it rises without the layer; "
+        "embedding: how far the text's vector moves; last: remove the last layers; random. Default: that of --scores, "
+        "or cosine; embedding for a model without a head.",
         panel=SELECTION,
         recorded=False,
     )
@@ -382,8 +377,7 @@ class LayerOptions(UnitOptions):
     )
     scores: Scores | Files | None = option(
         None,
-        "Scores from --save-scores, of this checkpoint or of the one that it was pruned from: no text is read. May be "
-        "given again: scores of one metric add up.",
+        "Scores from --save-scores instead of text; may be given again: scores of one metric add up.",
         panel=SELECTION,
         role="input",
     )
@@ -477,31 +471,27 @@ class ExpertOptions(LoadOptions, PruningOptions):
     )
     ratio: Share | None = option(
         None,
-        "Fraction of the experts to remove, counted from those that the checkpoint holds, rounded up. Default: 0.8; "
-        "for language models 0.25.",
+        "Fraction of the checkpoint's experts to remove, rounded up. Default: 0.8; for language models 0.25.",
         metavar="R",
         recorded=False,
     )
-    count: int | None = option(
-        None, "Number of experts to remove, in all layers together, instead of --ratio.", ge=0
-    )
+    count: int | None = option(None, "Number of experts to remove, in all layers together.", ge=0)
     fit: Size | None = option(
         None,
-        "Memory, such as 30GiB: remove as few experts as fit in it while it decodes (see --help-all for the load), "
-        "with 10% left free.",
+        "Remove as few experts as possible so that decoding fits in this memory (30GiB) with 10% left free.",
         metavar="SIZE",
         recorded=False,
     )
     experts_per_layer: Annotated[dict[str, int], BeforeValidator(_per_layer)] | None = option(
         None,
-        "Number of experts to keep in each encoder and decoder layer: 36,12; one number for both.",
+        "Number of experts to keep in each encoder and decoder layer: 36,12; or one for both.",
         metavar="E,D",
         recorded=False,
     )
     keep: Path | str | None = option(
         None,
         "Ids of the experts to keep, instead of statistics: the authors' experts.json, a list, or what --dry-run "
-        '--json printed, of which {"kept": {LAYER: [ids]}} is enough.',
+        "--json printed.",
         metavar="FILE",
         panel=SELECTION,
         role="input",
@@ -580,14 +570,14 @@ class ExpertOptions(LoadOptions, PruningOptions):
     )
     active: int | None = option(
         None,
-        "Number of experts that the router picks for each token: fewer are faster and less good. Default: as before.",
+        "Number of experts that the router picks for each token. Default: as before.",
         panel=ADVANCED,
         ge=1,
     )
     constant: bool = option(
         False,
-        "Language models: replace a removed expert by its mean output (from collect-gates --mean-outputs). The router "
-        "stays, layers may differ, and vLLM 0.33 or later loads the result.",
+        "Language models: replace a removed expert by its mean output (from collect-gates --mean-outputs) and keep "
+        "the router.",
         flag="--constant-experts",
         panel=ADVANCED,
     )

@@ -56,6 +56,7 @@ class ScoreOptions(MemoryOptions, RunOptions):
         "each token (the authors' code). Default: example.",
         flag="--importance",
         panel=ADVANCED,
+        hidden=True,
     )
     beam: int = option(4, "Beams per sentence for chrf++ and bleu.", panel=COMPUTE, ge=1)
     select_data: Path | None = option(
@@ -75,8 +76,9 @@ class ScoreOptions(MemoryOptions, RunOptions):
         flag="--bootstrap",
         panel=ADVANCED,
         ge=1,
+        hidden=True,
     )
-    seed: int = option(12345, "Seed of the resamples.", panel=ADVANCED)
+    seed: int = option(12345, "Seed of the resamples.", panel=ADVANCED, hidden=True, ge=1)
     dtype: ComputeDtype = COMPUTE_DTYPE
 
     def check_options(self) -> None:

@@ -26,7 +26,7 @@ class FfnLayer:
         tensors: of a dense FFN, relative to it -> the axis on which the hidden units lie, or None: the output's bias
             has none. Empty where it is removed or sparse.
         blocks: of these, how often all hidden units occur on that axis: 2 where gate and up are fused.
-        norm_tensors: full names of those of its own norms, which are never shared; none where it is removed.
+        norm_tensors: full names of those of its own norms, which are never shared.
     """
 
     name: str
@@ -98,7 +98,7 @@ def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:
                 spec for spec in specs if found.holds(stack, structure, number, f"{start}{spec.name}")
             )
             sparse = not specs and not removed
-        norms = () if removed else own_norms(stack, stack.ffn)
+        norms = own_norms(stack, stack.ffn)
         layers.append(
             FfnLayer(
                 name=name,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import ChainMap
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import takewhile
+from json import dumps
 from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -29,6 +29,7 @@ from prunecli.errors import UnsupportedModelError, kind_and_reason
 from prunecli.model.axes import Carrier
 from prunecli.model.declared import value_of, with_keys
 from prunecli.model.found_experts import NotFoundError, found_mixture
+from prunecli.model.patchwork import remove_attention, remove_ffn
 from prunecli.model.probe import (
     HIDDEN,
     VOCABULARY,
@@ -39,6 +40,7 @@ from prunecli.model.probe import (
     head_keys,
     is_of_experts,
     layer_keys,
+    layer_of,
     numbers,
     outputs,
     owners,
@@ -52,11 +54,13 @@ from prunecli.model.skeleton import Changes, Shape, Skeleton, cannot_make, skele
 from prunecli.model.structure import Structure
 from prunecli.model.traced import traced_heads
 from prunecli.model.trial import NEAR, Trial, few_experts, first_and_last
+from prunecli.tensors.json_files import parsed
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
 Value = TypeVar("Value")
+Part = TypeVar("Part", Attention, FeedForward)
 Carriers = Mapping[str, Carrier]
 _CROSS = re.compile(r"cross|encoder_attn|enc_?dec", re.IGNORECASE)
 _REMEDY = "inspect, evaluate and bench-latency work all the same."
@@ -176,12 +180,14 @@ class Probed:
         skeleton: the same with few experts: names in files take long where there are thousands.
         layers: its stacks.
         trial: a small copy of it.
+        removable: each stack that was tried -> see `tried`.
     """
 
     whole: Skeleton
     skeleton: Skeleton
     layers: list[LayerKey]
     trial: Trial
+    removable: dict[Stack, Stack] = field(default_factory=dict)
 
     @cached_property
     def mixture(self) -> Mixture:
@@ -227,6 +233,12 @@ class Probed:
         tokens = _tried(trial, width_keys(skeleton, VOCABULARY), small_tokens, lambda _: {}, {})
         return Confirmed(widths, heads, tokens, uneven, is_traced)
 
+    def tried(self, stack: Stack) -> Stack:
+        """The stack, and whether its FFN and attentions can go; tried once."""
+        if stack not in self.removable:
+            self.removable[stack] = _removable(self.trial, stack)
+        return self.removable[stack]
+
 
 class Confirmed(NamedTuple):
     """What a small copy of a model confirms.
@@ -256,7 +268,7 @@ def probed(checkpoint: Checkpoint) -> Probed:
     whole = skeleton_of(checkpoint)
     where = f'{checkpoint.path}: the model family "{checkpoint.model_type}" is not supported'
     try:
-        found = _asked(whole.model_class, whole.config_class, json.dumps(whole.config))
+        found = _asked(whole.model_class, whole.config_class, dumps(whole.config))
     except Exception as error:  # of any kind: what a class makes of its config
         raise UnsupportedModelError(f"{where} ({kind_and_reason(error)})") from error
     if found is None:
@@ -266,7 +278,7 @@ def probed(checkpoint: Checkpoint) -> Probed:
 
 @lru_cache(maxsize=8)  # a command opens a model, and its result, several times
 def _asked(model_class: Any, config_class: Any, config: str) -> Probed | None:
-    whole = Skeleton(model_class, config_class, json.loads(config))
+    whole = Skeleton(model_class, config_class, parsed(config))
     many = {key: few for key, value in numbers(whole.effective) if (few := few_experts(key, value)) != value}
     skeleton = (whole.changed(many) if many else None) or whole
     layers = layer_keys(skeleton)
@@ -498,7 +510,54 @@ def _stacks(
         attentions = [one for units, carriers in heads for one in _attentions(prefix, names, units, carriers)]
         layers_of = f"{prefix}.{{layer}}"
         by_side.setdefault(side, Stack(side, layers_of, stack.key, tuple(attentions), ffn, ()))
-    return tuple(by_side[side] for side in ("encoder", "decoder") if side in by_side)
+    return tuple(probed.tried(by_side[side]) for side in ("encoder", "decoder") if side in by_side)
+
+
+def _removable(trial: Trial, stack: Stack) -> Stack:
+    """The stack, and whether its FFN and attentions can go in a small copy, and which norms go with them."""
+    start = re.compile(re.escape(stack.layers.removesuffix("{layer}")) + r"\d+\.")
+    within: dict[str, list[str]] = {}
+    for name in trial.modules:
+        if match := start.match(name):
+            within.setdefault(name[match.end() :], []).append(name)
+    norms: dict[str, list[str]] = {}
+    for name, places in within.items():
+        module = trial.model.get_submodule(trial.modules[places[0]].rpartition(".")[0])
+        if "norm" in type(module).__name__.lower():
+            norms.setdefault(name.rpartition(".")[0], []).extend(places)
+
+    def tried(part: Part, written: Iterable[str], remove: Callable[[Any, Part, int], None]) -> Part:
+        modules = {name.rpartition(".")[0] for name in written}
+        masked = [
+            place for name, places in within.items() if name.rpartition(".")[0] in modules for place in places
+        ]
+        layers = {int(layer_of(name).rpartition(".")[2]) for name in masked}
+
+        def without(model: Any, own: Sequence[str]) -> None:
+            for layer in layers:
+                remove(model, replace(part, norms=tuple(own)), layer)
+
+        with suppress(Exception):  # of any kind: what a class makes of it
+            own, apart = trial.without(masked, norms, without)
+            if apart < NEAR:
+                return replace(part, norms=tuple(own))
+        return replace(part, removable=False)
+
+    def no_attention(model: Any, part: Attention, layer: int) -> None:
+        remove_attention(model, stack, part, layer, trial.modules.__getitem__)
+
+    def no_ffn(model: Any, part: FeedForward, layer: int) -> None:
+        remove_ffn(model, replace(stack, ffn=part), layer, trial.modules.__getitem__)
+
+    owner = f"{stack.ffn.name}." if stack.ffn.name else ""
+    hidden = {
+        owner + spec.name: Carrier(spec.hidden) for spec in stack.ffn.tensors if spec.hidden is not None
+    }
+    attentions = tuple(tried(one, [f"{one.output}.weight"], no_attention) for one in stack.attentions)
+    ffn = tried(stack.ffn, outputs(hidden), no_ffn)
+    own_norms = {*ffn.norms, *(norm for attention in attentions for norm in attention.norms)}
+    specs = (TensorSpec(name, (), "norm") for name in within if name.rpartition(".")[0] in own_norms)
+    return replace(stack, attentions=attentions, ffn=ffn, norms=tuple(specs))
 
 
 def _within(prefix: str, carriers: Mapping[str, Value]) -> dict[str, Value]:

@@ -205,15 +205,19 @@ def _found(layout: ModelLayout) -> dict[str, Declared]:
     gone = {*layout.ties}
     for layer in layout.attentions:
         gone.update(layer.shared_tensors)
+        if layer.removed:
+            gone.update(layer.tensor_names, layer.norm_tensors)
+            continue
         for name, carrier in () if layer.is_shared else layer.tensors.items():
             shapes[name][carrier.dim] = shapes[name][carrier.dim] * layer.num_heads // layer.stated_heads
             if not layer.num_heads:
                 gone.add(name)
     for ffn in layout.ffns:
-        if ffn.is_shared:
+        if ffn.removed:
+            gone.update(ffn.norm_tensors, (f"{ffn.name}.{spec.name}" for spec in ffn.stack.ffn.tensors))
+        elif ffn.is_shared:
             gone.update(f"{ffn.name}.{suffix}" for suffix in ffn.tensors)
-            continue
-        for suffix, dim in ffn.tensors.items():
+        for suffix, dim in () if ffn.is_shared else ffn.tensors.items():
             if dim is not None:
                 shapes[f"{ffn.prefix}{suffix}"][dim] = ffn.width * ffn.blocks[suffix]
     return {

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from prunecli.architectures.records import Stack
+from prunecli.architectures.records import Attention, Stack
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.axes import Carrier
 from prunecli.model.layout import ModelLayout
@@ -77,23 +77,15 @@ class OnlyBias(Headless):
 
 
 class Nothing(nn.Module):
-    """In the place of an FFN, or a projection, that is removed: a zero without axes.
+    """In the place of an FFN, or a projection, that is removed: a zero without axes."""
 
-    It is a buffer, so that a forward pass makes no tensor; its type never raises that of what it is added to.
-    """
-
-    zero: Tensor
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.register_buffer("zero", torch.zeros((), device=device), persistent=False)
-
-    def forward(self, *_: Any, **__: Any) -> Tensor:
-        """Whatever the input: 0 `[]`."""
-        return self.zero
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
+        """Whatever the input: 0 `[]`, of its type."""
+        zero: Tensor = next(iter((*inputs, *named.values()))).new_zeros(())
+        return zero
 
 
-class NoAttention(Nothing):
+class NoAttention(nn.Module):
     """In the place of an attention that is removed.
 
     A decoder's cache counts the tokens of its layers: self-attention keeps one zero a token in it.
@@ -101,24 +93,23 @@ class NoAttention(Nothing):
     Args:
         layer: its number in the stack, under which the cache knows it; None: it has none (cross-attention, an encoder).
         position_bias: whether it is given a position bias and returns one, between its output and its weights.
-        device: where the model will run.
     """
 
-    def __init__(self, layer: int | None, *, position_bias: bool, device: torch.device) -> None:
-        super().__init__(device)
+    def __init__(self, layer: int | None, *, position_bias: bool) -> None:
+        super().__init__()
         self.layer, self.position_bias = layer, position_bias
 
-    def forward(  # type: ignore[override]
+    def forward(
         self, hidden_states: Tensor, *_: Any, past_key_values: Any = None, **options: Any
     ) -> tuple[Tensor | None, ...]:
         """Hidden states `[batch, T, d_model]` -> 0 `[]`, and no weights."""
+        zero = hidden_states.new_zeros(())
         if past_key_values is not None and self.layer is not None:
-            batch, tokens, _width = hidden_states.shape
-            zeros = hidden_states.new_zeros(batch, 1, tokens, 1)
+            zeros = zero.expand(len(hidden_states), 1, hidden_states.shape[1], 1)
             # An encoder-decoder's cache has one of its own for each of both kinds.
             cache = getattr(past_key_values, "self_attention_cache", past_key_values)
             cache.update(zeros, zeros, self.layer)
-        return (self.zero, options.get("position_bias"), None) if self.position_bias else (self.zero, None)
+        return (zero, options.get("position_bias"), None) if self.position_bias else (zero, None)
 
 
 class OwnCounts:
@@ -150,9 +141,7 @@ def subclass(stock: Any, **members: Any) -> Any:
     )
 
 
-def fit_layers(
-    model: Any, layout: ModelLayout, skeleton: Skeleton, names: Names, device: torch.device
-) -> dict[str, str]:
+def fit_layers(model: Any, layout: ModelLayout, skeleton: Skeleton, names: Names) -> dict[str, str]:
     """Give each layer of a model, made on the meta device, what the checkpoint has in it.
 
     Modules of layers that share tensors become one, whose parameters are there once. An attention that shares stays a
@@ -161,7 +150,6 @@ def fit_layers(
     Args:
         skeleton: of the model.
         names: of tensors in the model.
-        device: where it will run.
 
     Returns:
         Name in the model -> name of the tensor that it shares.
@@ -170,7 +158,7 @@ def fit_layers(
     for layer in layout.attentions:
         aliases |= layer.shared_tensors
         if layer.removed:
-            _remove_attention(model, layer, device)
+            remove_attention(model, layer.stack, layer.spec, layer.layer, names)
         elif not layer.is_whole:
             if layer.num_heads != layer.stated_heads:
                 donor = skeleton.donor(_donor_values(layout, layer, skeleton))
@@ -186,11 +174,7 @@ def fit_layers(
             if dim is not None
         }
         if ffn.removed:
-            for norm in ffn.stack.ffn.norms:
-                name = f"{ffn.stack.layers.format(layer=ffn.layer)}.{norm}"
-                model.set_submodule(module_name(model, name), nn.Identity())
-            for part in _parts(ffn.stack):
-                model.set_submodule(module_name(model, f"{ffn.name}{part}"), Nothing(device))
+            remove_ffn(model, ffn.stack, ffn.layer, names)
         elif carriers and ffn.width != held:
             fit_sizes(model, skeleton.donor({key: ffn.width}), names, carriers, ffn.width, held)
         if ffn.is_shared:
@@ -216,23 +200,51 @@ def _donor_values(layout: ModelLayout, layer: AttentionLayer, skeleton: Skeleton
     return with_scaled(UnitKeys({layer.spec.heads: 1}, layer.stated_heads, {}, width), skeleton).donor(kept)
 
 
-def _remove_attention(model: Any, layer: AttentionLayer, device: torch.device) -> None:
-    """Let an attention add nothing: LN(h + A(h)) and h + A(LN(h)) both become h."""
-    block = layer.name.removesuffix(layer.spec.name)
-    for norm in layer.spec.norms:
-        model.set_submodule(module_name(model, f"{block}{norm}"), nn.Identity())
-    stock = module_name(model, f"{block}{layer.spec.projections or layer.spec.name}")
-    number = layer.layer if layer.kind == "decoder" else None  # only a decoder's has a cache
-    model.set_submodule(stock, NoAttention(number, position_bias=layer.spec.position_bias, device=device))
-    if not module_name(model, layer.output).startswith(f"{stock}."):
-        model.set_submodule(module_name(model, layer.output), Nothing(device))
+def remove_ffn(model: Any, stack: Stack, layer: int, names: Names) -> None:
+    """Let the FFN of a layer add nothing: LN(h + F(h)) and h + F(LN(h)) become h where the norm is its own.
 
-
-def _parts(stack: Stack) -> tuple[str, ...]:
-    """What follows an FFN's name in those of its modules: nothing where it is one; else its linear layers."""
+    Args:
+        names: of tensors in the model.
+    """
+    prefix = stack.layers.format(layer=layer)
+    _remove_norms(model, prefix, stack.ffn.norms, names)
+    own = [spec.name for spec in stack.ffn.tensors]
     if stack.ffn.name:
-        return ("",)
-    return tuple(dict.fromkeys(f".{spec.name.rpartition('.')[0]}" for spec in stack.ffn.tensors))
+        paths = {_module(f"{prefix}.{stack.ffn.name}", own[0], names)}
+    else:
+        paths = {names(f"{prefix}.{name}").rpartition(".")[0] for name in own}
+    for path in paths:
+        model.set_submodule(path, Nothing())
+
+
+def remove_attention(model: Any, stack: Stack, spec: Attention, layer: int, names: Names) -> None:
+    """Let an attention of a layer add nothing: LN(h + A(h)) and h + A(LN(h)) become h where the norm is its own.
+
+    Args:
+        names: of tensors in the model.
+    """
+    prefix = stack.layers.format(layer=layer)
+    _remove_norms(model, prefix, spec.norms, names)
+    owner = spec.projections or spec.name
+    inner = next(name for one in spec.tensors if (name := one.name.removeprefix(f"{owner}.")) != one.name)
+    module, mixer = (
+        _module(f"{prefix}.{owner}", inner, names),
+        _module(f"{prefix}.{spec.output}", "weight", names),
+    )
+    number = layer if (stack.side, spec.kind) == ("decoder", "self") else None  # no other has a cache
+    model.set_submodule(module, NoAttention(number, position_bias=spec.position_bias))
+    if not mixer.startswith(f"{module}."):
+        model.set_submodule(mixer, Nothing())
+
+
+def _remove_norms(model: Any, layer: str, norms: Iterable[str], names: Names) -> None:
+    for norm in norms:
+        model.set_submodule(_module(f"{layer}.{norm}", "weight", names), nn.Identity())
+
+
+def _module(owner: str, tensor: str, names: Names) -> str:
+    """The name in a model of the module that files call `owner`, by one of its tensors."""
+    return names(f"{owner}.{tensor}").removesuffix(f".{tensor}")
 
 
 def pick_bias(attention: Any, heads: Sequence[int], held: int) -> None:

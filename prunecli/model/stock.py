@@ -199,7 +199,8 @@ def _attentions(result: ModelLayout) -> StockSupport:
             state = "gone" if layer.removed else "shared"
             return StockSupport(
                 reason=f"attentions are {state}, which no config.json can say",
-                is_fitted=result.family.found is not None and _can_share(layer),
+                is_fitted=result.family.found is not None
+                and (layer.spec.removable if layer.removed else _can_share(layer)),
             )
     return StockSupport()
 
@@ -207,7 +208,7 @@ def _attentions(result: ModelLayout) -> StockSupport:
 def _can_share(layer: AttentionLayer) -> bool:
     """Whether transformers ties its tensors as they are: it takes the first axis of each weight for its outputs."""
     output = layer.tensors.get(f"{layer.output}.weight")
-    return not layer.removed and output is not None and output.dim == 1
+    return output is not None and output.dim == 1
 
 
 def _ffns(result: ModelLayout) -> StockSupport:
@@ -216,9 +217,10 @@ def _ffns(result: ModelLayout) -> StockSupport:
         if layer.removed or layer.is_shared:
             return StockSupport(
                 reason=f"FFNs are {'gone' if layer.removed else 'shared'}, which no config.json can say",
-                is_fitted=result.family.found is not None and not layer.removed,
+                is_fitted=result.family.found is not None
+                and (layer.stack.ffn.removable or not layer.removed),
             )
-        if not layer.tensors:  # no method changes the width of experts
+        if not layer.tensors:  # those of experts are alike in every layer
             continue
         widths.setdefault(layer.stack.ffn.width, set()).add(layer.width)
     for key, stack_widths in widths.items():

@@ -224,6 +224,46 @@ class Trial:
                 hook.remove()
         return _apart(expected, self._logits(smaller), whole)
 
+    def without(
+        self,
+        outputs: Sequence[str],
+        norms: Mapping[str, Sequence[str]],
+        remove: Callable[[Any, Sequence[str]], None],
+    ) -> tuple[list[str], float]:
+        """The same where FFNs or attentions add nothing, for their outputs are zero.
+
+        Args:
+            outputs: names of the weights and biases of their output layers, which are zero then.
+            norms: what norms are called -> names of their tensors.
+            remove: takes the parts out of a model, and norms that are called so.
+
+        Returns:
+            The norms that change nothing then, because they are of the removed parts alone; the difference.
+
+        Raises:
+            Exception: as `of_units`.
+        """
+        import torch
+
+        masked = stored_form(self.model)
+        masked |= {name: torch.zeros_like(masked[name]) for name in outputs}
+        model = self._opened(self.skeleton, masked)
+        expected = self._logits(model)
+        idle = []
+        for norm, names in norms.items():
+            parameters = [model.get_parameter(self.modules[name]) for name in names]
+            before = [parameter.data for parameter in parameters]
+            for parameter in parameters:
+                parameter.data = parameter.data + 1
+            if bool((self._logits(model) == expected).all()):
+                idle.append(norm)
+            for parameter, data in zip(parameters, before, strict=True):
+                parameter.data = data
+        gone = {name for norm in idle for name in norms[norm]}
+        kept = {name: tensor for name, tensor in masked.items() if name not in gone}
+        found = self._opened(self.skeleton, kept, lambda model: remove(model, idle), surplus=True)
+        return idle, _apart(expected, self._logits(found), self._whole)
+
     def runs_by_layer(self, stacks: Sequence[LayerKey]) -> bool:
         """Whether the model computes the same if it is run once for each layer, and earlier layers return what they
         returned before: nothing but the output of the last layer of a stack goes on to the next one.
@@ -324,8 +364,13 @@ class Trial:
         skeleton: Skeleton | None,
         tensors: Mapping[str, Tensor],
         fit: Callable[[Any], None] | None = None,
+        *,
+        surplus: bool = False,
     ) -> Any:
         """The model that transformers opens of these tensors; with `fit`, of one whose layers differ.
+
+        Args:
+            surplus: whether there may be tensors that it does not take.
 
         Raises:
             ValueError: it refuses the config, or takes other tensors.
@@ -342,9 +387,8 @@ class Trial:
                 attn_implementation="eager",
                 output_loading_info=True,
             )
-        if odd := [
-            name for kind in ("missing_keys", "mismatched_keys", "unexpected_keys") for name in told[kind]
-        ]:
+        kinds = ("missing_keys", "mismatched_keys", *(() if surplus else ("unexpected_keys",)))
+        if odd := [name for kind in kinds for name in told[kind]]:
             raise ValueError(f"its tensors do not fit the smaller config: {odd[0]}")
         return _plain(model)
 

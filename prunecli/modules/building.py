@@ -131,7 +131,7 @@ def assemble(
     if not checkpoint.structure.is_stock:
         dense = {stack.ffn.sparse_step: 0 for stack in family.stacks if stack.ffn.sparse_step}
         skeleton = Skeleton(type(model), type(model.config), {**model.config.to_dict(), **dense})
-        fit_layers(model, layout, skeleton, partial(module_name, model), device)
+        fit_layers(model, layout, skeleton, partial(module_name, model))
     if device.type == "cpu":
         speed_up_linears(model)
     return model

@@ -6,8 +6,6 @@ import re
 from functools import partial
 from typing import Any
 
-import torch
-
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.layout import ModelLayout
@@ -71,7 +69,7 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
     stock, family = stock_class(checkpoint, name), checkpoint.family
     # Not that of a whole mixture, nor one of which the experts alone differ.
     structure = checkpoint.structure
-    parts = (structure.of_kind("head"), structure.shared, structure.widths)
+    parts = (structure.of_kind("head"), structure.shared, structure.removed, structure.widths)
     if any(parts) and WEIGHTS_KEY in checkpoint.config and checkpoint.architecture is None:
         stock = fitted(stock, partial(_fit, checkpoint, checkpoint.layout))
     mixture = None if family is None else family.mixture
@@ -96,6 +94,6 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
 def _fit(checkpoint: Checkpoint, layout: ModelLayout, model: Any) -> None:
     """Make a model of the stock class, at its making, what the checkpoint of a found family describes."""
     names, skeleton = StockNames(checkpoint, model), layout.family.found.skeleton
-    aliases = fit_layers(model, layout, skeleton, names.place, torch.device("meta"))
+    aliases = fit_layers(model, layout, skeleton, names.place)
     model._shared_names = aliases
     model.all_tied_weights_keys |= aliases

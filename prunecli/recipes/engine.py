@@ -334,7 +334,7 @@ def _missing_inputs(steps: Sequence[Step], settable: Mapping[str, Resolved]) -> 
     faults = []
     for (source, reason), names in missing.items():
         where = f"step {names[0]!r}: its" if len(names) == 1 else f"steps {_joined(names)}: their"
-        given_by = [f"--set {name}=…" for name, value in settable.items() if value == str(source)]
+        given_by = [f"`assignments={name}=…`" for name, value in settable.items() if value == str(source)]
         remedy = f"; {' or '.join(given_by)} names another" if given_by else ""
         faults.append(f"{where} input {source} does not exist, and {reason}{remedy}")
     return faults

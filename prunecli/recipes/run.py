@@ -161,7 +161,7 @@ def refuse_foreign_outputs(steps: Sequence[Step], state: State) -> None:
                 changed = "changed after" if str(output) in own else "exists, and was not made by"
                 raise OutputError(
                     f"{output} {changed} this recipe's step {step.name!r}",
-                    "Move it away, or give --force to replace it.",
+                    "Move it away, or give `force` to replace it.",
                 )
 
 
@@ -242,7 +242,7 @@ def page_step(steps: Sequence[Step], page: Path) -> Step:
     outputs = [output for step in steps for output in step.makes]
     in_the_way = next((output for output in outputs if related(page, output)), None)
     if in_the_way is not None:
-        raise UsageError(f"--html {page}: {in_the_way} of the recipe is in the way", "Choose another name.")
+        raise UsageError(f"`html={page}`: {in_the_way} of the recipe is in the way", "Choose another name.")
     here = Path.cwd()
     try:
         common = Path(os.path.commonpath([(here / output).parent for output in outputs]))
@@ -250,7 +250,7 @@ def page_step(steps: Sequence[Step], page: Path) -> Step:
         common = here.parent
     if here.is_relative_to(common) and here != common:
         raise UsageError(
-            "--html: the outputs of the recipe lie in no one folder", "Let its steps write into one folder."
+            "`html`: the outputs of the recipe lie in no one folder", "Let its steps write into one folder."
         )
     folder = common.relative_to(here) if common.is_relative_to(here) else common
     given = [path for step in steps for path in step.inputs if not any(related(path, out) for out in outputs)]

@@ -191,14 +191,14 @@ def as_text(value: Resolved) -> str:
 
 
 def parse_override(text: str) -> tuple[str, Resolved]:
-    """`name=value` of --set; the value is text, true or false, or a list in brackets.
+    """`name=value` of `assignments`; the value is text, true or false, or a list in brackets.
 
     Raises:
         UsageError: there is no `=`, or the list does not close.
     """
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise UsageError(f"--set {text}: expected name=value")
+        raise UsageError(f"`assignments={text}`: expected name=value")
     if value in ("true", "false"):
         return name, value == "true"
     if not value.startswith("["):
@@ -207,7 +207,7 @@ def parse_override(text: str) -> tuple[str, Resolved]:
         listed = yaml.load(value, Loader=_Loader)
         return name, list(_check_value(listed))
     except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"--set {text}: this is not a list", "Write it as name=[a,b].") from error
+        raise UsageError(f"`assignments={text}`: this is not a list", "Write it as name=[a,b].") from error
 
 
 def substitute(value: Any, variables: Mapping[str, Resolved], where: str, faults: list[str]) -> Resolved:
@@ -268,7 +268,7 @@ def resolve_variables(
     """Every variable's value, those of `overrides` in the place of the written ones; what is wrong joins `faults`."""
     for name in overrides:
         if name not in text.variables:
-            faults.append(f"--set {name}: there is no such variable{near(name, text.variables)}")
+            faults.append(f"`assignments={name}`: there is no such variable{near(name, text.variables)}")
     clashes = text.variables.keys() & builtins.keys()
     faults += [f"variables.{name}: every recipe has this one already" for name in sorted(clashes)]
     written = {name: overrides.get(name, value) for name, value in text.variables.items()}

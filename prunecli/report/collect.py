@@ -171,12 +171,13 @@ def _folders(directory: Path) -> Iterator[Path]:
     """The directory and its folders, by name."""
     for folder, names, _ in os.walk(directory):
         depth = len(Path(folder).relative_to(directory).parts)
-        names[:] = sorted(name for name in names if depth < DEPTH and not _is_stepped_over(name))
+        names[:] = sorted(
+            name
+            for name in names
+            if depth < DEPTH
+            and not (name.startswith(".") or name.endswith(".training") or name in _STEPPED_OVER)
+        )
         yield Path(folder)
-
-
-def _is_stepped_over(name: str) -> bool:
-    return name.startswith(".") or name.endswith(".training") or name in _STEPPED_OVER
 
 
 def _in_folder(folder: Path, directory: Path) -> Iterator[CheckpointEntry | ResultFile | Unreadable]:

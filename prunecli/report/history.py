@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from prunecli.analysis.settings import AMOUNTS
+from prunecli.analysis.removed import AMOUNTS
 from prunecli.model.structure import statistics_files
 from prunecli.options import present_name
 from prunecli.progress import unsaid

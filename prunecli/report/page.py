@@ -2,24 +2,300 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prunecli import __version__
-from prunecli.report.checkpoints import decisions_section, history_section, sizes_section
+from prunecli.model.attention import KIND_NAMES
+from prunecli.model.axes import module_of
+from prunecli.report.charts import Picture, Point, curves, heat_map
+from prunecli.report.checkpoints import (
+    decisions_section,
+    history_section,
+    kept_experts,
+    kept_heads,
+    millions,
+    quality_section,
+    sizes_section,
+)
 from prunecli.report.collect import ReportData
 from prunecli.report.facts import best, findings
-from prunecli.report.measurements import (
-    experts_section,
-    heads_section,
-    languages_section,
-    latency_section,
-    similarity_section,
-    texts_section,
-    training_section,
+from prunecli.report.pictures import (
+    MEASURES,
+    component_maps,
+    experts_per_layer,
+    head_comparison,
+    head_maps,
+    similarity_map,
+    speed_pictures,
+    trees,
 )
-from prunecli.report.quality import quality_section
-from prunecli.report.render import Block, Text, render, table
-from prunecli.tensors.quantities import counted
+from prunecli.report.render import Block, Heading, Pictures, Text, maybe, render, table
+from prunecli.results.gates import GateStatistics
+from prunecli.results.languages import Languages, Similarities, Texts
+from prunecli.results.latency import Latency
+from prunecli.results.rewriting import LoggedStep, Training
+from prunecli.results.similarity import HeadComparison, Similarity
+from prunecli.results.unit_scores import Scores
+from prunecli.tensors.quantities import bytes_text, counted
+
+MOST_PAIRS = 120
+"""With more pairs, the matrices of their similarities are not drawn."""
+MOST_POINTS = 300
+"""A longer training log is thinned to at most so many points."""
+METHODS = {
+    "gradient": "importance by gradient (1905.10650, eq. 2)",
+    "ablation": "what the score loses without the head",
+    "all-but-one": "the score with this head alone in its layer",
+}
+
+
+def latency_section(data: ReportData) -> Iterator[Block]:
+    """Yield charts and tables of each latency.json."""
+    for name, latency in data.of(Latency):
+        runs = f"{counted(latency.runs, 'run')} after {latency.warm_up} of warm-up"
+        threads = "" if latency.threads is None else f", {counted(latency.threads, 'CPU thread')}"
+        speed = "Decoding speed" if latency.task == "translation" else f"Speed at {latency.task}"
+        yield Heading(name)
+        yield Text(f"{latency.described}; median ± deviation of {runs}; {latency.device}{threads}.")
+        yield Pictures(speed_pictures(latency))
+        speeds = [
+            {
+                "checkpoint": result.checkpoint,
+                "batch": str(timing.batch_size),
+                "beam": maybe(str, timing.beam),
+                "phase": timing.phase,
+                "examples/s": maybe(lambda spread: spread.text(1), timing.examples_per_second),
+                "tokens/s": timing.tokens_per_second.text(1),
+                "s/sentence": timing.seconds_per_sentence.text(3),
+                "speed-up": timing.speedup.text(2),
+                "remark": "noisy" if timing.is_noisy else None,
+            }
+            for result in latency.results
+            for timing in result.timings
+        ]
+        yield table(f"{speed}; speed-up against {latency.results[0].checkpoint}", speeds)
+        costs = [
+            {
+                "checkpoint": result.checkpoint,
+                "parameters": millions(result.parameters),
+                "on disk": bytes_text(result.checkpoint_bytes),
+                "load": maybe("{:.1f} s", result.load_s),
+                "peak memory": maybe(bytes_text, result.resident_peak),
+                "peak on GPU": maybe(bytes_text, result.device_peak),
+            }
+            for result in latency.results
+        ]
+        yield table("Size, load time and memory", costs)
+
+
+def experts_section(data: ReportData) -> Iterator[Block]:
+    """Yield the experts that each checkpoint kept, and how often each gates.json ranks an expert first."""
+    kept = list(kept_experts(data))
+    if kept:
+        yield Text(
+            "Each cell is an expert of the original model: it stands out if it was kept and is faint if it was removed."
+        )
+        yield from kept
+    for name, statistics in data.of(GateStatistics):
+        sums = statistics.combined(statistics.entries)
+        grid = [
+            [float(count) / float(total) if total else None for count in row]
+            for row, total in zip(sums.top1, sums.tokens, strict=True)
+        ]
+        is_text = statistics.mode == "text"
+        entry, how = ("text", "") if is_text else ("pair", f", collected with {statistics.mode} decoding")
+        caption = f"Share of a layer's tokens that rank an expert first, over all {entry}s"
+        experts = [str(number) for number in range(statistics.num_experts)]
+        high = max((value for row in grid for value in row if value is not None), default=0.0)
+        yield Heading(name)
+        yield Text(f"{counted(len(statistics.entries), entry)}{how}.")
+        yield Pictures(
+            [heat_map(caption, grid, statistics.layers, experts, (0.0, high), titles=("", "expert"))]
+        )
+
+
+def heads_section(data: ReportData) -> Iterator[Block]:
+    """Yield heat maps of each heads.json, correlations of two of them, and the heads that each checkpoint kept."""
+    for name, scores in data.of(Scores):
+        if scores.kind != "head":
+            continue
+        drawn = scores.means() if scores.method == "all-but-one" else scores.importance()
+        values = {
+            module_of(axis): dict(zip(scores.ids[axis], own.tolist(), strict=True))
+            for axis, own in drawn.items()
+        }
+        per = " per token" if scores.per == "token" else ""
+        about = f"{METHODS[scores.method]}{per}; {scores.task}, {counted(scores.examples, 'example')}"
+        if scores.metric is not None and scores.base is not None:
+            about += f"; {scores.metric}, {scores.base:.4g} with all heads"
+        yield Heading(name)
+        yield Text(f"{about[0].upper()}{about[1:]}.")
+        yield Pictures(head_maps(scores.model_type, values))
+    for name, comparison in data.of(HeadComparison):
+        files = f"{comparison.first.file} and {comparison.second.file}"
+        rows = [
+            {
+                "attention": KIND_NAMES.get(row.of, row.of),
+                "heads": f"{row.heads:,}",
+                "Pearson r": maybe("{:.3f}", row.pearson),
+                "p": maybe("{:.2g}", row.pearson_p),
+                "Spearman r": maybe("{:.3f}", row.spearman),
+                "p of its rank": maybe("{:.2g}", row.spearman_p),
+            }
+            for row in comparison.correlations
+        ]
+        yield Heading(name)
+        if comparison.heads:
+            yield Pictures([head_comparison(comparison)])
+        yield table(f"Correlation of the importance of heads in {files}", rows)
+    yield from kept_heads(data)
+
+
+def languages_section(data: ReportData) -> Iterator[Block]:
+    """Yield trees, matrices and counts of each languages.json."""
+    for name, languages in data.of(Languages):
+        clustering, layers = languages.clustering, languages.experts_per_layer
+        yield Heading(name)
+        yield Text(
+            f"{counted(len(languages.pairs), 'pair')}; {languages.ratio:.0%} of the experts removed by "
+            f"{languages.metric}, {languages.strategy}; clusters join by {clustering.linkage} linkage."
+        )
+        clusters = {
+            "Languages by the encoder experts of their source": clustering.encoder,
+            "Languages by the decoder experts of their target": clustering.decoder,
+        }
+        if drawn := trees(clusters, languages.families):
+            yield Pictures(drawn)
+        if languages.similarity is not None:
+            yield from _shared_experts(languages.similarity, languages.pairs)
+        if layers is not None:
+            yield Pictures([experts_per_layer(layers)])
+            ranges = zip(layers.layers, layers.mean, layers.lowest, layers.highest, strict=True)
+            rows = [
+                {"layer": layer, "mean": f"{mean:.1f}", "lowest": str(low), "highest": str(high)}
+                for layer, mean, low, high in ranges
+            ]
+            yield table("Experts kept by each layer under the global threshold", rows)
+
+
+def _shared_experts(similarity: Similarities, pairs: Sequence[str]) -> Iterator[Block]:
+    rows = [
+        {
+            "experts of the side, pairs with": f"{side}, {name}",
+            "compared": f"{relation.comparisons:,}",
+            "mean": f"{relation.mean:.0%}",
+            "lowest": f"{relation.lowest:.0%}",
+            "highest": f"{relation.highest:.0%}",
+        }
+        for side, relations in similarity.relations.items()
+        for name, relation in relations.items()
+        if relation is not None
+    ]
+    if rows:
+        yield table("Jaccard similarity of the selected experts", rows)
+    sides = {"encoder": similarity.encoder, "decoder": similarity.decoder}
+    maps = [
+        similarity_map(f"Jaccard similarity, {side} experts", matrix, pairs)
+        for side, matrix in sides.items()
+        if matrix is not None and len(pairs) <= MOST_PAIRS
+    ]
+    if maps:
+        yield Pictures(maps)
+
+
+def texts_section(data: ReportData) -> Iterator[Block]:
+    """Yield the tree, the matrix and the experts by layer of each texts.json."""
+    for name, texts in data.of(Texts):
+        yield Heading(name)
+        yield Text(
+            f"{counted(len(texts.texts), 'text')}; {texts.ratio:.0%} of the experts removed by {texts.metric}."
+        )
+        shared = similarity_map("Jaccard similarity of the selected experts", texts.similarity, texts.texts)
+        yield Pictures([*trees({"Texts by their experts": texts.clustering}, texts.families), shared])
+        rows = [
+            {"layer": row.layer, "all texts": str(len(row.common))}
+            | {f"only {text}": str(len(row.own.get(text, []))) for text in texts.texts}
+            for row in texts.layers
+        ]
+        yield table("Experts of each layer that texts select", rows)
+
+
+def similarity_section(data: ReportData) -> Iterator[Block]:
+    """Yield maps and means of each similarity.json."""
+    for name, similarity in data.of(Similarity):
+        texts = [str(text.get("name")) for text in similarity.text]
+        named = (
+            ", ".join(texts[:4]) + ("…" if len(texts) > 4 else "")
+            if texts
+            else "text that the file does not name"
+        )
+        benchmarks = f" Benchmarks: {', '.join(similarity.benchmarks)}." if similarity.benchmarks else ""
+        yield Heading(name)
+        yield Text(f"{' and '.join(similarity.checkpoints[:2])} on {named}.{benchmarks}")
+        if similarity.mean:
+            pairing = "corresponding" if len(similarity.checkpoints) > 1 else "successive"
+            rows = [
+                {
+                    "side": side,
+                    **{
+                        _mean_title(key): maybe("{:.1f}" if key.endswith("_normalised") else "{:.3f}", value)
+                        for key, value in means.items()
+                    },
+                }
+                for side, means in similarity.mean.items()
+            ]
+            yield table(f"Mean over {pairing} components", rows)
+        for row in component_maps(similarity):
+            yield Pictures(row)
+
+
+def _mean_title(key: str) -> str:
+    measure, _, normalised = key.partition("_")
+    return f"{MEASURES.get(measure, measure)}{', % of the benchmark' if normalised else ''}"
+
+
+def training_section(data: ReportData) -> Iterator[Block]:
+    """Yield a table of all trainings and curves of each OUTPUT.finetune.json."""
+    rows = []
+    for name, training in data.of(Training):
+        last = training.validation[-1] if training.validation else None
+        best = (training.best or {}).get("step")
+        rows.append(
+            {
+                "file": name,
+                "result": training.output,
+                "updates": f"{training.steps:,}",
+                "tokens": f"{training.tokens:,}",
+                "tokens/s": f"{training.tokens_per_second:,.0f}",
+                "best at": f"{best:,}" if isinstance(best, int) else None,
+                "last loss": maybe("{:.4f}", last and last.loss),
+                "last chrF++": maybe("{:.2f}", last and last.chrf),
+            }
+        )
+    if rows:
+        yield table("Trainings; losses and chrF++ were measured on validation text", rows, text_columns=2)
+    for name, training in data.of(Training):
+        yield Heading(name)
+        yield Pictures(list(_training_curves(training)))
+
+
+def _training_curves(training: Training) -> Iterator[Picture]:
+    losses = [*_losses(training.training, "training"), *_losses(training.validation, "validation")]
+    if losses:
+        names = {"training", "validation"}
+        yield curves(f"Loss of {training.output}", losses, "update", "loss", joined=names)
+    scores = [
+        Point(step.step, step.chrf, "validation", "chrF++")
+        for step in training.validation
+        if step.chrf is not None
+    ]
+    if scores:
+        yield curves(f"chrF++ of {training.output}", scores, "update", "chrF++", joined={"chrF++"})
+
+
+def _losses(steps: Sequence[LoggedStep], name: str) -> list[Point]:
+    every = max(1, -(-len(steps) // MOST_POINTS))
+    return [Point(step.step, step.loss, name, name) for step in steps[::every]]
 
 
 def unreadable_section(data: ReportData) -> Iterator[Block]:

@@ -28,8 +28,7 @@ from prunecli.results.latency import Latency
 from prunecli.results.similarity import Similarity, ends_of
 
 if TYPE_CHECKING:
-    from prunecli.analysis.removed import Removed
-    from prunecli.analysis.through_training import Kept
+    from prunecli.analysis.removed import Kept, Removed
     from prunecli.results.languages import ExpertsPerLayer, Tree
     from prunecli.results.similarity import HeadComparison
 

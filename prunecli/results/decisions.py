@@ -24,8 +24,7 @@ from prunecli.model.axes import axis_name
 from prunecli.model.decision import Decision, Ranked
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.progress import Say, unsaid
-from prunecli.results.document import Count, Document, Number, Record, array_of
-from prunecli.results.tabled import Row, Tables
+from prunecli.results.document import Count, Document, Number, Record, Row, Tables, array_of
 from prunecli.tensors.json_files import parsed
 
 if TYPE_CHECKING:

@@ -1,22 +1,222 @@
-"""The base of result files, which pydantic reads and checks; arrays of JSON numbers."""
+"""The base of result files: their header, pydantic models with arrays of JSON numbers, and their tables.
+
+A table is a list of rows; a row maps a column's name, with its unit where it has one, to a value of the file. pandas is
+imported only when it is called.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from textwrap import shorten
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from prunecli.errors import DataError, PruneError, kind_and_reason
-from prunecli.results.tabled import Tables, frame, scalars, stacked
+from prunecli import __version__
+from prunecli.errors import DataError, PruneError, StatisticsError, UsageError, kind_and_reason
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.processes import COMMAND
+from prunecli.tensors.documents import refuse_unwritable
+from prunecli.tensors.hub.names import origin
 from prunecli.tensors.json_files import check_format, read_json
+from prunecli.tensors.transaction import new_file
 
 if TYPE_CHECKING:
     import pandas as pd
     from typing_extensions import Self
+
+
+_SECRET = re.compile(r"(?<=://)[^/@\s]+(?=@)|\bhf_\w{8,}")
+"""A user's name and password in an address; a token of the hub."""
+
+
+def header(
+    format: str,  # noqa: A002 (the key's name)
+    checkpoints: Sequence[Checkpoint],
+    seed: int | None,
+) -> dict[str, Any]:
+    """The fields that every document begins with.
+
+    Args:
+        format: "prunecli.NAME/VERSION".
+        checkpoints: the models that it speaks of.
+        seed: of everything random, or None where nothing is.
+    """
+    return {
+        "format": format,
+        "prunecli": __version__,
+        "command": [_SECRET.sub("***", word) for word in COMMAND.get()],
+        "models": [
+            {
+                **origin(made.path),
+                **({"fingerprint": made.fingerprint} if made.is_local else {}),
+                "model_type": made.model_type,
+            }
+            for made in checkpoints
+        ],
+        "seed": seed,
+    }
+
+
+def asked(payload: Mapping[str, Any], option: str) -> list[str]:
+    """The values that the command line of a document gave an option: `--split dev` or `--split=dev`.
+
+    Documents of prunecli 0.2.0 and before have no field for their text: the command line alone names the text.
+    """
+    command = payload.get("command")
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(option, dest="values", action="append", nargs="?", default=[], const="")
+    found, _ = parser.parse_known_args([*map(str, command)] if isinstance(command, list) else [])
+    return list(found.values)
+
+
+def split_of(payload: Mapping[str, Any]) -> str | None:
+    """The split of the text that a document is of."""
+    return str(payload["split"]) if "split" in payload else joined(asked(payload, "--split")[-1:])
+
+
+def joined(splits: Iterable[str | None]) -> str | None:
+    """The splits of several documents as one, each once."""
+    return " and ".join(dict.fromkeys(split for split in splits if split)) or None
+
+
+def merged_text(
+    parts: Sequence[Any], names: Sequence[str], alike: Sequence[str], remedy: str
+) -> dict[str, Any]:
+    """Fields of merged statistics that describe their text: `split`, `whole_files` and `mixed` (see `GateStatistics`).
+
+    Args:
+        parts: statistics.
+        names: names of the statistics for messages.
+        alike: attributes that must be equal in all parts.
+        remedy: what to do if an attribute is not.
+
+    Raises:
+        StatisticsError: an attribute differs.
+    """
+    for name, part in zip(names, parts, strict=True):
+        for attribute in alike:
+            one, other = (shorten(repr(getattr(own, attribute)), 40) for own in (parts[0], part))
+            if getattr(parts[0], attribute) != getattr(part, attribute):
+                raise StatisticsError(
+                    f"{names[0]} and {name} cannot be merged: {attribute} is {one} and {other}.", remedy
+                )
+    forms = {part.whole_files for part in parts}
+    return {
+        "split": joined(part.split for part in parts),
+        "whole_files": parts[0].whole_files if len(forms) == 1 else None,
+        "mixed": {True, False} <= forms,
+    }
+
+
+def sizes(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The fields of a result that say how big a checkpoint is."""
+    return {"parameters": checkpoint.total_parameters, "checkpoint_bytes": checkpoint.total_bytes}
+
+
+Row: TypeAlias = dict[str, Any]
+"""Column's name -> value."""
+Tables: TypeAlias = dict[str, list[Row]]
+"""Table's name -> its rows; a row lacks the columns that do not concern it."""
+
+
+def picked(values: Mapping[str, Any], names: Iterable[str]) -> Row:
+    """Select the values that are present."""
+    return {name: values[name] for name in names if name in values}
+
+
+def scalars(values: Mapping[str, Any]) -> Row:
+    """The values that fill one cell: no lists, no objects."""
+    return {name: value for name, value in values.items() if not isinstance(value, (Mapping, list, tuple))}
+
+
+def cells(values: Mapping[str, Any]) -> Row:
+    """The values, with the length of a list in its place."""
+    return {name: len(value) if isinstance(value, (list, tuple)) else value for name, value in values.items()}
+
+
+def frame(rows: Sequence[Row]) -> pd.DataFrame:
+    """A row for each of `rows`, a column for each name, in the order in which names come up."""
+    import pandas as pd
+
+    made = pd.DataFrame(rows, dtype=object)
+    made = made.where(made.notna(), None)
+    return made.astype({name: _dtype(made[name]) for name in made})
+
+
+def stacked(tables: Tables) -> pd.DataFrame:
+    """All tables below one another; the first column, `table`, has their names."""
+    return frame([{"table": name, **row} for name, rows in tables.items() for row in rows])
+
+
+def _dtype(values: pd.Series) -> str:
+    """Integers stay integers where some are missing."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {int}:
+        return "Int64"
+    if kinds == {bool}:
+        return "boolean"
+    return "float64" if kinds and kinds <= {int, float} else "object"
+
+
+def refuse_table(path: Path, *, force: bool) -> None:
+    """Refuse a table that could not be written in the end.
+
+    Raises:
+        UsageError: its ending is not that of a form.
+        OutputError: it exists and `force` is not given, is a directory, or lies in none.
+    """
+    if path.suffix.lower() not in (".csv", ".md", ".tex"):
+        raise UsageError(
+            f"`table={path}`: tables are written as CSV, Markdown or LaTeX",
+            "Choose a name that ends in .csv, .md or .tex.",
+        )
+    refuse_unwritable(path, force=force)
+
+
+def write_tables(path: Path, tables: Tables, *, force: bool = False) -> None:
+    """Write tables in the form that the name's ending says, whole or not at all.
+
+    CSV is one table, whose first column, `table`, has the name of each row's; Markdown has a heading, LaTeX a comment
+    before each.
+
+    Raises:
+        UsageError, OutputError: as `refuse_table`.
+    """
+    refuse_table(path, force=force)
+    form = path.suffix.lower()
+    if form == ".csv":
+        text = str(stacked(tables).to_csv(index=False, lineterminator="\n"))
+    else:
+        head, one = ("## {}\n", _markdown) if form == ".md" else ("% {}", _latex)
+        text = "\n".join(f"{head.format(name)}\n{one(frame(rows))}" for name, rows in tables.items())
+    with new_file(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="")
+
+
+def _markdown(made: pd.DataFrame) -> str:
+    """pandas' own needs another package."""
+    rule = ["---" if made[name].dtype == object else "---:" for name in made]
+    cells = [made.columns, *_texts(made).itertuples(index=False)]
+    head, *rows = [[" ".join(text.replace("|", "\\|").split()) for text in row] for row in cells]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, rule, *rows))
+
+
+def _latex(made: pd.DataFrame) -> str:
+    """For a document that uses booktabs."""
+    numbers = "".join("l" if made[name].dtype == object else "r" for name in made)
+    return str(_texts(made).to_latex(index=False, escape=True, column_format=numbers))
+
+
+def _texts(made: pd.DataFrame) -> pd.DataFrame:
+    """The cells as text, "" where a value is missing."""
+    return made.astype(object).where(made.notna(), "").map(str)
+
 
 LARGEST = 1e15
 """No figure of a result is larger; a chart of larger ones would overflow."""
@@ -55,7 +255,7 @@ class Model(Record):
 
 
 class Document(Record):
-    """A result file; its first fields are those of `results.header.header`.
+    """A result file; its first fields are those of `header`.
 
     Attributes:
         FORMAT: "prunecli.NAME/VERSION".

@@ -9,8 +9,19 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
-from prunecli.results.document import MOST, Count, Document, Number, Record, first_fault, numbers
-from prunecli.results.tabled import Row, Tables, picked, scalars
+from prunecli.results.document import (
+    MOST,
+    Count,
+    Document,
+    Number,
+    Record,
+    Row,
+    Tables,
+    first_fault,
+    numbers,
+    picked,
+    scalars,
+)
 
 OVER, SHORT, LONG = 0.1, 0.7, 1.4
 """Outputs are bad above this share of over-generated ones, and outside these ratios of their length."""
@@ -154,7 +165,7 @@ class Evaluation(Document):
             else:
                 continue
             remedy = (
-                "check the languages and --max-new-tokens" if result is first else "remove less, or finetune"
+                "check the languages and `max_new_tokens`" if result is first else "remove less, or finetune"
             )
             lines.append(f"{result.checkpoint}: {fault}: {remedy}.")
         return lines

@@ -23,9 +23,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, reason_of
 from prunecli.model.axes import Axis, axis_name
-from prunecli.results.document import Count, Document, Record, array_of
-from prunecli.results.header import merged_text, split_of
-from prunecli.results.tabled import Tables
+from prunecli.results.document import Count, Document, Record, Tables, array_of, merged_text, split_of
 from prunecli.tensors.json_files import read_json
 from prunecli.tensors.transaction import new_file
 
@@ -54,7 +52,7 @@ FIELDS = {"top1": "top1", "top2": "top2", "gate_sum": "mean", "conf1_sum": "conf
 """Name of a sum -> field of a published entry. `top2` is the share of tokens that rank the expert second."""
 AGAIN = "Collect the statistics again."
 OUTPUTS_FORMAT = "prunecli.outputs/1"
-COLLECT_OUTPUTS = "Collect again with --mean-outputs."
+COLLECT_OUTPUTS = "Collect again with `mean_outputs`."
 
 
 class GateSums(dict[str, Array]):
@@ -118,11 +116,11 @@ def _read_sums(value: Any) -> GateSums:
     return found
 
 
-def _as_lists(sums: GateSums) -> dict[str, Any]:
-    return {name: own.tolist() for name, own in sums.items()}
-
-
-Entry = Annotated[GateSums, PlainValidator(_read_sums), PlainSerializer(_as_lists)]
+Entry = Annotated[
+    GateSums,
+    PlainValidator(_read_sums),
+    PlainSerializer(lambda sums: {name: own.tolist() for name, own in sums.items()}),
+]
 """Sums that pydantic reads from JSON and writes as JSON."""
 
 
@@ -331,7 +329,7 @@ def read_gates(path: Path, layers: Sequence[str] = NLLB_200_LAYERS, num_experts:
     """
     payload = read_json(path)
     if not isinstance(payload, dict):
-        raise StatisticsError(f"{path}: no gate statistics.", "A list of expert ids goes with --keep.")
+        raise StatisticsError(f"{path}: no gate statistics.", "A list of expert ids goes with `keep`.")
     if "format" in payload:
         return GateStatistics.from_json(payload, path)
     remedy = "Give a file that `collect-gates` wrote."

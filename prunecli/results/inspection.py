@@ -9,9 +9,7 @@ from pydantic import AliasChoices, Field
 
 from prunecli.model.inventory import Amount, Quantisation, StackLayers
 from prunecli.model.names import Surmise
-from prunecli.results.document import Count, Document, Record
-from prunecli.results.header import header
-from prunecli.results.tabled import Tables, cells, picked
+from prunecli.results.document import Count, Document, Record, Tables, cells, header, picked
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint

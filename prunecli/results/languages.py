@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, model_validator
 
-from prunecli.results.document import Count, Document, Number, Record
-from prunecli.results.tabled import Row, Tables
+from prunecli.results.document import Count, Document, Number, Record, Row, Tables
 
 SIDES = ("encoder", "decoder")
 

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import AliasChoices, Field
 
-from prunecli.results.document import Count, Document, Number, Record
-from prunecli.results.tabled import Row, Tables, picked
+from prunecli.results.document import Count, Document, Number, Record, Row, Tables, picked
 from prunecli.tensors.quantities import counted
 
 UNITS = {

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from prunecli.results.decisions import Written, decision_rows
-from prunecli.results.document import Count, Document, Number, Record
-from prunecli.results.tabled import Row, Tables, scalars
+from prunecli.results.document import Count, Document, Number, Record, Row, Tables, scalars
 
 Figure = int | float
 """Kept as it is written: 1 stays 1."""

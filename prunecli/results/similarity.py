@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from prunecli.results.document import Count, Document, Number, Record
-from prunecli.results.tabled import Tables, picked
+from prunecli.results.document import Count, Document, Number, Record, Tables, picked
 
 
 class Component(Record):

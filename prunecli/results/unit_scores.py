@@ -15,9 +15,21 @@ from prunecli.errors import PruneError, StatisticsError
 from prunecli.model.axes import Axis, axis_name, module_of
 from prunecli.model.decision import Origin
 from prunecli.options import paths
-from prunecli.results.document import MOST, Count, Document, Model, Number, Record, first_fault
-from prunecli.results.header import asked, header, merged_text, split_of
-from prunecli.results.tabled import Row, Tables
+from prunecli.results.document import (
+    MOST,
+    Count,
+    Document,
+    Model,
+    Number,
+    Record,
+    Row,
+    Tables,
+    asked,
+    first_fault,
+    header,
+    merged_text,
+    split_of,
+)
 from prunecli.selection.select import HOLDERS
 
 if TYPE_CHECKING:
@@ -317,7 +329,7 @@ class Scores(Document):
         if self.method == "all-but-one":
             raise StatisticsError(
                 "all-but-one scores compare the heads of one layer with each other, not those of the whole model.",
-                "Score the heads with --method gradient or --method ablation.",
+                "Score the heads with score-heads --metric gradient or --metric ablation.",
             )
         if self.method == "ablation":
             return {name: -self.sign * change for name, change in self.changes().items()}
@@ -439,7 +451,10 @@ def merge(parts: Sequence[Scores], names: Sequence[str] | None = None) -> Scores
             )
     alike = ("fingerprint", "model_type", "kind", "method", "task", "ids", "per")
     common = merged_text(
-        parts, names, alike, "Merge only scores of one model, one task, one metric and one --importance."
+        parts,
+        names,
+        alike,
+        "Merge only scores of one model, one task, one metric and one --importance of score-heads.",
     )
 
     def added(field: str) -> dict[str, Any]:

@@ -77,6 +77,6 @@ def window_length(model: Any, tokenizer: Any, asked: int | None = None) -> int:
     positions = position_count(model)
     if positions is not None and asked > positions:
         raise UsageError(
-            f"--context {asked:,}: the model has {positions:,} positions", f"Give at most {positions:,}."
+            f"`context={asked}`: the model has {positions:,} positions", f"Give at most {positions:,}."
         )
     return asked

@@ -62,7 +62,7 @@ def lm_windows(
     step = length - 1 if stride is None else stride
     if not 1 <= step < length:
         raise UsageError(
-            f"--stride {step}: a window has {length:,} tokens",
+            f"`stride={step}`: a window has {length:,} tokens",
             "Windows must overlap: a stride is from 1 to the window's tokens - 1.",
         )
     windows = []

@@ -166,30 +166,30 @@ class Budget:
                 raise UsageError(
                     f"{axis.module} holds {len(axis.ids)} {kind}s: no multiple of {step} lies between the "
                     f"{minimum - step + 1} or more that are needed and those.",
-                    "Give a smaller --multiple-of, or none.",
+                    "Give a smaller `multiple_of`, or none.",
                 )
         if keep < lowest:
             raise UsageError(
                 f"{keep} of {held} {kind}s would stay: fewer than {minimum} in each of {len(axes)} sparse layers "
                 f"({lowest} in all).",
-                f"Remove at most {floor((1 - Fraction(lowest, held)) * 1000) / 10:g}% (--ratio)"
-                + (", or lower --min." if minimum > 2 else "; the router picks that many for each token."),
+                f"Remove at most {floor((1 - Fraction(lowest, held)) * 1000) / 10:g}% (`ratio`)"
+                + (", or lower `least`." if minimum > 2 else "; the router picks that many for each token."),
             )
 
     def _check_stated(self, axes: Sequence[Axis], by_side: Mapping[str, int]) -> None:
-        """Refuse impossible numbers of `--experts-per-layer`."""
+        """Refuse impossible numbers of `experts_per_layer`."""
         if self.scope == "model":
             raise UsageError(
-                "--strategy global-threshold takes one count for the whole model, not --experts-per-layer.",
-                "Give --ratio or --fit, or --strategy side-threshold.",
+                "`strategy=global-threshold` takes one count for the whole model, not `experts_per_layer`.",
+                "Give `ratio` or `fit`, or `strategy=side-threshold`.",
             )
         for side, count in by_side.items():
             most = max((len(axis.ids) for axis in axes if axis.side == side), default=count)
             if count % self.multiple or not self.least <= count <= most:
                 raise UsageError(
-                    f"--experts-per-layer asks for {count} in each {side} layer: it must be a multiple of "
+                    f"`experts_per_layer` asks for {count} in each {side} layer: it must be a multiple of "
                     f"{self.multiple}, from {self.least} to {most}.",
-                    "The router needs so many, in groups of equal size; see --multiple-of.",
+                    "The router needs so many, in groups of equal size; see `multiple_of`.",
                 )
 
 
@@ -300,9 +300,9 @@ def _even(axes: Sequence[Axis], budget: Budget) -> int:
     if not able:
         choices = ", ".join(map(str, budget.even or ())) or "none"
         raise UsageError(
-            f"--uniform: at most {most} {axes[0].kind}s may stay in each layer, and at least {least} have to; "
+            f"`uniform`: at most {most} {axes[0].kind}s may stay in each layer, and at least {least} have to; "
             f"a stock model may keep {choices}.",
-            f"Remove fewer {axes[0].kind}s, lower --min, or leave --uniform out.",
+            f"Remove fewer {axes[0].kind}s, lower `least`, or leave `uniform` out.",
         )
     return max(able)
 

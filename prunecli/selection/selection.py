@@ -144,7 +144,7 @@ def read_kept(path: Path, axes: Sequence[Axis], content: Any = None) -> dict[str
     if not isinstance(saved, dict):
         raise StatisticsError(
             f'{path}: holds no ids under "kept".',
-            "Give what a pruning command printed with --json; statistics go with --gates or --scores.",
+            "Give what a pruning command printed with --json; statistics go with `gates` or `scores`.",
         )
     short = {axis.module: axis.name for axis in axes}
     saved = {short.get(name, name): ids for name, ids in saved.items()}

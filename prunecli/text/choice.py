@@ -64,8 +64,7 @@ NamedText: TypeAlias = Annotated[
 """A file of text with a name, perhaps."""
 NAMED_TEXT = option(
     (),
-    "File of plain text, or hf://ORG/NAME:SPLIT[:1000]:COLUMN; may be given again. With NAME= results are told apart "
-    "by name.",
+    "Plain text, or hf://ORG/NAME:SPLIT[:1000]:COLUMN; may be given again. NAME: name in the result.",
     metavar="[NAME=]FILE",
     role="text",
     repeated=True,
@@ -121,40 +120,40 @@ class TextChoice(Options):
 
     data: Path | None = option(
         None,
-        "Directory of aligned text: SPLIT.LANG (val.eng_Latn) or SPLIT/LANG.SPLIT, also .gz. Default: the demo's text.",
+        "Aligned text: files SPLIT.LANG (val.eng_Latn) or SPLIT/LANG.SPLIT, also .gz. Default: the demo's text.",
         metavar="DIR",
         role="text",
         recorded=False,
     )
     files: Files = option(
         (),
-        "File of plain text, or hf://ORG/NAME:SPLIT[:1000]:COLUMN; may be given again.",
+        "Plain text, or hf://ORG/NAME:SPLIT[:1000]:COLUMN; may be given again.",
         flag="--text",
         role="text",
         recorded=False,
     )
     langs: Names | None = option(
-        None, "Languages of --data: all pairs between them.", metavar="A,B,C", panel=TEXT, recorded=False
+        None, "Languages of --data, in all pairs.", metavar="A,B,C", panel=TEXT, recorded=False
     )
     pairs: Names | None = option(None, "Language pairs.", metavar="A-B,C-D", panel=TEXT, recorded=False)
     split: str | None = option(None, "Split of --data. Default: val.", panel=TEXT, recorded=False)
     source_file: Path | None = option(
         None,
-        "Source sentences of one pair, one on each line; with --target-file and --pairs.",
+        "Sentences of one pair, with --pairs.",
         panel=TEXT,
         role="text",
         recorded=False,
     )
     target_file: Path | None = option(
         None,
-        "Target sentences of one pair, one on each line.",
+        "Translations of --source-file.",
         panel=TEXT,
         role="text",
         recorded=False,
     )
     labelled: Path | None = option(
         None,
-        "Labelled text: label, tab, text, perhaps a tab and a second text; or JSON lines.",
+        "Lines of label, tab, text, perhaps a tab and a second text; or JSON lines.",
         panel=TEXT,
         role="text",
         recorded=False,
@@ -165,18 +164,19 @@ class TextChoice(Options):
         "models, lines for others.",
         flag="--whole-files/--lines",
         panel=TEXT,
+        hidden=True,
         recorded=False,
     )
     context: int | None = option(
         None,
-        "Tokens of a window of plain text. Default: what the model takes, at most 2,048.",
+        "Tokens in a window of plain text. Default: the model's limit, at most 2,048.",
         panel=TEXT,
         recorded=False,
         ge=2,
     )
     max_sentences: int | None = option(
         None,
-        "Read only the first N sentences, or lines of --text.",
+        "Read only the first N sentences or lines.",
         panel=TEXT,
         recorded=False,
         ge=1,

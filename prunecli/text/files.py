@@ -269,7 +269,7 @@ def _documents(data: HubData) -> Iterator[str | Chat]:
         ) from error
 
 
-_NAMED_FORM = "Write --text FILE, or --text NAME=FILE."
+_NAMED_FORM = "Write `text=FILE`, or `text=NAME=FILE`."
 
 
 @dataclass(frozen=True)
@@ -300,9 +300,9 @@ def parse_text_file(value: str) -> TextFile:
         return TextFile(Path(value))
     name = name.strip()
     if not name or not file:
-        raise UsageError(f"--text {value}: no {'file' if name else 'name'}", _NAMED_FORM)
+        raise UsageError(f"`text={value}`: no {'file' if name else 'name'}", _NAMED_FORM)
     if "," in name:
-        raise UsageError(f"--text {value}: a comma in the name {name!r}", "Choose a name without one.")
+        raise UsageError(f"`text={value}`: a comma in the name {name!r}", "Choose a name without one.")
     return TextFile(Path(file), name)
 
 

@@ -67,7 +67,7 @@ def pair_name(source: str, target: str) -> str:
 def parse_pairs(
     pairs: Names | None, langs: Names | None, available: Sequence[str]
 ) -> tuple[tuple[str, str], ...]:
-    """Directions (source, target) from the options `--pairs` and `--langs`, each once, in the order given.
+    """Directions (source, target) from the options `pairs` and `langs`, each once, in the order given.
 
     Args:
         pairs: "a-b,c-d", or None.
@@ -79,7 +79,7 @@ def parse_pairs(
         DataError: a language is not among `available`.
     """
     if pairs is not None and langs is not None:
-        raise UsageError("--pairs and --langs were both given", "Give one of them.")
+        raise UsageError("`pairs` and `langs` were both given", "Give one of them.")
     if pairs is not None:
         directions = [_parse_pair(part, available) for part in _listed(pairs)]
     else:
@@ -89,7 +89,7 @@ def parse_pairs(
         directions = [(source, target) for source in names for target in names if source != target]
     if not directions:
         raise UsageError(
-            "no language pair: a pair needs two languages", "Give --pairs a-b, or --langs with two or more."
+            "no language pair: a pair needs two languages", "Give `pairs=a-b`, or `langs` with two or more."
         )
     return tuple(dict.fromkeys(directions))
 
@@ -167,7 +167,7 @@ def read_pair(source_file: Path | str, target_file: Path | str, pair: Names) -> 
     if len(halves) != 2 or not all(halves) or halves[0] == halves[1]:
         raise UsageError(
             f"{pair!r} does not name the languages of the two files",
-            "Write one pair SOURCE-TARGET, such as --pairs eng_Latn-fra_Latn.",
+            "Write one pair SOURCE-TARGET, such as `pairs=eng_Latn-fra_Latn`.",
         )
     source, target = Path(source_file), Path(target_file)
     return _aligned(source.name, {halves[0]: source, halves[1]: target})
@@ -189,10 +189,10 @@ def _aligned(split: str, files: Mapping[str, Path]) -> ParallelText:
 def _language_files(directory: Path, split: str) -> dict[str, Path]:
     if directory.is_file():
         raise DataError(
-            f"{directory}: a file, not a directory", "Name a directory of files SPLIT.LANG with --data."
+            f"{directory}: a file, not a directory", "Name a directory of files SPLIT.LANG with `data`."
         )
     if not directory.is_dir():
-        raise DataError(f"{directory}: no such directory", "Name a directory of text with --data.")
+        raise DataError(f"{directory}: no such directory", "Name a directory of text with `data`.")
     files = _splits(directory).get(split)
     if not files:
         for folder, pattern in ((directory, f"{split}.*"), (directory / split, f"*.{split}")):

@@ -69,9 +69,7 @@ class PlainText:
         return replace(self, texts=self.texts[:count], names=self.names[:count])
 
 
-MIXED = (
-    "Warning: of the files that are added up, some read whole documents and others single lines (--lines)."
-)
+MIXED = "Warning: of the files that are added up, some read whole documents and others single lines."
 """What is told of statistics of both kinds."""
 
 
@@ -101,7 +99,7 @@ def read_plain(
             `max_sentences`.
     """
     if not files:
-        raise UsageError("no file of text was given", "Name one or more with --text.")
+        raise UsageError("no file of text was given", "Name one or more with `files`.")
     paths = tuple(Path(file) for file in files)
     texts: list[str] = []
     owners: list[str] = []
@@ -149,8 +147,8 @@ def convention(files: Sequence[Path], *, whole_files: bool) -> str | None:
         return None
     if whole_files:
         how = "as a whole document" if count == 1 else "as whole documents"
-        return f"Text: {counted(count, 'file')} {how} (--lines takes each line as a text)."
-    return f"Text: {counted(count, 'file')}, each line a text (--whole-files takes each file as one text)."
+        return f"Text: {counted(count, 'file')} {how} (`whole_files=False` takes each line as a text)."
+    return f"Text: {counted(count, 'file')}, each line a text (`whole_files` takes each file as one text)."
 
 
 def _texts_alone(path: Path, documents: Sequence[str | Chat]) -> list[str]:
@@ -214,7 +212,7 @@ def read_corpora(
         DataError: no such file, an empty one, or one that is not as it should be (with the line).
     """
     if not files:
-        raise UsageError("no text was given", "Name one or more with --text NAME=FILE.")
+        raise UsageError("no text was given", "Name one or more with `text=NAME=FILE`.")
     found: dict[str, Corpus] = {}
     for name, file in zip(names_of(files), files, strict=True):
         before = found.get(name, Corpus(name, (), (), whole_files))

@@ -76,7 +76,7 @@ def task_of_all(checkpoints: Sequence[Path], of: Callable[[Checkpoint], Task]) -
             paths.setdefault(of(checkpoint), path)
     if len(paths) > 1:
         (first, path), (second, other), *_ = paths.items()
-        raise UsageError(f"{path} is for {first}, {other} for {second}", "Say with --task what is measured.")
+        raise UsageError(f"{path} is for {first}, {other} for {second}", "Say with `task` what is measured.")
     return next(iter(paths))
 
 

@@ -117,7 +117,7 @@ def language_id(tokenizer: Tokenizer, language: str, vocabulary: int | None = No
     if language not in known:
         raise DataError(
             f"unknown language {language!r}: the model's tokenizer lacks it",
-            f"{near_names(language, known)} Give text in languages of the model with --data.",
+            f"{near_names(language, known)} Give text in languages of the model with `data`.",
         )
     number = int(tokenizer.convert_tokens_to_ids(language))
     if vocabulary is not None:

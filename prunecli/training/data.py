@@ -27,9 +27,8 @@ from prunecli.text.parallel import ParallelText, has_split, lines_sha256, pair_n
 from prunecli.text.plain import PlainText
 from prunecli.text.tasks import TrainingTask
 from prunecli.text.tokens import Tokenizer
-from prunecli.training.loss import FeatureDistance, Objective
+from prunecli.training.loss import FeatureDistance, Objective, VectorDistance, make_lesson, require_positions
 from prunecli.training.options import LossOptions, TrainingOptions
-from prunecli.training.teacher import VectorDistance, make_lesson, require_positions
 from prunecli.training.watch import Translating, Validation
 
 
@@ -238,5 +237,5 @@ def require_batch(examples: Examples, batch_tokens: int, batches: int) -> None:
         of = f" x {batches} batches" if batches > 1 else ""
         raise DataError(
             f"the training text has {tokens:,} tokens, less than one update of {batch_tokens:,}{of}",
-            "Give more text, or a smaller --batch-tokens.",
+            "Give more text, or a smaller `batch_tokens`.",
         )

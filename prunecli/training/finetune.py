@@ -17,7 +17,7 @@ from prunecli.model.rewrite import rewritten
 from prunecli.model.stock import StockSupport, stock_support
 from prunecli.pipeline import apply
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.header import header
+from prunecli.results.document import header
 from prunecli.results.rewriting import Training
 from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.tensors.side_files import in_one_line
@@ -80,7 +80,7 @@ class Destination:
         is_resumed = state_directory(self.output).is_dir()
         if self.keeps and self.steps.exists() and not (self.force or is_resumed):
             raise OutputError(
-                f"{self.steps}: exists already", "Choose another --output, or replace it with --force."
+                f"{self.steps}: exists already", "Choose another `output`, or replace it with `force`."
             )
 
 
@@ -133,7 +133,7 @@ def finetune(
         destination = Destination(Path(destination))
     options, valid = options or TrainingOptions(), valid or TextChoice()
     if options.lora is not None:
-        require_package(PEFT, "--lora")
+        require_package(PEFT, "`lora`")
     destination.check(start.checkpoint)
     identity = start.identity()
     task = task or start.task(say)
@@ -147,12 +147,12 @@ def finetune(
         what = "vectors" if task == "embedding" else "hidden states"
         if options.teacher is None:
             raise UsageError(
-                f"--task {task}: a model without a head learns a teacher's {what}",
-                "Name the model that it comes from with --teacher DIR.",
+                f"`task={task}`: a model without a head learns a teacher's {what}",
+                "Name the model that it comes from with `teacher=DIR`.",
             )
         if task == "embedding" and start.config is not None:
             raise UsageError(
-                "--task embedding does not go with --from-scratch: no config.json says how texts are pooled",
+                "`task=embedding` does not go with `from_scratch`: no config.json says how texts are pooled",
                 "Train a checkpoint that prune-layers or another command made of the teacher.",
             )
         options = options.model_copy(update={"loss": headless_loss(options.loss, task)})
@@ -220,7 +220,7 @@ def finetune(
                 raise
             # The weights took hours: whatever the disk refused, the next run only has to write them again.
             failed = error if isinstance(error, OutputError) else output_error(destination.output, error)
-            force = " with --force" if destination.output.exists() else ""
+            force = " with `force`" if destination.output.exists() else ""
             raise OutputError(
                 f"{failed.message}; the trained weights are stored in {state}",
                 f"Free some space, then repeat the same command{force}: it only writes the result.",

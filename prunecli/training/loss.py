@@ -12,23 +12,32 @@ A mixture of experts adds a x its stock class's term for even use of all experts
 
 The hidden states are those of the decoder, or of the only stack; an encoder's are compared too where there are both,
 each over its own real tokens, scaled so that a token of the input weighs as much as one of the output. Models without a
-head learn the last hidden states of a teacher alone, or the vectors of its texts (`prunecli.training.teacher`).
+head learn the last hidden states of a teacher alone, or the vectors of its texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from prunecli.errors import UsageError
+from prunecli.model.checkpoint import directory_of, open_model
+from prunecli.modules.loading import load_model
 from prunecli.modules.logits import Logits
-from prunecli.running.examples import IGNORED
+from prunecli.modules.pooling import Pooling, read_pooling
+from prunecli.progress import Say, unsaid
+from prunecli.running.encoding import embedding_examples, require_task
+from prunecli.running.examples import IGNORED, Batch, Examples
+from prunecli.running.lengths import position_count, vocabulary_size
 from prunecli.text.tasks import TrainingTask
-from prunecli.training.options import LossOptions
+from prunecli.text.tokens import Tokenizer, load_tokenizer
+from prunecli.training.options import LossOptions, TrainingOptions
 
 
 class Objective:
@@ -135,3 +144,206 @@ class FeatureDistance(Objective):
         with torch.no_grad():
             taught = self.teacher(**inputs, output_hidden_states=True)
         return self.options.hidden * hidden_distance(outputs, taught, batch)
+
+
+COMPARED = ("decoder_start_token_id", "pad_token_id")
+"""Keys of both configs that shape what the models are given."""
+
+
+def choose_attention(model: Any, device: torch.device, dtype: str) -> None:
+    """Have `model` run the attention that is fastest here.
+
+    On a CPU in bfloat16 torch's fused one is slow: of an update of a 6 + 6 layer model it takes a quarter.
+    """
+    if device.type == "cpu" and dtype == "bfloat16":
+        model.set_attn_implementation("eager")
+
+
+def load_teacher(
+    options: TrainingOptions, student: Any, tokenizer: Any, task: TrainingTask, device: torch.device
+) -> Any:
+    """The teacher in evaluation mode, on `device`, its weights frozen.
+
+    Raises:
+        UsageError: another vocabulary, or other special tokens, where vectors of texts are not all that is compared;
+            another width where hidden states are.
+        PruneError: it cannot be loaded, or is for another task.
+    """
+    path, dtype = options.teacher, options.dtype
+    assert path is not None
+    with open_model(path) as checkpoint:
+        directory, size = checkpoint.path, checkpoint.config.get("vocab_size")
+    by_token = task != "embedding" or options.loss.hidden > 0
+    own_size = vocabulary_size(student.config)
+    if by_token and None not in (size, own_size) and size != own_size:
+        raise UsageError(
+            f"{path}: the teacher has a vocabulary of {size:,}, the model one of {own_size:,}",
+            "A teacher must predict the same tokens: name a model with the same tokenizer.",
+        )
+    if by_token:
+        theirs, ours = load_tokenizer(directory).get_vocab(), tokenizer.get_vocab()
+        if odd := [token for token in {*theirs, *ours} if theirs.get(token) != ours.get(token)]:
+            token = min(odd)
+            raise UsageError(
+                f"{path}: the teacher has another vocabulary: {len(odd):,} tokens differ, such as {token!r} "
+                f"({theirs.get(token)}, the model's is {ours.get(token)})",
+                "A teacher must predict the same tokens: name a model with the same tokenizer.",
+            )
+    teacher = load_model(directory, device=device, dtype=dtype).requires_grad_(False)
+    if task != "feature-extraction":
+        require_task(teacher, task)
+    teacher.config.use_cache = False
+    choose_attention(teacher, device, dtype)
+    for key in COMPARED if by_token else ():
+        own, other = getattr(student.config, key, None), getattr(teacher.config, key, None)
+        if own != other:
+            raise UsageError(
+                f"{path}: the teacher's {key} is {other}, the model's is {own}",
+                "A teacher must be given the same tokens: name another one.",
+            )
+    if options.loss.hidden:
+        own, other = (getattr(model.config, "hidden_size", None) for model in (student, teacher))
+        if own != other:
+            raise UsageError(
+                f"{path}: the teacher's hidden states are {other} wide, the model's {own}",
+                "Leave out `hidden_weight`, or name a teacher of the same width.",
+            )
+    return teacher
+
+
+def require_positions(path: Path, teacher: Any, examples: Examples) -> None:
+    """Refuse a teacher that cannot read what the model is trained on.
+
+    Raises:
+        UsageError: an example is longer than its positions.
+    """
+    longest, positions = max(max(lengths) for lengths in examples.lengths), position_count(teacher)
+    if positions is not None and longest > positions:
+        raise UsageError(
+            f"{path}: the teacher has {positions:,} positions, an example has {longest:,} tokens",
+            f"Choose `context={positions}` for a language model, or leave longer sentences out.",
+        )
+
+
+TAUGHT = "taught_"
+"""Begins the names of a teacher's inputs in a batch."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """How texts become vectors.
+
+    Attributes:
+        teacher: in evaluation mode.
+        pooling, taught: the model's and the teacher's.
+        tokenizer: the teacher's, where a text falls into other tokens than the model's; None: into the same.
+    """
+
+    teacher: Any
+    pooling: Pooling
+    taught: Pooling
+    tokenizer: Tokenizer | None
+
+    def examples(
+        self, tokenizer: Tokenizer, model: Any, texts: Sequence[str], context: int | None = None
+    ) -> Examples:
+        """Of each text its tokens, and those of the teacher where they are others.
+
+        Raises:
+            PruneError: as `embedding_examples`.
+        """
+        own = embedding_examples(tokenizer, model, self.pooling, texts, context)
+        if self.tokenizer is None:
+            return own
+        return TaughtExamples(
+            own, embedding_examples(self.tokenizer, self.teacher, self.taught, texts, context)
+        )
+
+
+def make_lesson(
+    source: Path, model: Any, tokenizer: Tokenizer, path: Path, teacher: Any, say: Say = unsaid
+) -> Lesson:
+    """What the model in `source` learns of the teacher in `path`.
+
+    Args:
+        say: hears how texts are pooled where the model does not say it, and that vocabularies differ.
+
+    Raises:
+        UsageError: the teacher's vectors have another width.
+        PruneError: a pooling that cannot be used.
+    """
+    directory = directory_of(path)
+    pooling, taught = read_pooling(source, say), read_pooling(directory)
+    own, other = pooling.width(model.config.hidden_size), taught.width(teacher.config.hidden_size)
+    if own != other:
+        raise UsageError(
+            f"{path}: the teacher's vectors are {other:,} wide, the model's {own:,}",
+            "Name a teacher with vectors of the same width.",
+        )
+    words = load_tokenizer(directory)
+    if words.get_vocab() == tokenizer.get_vocab():
+        return Lesson(teacher, pooling, taught, None)
+    say(f"{path} has another vocabulary: it reads each text in its own tokens.")
+    return Lesson(teacher, pooling, taught, words)
+
+
+@dataclass(frozen=True)
+class TaughtExamples(Examples):
+    """Texts in the tokens of two models.
+
+    Attributes:
+        own, taught: the model's and the teacher's.
+    """
+
+    own: Examples
+    taught: Examples
+
+    @property
+    def lengths(self) -> Sequence[tuple[int, int]]:
+        """See `Examples`."""
+        pairs = zip(self.own.lengths, self.taught.lengths, strict=True)
+        return [(own[0], taught[0]) for own, taught in pairs]
+
+    def batch(self, rows: Sequence[int]) -> Batch:
+        """See `Examples`."""
+        own, taught = self.own.batch(rows), self.taught.batch(rows)
+        also = {f"{TAUGHT}{name}": value for name, value in taught.inputs.items()}
+        return Batch({**own.inputs, **also}, own.labels, own.indices)
+
+
+class VectorDistance(Objective):
+    """Sum over the texts of 1 - cos(v, v') + h MSE, v' being the teacher's vector.
+
+    MSE is the mean over the batch's real tokens of the squared difference of the last hidden states.
+
+    Args:
+        options: `hidden` is h, 0 where the teacher reads other tokens.
+        lesson: with the teacher.
+    """
+
+    def __init__(self, options: LossOptions, lesson: Lesson) -> None:
+        super().__init__(options, lesson.teacher)
+        self.lesson = lesson
+
+    def __call__(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """See `Objective`."""
+        inputs = {
+            name: value for name, value in batch.items() if name != "labels" and not name.startswith(TAUGHT)
+        }
+        others = {
+            name.removeprefix(TAUGHT): value for name, value in batch.items() if name.startswith(TAUGHT)
+        }
+        others = others or inputs
+        own = model(**inputs, output_hidden_states=True)
+        vectors = self.lesson.pooling(own.hidden_states[-1], inputs["attention_mask"])
+        with torch.no_grad():
+            other = self.teacher(**others, output_hidden_states=True)
+            targets = self.lesson.taught(other.hidden_states[-1], others["attention_mask"])
+        distance = (1 - functional.cosine_similarity(vectors, targets)).sum()
+        if self.options.hidden:
+            distance = distance + self.options.hidden * hidden_distance(own, other, batch)
+        return distance
+
+    def figures(self, loss: float) -> dict[str, float]:
+        """See `Objective`."""
+        return {"cosine": 1 - loss}

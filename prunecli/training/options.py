@@ -7,7 +7,6 @@ from typing import Literal
 
 from prunecli.evaluation.on_text import RunOptions
 from prunecli.options import (
-    ADVANCED,
     COMPUTE,
     TRAINING,
     VALIDATION,
@@ -55,34 +54,32 @@ class TrainingOptions(RunOptions):
 
     teacher: CheckpointPath | None = option(
         None,
-        "Checkpoint to learn from, with the same vocabulary: for instance the one that was reduced.",
-        metavar="CHECKPOINT",
+        "Checkpoint to learn from, with the same vocabulary, such as the unreduced model.",
+        metavar="DIR",
         role="checkpoint",
     )
-    steps: int | None = option(1000, "Number of updates. Default: 1000, or until --minutes are over.", ge=1)
-    epochs: float | None = option(
-        None, "Number of passes over the text, instead of updates.", metavar="E", gt=0
-    )
+    steps: int | None = option(1000, "Number of updates. Default: 1000, or --minutes.", ge=1)
+    epochs: float | None = option(None, "Passes over the text, instead of updates.", metavar="E", gt=0)
     minutes: float | None = option(None, "Stop after this time, validations included.", metavar="M", gt=0)
     learning_rate: float = option(
         FINETUNE_RATE,
-        "Highest learning rate, after the warm-up; then it falls with the inverse square root of the updates. Default: "
-        "1e-4; 7e-4 from scratch.",
+        "Highest learning rate. Default: 1e-4; 7e-4 from scratch.",
         metavar="R",
         panel=TRAINING,
         gt=0,
     )
     warmup: int = option(
         FINETUNE_WARMUP,
-        "Number of updates in which the learning rate rises. Default: 200; 4000 from scratch.",
+        "Updates in which the learning rate rises; then it falls with their inverse square root. Default: 200; 4000 "
+        "from scratch.",
         panel=TRAINING,
+        hidden=True,
         ge=0,
     )
-    train: TrainedPart = option("all", "Part that learns; the rest stays as it is.", panel=TRAINING)
+    train: TrainedPart = option("all", "Part that learns.", panel=TRAINING)
     lora: int | None = option(
         None,
-        "Learn updates of rank R of the linear layers of attentions and FFNs, or with --train experts of experts. They "
-        "are merged in the result; needs peft.",
+        "Learn updates of rank R of the linear layers (with --train experts of experts) and merge them; needs peft.",
         metavar="R",
         panel=TRAINING,
         ge=1,
@@ -101,7 +98,7 @@ class TrainingOptions(RunOptions):
     )
     eval_every: int = option(
         500,
-        "Number of updates between validations, at which the state is stored too.",
+        "Updates between validations.",
         panel=VALIDATION,
         ge=1,
     )
@@ -114,15 +111,14 @@ class TrainingOptions(RunOptions):
     )
     batch_tokens: int = option(
         4096,
-        "Padded tokens of a batch's longer side; fewer take less memory.",
+        "Padded tokens of a batch's longer side.",
         panel=COMPUTE,
         ge=1,
     )
     accumulate: int = option(1, "Number of batches of an update.", panel=COMPUTE, hidden=True, ge=1)
     dtype: ComputeDtype = option(
         "float32",
-        "Type to compute in; weights are kept in float32; float16, on a GPU, scales the loss. Default: auto: bfloat16 "
-        "on a GPU of compute capability 8.0 or higher, else float32.",
+        "Type to compute in.",
         flag="--compute-dtype",
         metavar="TYPE",
         panel=COMPUTE,
@@ -134,9 +130,9 @@ class TrainingOptions(RunOptions):
         panel=COMPUTE,
     )
     gradient_checkpointing: bool = option(
-        False, "Compute activations again in the backward pass: less memory, more time.", panel=COMPUTE
+        False, "Recompute activations: saves memory, costs time.", panel=COMPUTE
     )
-    seed: int = option(0, "Seed of everything random.", panel=ADVANCED)
+    seed: int = option(0, "Seed of everything random.", panel=TRAINING)
     loss: LossOptions = LossOptions()
     betas: tuple[float, float] = (0.9, 0.98)  # 1706.03762, 5.3; 2309.01826 names none
     context: int | None = None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from prunecli.training.data import TrainingData
 
 PARTS = {"routers": "router", "embeddings": "embeddings", "experts": "experts"}
-"""Values of --train -> the part of a layout."""
+"""Values of `train` -> the part of a layout."""
 
 OF_A_LAYER = re.compile(r"\.\d+\.")
 """Found in the names of tensors of layers."""
@@ -62,12 +62,12 @@ def prepare(model: Any, checkpoint: Checkpoint, options: TrainingOptions) -> Non
     elif options.train != "all":
         names = _part(model, checkpoint, options.train)
         if not any(name in names for name, _ in model.named_parameters()):
-            raise UsageError(f"--train {options.train}: the model has none", "Leave it out.")
+            raise UsageError(f"`train={options.train}`: the model has none", "Leave it out.")
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in names)
     if options.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
-            raise UsageError(f"--gradient-checkpointing: {type(model).__name__} cannot", "Leave it out.")
+            raise UsageError(f"`gradient_checkpointing`: {type(model).__name__} cannot", "Leave it out.")
         # Its name until transformers 5.23, which warns of it.
         older = model.gradient_checkpointing_enable
         getattr(model, "activation_checkpointing_enable", older)({"use_reentrant": False})
@@ -104,7 +104,7 @@ def _stored_parts(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _part(model: Any, checkpoint: Checkpoint, train: TrainedPart) -> set[str]:
-    """The model's names of the parameters that a value of --train chooses, and others that it has no parameter of."""
+    """The model's names of the parameters that a value of `train` chooses, and others that it has no parameter of."""
     layers = [layer for layer in checkpoint.mixtures if not layer.is_predicting]
     if checkpoint.runs_stock:
         if train == "embeddings":
@@ -168,7 +168,7 @@ def _adapt(model: nn.Module, checkpoint: Checkpoint, options: TrainingOptions) -
     With `train` "experts" each expert's weights instead. The update counts twice (alpha = 2 r), as is usual. A layer
     that several FFNs share has one.
     """
-    peft = require_package(PEFT, "--lora")
+    peft = require_package(PEFT, "`lora`")
 
     rank = options.lora
     assert rank is not None
@@ -179,7 +179,7 @@ def _adapt(model: nn.Module, checkpoint: Checkpoint, options: TrainingOptions) -
     stacks = sorted(name for name, stack in model.named_parameters() if name in experts and stack.dim() == 3)
     if not targets and not stacks:
         what = "stacks of experts in its class" if of_experts else "linear layers of attentions or FFNs"
-        raise UsageError(f"--lora: the model has no {what}", "Leave it out.")
+        raise UsageError(f"`lora`: the model has no {what}", "Leave it out.")
     originals = {name: modules[name] for name in targets}
     # Around a model whose type it knows, peft would take layers called as experts once were for the stacks of today.
     around = nn.ModuleDict({"model": model})

@@ -115,11 +115,11 @@ class Start:
                 if task != "feature-extraction":
                     return task
                 if has_modules(checkpoint.path):
-                    say(f"{MODULES_FILE} says how texts are pooled: --task embedding, their vectors.")
+                    say(f"{MODULES_FILE} says how texts are pooled: `task=embedding`, their vectors.")
                     return "embedding"
                 say(
-                    "A model without a head: --task feature-extraction, all hidden states; "
-                    "--task embedding is for vectors."
+                    "A model without a head: `task=feature-extraction`, all hidden states; "
+                    "`task=embedding` is for vectors."
                 )
                 return task
         values = read_config(self.config)
@@ -147,7 +147,7 @@ def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, se
     from prunecli.model.described import ConfiguredCheckpoint
     from prunecli.model.skeleton import no_bars
     from prunecli.modules.drawing import random_model
-    from prunecli.training.room import require_room_to_draw
+    from prunecli.training.train import require_room_to_draw
 
     file = _file(config)
     values, words = _read(config, tokenizer)
@@ -224,7 +224,7 @@ def _read(config: Path, named: Path | None) -> tuple[dict[str, Any], Tokenizer]:
     """The values of a config with what the tokenizer adds to them, and the tokenizer; a contradiction is refused."""
     file, values = _file(config), read_config(config)
     if named is None and not any(any(file.parent.glob(pattern)) for pattern in TOKENIZER_FILES):
-        raise CheckpointError(f"there is no tokenizer beside {file}", "Name one with --tokenizer DIR.")
+        raise CheckpointError(f"there is no tokenizer beside {file}", "Name one with `tokenizer=DIR`.")
     tokenizer = load_tokenizer(named or file.parent)
     size = values.setdefault("vocab_size", len(tokenizer))
     if not isinstance(size, int) or size < len(tokenizer):
@@ -248,7 +248,7 @@ def _random_model(file: Path, values: dict[str, Any], family: Architecture, seed
     from transformers import CONFIG_MAPPING
 
     from prunecli.modules.building import NoValues
-    from prunecli.training.room import require_room_to_draw
+    from prunecli.training.train import require_room_to_draw
 
     names = (*class_names(values), family.model_class)
     classes: list[Any] = [getattr(transformers, name, None) for name in names]

@@ -55,7 +55,7 @@ def sole_writer(output: Path) -> Iterator[None]:
     except BlockingIOError:
         raise OutputError(
             f"{output}: another run trains it now (process {path.read_text() or 'unknown'})",
-            "Wait until it has ended, or choose another --output.",
+            "Wait until it has ended, or choose another `output`.",
         ) from None
     try:
         if held is not None:
@@ -112,7 +112,7 @@ def prepare_state(
         try:
             kept = _RunFile.model_validate(read_json(run, FORMAT))
         except ValidationError as error:
-            raise UsageError(f"{run}: damaged", "Start over with --resume never.") from error
+            raise UsageError(f"{run}: damaged", "Start over with `resume=never`.") from error
         for key, value in json.loads(json.dumps(identity)).items():
             if kept.run.get(key) != value:
                 before, now = kept.inputs.get(key, {}), inputs.get(key, {})
@@ -125,11 +125,11 @@ def prepare_state(
                     what = f"{HASHED[key]} was {', '.join(before)}, now it is {', '.join(now) or 'none'}"
                 raise UsageError(
                     f"{state}: the state of another run: {what}",
-                    "Repeat the first command to go on; or start over with --resume never; or choose another --output.",
+                    "Repeat the first command to go on; or start over with `resume=never`; or choose another `output`.",
                 )
         return
     if state.exists() and (not state.is_dir() or any(state.iterdir())):
-        raise OutputError(f"{state}: exists, but holds no run of prunecli", "Choose another --output.")
+        raise OutputError(f"{state}: exists, but holds no run of prunecli", "Choose another `output`.")
     state.mkdir(exist_ok=True)
     written = {key: dict(files) for key, files in inputs.items()}
     write_json(run, {"format": FORMAT, "run": dict(identity), "inputs": written})
@@ -195,7 +195,7 @@ def require_sound(checkpoint: Path) -> None:
         load_file(checkpoint / WEIGHTS)
     except Exception as error:  # a damaged file may raise anything
         raise CheckpointError(
-            f"{checkpoint}: damaged ({kind_and_reason(error)})", "Start over with --resume never."
+            f"{checkpoint}: damaged ({kind_and_reason(error)})", "Start over with `resume=never`."
         ) from error
 
 
@@ -245,7 +245,7 @@ def load_weights(model: Any, directory: Path) -> None:
         fill(model, load_file(directory / WEIGHTS))
     except ValueError as error:
         raise CheckpointError(
-            f"{directory}: holds the weights of another model", "Start over with --resume never."
+            f"{directory}: holds the weights of another model", "Start over with `resume=never`."
         ) from error
 
 

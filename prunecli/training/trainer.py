@@ -64,11 +64,11 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
     device = options.device
     if device not in ("auto", "cpu", "cuda"):
         raise UsageError(
-            f"--device {device}: training runs on auto, cpu or cuda",
+            f"`device={device}`: training runs on auto, cpu or cuda",
             "Choose the GPUs with CUDA_VISIBLE_DEVICES, and start one process for each with torchrun.",
         )
     if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch finds no GPU here", "Try --device cpu.")
+        raise UsageError("`device=cuda`: torch finds no GPU here", "Try `device=cpu`.")
     on_cpu = device == "cpu" or not torch.cuda.is_available()
     if not on_cpu:
         # NCCL takes one process on each GPU, and training fills it.
@@ -77,8 +77,8 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
             raise UsageError(
                 f"{processes} processes on this machine, and {gpus} GPU{'s' if gpus > 1 else ''}: each process trains "
                 "on one of its own",
-                f"Start {gpus} (torchrun --nproc-per-node {gpus}), with --accumulate for larger updates; or "
-                "--device cpu.",
+                f"Start {gpus} (torchrun --nproc-per-node {gpus}), with `accumulate` for larger updates; or "
+                "`device=cpu`.",
             )
         os.environ.setdefault(WORKSPACE, FIXED)  # before anything is multiplied on a GPU
     elif world_size() > 1:
@@ -181,14 +181,14 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         if self.is_sharded:
             if options.metric == "chrf++":
                 raise UsageError(
-                    "--metric chrf++: sharded weights do not translate",
-                    "Choose --metric loss, or train without FSDP.",
+                    "`metric=chrf++`: sharded weights do not translate",
+                    "Choose `metric=loss`, or train without FSDP.",
                 )
             if self.accelerator.is_fsdp2 and _shares_parameters(model):
                 # accelerate puts the modules that share a parameter into several groups, which torch refuses.
                 raise UsageError(
                     "accelerate is set to FSDP: it cannot shard a model in which modules share parameters",
-                    "Choose distributed_type MULTI_GPU in its config; --lora or --train take less memory.",
+                    "Choose distributed_type MULTI_GPU in its config; `lora` or `train` take less memory.",
                 )
             objective.in_blocks = False
             if validation is not None:

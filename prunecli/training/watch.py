@@ -27,7 +27,7 @@ from prunecli.text.batching import length_bucketed
 from prunecli.text.parallel import ParallelText
 from prunecli.training.loss import Objective
 
-REMEDY = "Lower --learning-rate, raise --warmup, or try `dtype=float32`, with --resume never."
+REMEDY = "Lower `learning_rate`, raise `warmup`, or try `dtype=float32`, with `resume=never`."
 """Against numbers that grow without end."""
 
 

@@ -18,8 +18,8 @@ from prunecli.analysis.model_similarity import (
     parallel_portions,
     plain_portions,
     random_label,
+    similarity_of,
 )
-from prunecli.analysis.similarity_results import similarity_of
 from prunecli.errors import DataError
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.drawing import random_model

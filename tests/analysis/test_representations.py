@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.analysis.components import components
-from prunecli.analysis.representations import Representations, represent
+from prunecli.analysis.representations import Representations, components, represent
 from prunecli.errors import DataError, OutputError, UnsupportedModelError
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model

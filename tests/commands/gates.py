@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from prunecli.results.document import header
 from prunecli.results.gates import SUMS, TEXT_SUMS, GateStatistics, GateSums
-from prunecli.results.header import header
 from prunecli.tensors.documents import write_json
 from tests.gates import gate_statistics
 

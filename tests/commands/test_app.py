@@ -19,9 +19,9 @@ import pytest
 
 from prunecli import __version__
 from prunecli.commands import app, console
+from prunecli.commands.app import MEANINGS
 from prunecli.commands.command import command as command_of
 from prunecli.commands.command import options_of, parameters
-from prunecli.commands.near_names import MEANINGS
 from prunecli.errors import OutputError
 from prunecli.options import ONLY_WITH, RENAMED, Options, option
 from prunecli.tensors.documents import refuse_unwritable
@@ -325,7 +325,7 @@ def test_no_long_work_for_a_place_that_takes_nothing(tmp_path: Path, monkeypatch
 def test_no_word_of_a_help_is_cut(
     name: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Names of options and values are whole, and stand side by side."""
+    """Names of options and values are whole, and stand side by side; the whole fits two screens."""
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(app.app, "registered_commands", [])
     app._register([name])
@@ -333,6 +333,8 @@ def test_no_word_of_a_help_is_cut(
         app.app(args=[name, "--help"], prog_name="prunecli")
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= columns
+    if columns == 80:
+        assert len(shown.splitlines()) <= 96
     room = 80 if columns == 80 else 15  # a word of more letters than this may be cut on 60 columns
     assert [word for word in re.findall(r"(\S*\w)…", shown) if len(word) < room] == []
     named = re.findall(r"│ (--[\w-]+) +(-\w +)?(\S+)?", shown)

@@ -200,7 +200,7 @@ def test_a_text_without_tokens_is_named(workplace):
         (["--ratio", "0.9"], UsageError, "4"),
         (["--metric", "importence"], UsageError, "No metric 'importence'"),
         (["--strategy", "best"], UsageError, "--strategy best: no such choice"),
-        (["--linkage", "chain"], UsageError, "No linkage 'chain'"),
+        (["--linkage", "chain"], UsageError, "linkage chain: no such choice"),
         (["--balance", "much"], UsageError, "--balance"),
         (["--langs", "xxx"], StatisticsError, "no pair between xxx"),
         (["-o", "gates.json"], OutputError, "gates.json"),
@@ -232,8 +232,7 @@ def test_without_altair_it_names_the_package(workplace, monkeypatch):
 
 @pytest.mark.parametrize(("most", "listed"), [(12, 66), (11, 0)])
 def test_the_table_has_the_json_s_values(workplace, monkeypatch, most, listed):
-    for module in ("compare_languages", "language_tables"):
-        monkeypatch.setattr(f"prunecli.commands.{module}.TABLE_PAIRS", most)
+    monkeypatch.setattr("prunecli.commands.compare_languages.TABLE_PAIRS", most)
     write_gates(workplace / "gates.json")
     assert run("--table", "t.csv").stderr.endswith("Written to languages.json and t.csv.\n")
     payload = json.loads((workplace / "languages.json").read_text())

@@ -22,7 +22,7 @@ from prunecli.methods.embeddings import factorize
 from prunecli.model import cost
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import building, fitting
-from prunecli.training import room
+from prunecli.training import train
 from tests.commands.calls import Result, call, refused
 from tests.families import tiny_family
 from tests.quantising import quantise
@@ -133,7 +133,7 @@ def test_the_ratio_that_is_named_fits_and_the_next_smaller_does_not(
 def test_layer_by_layer_is_named_where_the_command_can(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny model takes less than a process, so what is free is made out to be much, and its weights more."""
     monkeypatch.setattr(fitting, "new_memory", lambda _device: 5 << 30)
-    for module in (fitting, room, cost):
+    for module in (fitting, train, cost):
         monkeypatch.setattr(module, "weight_bytes", lambda *_: 8 << 30)
     for name in ("evaluate lm", "score-heads"):
         assert "--memory 4GiB" in run(name).err

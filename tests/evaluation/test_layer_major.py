@@ -109,7 +109,7 @@ def test_nothing_is_read_before_it_is_known_to_do(
         with pytest.raises(OutputError, match="no room for the states of one batch"):
             layered(path, "gpt2")
     else:
-        with pytest.raises(UsageError, match="--memory 1MiB is too little"):
+        with pytest.raises(UsageError, match="memory=1MiB` is too little"):
             layered(path, "gpt2", 1 << 20)
 
 

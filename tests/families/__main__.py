@@ -21,6 +21,8 @@ NAMES = {
     "uneven head": "uneven heads",
     "share ffn": "share-ffn",
     "share attention": "share-attention",
+    "drop ffn": "dropped FFNs",
+    "drop attention": "dropped attentions",
     "token": "tokens",
 }
 NEAR = 2e-4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -143,26 +144,35 @@ def apart(
     return float((expected - logits(reduced, rows)).abs().max() / expected.std())
 
 
-def shared_apart(model: PreTrainedModel, checkpoint: Checkpoint, part: str, output: Path) -> float:
+def treated_apart(
+    model: PreTrainedModel, checkpoint: Checkpoint, part: str, treatment: str, output: Path
+) -> float:
     """The same of a model whose layers all run the first one's FFN, or self-attention, by what is copied.
+
+    Args:
+        treatment: "share"; or "drop": no layer has any, by what is zero.
 
     Raises:
         PruneError: prunecli refuses.
     """
     layout, sides = checkpoint.layout, {stack.side for stack in checkpoint.require_architecture().stacks}
-    treated: dict[str, Any] = dict.fromkeys(sides, "share")
+    treated: dict[str, Any] = dict.fromkeys(sides, treatment)
+    if treatment == "share":
+        treated["init"] = "first"
     if part == "ffn":
-        plan = plan_ffn(checkpoint, FfnOptions(init="first", dense_only=True, **treated))
+        plan = plan_ffn(checkpoint, FfnOptions(dense_only=True, **treated))
     else:
-        plan = plan_attention(checkpoint, AttentionOptions(init="first", **treated))
+        plan = plan_attention(checkpoint, AttentionOptions(**treated))
     apply(checkpoint, rewrite_shared(checkpoint, plan), output)
     state = stored(model)
     names = {layer.name: own_tensors(layer) for layer in (*layout.ffns, *layout.attentions)}
     with open_model(output) as result:
-        shared = result.structure.shared
+        shared, removed = result.structure.shared, result.structure.removed
     for name, owner in shared.items():
         state |= {own: state[other] for own, other in zip(names[name], names[owner], strict=True)}
-    if not shared:
+    for name in removed:
+        state |= {own: torch.zeros_like(state[own]) for own in names[name]}
+    if not shared and not removed:
         raise UsageError("no two layers are alike")
     other = opened(model, checkpoint, state)
     rows = tiny.inputs(other)
@@ -202,11 +212,13 @@ def outcome(model_type: str, directory: Path) -> dict[str, str | float]:
             if can_differ(checkpoint, kind):
                 output = directory / f"uneven {kind}"
                 told[f"uneven {kind}"] = apart(model, checkpoint, axes, output, uneven=True)
-        for part in ("ffn", "attention"):
+        for treatment, part in product(("share", "drop"), ("ffn", "attention")):
             try:
-                told[f"share {part}"] = shared_apart(model, checkpoint, part, directory / part)
+                told[f"{treatment} {part}"] = treated_apart(
+                    model, checkpoint, part, treatment, directory / f"{treatment} {part}"
+                )
             except PruneError as error:
-                told[f"share {part}"] = str(error)
+                told[f"{treatment} {part}"] = str(error)
         with suppress(PruneError):
             (axis,) = axes_of(checkpoint, "token")
             told["token"] = 0.0 if axis.carriers else "no tensor of tokens"

@@ -11,7 +11,7 @@ from prunecli.errors import CheckpointError, HubError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.described import describe_checkpoint
 from prunecli.model.inventory import take_inventory
-from prunecli.results.header import header
+from prunecli.results.document import header
 from prunecli.results.inspection import Inspection
 from prunecli.tensors.hub.fetch import local_directory
 from tests.hub_server import MAIN_COMMIT, hub, point_at

@@ -135,7 +135,7 @@ def test_values_of_set(text, expected):
 
 @pytest.mark.parametrize("text", ["a", "=1", "a=[1", "a=[{b: 1}]"])
 def test_set_without_name_or_value_is_refused(text):
-    with pytest.raises(UsageError, match="--set"):
+    with pytest.raises(UsageError, match="assignments="):
         parse_override(text)
 
 
@@ -181,7 +181,7 @@ report: {checkpoints: {x: gone}}
 """
     message = refusal(workplace, text, rato="1")
     for expected in (
-        "--set rato: there is no such variable",
+        "`assignments=rato`: there is no such variable",
         "variables.base: every recipe has this one already",
         "variables: a, b stand for one another",
         "step 'one': there is no command 'colect'; did you mean 'collect'?",
@@ -235,7 +235,7 @@ steps:
     message = refusal(workplace, text)
     assert message.count("flores does not exist") == 1
     assert "steps 'a' and 'b': their input flores does not exist, and no step makes it" in message
-    assert "--set data=… or --set other=… names another" in message
+    assert "`assignments=data=…` or `assignments=other=…` names another" in message
 
 
 def test_outputs_within_one_another_are_refused(workplace):

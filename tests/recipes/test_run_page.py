@@ -23,7 +23,7 @@ def test_it_reads_what_the_steps_write_and_names_the_checkpoints_they_began_with
 
 @pytest.mark.parametrize("page", ["made", "made/language", "made/language/page.html"])
 def test_what_is_in_the_way_is_named(workplace, page):
-    with pytest.raises(UsageError, match=r"--html .*made/.* of the recipe is in the way"):
+    with pytest.raises(UsageError, match=r"html=.*made/.* of the recipe is in the way"):
         page_step(resolved(workplace).steps, Path(page))
 
 

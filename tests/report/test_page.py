@@ -12,7 +12,7 @@ import shutil
 import typer
 from typer.testing import CliRunner
 
-from prunecli.analysis.text_comparison import TextOptions, compare_by_text
+from prunecli.analysis.language_comparison import TextOptions, compare_by_text
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.commands.prune_layers import prune_layers
@@ -21,7 +21,7 @@ from prunecli.report.collect import collect
 from prunecli.report.facts import facts
 from prunecli.report.history import command_lines
 from prunecli.report.page import SECTIONS, report_page
-from prunecli.results.header import header
+from prunecli.results.document import header
 from prunecli.tensors.documents import write_json as write_document
 from tests.commands.gates import text_statistics, write_gates
 from tests.commands.heads import scored

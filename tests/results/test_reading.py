@@ -8,8 +8,12 @@ from itertools import combinations
 import pytest
 
 from prunecli import results
-from prunecli.analysis.language_comparison import LanguageOptions, compare_by_language
-from prunecli.analysis.text_comparison import TextOptions, compare_by_text
+from prunecli.analysis.language_comparison import (
+    LanguageOptions,
+    TextOptions,
+    compare_by_language,
+    compare_by_text,
+)
 from prunecli.errors import DataError, StatisticsError
 from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model

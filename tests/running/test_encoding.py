@@ -175,7 +175,7 @@ def test_whole_texts_are_cut_and_none_reaches_into_another(tmp_path):
 @pytest.mark.parametrize("make", [packed_examples, text_examples])
 def test_a_context_beyond_the_positions_is_refused(tmp_path, make):
     tokenizer, model = opened(tiny_family(tmp_path, "llama" if make is packed_examples else "bert"))
-    with pytest.raises(UsageError, match=r"--context 99: the model has 6[46] positions"):
+    with pytest.raises(UsageError, match=r"context=99`: the model has 6[46] positions"):
         make(tokenizer, model, ["the hen"], 99)
 
 

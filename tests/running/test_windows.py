@@ -97,5 +97,5 @@ def test_a_context_that_is_asked_for():
     tokenizer.model_max_length = 10  # the tokenizer's word is a default
     assert len(lm_windows(tokenizer, _model(5000), [text], context=20)[0].ids) == 20
     assert len(lm_windows(tokenizer, _model(5000), [text])[0].ids) == 10
-    with pytest.raises(UsageError, match="--context 5,001: the model has 5,000 positions"):
+    with pytest.raises(UsageError, match="context=5001`: the model has 5,000 positions"):
         lm_windows(_Words(), _model(5000), [text], context=5001)

@@ -129,9 +129,9 @@ def test_ratios_outside_of_their_range_are_refused(ratio: float) -> None:
         ({"count": 9}, "9 heads would go; 2 axes hold 8: at most 8 can"),
         ({"count": 5, "least": 2}, "of which each keeps 2: at most 4 can"),
         ({"count": -1}, "-1 heads"),
-        ({"ratio": 0.25, "even": (4,)}, "--uniform: at most 3 heads"),
-        ({"ratio": 0.25, "even": (1, 2), "least": 3}, "--uniform: at most 3 heads"),
-        ({"count": 5, "even": (2,)}, "--uniform: at most 1 heads"),
+        ({"ratio": 0.25, "even": (4,)}, "uniform`: at most 3 heads"),
+        ({"ratio": 0.25, "even": (1, 2), "least": 3}, "uniform`: at most 3 heads"),
+        ({"count": 5, "even": (2,)}, "uniform`: at most 1 heads"),
         ({"keep": {"a": 3, "b": 2}, "groups": 2}, "2 groups divide not both the 4 heads"),
     ],
 )

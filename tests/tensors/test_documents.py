@@ -16,7 +16,7 @@ from prunecli import __version__
 from prunecli.errors import DataError, OutputError, PruneError, StatisticsError
 from prunecli.model.checkpoint import open_model
 from prunecli.processes import COMMAND
-from prunecli.results.header import header
+from prunecli.results.document import header
 from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.tensors.json_files import read_json
 from tests.tiny import tiny_nllb_moe

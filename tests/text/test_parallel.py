@@ -198,7 +198,7 @@ def test_a_file_is_no_directory_of_text(tmp_path):
     file = _write(tmp_path / "val.eng_Latn", "one\n")
     with pytest.raises(DataError, match=r"val\.eng_Latn: a file, not a directory") as caught:
         languages_of(file, "val")
-    assert "--data" in (caught.value.remedy or "")
+    assert "`data`" in (caught.value.remedy or "")
 
 
 def test_a_directory_without_text(tmp_path):

@@ -52,12 +52,20 @@ def test_whole_files_end_behind_the_first_lines(tmp_path):
 @pytest.mark.parametrize(
     ("names", "whole_files", "line"),
     [
-        (["a.txt"], True, "Text: 1 file as a whole document (--lines takes each line as a text)."),
-        (["a.txt", "b.py.gz"], True, "Text: 2 files as whole documents (--lines takes each line as a text)."),
+        (
+            ["a.txt"],
+            True,
+            "Text: 1 file as a whole document (`whole_files=False` takes each line as a text).",
+        ),
+        (
+            ["a.txt", "b.py.gz"],
+            True,
+            "Text: 2 files as whole documents (`whole_files=False` takes each line as a text).",
+        ),
         (
             ["a.txt", "b.jsonl"],
             False,
-            "Text: 1 file, each line a text (--whole-files takes each file as one text).",
+            "Text: 1 file, each line a text (`whole_files` takes each file as one text).",
         ),
         (["b.jsonl.gz", "hf://a/b:train[:3]"], True, None),
     ],

@@ -38,7 +38,7 @@ def test_files_of_one_name_are_one_text(tmp_path: Path) -> None:
     ]
     said = list[str]()
     code, prose = read_corpora(files, whole_files=False, say=said.append)
-    assert said == ["Text: 2 files, each line a text (--whole-files takes each file as one text)."]
+    assert said == ["Text: 2 files, each line a text (`whole_files` takes each file as one text)."]
     assert (code.name, code.documents) == ("code", ("one", "two", "four\nlines"))
     assert code.files == (files[0].path, files[2].path)
     assert (prose.name, prose.documents) == ("prose", ("three",))

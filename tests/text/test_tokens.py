@@ -56,7 +56,7 @@ def test_an_unknown_language_brings_those_that_are_known_and_how_to_give_other_t
     with pytest.raises(DataError) as caught:
         language_id(tokenizer, "qba_Latn")
     known = "Known: deu_Latn, eng_Latn, fra_Latn."
-    assert caught.value.remedy == f"{known} Give text in languages of the model with --data."
+    assert caught.value.remedy == f"{known} Give text in languages of the model with `data`."
 
 
 def test_special_tokens_are_no_languages(tokenizer):

@@ -17,10 +17,9 @@ from prunecli.modules.loading import load_model
 from prunecli.processes import ProcessGroup
 from prunecli.running.encoding import text_examples
 from prunecli.text.tokens import load_tokenizer
-from prunecli.training.loss import FeatureDistance, headless_loss
+from prunecli.training.loss import FeatureDistance, VectorDistance, headless_loss, make_lesson
 from prunecli.training.options import LossOptions
 from prunecli.training.start import Start
-from prunecli.training.teacher import VectorDistance, make_lesson
 from prunecli.training.watch import Validation
 from tests.commands.calls import call, raising, refused
 from tests.evaluation.test_embedding import cosine_table, plain, vectors_of
@@ -161,10 +160,10 @@ def test_text_without_tokens_is_refused(tmp_path: Path) -> None:
 def test_without_a_word_modules_decide_what_a_model_without_a_head_learns(folder: Path) -> None:
     said: list[str] = []
     assert Start(Path("model")).task(said.append) == "embedding"
-    assert said.pop() == "modules.json says how texts are pooled: --task embedding, their vectors."
+    assert said.pop() == "modules.json says how texts are pooled: `task=embedding`, their vectors."
     Path("model", "modules.json").unlink()
     assert Start(Path("model")).task(said.append) == "feature-extraction"
-    assert "--task embedding is for vectors" in said.pop()
+    assert "`task=embedding` is for vectors" in said.pop()
 
 
 def mean_cosine(student: str) -> float:

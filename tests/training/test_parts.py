@@ -17,8 +17,8 @@ from prunecli.text.choice import TextChoice
 from prunecli.training.finetune import Destination, finetune
 from prunecli.training.options import LossOptions
 from prunecli.training.parts import merged_state, prepare, trained_parameters
-from prunecli.training.room import training_bytes
 from prunecli.training.start import Start
+from prunecli.training.train import training_bytes
 from tests.commands.calls import raising
 from tests.families import tiny_family
 from tests.selections import kept_experts
@@ -80,7 +80,7 @@ def test_embeddings_alone(tmp_path, family):
 
 def test_a_part_that_is_not_there_is_refused(tmp_path):
     model = tiny_family(tmp_path / "model", "m2m_100")
-    with pytest.raises(UsageError, match="--train routers: the model has none"):
+    with pytest.raises(UsageError, match="train=routers`: the model has none"):
         train(model, tmp_path / "state", options(train="routers"))
 
 
@@ -158,7 +158,7 @@ def test_lora_needs_peft_that_is_new_enough(tmp_path, monkeypatch, is_there):
         monkeypatch.syspath_prepend(tmp_path)
     else:
         monkeypatch.setitem(sys.modules, "peft", None)
-    message = "--lora needs peft, which cannot be imported .*HybridCache" if is_there else "--lora needs peft"
+    message = "lora` needs peft, which cannot be imported .*HybridCache" if is_there else "lora` needs peft"
     with pytest.raises(PruneError, match=message):
         finetune(Start(tmp_path), TextChoice(), Destination(tmp_path / "out"), options(lora=2))
 

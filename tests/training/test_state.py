@@ -125,7 +125,7 @@ def test_a_result_that_cannot_be_written_is_written_by_the_next_run(
             OutputError, match=r"the disk is full.*; the trained weights are stored in"
         ) as caught:
             run()
-    assert ("with --force: it only writes" in str(caught.value)) == bool(more)
+    assert ("with `force`: it only writes" in str(caught.value)) == bool(more)
     assert run(**more) == ["The training had ended before; writing its result."]
     assert weights(tmp_path / "out") == weights(tmp_path / "whole")
     assert not (tmp_path / "out.training").exists()

@@ -160,7 +160,7 @@ def test_the_state_of_another_run_is_refused_or_thrown_away(model, tmp_path):
     train(model, tmp_path / "state", options(steps=2))
     with pytest.raises(UsageError, match=r"learning_rate was 0\.001, now it is 0\.5") as caught:
         train(model, tmp_path / "state", options(steps=2, learning_rate=0.5))
-    assert "--resume never" in str(caught.value)
+    assert "`resume=never`" in str(caught.value)
     with pytest.raises(UsageError, match=r"the training text changed \("):
         train(model, tmp_path / "state", options(steps=2), translation(41))
     anew = train(model, tmp_path / "state", options(steps=2, learning_rate=1e-2), resume=False)
@@ -190,7 +190,7 @@ def test_a_loss_that_is_no_number_stops_the_run(model, tmp_path, spoilt, said):
         patched.setattr(loss_module, "smoothed_cross_entropy", spoil)
         with pytest.raises(TrainingError, match=said) as caught:
             train(model, tmp_path / "state", good)
-    assert "--learning-rate" in str(caught.value)
+    assert "`learning_rate`" in str(caught.value)
     assert kept_steps(tmp_path / "state") == [4]
     assert not (tmp_path / "state" / "finished.json").exists()
     kept = [path / "checkpoint-4" / "model.safetensors" for path in (tmp_path / "state", tmp_path / "good")]
@@ -384,7 +384,7 @@ def test_the_context_of_a_run(tmp_path, family):
         made = options(steps=2, context=context, eval_every=2)
         results[context] = staged(train(model, tmp_path / f"{context}", made, TrainingData(task, text, text)))
     assert results[None] == results[64] != results[9]
-    with pytest.raises(UsageError, match=r"--context 99: the model has 6[46] positions"):
+    with pytest.raises(UsageError, match=r"context=99`: the model has 6[46] positions"):
         train(model, tmp_path / "state", options(context=99), TrainingData(task, text))
 
 

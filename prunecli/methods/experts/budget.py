@@ -90,7 +90,7 @@ def starved(axes: Sequence[Axis], kept: Kept) -> str | None:
     return (
         f"Decoder layers keep {left_decoder / decoder:.3g} of {held_decoder / decoder:.3g} experts, encoder layers "
         f"{left / encoder:.3g} of {held / encoder:.3g}: with fewer than {UNBALANCED_FROM} a layer this costs quality. "
-        "--balance 1:1 is safer."
+        "`balance=1:1` is safer."
     )
 
 
@@ -152,7 +152,7 @@ def smallest_ratio(
             f"No ratio fits in {bytes_text(budget_bytes)}: with {budget.least} experts per layer the weights "
             f"take {bytes_text(found.dense + found.experts)}, decoding {bytes_text(found.cache + found.activations)}, "
             "10% stays free.",
-            "Give more memory, a smaller --dtype, or a smaller --fit-batch, --fit-beam or --fit-length.",
+            "Give more memory, a smaller `dtype`, or a smaller `fit_batch`, `fit_beam` or `fit_length`.",
         )
     return found
 

@@ -54,8 +54,8 @@ from prunecli.modules.loading import load_model
 from prunecli.modules.machine import free_memory
 from prunecli.processes import ALONE, ProcessGroup, neighbours, undisturbed
 from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.results.document import header
 from prunecli.results.gates import Entry, GateModel, GateStatistics, GateSums, OutputSums, outputs_path
-from prunecli.results.header import header
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.layerwise.states import Snapshots, own_header
 from prunecli.running.runner import Advance, InMemory, Observer, Run, Runner, ignored

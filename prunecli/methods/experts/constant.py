@@ -51,7 +51,7 @@ def mean_outputs(checkpoint: Checkpoint, files: Sequence[Path], texts: Sequence[
         if part.fingerprint != statistics.fingerprint:  # that of every file, or they would not be merged
             raise StatisticsError(
                 f"{outputs_path(file)}: is of another run than {file}",
-                "Collect both again with --mean-outputs.",
+                "Collect both again with `mean_outputs`.",
             )
         parts.append(part)
     entries = sorted(set(texts or statistics.entries))
@@ -78,11 +78,11 @@ def rewrite_constant(checkpoint: Checkpoint, plan: Selection, means: Means) -> R
         elif layer.stacked_tensors:
             fault = f"the experts of {layer.name} are stacked in one tensor"
         elif layer.name not in means:
-            fault = f"no text enters {layer.name}, which predicts further tokens (--mtp drop removes it)"
+            fault = f"no text enters {layer.name}, which predicts further tokens (`mtp=drop` removes it)"
         if fault is not None:
             raise UnsupportedModelError(
                 f"{checkpoint.path}: {fault}, so that constants cannot stand for experts",
-                "Leave --constant-experts out.",
+                "Leave `constant` out.",
             )
         kept = set(plan.kept[axis_name(layer.name, "expert")])
         if not kept & set(layer.experts):

@@ -152,7 +152,7 @@ def metric_values(name: str, sums: GateSums, statistics: GateStatistics) -> dict
         usable = [other for other, candidate in METRICS.items() if held.issuperset(candidate.needs)]
         raise StatisticsError(
             f"The statistics lack what the metric {name!r} needs ({', '.join(missing)}).",
-            f"Choose --metric {' or '.join(usable)}." if usable else "Collect the gates with prunecli.",
+            f"Choose `metric={' or '.join(usable)}`." if usable else "Collect the gates with prunecli.",
         )
     return {axis.name: own for axis, own in zip(statistics.axes, metric.values(sums), strict=True)}
 

@@ -196,9 +196,6 @@ def text_effects(
         outcomes: `[1 + variants][examples]`, those of the whole model first.
         samples: resamples of the examples.
         seed: seed of the resamples.
-
-    Raises:
-        UsageError: `samples` or `seed` is less than 1.
     """
     known = make_metrics(None)
     metrics: dict[str, Any] = {metric: known[metric] for metric in TEXT_METRICS}

@@ -24,7 +24,7 @@ from prunecli.text.tasks import TaskName, training_task_of
 
 LAST_WARNING = (
     "Warning: last looks at no text. On SmolLM2-135M it raised the perplexity of WikiText-2 from 18.5 to 4,530 at "
-    "--ratio 0.1; cosine with --text raised it to 28.9."
+    "`ratio=0.1`; cosine with `files` raised it to 28.9."
 )
 
 
@@ -107,7 +107,7 @@ def _ranked(
 
 
 def _named(checkpoint: Checkpoint, options: LayerOptions, axes: Sequence[Axis]) -> Selection:
-    """The layers that --remove or --keep names."""
+    """The layers that `remove` or `keep` names."""
     keeps = options.remove is None
     flag, text = ("keep", str(options.keep)) if keeps else ("remove", str(options.remove))
     if keeps and not text[:1].isdigit() and Path(text).is_file():

@@ -51,7 +51,7 @@ def measure_layers(checkpoint: Checkpoint, data: Dataset, run: TextRun, metric: 
     if metric == "embedding":
         if isinstance(data.text, ParallelText):
             raise UsageError(
-                "--metric embedding: the model translates, and makes no vector of a text.",
+                "`metric=embedding`: the model translates, and makes no vector of a text.",
                 "Choose another metric.",
             )
         pooling = read_pooling(checkpoint.path, run.say)
@@ -237,7 +237,7 @@ class StateObserver(TokenObserver):
             if not np.isfinite(values).all():
                 raise PruneError(
                     f"The hidden states of the {side} are not finite, or the same for every token.",
-                    "The weights are damaged, or overflow the type they are run in: use --metric last or random.",
+                    "The weights are damaged, or overflow the type they are run in: use `metric=last` or random.",
                 )
             fields["values"][name], fields["counts"][name] = values.tolist(), tokens
             if not self._is_cka:

@@ -108,11 +108,11 @@ def plan_memory(memory: int, demand: Demand) -> Plan:
             return Plan(buffers, left)
     smallest = smallest_memory(demand)
     raise UsageError(
-        f"--memory {size_text(memory)} is too little: the smallest that works is {size_text(smallest)} "
+        f"`memory={size_text(memory)}` is too little: the smallest that works is {size_text(smallest)} "
         f"(process or CUDA context {size_text(demand.process)}, "
         f"weights outside of the layers {size_text(demand.resident)}, "
         f"{MIN_BUFFERS} x {size_text(demand.block)} for layers, {size_text(demand.activations)} for a batch)",
-        "Give more, or a smaller --batch-tokens, or `dtype=bfloat16`.",
+        "Give more, or a smaller `batch_tokens`, or `dtype=bfloat16`.",
     )
 
 

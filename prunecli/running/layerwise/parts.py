@@ -231,7 +231,7 @@ Parts = tuple[Any, list[Stage], Iterable[Destination]]
 
 def _stock_parts(checkpoint: Checkpoint, dtype: torch.dtype, *, output: bool) -> Parts:
     if checkpoint.family is None and (refused := refused_by_layer(checkpoint)) is not None:
-        raise UsageError(f"--memory: {refused}", REMEDY)
+        raise UsageError(f"`memory`: {refused}", REMEDY)
     made = make_stock_model(checkpoint, dtype, output=output)
     layers = []
     for side, path, module in made.layers:

@@ -332,7 +332,7 @@ class Layerwise:
                 raise OutputError(
                     f"{spill_directory(self._resources.spill_directory)}: no room for the states of one batch "
                     f"({size_text(max(wider.states))})",
-                    "Name a --spill-dir with more room, give more --memory, or a smaller --batch-tokens.",
+                    "Name a `spill_directory` with more room, give more `memory`, or a smaller `batch_tokens`.",
                 )
             together += [batch for batch, _ in more]
             held = wider

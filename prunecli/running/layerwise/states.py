@@ -83,7 +83,7 @@ class StateStore:
             self._memory = torch.empty(memory, dtype=torch.uint8)
         except RuntimeError as error:  # which is how torch says so
             raise OutputError(
-                f"{memory:,} bytes of memory for the batches' states cannot be had", "Give less --memory."
+                f"{memory:,} bytes of memory for the batches' states cannot be had", "Give less `memory`."
             ) from error
         self._space, self._file_space = _Space(memory), _Space(1 << 62)
         self._directory = spill_directory(directory)
@@ -185,11 +185,11 @@ class StateStore:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return OutputError(
                 f"{self._directory}: no room for the batches' states ({self.spilled_bytes:,} bytes are there)",
-                "Name a --spill-dir with more room, give more --memory, or run fewer pairs at a time.",
+                "Name a `spill_directory` with more room, give more `memory`, or run fewer pairs at a time.",
             )
         return OutputError(
             f"{self._directory}: cannot hold the batches' states ({error.strerror})",
-            "Name a --spill-dir that can be written to.",
+            "Name a `spill_directory` that can be written to.",
         )
 
 

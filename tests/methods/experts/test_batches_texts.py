@@ -179,7 +179,7 @@ def test_a_text_without_tokens_is_refused(subject: Subject) -> None:
 
 
 def test_a_context_beyond_the_models_positions_is_refused(subject: Subject) -> None:
-    with pytest.raises(UsageError, match="--context 65"):
+    with pytest.raises(UsageError, match="context=65"):
         subject.collect(CollectOptions(context=65))
 
 

@@ -68,7 +68,7 @@ def test_one_step_less_would_not_fit(strategy: str, dtype: str, model: Path) -> 
 def test_a_memory_that_nothing_fits_is_refused_with_the_arithmetic(model: Path) -> None:
     with pytest.raises(UsageError, match=r"No ratio fits in 9\.77 KiB: with 2 experts per layer") as refused:
         fit(model, 10_000)
-    assert "--fit-batch" in str(refused.value.remedy)
+    assert "`fit_batch`" in str(refused.value.remedy)
 
 
 def test_the_arithmetic_is_said(model: Path) -> None:

@@ -141,7 +141,7 @@ def test_a_metric_whose_sums_the_file_lacks_is_refused_with_those_that_work() ->
         StatisticsError, match=r"lack what the metric 'load-balance' needs .*gate_sum"
     ) as refused:
         metric_values("load-balance", sums, statistics)
-    assert refused.value.remedy == "Choose --metric top1 or top2."
+    assert refused.value.remedy == "Choose `metric=top1 or top2`."
 
 
 def test_statistics_of_translation_lack_what_outputs_give() -> None:
@@ -149,7 +149,7 @@ def test_statistics_of_translation_lack_what_outputs_give() -> None:
     for name in ("reap", "seer"):
         with pytest.raises(StatisticsError, match=f"metric '{name}' needs .*routed") as refused:
             metric_values(name, sums, statistics_of(sums))
-        assert str(refused.value.remedy).startswith("Choose --metric importance or ")
+        assert str(refused.value.remedy).startswith("Choose `metric=importance or ")
         assert "ean" not in str(refused.value.remedy)
 
 

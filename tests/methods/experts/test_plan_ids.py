@@ -104,7 +104,7 @@ LANGUAGES = {"eng_Latn": [0, 1, 4, 5], "fra_Latn": [0, 1, 4, 5]}
         (LANGUAGES, ("eng_Latn",), (), UsageError, "name `sources` and `targets`"),
         (LANGUAGES, ("eng_Lat",), ("fra_Latn",), StatisticsError, "Did you mean eng_Latn"),
         ({"a": 3, "b": [1]}, ("a",), ("b",), StatisticsError, "not a list"),
-        ({"format": "prunecli.gates/1", "entries": {}}, (), (), StatisticsError, "go with --gates"),
+        ({"format": "prunecli.gates/1", "entries": {}}, (), (), StatisticsError, "go with `gates`"),
     ],
 )
 def test_expert_files_that_do_not_fit_are_refused(

@@ -232,7 +232,7 @@ def test_another_number_of_processes_begins_the_layers_again(
 
 def test_too_little_memory_for_one_is_said_by_all(path: Path) -> None:
     found = at_once(2, lambda group: by_layer(path, group, PLENTY if group.is_main else 1 << 20))
-    assert all(isinstance(one, UsageError) and "--memory 1MiB is too little" in str(one) for one in found)
+    assert all(isinstance(one, UsageError) and "`memory=1MiB` is too little" in str(one) for one in found)
 
 
 def test_a_failure_of_one_ends_the_others(path: Path) -> None:

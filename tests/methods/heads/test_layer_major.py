@@ -119,7 +119,7 @@ def test_groups_where_there_is_no_room_for_all(tmp_path: Path, monkeypatch: pyte
 def test_nothing_is_read_before_it_is_known_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = Subject(tmp_path / "model", "bert")
     monkeypatch.setattr(machinery, "fill_resident", lambda *_: pytest.fail("read"))
-    with pytest.raises(UsageError, match="--memory 1MiB is too little: the smallest that works is"):
+    with pytest.raises(UsageError, match="memory=1MiB` is too little: the smallest that works is"):
         layered(subject, subject.batches(40), 1 << 20)
     no_room(monkeypatch, 100, 100)
     with pytest.raises(OutputError, match="no room for the states of one batch"):

@@ -82,7 +82,7 @@ def test_a_directory_that_is_not_there(path: Path, tmp_path: Path) -> None:
 
 
 def test_too_little_memory_names_the_smallest_that_works(path: Path) -> None:
-    with pytest.raises(UsageError, match="--memory 1MiB is too little") as caught:
+    with pytest.raises(UsageError, match="memory=1MiB` is too little") as caught:
         groups(layers_of(path, MIB), (1, 10), (300 * MIB, 10))
     named = re.search(r"smallest that works is (\S+)", caught.value.message)
     assert named

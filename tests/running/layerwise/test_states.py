@@ -87,7 +87,7 @@ def test_a_full_disk_is_said_before_anything_is_written(tmp_path: Path, monkeypa
         with pytest.raises(OutputError, match="no room") as caught:
             states.put(torch.zeros(10))
         assert str(tmp_path) in caught.value.message
-        assert "--spill-dir" in str(caught.value.remedy)
+        assert "`spill_directory`" in str(caught.value.remedy)
 
 
 @pytest.mark.parametrize("way", ["missing", "a file"])

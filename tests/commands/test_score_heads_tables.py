@@ -8,7 +8,7 @@ import pytest
 
 from prunecli.architectures import FAMILIES
 from prunecli.commands import console
-from prunecli.commands.head_tables import head_table
+from prunecli.commands.score_heads import head_table
 from prunecli.model.attention import AttentionKind, AttentionLayer
 
 

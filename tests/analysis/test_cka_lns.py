@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prunecli.analysis.lns import local_neighbourhood_similarity, neighbour_count
+from prunecli.analysis.cka import local_neighbourhood_similarity, neighbour_count
 from prunecli.errors import UsageError
 from tests.analysis.test_cka import random_features
 from tests.reference import similarity as reference
@@ -71,5 +71,5 @@ def test_the_number_of_neighbours(share: float, sentences: int, k: int) -> None:
 
 @pytest.mark.parametrize(("share", "sentences"), [(0.01, 20), (0.0, 500), (1.0, 50)])
 def test_a_share_that_makes_none_or_all_is_refused(share: float, sentences: int) -> None:
-    with pytest.raises(UsageError, match=f"--neighbours {share:g} of {sentences}"):
+    with pytest.raises(UsageError, match=f"neighbours={share:g}` of {sentences}"):
         neighbour_count(share, sentences)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
 from prunecli.errors import OutputError, UsageError
-from prunecli.results import tabled
-from prunecli.results.tabled import frame, stacked, write_tables
+from prunecli.results.document import frame, stacked, write_tables
 
 TABLES = {
     "by_a|b": [
@@ -80,9 +81,7 @@ def test_an_existing_file_stays_without_force(tmp_path):
 def test_what_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     path = tmp_path / "t.csv"
     path.write_text("mine")
-    monkeypatch.setattr(
-        tabled.Path, "write_text", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full"))
-    )
+    monkeypatch.setattr(Path, "write_text", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
     with pytest.raises(OutputError):
         write_tables(path, TABLES, force=True)
     assert path.read_text() == "mine"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from prunecli.analysis.settings import Value, kinds_of, names, setting
+from prunecli.analysis.removed import Value, kinds_of, names, setting
 from prunecli.model.attention import KINDS
 
 ORIGIN = {"path": "full", "fingerprint": "sha256:aaaaaaaaaa"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prunecli.analysis.through_training import Kept, kept_of_one_training
+from prunecli.analysis.removed import Kept, kept_of_one_training
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.report.pictures import training_curves
 from tests.families import tiny_family
