@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
     from torch import Tensor, nn
 
@@ -98,13 +96,6 @@ def tensor_version(tensor: Tensor) -> int:
     return tensor._version
 
 
-def torch_archive(path: Path) -> Any:
-    """A reader of the zip file that `torch.save` writes."""
-    import torch
-
-    return torch._C.PyTorchFileReader(str(path))
-
-
 def fake_tensors() -> Any:
     """A context within which `torch.load` makes tensors without values that know their offsets in the file."""
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -142,15 +133,6 @@ def onednn_packed(weight: Tensor) -> Tensor:
 
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
     return packed
-
-
-def switch_onednn(on: bool) -> bool:
-    """Let torch choose oneDNN in the whole process, or not; returns how it was."""
-    import torch
-
-    before: bool = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(on)
-    return before
 
 
 def onednn_has_bfloat16() -> bool:

@@ -21,7 +21,6 @@ OF_PYTHON = {"_replace", "_initializing"}
 NAMES = {
     "nn.Module": ("_apply", "_non_persistent_buffers_set"),
     "Tensor": ("_version",),
-    "_C": ("PyTorchFileReader", "_get_mkldnn_enabled", "_set_mkldnn_enabled"),
     "cpu": ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_vnni_supported"),
     "PreTrainedModel": (
         "_from_config",
@@ -50,7 +49,7 @@ def config() -> Any:
 @pytest.mark.parametrize("name", [f"{owner}.{name}" for owner, names in NAMES.items() for name in names])
 def test_exists(name: str) -> None:
     owner, _, attribute = name.rpartition(".")
-    library = torch if owner.startswith(("nn", "cpu", "_C", "Tensor")) else transformers
+    library = torch if owner.startswith(("nn", "cpu", "Tensor")) else transformers
     found = attrgetter(owner)(library)
     # Every module has the set of names only once it is made.
     assert hasattr(found() if found is nn.Module else found, attribute)

@@ -21,9 +21,10 @@ from functools import cache
 
 import torch
 from torch import Tensor, nn
+from torch.backends import mkldnn
 from torch.nn import functional
 
-from prunecli.private import onednn_has_bfloat16, onednn_linear, onednn_packed, switch_onednn
+from prunecli.private import onednn_has_bfloat16, onednn_linear, onednn_packed
 
 MIN_ONEDNN = 1 << 20
 """Weights from which float32 products go to oneDNN, which compiles about 0.5 ms for each new shape."""
@@ -159,14 +160,14 @@ class _OnednnSwitch:
     def off(self) -> None:
         with self._lock:
             if self._wanting == 0:
-                self._before = switch_onednn(False)
+                (self._before, *_) = mkldnn.set_flags(False)
             self._wanting += 1
 
     def back(self) -> None:
         with self._lock:
             self._wanting -= 1
             if self._wanting == 0:
-                switch_onednn(self._before)
+                mkldnn.set_flags(self._before)
 
 
 _switch = _OnednnSwitch()
@@ -180,7 +181,7 @@ def onednn_bfloat16() -> bool:
 
 def has_onednn_linear() -> bool:
     """Whether this build of torch has oneDNN, whose linear layer the public interface does not give to float32."""
-    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    return bool(mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def can_pack(dtype: torch.dtype) -> bool:

@@ -7,6 +7,7 @@ import pickle
 import struct
 import tempfile
 import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
@@ -15,7 +16,7 @@ from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from prunecli.errors import CheckpointError, UsageError, reason_of
-from prunecli.private import fake_tensors, torch_archive
+from prunecli.private import fake_tensors
 from prunecli.tensors.dtypes import is_known, parse_dtype
 from prunecli.tensors.json_files import parsed, refuse_pointer
 from prunecli.tensors.reader import Stored, TensorInfo, WeightFile
@@ -174,8 +175,9 @@ def _load(path: Path, *, describe: bool = False, mmap: bool = False) -> dict[str
 def _described(path: Path) -> Any:
     import torch
 
-    reader = torch_archive(path)
-    if reader.has_record("byteorder") and reader.get_record("byteorder") != b"little":
+    with zipfile.ZipFile(path) as archive:
+        orders = [archive.read(name) for name in archive.namelist() if name.endswith("/byteorder")]
+    if b"big" in orders:
         raise CheckpointError(f"{path}: big-endian values", "Save the checkpoint again on a common machine.")
     loaded = torch.load(path, map_location="meta", weights_only=True)
     values = loaded.values() if isinstance(loaded, dict) else ()
