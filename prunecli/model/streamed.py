@@ -14,7 +14,7 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.copying import near
 from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.hub.failures import host, plain_errors
-from prunecli.tensors.hub.fetch import Snapshot, fetch_beside, look_up, weight_files
+from prunecli.tensors.hub.fetch import Snapshot, fetch, look_up, needed_files, weight_files
 from prunecli.tensors.hub.names import hub_name
 from prunecli.tensors.hub.ranges import RemoteFile, Traffic
 from prunecli.tensors.quantities import bytes_text
@@ -56,10 +56,6 @@ class StreamedCheckpoint(Checkpoint):
         """It is."""
         return True
 
-    def interrupt(self) -> None:
-        """Have what other threads are reading end early."""
-        self._traffic.stop()
-
     @property
     def traffic(self) -> Traffic:
         """What of it came over the wire so far, headers that were read to open it among it."""
@@ -96,9 +92,6 @@ class StreamedCheckpoint(Checkpoint):
                 for found in [pool.submit(self._read_samples, request) for request in requests]:
                     samples |= found.result()
                     advance(len(found.result()))
-        except BaseException:
-            self.interrupt()
-            raise
         finally:
             pool.shutdown(cancel_futures=True)
         return samples
@@ -154,7 +147,8 @@ def stream_model(
         if snapshot.sizes is None or snapshot.is_whole():
             say(f"{snapshot} is in the cache and read from there.")
             return open_model(snapshot.directory)
-        weights = [file for file in weight_files(snapshot.sizes, snapshot.read) if not file.endswith(".json")]
+        stored = weight_files(snapshot.sizes, snapshot.read)
+        weights = [file for file in stored if not file.endswith(".json")]
         total = sum(snapshot.sizes[file] for file in weights)
         if pickled := [file for file in weights if not file.endswith(".safetensors")]:
             bins = f"{len(pickled)} .bin files" if len(pickled) > 1 else pickled[0]
@@ -163,7 +157,8 @@ def stream_model(
                 "ranges",
                 "Leave --stream out: the model is then fetched whole.",
             )
-        fetch_beside(snapshot, say=say, progress=progress, bars=bars)
+        needed = needed_files(snapshot.sizes, snapshot.read)
+        fetch(snapshot, [file for file in needed if file not in stored], say, progress, bars)
         far = [file for file in weights if not (snapshot.directory / file).is_file()]
         say(
             f"Streaming {snapshot} from {host()}: of {bytes_text(total)} what the result takes is fetched, not kept."
@@ -212,10 +207,6 @@ def read_headers(
             for name, header in read.items():
                 found[name] = header.result()
                 advance(1)
-    except BaseException:
-        for file in files.values():
-            file.traffic.stop()
-        raise
     finally:
         pool.shutdown(cancel_futures=True)
     return found

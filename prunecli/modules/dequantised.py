@@ -102,10 +102,6 @@ class DequantisedCheckpoint(Checkpoint):
         """As the source."""
         return self._source.is_remote
 
-    def interrupt(self) -> None:
-        """See `TensorReader.interrupt`."""
-        self._source.interrupt()
-
     def open_files(self, name: str) -> None:
         """See `TensorReader.open_files`."""
         for part in self._parts(name):

@@ -122,9 +122,6 @@ class TensorReader:
         """Whether some of its bytes come from elsewhere, so that few large requests are better than many small ones."""
         return False
 
-    def interrupt(self) -> None:
-        """Have what other threads are reading from elsewhere end early, as an error in them; nothing is read after."""
-
     def file_bytes(self, path: Path) -> int:
         """The size of one of `files`."""
         return path.stat().st_size

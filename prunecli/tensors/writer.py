@@ -164,9 +164,6 @@ def _write_shard(
                 if journal is not None and nbytes - noted >= NOTE_BYTES:
                     journal.note(path.name, nbytes, number, layout)
                     noted = nbytes
-        except BaseException:
-            source.interrupt()
-            raise
         finally:  # after an error or Ctrl-C: what runs ends within one move, the rest never starts
             pool.shutdown(cancel_futures=True)
 

@@ -428,9 +428,6 @@ def aimer_values(
             for (name, expert), value in zip(places, values, strict=True):
                 found[name][expert] = value
                 advance(1)
-    except BaseException:
-        reader.interrupt()
-        raise
     finally:  # after an error or Ctrl-C: running threads finish their expert, the rest never starts
         pool.shutdown(cancel_futures=True)
     return found

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from prunecli.errors import HubError
 from prunecli.tensors.hub.fetch import local_directory
-from tests.hub_server import MAIN_COMMIT, HubServer, hub
+from tests.hub_server import HubServer, hub
 
 __all__ = ["hub"]
 
@@ -47,35 +47,18 @@ def test_nor_are_commits(model: HubServer, tmp_path: Path) -> None:
     refused(tmp_path, "answers with X-Repo-Commit '../../out'")
 
 
-def test_a_commit_is_the_one_that_was_asked_for(model: HubServer, tmp_path: Path) -> None:
-    """It asked for another one, and again, a thousand times."""
-    model.headers["config.json"] = {"X-Repo-Commit": "c" * 40}
-    model.revisions["org/tiny", "c" * 40] = MAIN_COMMIT
-    with pytest.raises(HubError, match=f"^org/tiny@c+: .* answers with commit {MAIN_COMMIT}"):
-        local_directory("org/tiny")
+def test_a_page_to_log_in_describes_no_model(model: HubServer, tmp_path: Path) -> None:
+    model.description = b"<html>Log in</html>"
+    refused(tmp_path, "describes no model")
+    assert model.fetched() == []
 
 
-def siblings(**file: Any) -> dict[str, Any]:
-    return {"id": "org/tiny", "sha": MAIN_COMMIT, "siblings": [{"rfilename": "config.json"}, file]}
-
-
-@pytest.mark.parametrize(
-    ("description", "message"),
-    [
-        (b"<html>Log in</html>", "describes no model"),
-        (b"[" * 100_000, "describes no model"),
-        ([1], "describes no model"),
-        (siblings(rfilename="model.safetensors") | {"sha": "../../out"}, r"answers with commit \.\./"),
-        ({"id": "org/tiny", "sha": MAIN_COMMIT, "siblings": "abc"}, "describes no model"),
-        (siblings(size=1), "describes no model .'rfilename'"),
-        (siblings(rfilename=5), "describes no model"),
-        *((siblings(rfilename=name), "file ") for name in ("a/../../b", "/a")),
-    ],
-)
-def test_what_describes_no_model(model: HubServer, tmp_path: Path, description: Any, message: str) -> None:
-    model.description = description
-    refused(tmp_path, message)
-    assert set(model.fetched()) <= {"config.json"}
+@pytest.mark.parametrize("name", ["../../../../out", "../../../../../out"])
+def test_names_of_files_do_not_lead_out_of_the_cache(model: HubServer, tmp_path: Path, name: str) -> None:
+    index = json.dumps({"weight_map": {"a": name}}).encode()
+    listed = {"config.json": b"{}", "model.safetensors.index.json": index, name: b"x"}
+    model.add("org/tiny", listed)
+    refused(tmp_path, "")
 
 
 def test_a_size_that_huggingface_hub_does_not_fetch(model: HubServer, tmp_path: Path) -> None:
