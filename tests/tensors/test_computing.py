@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
-from prunecli.tensors import computing, writer
+from prunecli.tensors import computing, stream
 from prunecli.tensors.computing import TILE, values
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.stream import (
@@ -156,7 +156,8 @@ def test_scattered_slices_are_put_together_in_blocks(
     """As they would be moved one by one."""
     expression = Slices("a", axis, ((0, 1), (2, 3), (4, 5), (6, 7)))
     moved = made(expression, wanted=wanted)
-    monkeypatch.setattr(writer, "MOST_RANGES", 3)
+    monkeypatch.setattr(stream, "MOST_RANGES", 3)
+    monkeypatch.setattr(computing, "MOST_RANGES", 3)
     assert made(expression, wanted=wanted, block=10).tobytes() == moved.tobytes()
     np.testing.assert_array_equal(
         moved.astype(np.float32),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -208,7 +207,7 @@ def _ask(name: HubName) -> Any:
         return HfApi(library_name="prunecli").model_info(
             name.repo, revision=name.revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
         )
-    except json.JSONDecodeError as error:  # a page to log in to a network, for one
+    except ValueError as error:  # a page to log in to a network, for one
         return HubError(f"{name}: {host()} describes no model ({one_line(error)})", _REMEDY)
     except Exception as error:
         return error
