@@ -10,10 +10,7 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
-
-from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from prunecli.errors import CheckpointError, UsageError, reason_of
 from prunecli.private import fake_tensors
@@ -27,17 +24,6 @@ if TYPE_CHECKING:
 
 MAX_HEADER_BYTES = 100_000_000
 """As in the safetensors library: a longer header is damage."""
-
-
-class _Entry(TypedDict):
-    """A tensor in a header."""
-
-    dtype: str
-    shape: list[NonNegativeInt]
-    data_offsets: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]
-
-
-_ENTRIES = TypeAdapter(dict[str, _Entry])
 
 
 def read_header(path: Path) -> WeightFile:
@@ -72,39 +58,36 @@ def described(path: Path, size: int, read: Callable[[int, int], bytes]) -> Weigh
         raise _damaged(path, f"its header would be {length:,} bytes long")
     if 8 + length > size:
         raise _truncated(path, f"{size:,} bytes, its header alone ends at {8 + length:,}")
-    try:
-        content = parsed(read(8, length), unique=True)
-        if not isinstance(content, dict):
-            raise ValueError("not an object")
-        content.pop("__metadata__", None)
-        entries = _ENTRIES.validate_python(content, strict=True)
-    except ValidationError as error:
-        name = error.errors()[0]["loc"][0]
-        raise _damaged(path, f"the entry of {name!r} is not of the safetensors form") from error
-    except ValueError as error:
-        raise _damaged(path, f"its header cannot be read ({reason_of(error)})") from error
     tensors: dict[str, Stored] = {}
     position, previous = 0, "the header"
-    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
-        begin, end = entry["data_offsets"]
-        dtype, shape = entry["dtype"], tuple(entry["shape"])
-        if not name.isprintable():
-            raise _damaged(path, f"{name!r} is no name of a tensor")
-        if not is_known(dtype):
-            raise CheckpointError(
-                f"{path}: {name} has the type {dtype!r}, which prunecli does not read",
-                "Convert the checkpoint to float32, float16 or bfloat16 first.",
-            )
-        info = TensorInfo(name, dtype, shape)
-        if end - begin != info.nbytes:
-            what = f"its shape {list(shape)} in {dtype} needs {info.nbytes:,}"
-            raise _damaged(path, f"{name} has {end - begin:,} bytes, {what}")
-        if 8 + length + end > size:
-            raise _truncated(path, f"{size:,} bytes, {name} ends at {8 + length + end:,}")
-        if begin != position:
-            raise _damaged(path, f"{name} overlaps {previous}, or unused bytes lie between them")
-        tensors[name] = Stored(info, 8 + length + begin)
-        position, previous = end, name
+    try:
+        content = parsed(read(8, length), unique=True)
+        content.pop("__metadata__", None)
+        entries = sorted((entry["data_offsets"], name, entry) for name, entry in content.items())
+        for (begin, end), name, entry in entries:
+            dtype, shape = entry["dtype"], tuple(entry["shape"])
+            is_sized = {*map(type, (begin, end, *shape))} == {int} and min((begin, *shape)) >= 0
+            if type(dtype) is not str or not is_sized:
+                raise ValueError(f"the entry of {name!r}")
+            if not name.isprintable():
+                raise _damaged(path, f"{name!r} is no name of a tensor")
+            if not is_known(dtype):
+                raise CheckpointError(
+                    f"{path}: {name} has the type {dtype!r}, which prunecli does not read",
+                    "Convert the checkpoint to float32, float16 or bfloat16 first.",
+                )
+            info = TensorInfo(name, dtype, shape)
+            if end - begin != info.nbytes:
+                what = f"its shape {list(shape)} in {dtype} needs {info.nbytes:,}"
+                raise _damaged(path, f"{name} has {end - begin:,} bytes, {what}")
+            if 8 + length + end > size:
+                raise _truncated(path, f"{size:,} bytes, {name} ends at {8 + length + end:,}")
+            if begin != position:
+                raise _damaged(path, f"{name} overlaps {previous}, or unused bytes lie between them")
+            tensors[name] = Stored(info, 8 + length + begin)
+            position, previous = end, name
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise _damaged(path, f"its header is not of the safetensors form ({reason_of(error)})") from error
     if 8 + length + position != size:
         raise _damaged(path, f"{size - 8 - length - position:,} bytes after the last tensor")
     return WeightFile(path, tensors)
