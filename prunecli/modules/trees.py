@@ -21,23 +21,13 @@ def leaves(tree: Any, kind: Kind) -> list[Any]:
 
 
 def outline(tree: Any, kind: Kind) -> Any:
-    """The tree as JSON, every `kind` in it as {"leaf": true}."""
-    if isinstance(tree, kind):
-        return {"leaf": True}
-    if isinstance(tree, (tuple, list)):
-        return {type(tree).__name__: [outline(part, kind) for part in tree]}
-    if isinstance(tree, dict):
-        return {"dict": [[key, outline(part, kind)] for key, part in tree.items()]}
-    return {"value": tree}
+    """Return the structure of a tree as JSON: every leaf that is no `kind` in it, and the place of each `kind`."""
+    found, spec = pytree().tree_flatten(tree)
+    others = [None if isinstance(leaf, kind) else {"value": leaf} for leaf in found]
+    return {"spec": pytree().treespec_dumps(spec), "leaves": others}
 
 
 def rebuilt(shape: Any, parts: Iterator[Any]) -> Any:
-    """The tree that `outline` made `shape` of, with the next of `parts` for each leaf."""
-    ((name, content),) = shape.items()
-    if name == "leaf":
-        return next(parts)
-    if name == "dict":
-        return {key: rebuilt(part, parts) for key, part in content}
-    if name == "value":
-        return content
-    return {"tuple": tuple, "list": list}[name](rebuilt(part, parts) for part in content)
+    """Return the tree that `outline` made `shape` of, with the next of `parts` in each place."""
+    found = [next(parts) if other is None else other["value"] for other in shape["leaves"]]
+    return pytree().tree_unflatten(found, pytree().treespec_loads(shape["spec"]))
