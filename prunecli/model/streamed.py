@@ -12,14 +12,12 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.fingerprint import rounded, sample_range
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.copying import near
-from prunecli.tensors.directory import find_weights, read_config
-from prunecli.tensors.hub.failures import host, plain_errors
+from prunecli.tensors.directory import described, find_weights, read_config
 from prunecli.tensors.hub.fetch import Snapshot, fetch, look_up, needed_files, weight_files
 from prunecli.tensors.hub.names import hub_name
-from prunecli.tensors.hub.ranges import RemoteFile, Traffic
+from prunecli.tensors.hub.requests import RemoteFile, Traffic, host, plain_errors
 from prunecli.tensors.quantities import bytes_text
-from prunecli.tensors.reader import Fill, Handle, WeightFile, read_into
-from prunecli.tensors.weight_files import described
+from prunecli.tensors.reader import Handle, WeightFile, read_into
 from prunecli.tensors.writer import CONNECTIONS
 
 HEADER_BYTES = 100_000
@@ -69,17 +67,9 @@ class StreamedCheckpoint(Checkpoint):
         path = self.files[index]
         return self._remote[path] if path in self._remote else super()._descriptor(index, spooled)
 
-    def reading(self, name: str, start_byte: int, nbytes: int) -> Fill:
-        """See `TensorReader.reading`; of a remote file in few requests."""
-        file, offset, _ = self.location(name)
-        if isinstance(file, int):
-            return super().reading(name, start_byte, nbytes)
-        return file.reading(offset + start_byte, nbytes)
-
     def _samples(self) -> dict[str, bytes]:
         places = []
         for name, (file, stored) in self._stored.items():
-            self._descriptor(file, spooled=False)  # opens what lies here, so that threads need not
             start, stop = sample_range(stored.info)
             places.append(_Place(name, stored.info.dtype, file, stored.offset + start, stored.offset + stop))
         requests = near(

@@ -102,11 +102,6 @@ class DequantisedCheckpoint(Checkpoint):
         """As the source."""
         return self._source.is_remote
 
-    def open_files(self, name: str) -> None:
-        """See `TensorReader.open_files`."""
-        for part in self._parts(name):
-            self._source.open_files(part)
-
     def location(self, name: str) -> tuple[Handle, int, int]:
         """As the source's; of a quantised weight there is none."""
         if name in self._weights:

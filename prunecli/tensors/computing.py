@@ -84,7 +84,6 @@ def blocks(source: TensorReader, output: Output, target: int, target_offset: int
     Columns are taken, and values cast, in rows of the inner axes alone, so that a stack of matrices is not one row.
     """
     expression, shape, depth = output.expression, output.shape, 1
-    _open_files(source, expression)
     if isinstance(expression, (Copy, Slices)):
         depth = max(1, len(shape) if isinstance(expression, Copy) else expression.axis)
     width = size_of(shape[depth:], output.dtype)
@@ -100,15 +99,8 @@ def row_blocks(shape: tuple[int, ...], depth: int = 1, most: int = 0) -> Iterato
         yield start, min(start + step, rows)
 
 
-def _open_files(source: TensorReader, expression: Expression) -> None:
-    """Open the source files of `expression`, so that threads need not."""
-    for name in sources(expression):
-        source.location(name)
-
-
 def values(source: TensorReader, expression: Expression, dtype: str = "F32") -> Iterator[np.ndarray]:
     """What `expression` makes, in blocks of rows, one after another; messages name the first of its sources."""
-    _open_files(source, expression)
     where = f"{source.path}: {next(sources(expression), '')}"
     for start, stop in row_blocks(shape_of(source, expression, "values")):
         yield compute(expression, source, start, stop, dtype, where)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -98,7 +99,8 @@ class TensorReader:
     def __init__(self, path: Path, files: tuple[WeightFile, ...]) -> None:
         self.path = path
         self.files = tuple(file.path for file in files)
-        self._descriptors: dict[tuple[int, bool], int] = {}
+        self._descriptors: dict[int, int] = {}
+        self._opening = threading.Lock()
         self._files = files
         self._stored = self._named()
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
@@ -189,28 +191,6 @@ class TensorReader:
             raise CheckpointError(f"{file}: truncated while it was read ({name})") from None
         return view
 
-    def reading(self, name: str, start_byte: int, nbytes: int) -> Fill:
-        """What fills buffers with `nbytes` of a tensor from `start_byte` on, in order.
-
-        Raises:
-            CheckpointError: (by what is returned) as `read_range`.
-        """
-        position, end = start_byte, start_byte + nbytes
-
-        def filled(view: memoryview) -> None:
-            nonlocal position
-            position += len(self.read_range(name, position, min(position + len(view), end), view))
-
-        return filled
-
-    def open_files(self, name: str) -> None:
-        """Open what a tensor lies in, so that threads that read it need not.
-
-        Raises:
-            CheckpointError: no such tensor, or its file is gone.
-        """
-        self.location(name)
-
     def location(self, name: str) -> tuple[Handle, int, int]:
         """Where a tensor's bytes lie: (file, offset, bytes). The checkpoint owns the file.
 
@@ -224,9 +204,8 @@ class TensorReader:
 
     def close(self) -> None:
         """Close its files; reading opens them again, temporary copies excepted."""
-        for (_, spooled), descriptor in self._descriptors.items():
-            if not spooled:
-                os.close(descriptor)
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
         self._descriptors.clear()
         for file in self._files:
             if file.spool is not None:
@@ -243,17 +222,18 @@ class TensorReader:
             self.close()
 
     def _descriptor(self, index: int, spooled: bool) -> Handle:
-        key, file = (index, spooled), self._files[index]
+        file = self._files[index]
         if spooled and file.spool is not None:
-            self._descriptors[key] = file.spool.fileno()
-        elif key not in self._descriptors:
-            try:
-                self._descriptors[key] = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError as error:
-                raise CheckpointError(
-                    f"{file.path}: {error.strerror}", "It was there when the checkpoint was opened."
-                ) from error
-        return self._descriptors[key]
+            return file.spool.fileno()
+        with self._opening:
+            if index not in self._descriptors:
+                try:
+                    self._descriptors[index] = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+                except FileNotFoundError as error:
+                    raise CheckpointError(
+                        f"{file.path}: {error.strerror}", "It was there when the checkpoint was opened."
+                    ) from error
+            return self._descriptors[index]
 
     @cached_property
     def _by_stored_name(self) -> dict[str, tuple[int, Stored]]:

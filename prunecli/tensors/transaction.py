@@ -15,9 +15,8 @@ from secrets import token_hex
 
 from prunecli.errors import HubError, OutputError
 from prunecli.processes import terminations_as_exit, undisturbed
-from prunecli.tensors.locks import acquire
 from prunecli.tensors.quantities import bytes_text
-from prunecli.tensors.unfinished import Journal, digest, sync
+from prunecli.tensors.unfinished import Journal, acquire, digest, sync
 
 SPARE_BYTES = 16 << 20
 """Room for the small files beside the weights."""

@@ -14,8 +14,8 @@ from typing import Any
 from prunecli.errors import CheckpointError, HubError, OutputError
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import WEIGHT_NAMES
-from prunecli.tensors.hub.failures import host, is_offline, one_line, plain_errors, reason
 from prunecli.tensors.hub.names import HubName, hub_name, snapshot_in
+from prunecli.tensors.hub.requests import host, is_offline, one_line, plain_errors, reason
 from prunecli.tensors.json_files import parsed
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.side_files import MODULES_FILE, belonging, described, module_folders
