@@ -13,7 +13,6 @@ oneDNN multiplies by. Of 32 GB/s: 4096 x 1024 float32 weights by MKL 8, by oneDN
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -139,38 +138,14 @@ def dot_products(dtype: torch.dtype, row_counts: Sequence[int]) -> Iterator[None
     torch prefers oneDNN even then, and only a switch of the whole process tells it otherwise: other Python threads
     that multiply bfloat16 or float32 meanwhile do so without oneDNN.
     """
-    if dtype != torch.bfloat16 or 1 not in row_counts or not onednn_bfloat16():
+    if dtype != torch.bfloat16 or 1 not in row_counts or not onednn_bfloat16() or not mkldnn.enabled:
         yield
         return
-    _switch.off()
+    mkldnn.set_flags(False)
     try:
         yield
-    finally:
-        _switch.back()
-
-
-class _OnednnSwitch:
-    """torch's switch of oneDNN: off while any thread wants it off, then as it was."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._wanting = 0
-        self._before = True
-
-    def off(self) -> None:
-        with self._lock:
-            if self._wanting == 0:
-                (self._before, *_) = mkldnn.set_flags(False)
-            self._wanting += 1
-
-    def back(self) -> None:
-        with self._lock:
-            self._wanting -= 1
-            if self._wanting == 0:
-                mkldnn.set_flags(self._before)
-
-
-_switch = _OnednnSwitch()
+    finally:  # also if another thread did the same meanwhile
+        mkldnn.set_flags(True)
 
 
 @cache

@@ -19,7 +19,7 @@ from prunecli.errors import CheckpointError, UsageError, reason_of
 from prunecli.private import fake_tensors
 from prunecli.tensors.dtypes import is_known, parse_dtype
 from prunecli.tensors.hub.names import no_such_directory
-from prunecli.tensors.json_files import DEEPEST, is_deep, is_finite, parsed, read_object, refuse_pointer
+from prunecli.tensors.json_files import DEEPEST, is_finite, parsed, read_object, refuse_pointer
 from prunecli.tensors.reader import Stored, TensorInfo, WeightFile
 from prunecli.tensors.side_files import MODULES_FILE, folders_of, of_directory, of_file
 
@@ -51,13 +51,10 @@ def read_config(directory: Path) -> dict[str, Any]:
             "Give the directory that holds config.json.",
         )
     config = read_object(path)
-    if is_deep(config):
-        raise CheckpointError(
-            f"{path}: nested more than {DEEPEST} levels deep", "Download or copy the file again."
-        )
     if not is_finite(config, UNLIMITED):
         raise CheckpointError(
-            f"{path}: holds NaN or infinity, which are no values of JSON", "Correct the value."
+            f"{path}: holds NaN or infinity, which are no values of JSON, or more than {DEEPEST} levels",
+            "Correct the value.",
         )
     older = config.get("model_type")
     if isinstance(older, str) and older in OLDER_TYPES:
