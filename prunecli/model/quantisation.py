@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from prunecli.errors import UnsupportedModelError
 from prunecli.tensors.dtypes import COMPUTED, parse_dtype
 
 KEYS = ("quantization_config", "compression_config", "quantization")
@@ -54,14 +52,6 @@ def renamed_settings(config: Mapping[str, Any], rename: Callable[[str], str | No
         return value
 
     return {key: walk(value) if key in KEYS else value for key, value in config.items()}
-
-
-def numbered_refusal(path: Path, what: Literal["experts", "layers"], text: str) -> UnsupportedModelError:
-    """The error of settings that hold numbers of parts which get others, in a text that is no name of one of them."""
-    return UnsupportedModelError(
-        f'{path}: config.json: the quantisation settings name {what} by number: "{text}"',
-        "prunecli cannot say which of them stay; write the names of single modules there.",
-    )
 
 
 def weight_settings(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

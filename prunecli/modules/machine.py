@@ -163,13 +163,9 @@ def keep_freed_blocks(weights: int) -> None:
     """
     free = available_memory()
     if free >= PLENTY + PLENTY_TIMES * weights:
-        keep_freed(free // KEPT_SHARE)
-
-
-def keep_freed(nbytes: int) -> None:
-    """Have what this process frees stay with it, in blocks of any size: about `nbytes`, or glibc's own 64 MiB."""
-    _tell("mallopt", M_TRIM_THRESHOLD, min(max(nbytes, OWN_CHOICE[M_TRIM_THRESHOLD]), 2**31 - 1))
-    _tell("mallopt", M_MMAP_MAX, 0)
+        kept = max(free // KEPT_SHARE, OWN_CHOICE[M_TRIM_THRESHOLD])
+        _tell("mallopt", M_TRIM_THRESHOLD, min(kept, 2**31 - 1))
+        _tell("mallopt", M_MMAP_MAX, 0)
 
 
 def give_back() -> None:

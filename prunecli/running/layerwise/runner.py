@@ -20,7 +20,6 @@ from prunecli.modules.machine import (
     CONTEXT_BYTES,
     available_memory,
     disk_room,
-    keep_freed,
     limited,
     resident_now,
     spill_directory,
@@ -37,7 +36,7 @@ from prunecli.running.runner import Advance, BatchCost, Group, Observer, Pass, c
 B = TypeVar("B")
 
 ROOMY = 1 << 30
-"""Bytes to spare from which the C library may keep what is freed; to have it anew costs a tenth of the time."""
+"""Bytes to spare that no weights are read ahead into."""
 
 AHEAD = 1 << 30
 """Bytes to spare that weights may take beyond the next blocks, so that experts are read while attentions compute."""
@@ -353,8 +352,6 @@ class Layerwise:
         if self._on_cpu:
             spare = plan.states - wanted - ROOMY
             ahead = min(MOST_AHEAD, max(0, min(spare, AHEAD)) // self.skeleton.widest_bytes)
-            if spare >= 0:  # a layer's states and scores of attention find the room of the last one's
-                keep_freed(spare - ahead * self.skeleton.widest_bytes)
         with (
             limited(self._resources.device, self._resources.memory),
             StateStore(min(self.room.in_memory(plan), wanted), directory) as states,
