@@ -141,11 +141,11 @@ def dot_products(dtype: torch.dtype, row_counts: Sequence[int]) -> Iterator[None
     if dtype != torch.bfloat16 or 1 not in row_counts or not onednn_bfloat16() or not mkldnn.enabled:
         yield
         return
-    mkldnn.set_flags(False)
+    mkldnn.set_flags(False)  # type: ignore[no-untyped-call]
     try:
         yield
     finally:  # also if another thread did the same meanwhile
-        mkldnn.set_flags(True)
+        mkldnn.set_flags(True)  # type: ignore[no-untyped-call]
 
 
 @cache

@@ -192,8 +192,8 @@ def _read(source: TensorReader, expression: Moved, start: int, stop: int, depth:
     whole = _rows_read(source, expression.source, [(start, stop)], depth)
     if len(ranges) > MOST_RANGES:
         return whole.take(np.concatenate([np.arange(first, last) for first, last in ranges]), axis)
-    columns = (slice(None),) * axis
-    return np.concatenate([whole[(*columns, slice(*taken))] for taken in ranges], axis)
+    indices = [(slice(None),) * axis + (slice(*taken),) for taken in ranges]
+    return np.concatenate([whole[index] for index in indices], axis)
 
 
 def _cut(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int]]:
