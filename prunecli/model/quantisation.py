@@ -12,7 +12,7 @@ KEYS = ("quantization_config", "compression_config", "quantization")
 
 
 def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What config.json, or the part of it on a language model, says of the quantisation; empty: nothing."""
+    """Return the quantisation settings of config.json or of its part on a language model; empty if there are none."""
     inner = config.get("text_config")
     places = (config, inner if isinstance(inner, Mapping) else {})
     stated = (place.get(key) for place in places for key in KEYS)
@@ -55,7 +55,7 @@ def renamed_settings(config: Mapping[str, Any], rename: Callable[[str], str | No
 
 
 def weight_settings(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """What compressed-tensors says of weights, group by group of modules."""
+    """Yield the settings of compressed-tensors for weights, group by group of modules."""
     groups = settings.get("config_groups")
     for group in groups.values() if isinstance(groups, Mapping) else ():
         weights = group.get("weights") if isinstance(group, Mapping) else None

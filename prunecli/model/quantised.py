@@ -257,7 +257,7 @@ def _scaled(
     settings: Mapping[str, Any],
     blocks: Blocks,
 ) -> QuantisedWeight | None:
-    """None where nothing scales them: numbers of a small type, no quantised weight."""
+    """Describe a weight with scales; None if nothing scales the numbers."""
     is_of_module = name.endswith(".weight")
     companions = {**more} if is_of_module else {}
     if not is_of_module and f"{name}_scale_inv" in tensors:

@@ -103,7 +103,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def _gpu_memory(device: torch.device) -> int:
-    """What is free on a GPU, and what torch keeps there of tensors that are gone: of the model before, for one."""
+    """Return the free bytes of a GPU, with those that torch keeps of freed tensors, such as a model before."""
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0]) + kept
 
@@ -152,7 +152,7 @@ def container_room(group: Path) -> int | None:
 
 
 def keep_freed_blocks(weights: int) -> None:
-    """Where memory is plenty, have blocks of any size that this process frees stay with it, for the next ones (glibc).
+    """If memory is plenty, keep blocks of any size that this process frees, for the next ones (glibc).
 
     The C library gives back blocks of more than 32 MiB, and each that takes their place is cleared anew, page by page:
     beam search over a large vocabulary makes five of them a step. Updates of a small NLLB-MoE on two cores take 0.8 of

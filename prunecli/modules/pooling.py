@@ -81,12 +81,12 @@ class Pooling:
         return functional.normalize(vectors, dim=1) if self.normalises else vectors
 
     def width(self, hidden_size: int) -> int:
-        """Of a vector, where the hidden states have `hidden_size`."""
+        """Return the width of a vector if the hidden states have `hidden_size`."""
         return len(self.layers[-1][0]) if self.layers else len(self.modes) * hidden_size
 
 
 def read_pooling(directory: Path, say: Say = unsaid) -> Pooling:
-    """That of the model in `directory`: of its `modules.json`, or of one above that names the folder.
+    """Read the pooling of the model in `directory` from its `modules.json`, or from one above that names the folder.
 
     Args:
         say: hears how texts are pooled where the model does not say it.

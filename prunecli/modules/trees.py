@@ -11,7 +11,7 @@ Kind = type | tuple[type, ...]
 
 
 def map_tree(tree: Any, function: Callable[[Any], Any], kind: Kind) -> Any:
-    """The same tree with `function` of every `kind` in it."""
+    """Return the tree with `function` applied to every `kind` in it."""
     return pytree().tree_map_only(kind, function, tree)
 
 

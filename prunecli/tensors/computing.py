@@ -100,7 +100,7 @@ def row_blocks(shape: tuple[int, ...], depth: int = 1, most: int = 0) -> Iterato
 
 
 def values(source: TensorReader, expression: Expression, dtype: str = "F32") -> Iterator[np.ndarray]:
-    """What `expression` makes, in blocks of rows, one after another; messages name the first of its sources."""
+    """Yield the values of `expression` in blocks of rows; messages name the first of its sources."""
     where = f"{source.path}: {next(sources(expression), '')}"
     for start, stop in row_blocks(shape_of(source, expression, "values")):
         yield compute(expression, source, start, stop, dtype, where)
@@ -197,7 +197,7 @@ def _read(source: TensorReader, expression: Moved, start: int, stop: int, depth:
 
 
 def _cut(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Of the indices that `ranges` spell out, those at the locations `start` to `stop`."""
+    """Yield the ranges of the indices `start` to `stop` in the list of indices that `ranges` spell out."""
     before = 0
     for first, last in ranges:
         low, high = max(start - before, 0), min(stop - before, last - first)

@@ -95,7 +95,7 @@ def find_weights(
 
 
 def _elsewhere(directory: Path) -> CheckpointError | None:
-    """What to say of a sentence-transformers model whose transformer has a folder of its own, or of another format."""
+    """Describe a directory whose model has another format, or lies in a folder that modules.json names."""
     for folder in folders_of(directory):
         config = directory / folder / "config.json"
         if config.is_file() and "model_type" in read_object(config):
@@ -266,7 +266,7 @@ def read_pickled(path: Path) -> WeightFile:
 
 
 def _load(path: Path, *, describe: bool = False, mmap: bool = False) -> dict[str, torch.Tensor]:
-    """What torch.load finds; with `describe`, tensors without values whose storages know their offset in the file."""
+    """Return the tensors of a file; with `describe`, without values, but with storages that know their offset in the file."""
     import torch
 
     try:
@@ -331,7 +331,7 @@ def _info(path: Path, name: str, tensor: torch.Tensor) -> TensorInfo:
 
 
 def _in_place(path: Path, name: str, tensor: torch.Tensor) -> Stored | None:
-    """Where a described tensor's values lie in the zip file; None where they are no plain run of bytes."""
+    """Return the place of a described tensor's values in the zip file; None if they are no plain run of bytes."""
     info = _info(path, name, tensor)
     storage = tensor.untyped_storage()
     start: int | None = getattr(storage, OFFSET, None)

@@ -32,7 +32,7 @@ class RangeSource(Protocol):
     """A weight file that is not on this machine."""
 
     def reading(self, offset: int, nbytes: int) -> Fill:
-        """What fills buffers with its bytes from `offset` on, `nbytes` in all, in few requests."""
+        """Return a function that fills buffers with the next of `nbytes` from `offset` on, in few requests."""
 
 
 Handle = int | RangeSource
@@ -57,7 +57,7 @@ class TensorInfo(NamedTuple):  # made in half the time of a frozen dataclass: th
         return size_of(self.shape, self.dtype)
 
     def cast(self, target: str | None) -> TensorInfo:
-        """The same tensor with floating-point values in the type `target`; None, and what is not one: as it is."""
+        """Return the tensor with the floating-point type `target`; unchanged if that is None or the values are no such numbers."""
         return self if target is None or not is_float(self.dtype) else self._replace(dtype=target)
 
 
@@ -139,7 +139,7 @@ class TensorReader:
         return sum(info.numel for info in self.tensors.values())
 
     def info(self, name: str) -> TensorInfo:
-        """What is known of one tensor.
+        """Return type and shape of a tensor.
 
         Raises:
             CheckpointError: there is none of this name.
@@ -192,7 +192,7 @@ class TensorReader:
         return view
 
     def location(self, name: str) -> tuple[Handle, int, int]:
-        """Where a tensor's bytes lie: (file, offset, bytes). The checkpoint owns the file.
+        """Return the place of a tensor's bytes: (file, offset, bytes). The checkpoint owns the file.
 
         Raises:
             CheckpointError: no such tensor.
@@ -246,7 +246,7 @@ class TensorReader:
 
 
 def reading(file: Handle, offset: int, nbytes: int) -> Fill:
-    """What fills buffers with the `nbytes` of a file from `offset` on, in order; from elsewhere in few requests.
+    """Return a function that fills buffers with the `nbytes` of a file from `offset` on; of a remote file in few requests.
 
     Raises:
         EOFError: (by what it returns) the file ends before.

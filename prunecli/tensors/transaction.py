@@ -164,7 +164,7 @@ def require_space(target: Path, needed_bytes: int) -> None:
 
 
 def output_error(target: Path, error: OSError) -> OutputError:
-    """What is said where the system refuses to write."""
+    """Describe an error of the system in writing `target`."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return OutputError(
             f"{target}: the disk is full; nothing was written", "Free some space, or choose another `output`."

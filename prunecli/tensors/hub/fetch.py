@@ -275,7 +275,7 @@ def _fetch(repo: str, file: str, revision: str | None) -> Path:
 
 @contextmanager
 def _bars(shown: bool) -> Iterator[None]:
-    """Those of huggingface_hub."""
+    """Show the progress bars of huggingface_hub within the block, or not."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if shown or are_progress_bars_disabled():
