@@ -266,7 +266,7 @@ def read_pickled(path: Path) -> WeightFile:
 
 
 def _load(path: Path, *, describe: bool = False, mmap: bool = False) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file; with `describe`, without values, but with storages that know their offset in the file."""
+    """Return the tensors of a file; with `describe`, only their places: storages that know their offsets."""
     import torch
 
     try:

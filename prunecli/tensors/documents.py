@@ -80,7 +80,7 @@ def partial_path(output: Path) -> Path:
 
 
 def layers_path(output: Path, whose: str = "") -> Path:
-    """Return the file that keeps the batches' states of an unfinished run by layers; `whose` names one of several processes."""
+    """Return the file for states of batches of an unfinished run by layers; `whose` names one of several processes."""
     return output.with_name(_states(output)[1] + whose)
 
 

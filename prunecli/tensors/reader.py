@@ -57,7 +57,7 @@ class TensorInfo(NamedTuple):  # made in half the time of a frozen dataclass: th
         return size_of(self.shape, self.dtype)
 
     def cast(self, target: str | None) -> TensorInfo:
-        """Return the tensor with the floating-point type `target`; unchanged if that is None or the values are no such numbers."""
+        """Return the tensor with the floating-point type `target`; unchanged if that is None or values are integers."""
         return self if target is None or not is_float(self.dtype) else self._replace(dtype=target)
 
 
@@ -246,7 +246,7 @@ class TensorReader:
 
 
 def reading(file: Handle, offset: int, nbytes: int) -> Fill:
-    """Return a function that fills buffers with the `nbytes` of a file from `offset` on; of a remote file in few requests.
+    """Return a function that fills buffers with the next of `nbytes` of a file from `offset` on.
 
     Raises:
         EOFError: (by what it returns) the file ends before.
