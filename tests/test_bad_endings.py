@@ -125,17 +125,17 @@ def test_a_failure_with_force_keeps_the_old_result(
 
 SLOW = """
 import sys, time
-from prunecli.tensors.copying import Gather
+from prunecli.tensors.computing import Block
 
-real = Gather.carry_out
+real = Block.carry_out
 
-def slow(moves):
-    count = real(moves)
+def slow(block):
+    count = real(block)
     print("moved", flush=True)
     time.sleep(0.2)
     return count
 
-Gather.carry_out = slow
+Block.carry_out = slow
 from prunecli.commands.app import main
 main()
 """

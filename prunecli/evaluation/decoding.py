@@ -10,6 +10,7 @@ from typing import Any
 
 from prunecli.errors import CheckpointError
 from prunecli.model.cost import Load
+from prunecli.private import reorders_own_cache
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.running.lengths import length_limit, max_positions, vocabulary_size
 from prunecli.text.batching import length_bucketed, pad
@@ -198,7 +199,7 @@ def beam_cache(model: Any) -> Any:
     The beams of a sentence share its source: reordering would copy the whole cache at each step for nothing. None, the
     default of `generate`, for models that are not an encoder with a decoder.
     """
-    if not getattr(model.config, "is_encoder_decoder", False) or hasattr(model, "_reorder_cache"):
+    if not getattr(model.config, "is_encoder_decoder", False) or reorders_own_cache(model):
         return None
     from transformers import DynamicCache
 

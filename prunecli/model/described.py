@@ -14,9 +14,9 @@ from prunecli.model.streamed import read_headers, remote_files
 from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import read_config
-from prunecli.tensors.hub.failures import download, host, plain_errors
 from prunecli.tensors.hub.fetch import Snapshot, look_up, weight_files
 from prunecli.tensors.hub.names import hub_name
+from prunecli.tensors.hub.requests import download, host, plain_errors
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.reader import Stored, TensorInfo, WeightFile
 from prunecli.tensors.writer import SINGLE_FILE

@@ -20,6 +20,7 @@ from prunecli.model.axes import Carrier
 from prunecli.model.layout import ModelLayout
 from prunecli.model.probe import UnitKeys, with_scaled
 from prunecli.model.skeleton import Skeleton
+from prunecli.private import ATTENTION_FUNCTION
 
 SUBSET = "prunecli_heads"
 """Name of the attention function that takes a position bias of all heads."""
@@ -252,7 +253,7 @@ def pick_bias(attention: Any, heads: Sequence[int], held: int) -> None:
 
     AttentionInterface.register(SUBSET, _attend)
     attention.stock_config = attention.config
-    attention.config = OwnCounts(attention.config, {"_attn_implementation": SUBSET})
+    attention.config = OwnCounts(attention.config, {ATTENTION_FUNCTION: SUBSET})
     # Where it is given no bias, it makes one for all heads.
     attention.heads, attention.n_heads = tuple(heads) or (0,), held
 
@@ -267,7 +268,7 @@ def _attend(
     if bias is not None:
         bias = bias[:, list(module.heads)]
     eager = sys.modules[type(module).__module__].eager_attention_forward
-    attend = AttentionInterface().get_interface(module.stock_config._attn_implementation, eager)
+    attend = AttentionInterface().get_interface(getattr(module.stock_config, ATTENTION_FUNCTION), eager)
     result: tuple[Tensor, Tensor | None] = attend(
         module, query, key, value, mask, position_bias=bias, **options
     )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from prunecli.errors import UnsupportedModelError
 from prunecli.tensors.dtypes import COMPUTED, parse_dtype
 
 KEYS = ("quantization_config", "compression_config", "quantization")
@@ -14,7 +12,7 @@ KEYS = ("quantization_config", "compression_config", "quantization")
 
 
 def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What config.json, or the part of it on a language model, says of the quantisation; empty: nothing."""
+    """Return the quantisation settings of config.json or of its part on a language model; empty if there are none."""
     inner = config.get("text_config")
     places = (config, inner if isinstance(inner, Mapping) else {})
     stated = (place.get(key) for place in places for key in KEYS)
@@ -56,16 +54,8 @@ def renamed_settings(config: Mapping[str, Any], rename: Callable[[str], str | No
     return {key: walk(value) if key in KEYS else value for key, value in config.items()}
 
 
-def numbered_refusal(path: Path, what: Literal["experts", "layers"], text: str) -> UnsupportedModelError:
-    """The error of settings that hold numbers of parts which get others, in a text that is no name of one of them."""
-    return UnsupportedModelError(
-        f'{path}: config.json: the quantisation settings name {what} by number: "{text}"',
-        "prunecli cannot say which of them stay; write the names of single modules there.",
-    )
-
-
 def weight_settings(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """What compressed-tensors says of weights, group by group of modules."""
+    """Yield the settings of compressed-tensors for weights, group by group of modules."""
     groups = settings.get("config_groups")
     for group in groups.values() if isinstance(groups, Mapping) else ():
         weights = group.get("weights") if isinstance(group, Mapping) else None

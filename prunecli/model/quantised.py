@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from prunecli.errors import CheckpointError
@@ -131,15 +131,6 @@ def find_quantised(
 def owners_of(weights: Iterable[QuantisedWeight]) -> dict[str, QuantisedWeight]:
     """Full name of each tensor that a quantised weight is stored in -> the weight."""
     return {part: weight for weight in weights for part in weight.parts.values()}
-
-
-def names_of_values(tensors: Iterable[str], weights: Mapping[str, QuantisedWeight]) -> Iterator[str]:
-    """The names that `values_of` gives."""
-    owners = owners_of(weights.values())
-    for name in tensors:
-        if name not in owners and not (weights and OF_ATTENTION.search(name)):
-            yield name
-    yield from weights
 
 
 def values_of(
@@ -266,7 +257,7 @@ def _scaled(
     settings: Mapping[str, Any],
     blocks: Blocks,
 ) -> QuantisedWeight | None:
-    """None where nothing scales them: numbers of a small type, no quantised weight."""
+    """Describe a weight with scales; None if nothing scales the numbers."""
     is_of_module = name.endswith(".weight")
     companions = {**more} if is_of_module else {}
     if not is_of_module and f"{name}_scale_inv" in tensors:

@@ -17,6 +17,7 @@ from prunecli.errors import CheckpointError, UnsupportedModelError, kind_and_rea
 from prunecli.model.declared import class_names, depths_beyond, with_keys
 from prunecli.model.quantisation import KEYS
 from prunecli.model.structure import KEY, WEIGHTS_KEY
+from prunecli.private import model_from_config, with_special_floats
 from prunecli.tensors.json_files import parsed
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Skeleton:
 
     def config_of(self, config: Mapping[str, Any]) -> Any:
         """A config of transformers with these values."""
-        return self.config_class.from_dict(self.config_class._decode_special_floats(dict(config)))
+        return self.config_class.from_dict(with_special_floats(self.config_class, config))
 
     @cached_property
     def effective(self) -> dict[str, Any]:
@@ -122,7 +123,7 @@ class Skeleton:
         from transformers import initialization
 
         with torch.device("meta"), initialization.no_init_weights():
-            return self.model_class._from_config(self.config_of(self.config))
+            return model_from_config(self.model_class, self.config_of(self.config))
 
     def changed(self, changes: Changes) -> Skeleton | None:
         """The same class with other values, all others as they were in effect; None: transformers refuses them."""
@@ -140,15 +141,15 @@ class Skeleton:
         """
         own = _known(self.model_class, self.config_class, dumps(self.config))
         key = repr(changes)
-        if key not in own._donors:
+        if key not in own.donors:
             other = own.changed(changes)
             if other is None:
                 raise ValueError("transformers refuses a smaller config")
-            own._donors[key] = other.model
-        return own._donors[key]
+            own.donors[key] = other.model
+        return own.donors[key]
 
     @cached_property
-    def _donors(self) -> dict[str, Any]:
+    def donors(self) -> dict[str, Any]:
         return {}
 
     @cached_property

@@ -12,14 +12,12 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.fingerprint import rounded, sample_range
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.copying import near
-from prunecli.tensors.directory import find_weights, read_config
-from prunecli.tensors.hub.failures import host, plain_errors
-from prunecli.tensors.hub.fetch import Snapshot, fetch_beside, look_up, weight_files
+from prunecli.tensors.directory import described, find_weights, read_config
+from prunecli.tensors.hub.fetch import Snapshot, fetch, look_up, needed_files, weight_files
 from prunecli.tensors.hub.names import hub_name
-from prunecli.tensors.hub.ranges import RemoteFile, Traffic
+from prunecli.tensors.hub.requests import RemoteFile, Traffic, host, plain_errors
 from prunecli.tensors.quantities import bytes_text
-from prunecli.tensors.reader import Fill, Handle, WeightFile, read_into
-from prunecli.tensors.weight_files import described
+from prunecli.tensors.reader import Handle, WeightFile, read_into
 from prunecli.tensors.writer import CONNECTIONS
 
 HEADER_BYTES = 100_000
@@ -56,10 +54,6 @@ class StreamedCheckpoint(Checkpoint):
         """It is."""
         return True
 
-    def interrupt(self) -> None:
-        """Have what other threads are reading end early."""
-        self._traffic.stop()
-
     @property
     def traffic(self) -> Traffic:
         """What of it came over the wire so far, headers that were read to open it among it."""
@@ -73,17 +67,9 @@ class StreamedCheckpoint(Checkpoint):
         path = self.files[index]
         return self._remote[path] if path in self._remote else super()._descriptor(index, spooled)
 
-    def reading(self, name: str, start_byte: int, nbytes: int) -> Fill:
-        """See `TensorReader.reading`; of a remote file in few requests."""
-        file, offset, _ = self.location(name)
-        if isinstance(file, int):
-            return super().reading(name, start_byte, nbytes)
-        return file.reading(offset + start_byte, nbytes)
-
     def _samples(self) -> dict[str, bytes]:
         places = []
         for name, (file, stored) in self._stored.items():
-            self._descriptor(file, spooled=False)  # opens what lies here, so that threads need not
             start, stop = sample_range(stored.info)
             places.append(_Place(name, stored.info.dtype, file, stored.offset + start, stored.offset + stop))
         requests = near(
@@ -96,9 +82,6 @@ class StreamedCheckpoint(Checkpoint):
                 for found in [pool.submit(self._read_samples, request) for request in requests]:
                     samples |= found.result()
                     advance(len(found.result()))
-        except BaseException:
-            self.interrupt()
-            raise
         finally:
             pool.shutdown(cancel_futures=True)
         return samples
@@ -154,7 +137,8 @@ def stream_model(
         if snapshot.sizes is None or snapshot.is_whole():
             say(f"{snapshot} is in the cache and read from there.")
             return open_model(snapshot.directory)
-        weights = [file for file in weight_files(snapshot.sizes, snapshot.read) if not file.endswith(".json")]
+        stored = weight_files(snapshot.sizes, snapshot.read)
+        weights = [file for file in stored if not file.endswith(".json")]
         total = sum(snapshot.sizes[file] for file in weights)
         if pickled := [file for file in weights if not file.endswith(".safetensors")]:
             bins = f"{len(pickled)} .bin files" if len(pickled) > 1 else pickled[0]
@@ -163,7 +147,8 @@ def stream_model(
                 "ranges",
                 "Leave --stream out: the model is then fetched whole.",
             )
-        fetch_beside(snapshot, say=say, progress=progress, bars=bars)
+        needed = needed_files(snapshot.sizes, snapshot.read)
+        fetch(snapshot, [file for file in needed if file not in stored], say, progress, bars)
         far = [file for file in weights if not (snapshot.directory / file).is_file()]
         say(
             f"Streaming {snapshot} from {host()}: of {bytes_text(total)} what the result takes is fetched, not kept."
@@ -212,10 +197,6 @@ def read_headers(
             for name, header in read.items():
                 found[name] = header.result()
                 advance(1)
-    except BaseException:
-        for file in files.values():
-            file.traffic.stop()
-        raise
     finally:
         pool.shutdown(cancel_futures=True)
     return found

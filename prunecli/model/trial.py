@@ -20,6 +20,7 @@ from prunecli.model.declared import EXPERTS
 from prunecli.model.patchwork import common_owner, fit_sizes, fitted, pick_bias
 from prunecli.model.probe import HEAD_WIDTHS, HIDDEN, LayerKey, UnitKeys, head_counts, numbers
 from prunecli.model.skeleton import Changes, Skeleton, quiet, stored_form
+from prunecli.private import model_from_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -442,7 +443,7 @@ def _drawn(skeleton: Skeleton, kind: str) -> Any:
     config = skeleton.config_of(skeleton.config)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        model = skeleton.model_class._from_config(config, attn_implementation="eager")
+        model = model_from_config(skeleton.model_class, config, attn_implementation="eager")
         model = model.to(getattr(torch, kind))
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)

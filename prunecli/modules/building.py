@@ -26,6 +26,7 @@ from prunecli.modules.filling import Destination, chunk_for, destinations, exper
 from prunecli.modules.int8 import fill_int8, linears_to_int8, read_int8_experts
 from prunecli.modules.saving import saving_as_stored, tie_parameter
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
+from prunecli.private import init_weights, keep_value
 
 
 def build_model(
@@ -317,5 +318,5 @@ def _fill_buffers(model: Any, family: Architecture, device: torch.device) -> Non
         if buffers or computed:
             for name, value in module.named_parameters():
                 if name not in computed:  # was read: transformers must neither draw nor compute it
-                    value._is_hf_initialized = True
-            model._init_weights(module)
+                    keep_value(value)
+            init_weights(model, module)

@@ -23,6 +23,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.sparse_layer import CONSTANT, SparseLayer
 from prunecli.modules.filling import chunk_for, read_into
 from prunecli.modules.stock_experts import expert_modules
+from prunecli.private import UNEXPECTED
 
 
 def class_of_constants(stock: Any, mixture: Mixture, layers: Sequence[SparseLayer]) -> Any:
@@ -50,10 +51,8 @@ def class_of_constants(stock: Any, mixture: Mixture, layers: Sequence[SparseLaye
             "constants stand for experts of this model: copy the directory that it was loaded from."
         )
 
-    ignored = [*(getattr(stock, "_keys_to_ignore_on_load_unexpected", None) or ()), rf"\.{CONSTANT}$"]
-    return subclass(
-        stock, __init__=make, save_pretrained=save_pretrained, _keys_to_ignore_on_load_unexpected=ignored
-    )
+    ignored = [*(getattr(stock, UNEXPECTED, None) or ()), rf"\.{CONSTANT}$"]
+    return subclass(stock, __init__=make, save_pretrained=save_pretrained, **{UNEXPECTED: ignored})
 
 
 def fill_constants(model: Any, checkpoint: Checkpoint) -> None:

@@ -1,7 +1,5 @@
 """Linear layers on a CPU: of experts, for ragged numbers of rows on one thread; dense ones of a model; no gradients.
 
-All that is private to torch about oneDNN is used here and in `int8` alone.
-
 torch's own choices are best for large even products. Measured on AVX-512 with 1024 x 4096 weights on one thread: at 64
 rows, float32 by MKL takes 7.0 ms and by oneDNN 5.8. One row reads bfloat16 weights at 9.6 GB/s by oneDNN, at 20 GB/s by
 torch's dot products.
@@ -15,7 +13,6 @@ oneDNN multiplies by. Of 32 GB/s: 4096 x 1024 float32 weights by MKL 8, by oneDN
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,13 +20,13 @@ from functools import cache
 
 import torch
 from torch import Tensor, nn
+from torch.backends import mkldnn
 from torch.nn import functional
+
+from prunecli.private import onednn_has_bfloat16, onednn_linear, onednn_packed
 
 MIN_ONEDNN = 1 << 20
 """Weights from which float32 products go to oneDNN, which compiles about 0.5 ms for each new shape."""
-
-PACKED_ROWS = 32
-"""Rows that the blocks of a packed weight are chosen for: the same from 2 to hundreds."""
 
 
 class InferenceLinear(nn.Linear):
@@ -88,17 +85,14 @@ def pack_linears(model: nn.Module) -> None:
     copy.
     """
     holders = Counter(
-        id(parameter)
-        for module in model.modules()
-        for parameter in module._parameters.values()
-        if parameter is not None
+        id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False)
     )
     for module in model.modules():
         if type(module) not in (nn.Linear, InferenceLinear) or holders[id(module.weight)] > 1:
             continue
         weight = module.weight
         if weight.device.type == "cpu" and weight.numel() >= MIN_ONEDNN and can_pack(weight.dtype):
-            module.weight = nn.Parameter(pack(weight.detach()), requires_grad=False)
+            module.weight = nn.Parameter(onednn_packed(weight.detach()), requires_grad=False)
             module.__class__ = PackedLinear
 
 
@@ -137,18 +131,6 @@ def pad_rows(rows: Tensor) -> Tensor:
     return functional.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
-def onednn_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """oneDNN's `rows W^T + b`; no gradients.
-
-    Args:
-        rows: `[..., in]`.
-        weight: `[out, in]`, contiguous, or packed by oneDNN.
-        bias: `[out]`, or None.
-    """
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-    return result
-
-
 @contextmanager
 def dot_products(dtype: torch.dtype, row_counts: Sequence[int]) -> Iterator[None]:
     """Inside, `linear` gives single rows of bfloat16 to torch's dot products, whatever rows the other products have.
@@ -156,61 +138,27 @@ def dot_products(dtype: torch.dtype, row_counts: Sequence[int]) -> Iterator[None
     torch prefers oneDNN even then, and only a switch of the whole process tells it otherwise: other Python threads
     that multiply bfloat16 or float32 meanwhile do so without oneDNN.
     """
-    if dtype != torch.bfloat16 or 1 not in row_counts or not onednn_bfloat16():
+    if dtype != torch.bfloat16 or 1 not in row_counts or not onednn_bfloat16() or not mkldnn.enabled:
         yield
         return
-    _switch.off()
+    mkldnn.set_flags(False)  # type: ignore[no-untyped-call]
     try:
         yield
-    finally:
-        _switch.back()
-
-
-class _OnednnSwitch:
-    """torch's switch of oneDNN: off while any thread wants it off, then as it was."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._wanting = 0
-        self._before = True
-
-    def off(self) -> None:
-        with self._lock:
-            if self._wanting == 0:
-                self._before = torch._C._get_mkldnn_enabled()
-                torch._C._set_mkldnn_enabled(False)
-            self._wanting += 1
-
-    def back(self) -> None:
-        with self._lock:
-            self._wanting -= 1
-            if self._wanting == 0:
-                torch._C._set_mkldnn_enabled(self._before)
-
-
-_switch = _OnednnSwitch()
+    finally:  # also if another thread did the same meanwhile
+        mkldnn.set_flags(True)  # type: ignore[no-untyped-call]
 
 
 @cache
 def onednn_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 on this CPU."""
-    return has_onednn_linear() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return has_onednn_linear() and onednn_has_bfloat16()
 
 
 def has_onednn_linear() -> bool:
     """Whether this build of torch has oneDNN, whose linear layer the public interface does not give to float32."""
-    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    return bool(mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether weights of that type can be packed for oneDNN, which multiplies them on this CPU."""
     return has_onednn_linear() and (dtype == torch.float32 or (dtype == torch.bfloat16 and onednn_bfloat16()))
-
-
-def pack(weight: Tensor) -> Tensor:
-    """A copy of `weight` `[out, in]` in the blocks that oneDNN multiplies by; only where `can_pack` says so.
-
-    Opaque, but for type, shape and `to_dense()`.
-    """
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
-    return packed

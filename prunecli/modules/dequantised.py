@@ -77,7 +77,7 @@ class DequantisedCheckpoint(Checkpoint):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of what is stored."""
+        """The fingerprint of the stored checkpoint."""
         return self._source.fingerprint
 
     @cached_property
@@ -85,7 +85,7 @@ class DequantisedCheckpoint(Checkpoint):
         return {name: (0, Stored(info, 0)) for name, info in self._values.items()}
 
     def _equal(self, _one: str, _other: str) -> bool:
-        """Of tied tensors, those that are equal are left out by the source."""
+        """Return False: the source has left out tied tensors that are equal."""
         return False
 
     def _parts(self, name: str) -> list[str]:
@@ -94,25 +94,16 @@ class DequantisedCheckpoint(Checkpoint):
         return [name] if weight is None else [*weight.parts.values()]
 
     def stored_bytes(self, name: str) -> int:
-        """As the source's; of a quantised weight with its scales and all."""
+        """Return the bytes in the source's files; of a quantised weight with its scales."""
         return sum(map(self._source.stored_bytes, self._parts(name)))
 
     @property
     def is_remote(self) -> bool:
-        """As the source."""
+        """Whether the source reads from elsewhere."""
         return self._source.is_remote
 
-    def interrupt(self) -> None:
-        """See `TensorReader.interrupt`."""
-        self._source.interrupt()
-
-    def open_files(self, name: str) -> None:
-        """See `TensorReader.open_files`."""
-        for part in self._parts(name):
-            self._source.open_files(part)
-
     def location(self, name: str) -> tuple[Handle, int, int]:
-        """As the source's; of a quantised weight there is none."""
+        """Return the place in the source's files; a quantised weight has none."""
         if name in self._weights:
             raise self._source.quantised_refusal(name)
         return self._source.location(name)

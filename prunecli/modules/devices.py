@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from prunecli.errors import UsageError
+from prunecli.private import undivided_modules, unmoved_arguments
 from prunecli.processes import world_size
 from prunecli.tensors.quantities import bytes_text
 
@@ -170,7 +171,7 @@ def spread(model: Any, memory: Mapping[int, int]) -> dict[str, torch.device] | N
     from accelerate import infer_auto_device_map
     from accelerate.utils import compute_module_sizes, get_balanced_memory
 
-    whole = [*(model._no_split_modules or ()), "SparseFFN"]
+    whole = [*undivided_modules(model), "SparseFFN"]
     sizes = compute_module_sizes(model)
     largest = max(
         (sizes[name] for name, module in model.named_modules() if type(module).__name__ in whole), default=0
@@ -209,4 +210,4 @@ def dispatch(model: Any, placed: Mapping[str, torch.device]) -> None:
         from accelerate import dispatch_model
 
         first = next(iter(placed.values()))
-        dispatch_model(model, dict(placed), first, skip_keys=list(model._skip_keys_device_placement or ()))
+        dispatch_model(model, dict(placed), first, skip_keys=unmoved_arguments(model))

@@ -16,6 +16,7 @@ from prunecli.modules.building import assemble, complete
 from prunecli.modules.define import DefineEmbedding, DefineOutput, has_module
 from prunecli.modules.saving import saving_as_stored
 from prunecli.modules.sparse_ffn import SparseFFN
+from prunecli.private import init_weights
 
 SAMPLED_ROWS = 1024
 """Rows of a table that say how long its rows are."""
@@ -24,7 +25,7 @@ SAMPLED_ROWS = 1024
 def random_model(checkpoint: Checkpoint, seed: int) -> Any:
     """A model in float32 on the CPU whose weights are drawn, once each.
 
-    Stock modules draw by the rule of their class (`_init_weights`), those of another width by the rule for that width;
+    Stock modules draw by the rule of their class (`init_weights`), those of another width by the rule for that width;
     an expert as a stock linear layer. The rows that a factorised embedding gives are as long as those of the table in
     whose place it stands, and so are the rows of a factorised output layer.
 
@@ -77,7 +78,7 @@ def _stood_in(model: Any) -> Iterator[dict[DefineEmbedding, Tensor]]:
     for module in model.modules():
         if isinstance(module, DefineEmbedding):
             stock = nn.Embedding(SAMPLED_ROWS, module.embedding_dim)
-            model._init_weights(stock)
+            init_weights(model, stock)
             tables[module] = stock.weight
     without: list[Any] = [module for module in model.modules() if isinstance(module, NoHeads | OnlyBias)]
     for module in without:
@@ -95,7 +96,7 @@ def _draw_with(model: Any, name: str, key: str, value: int) -> None:
         return
     setattr(model.config, key, value)
     for module in reversed([*model.get_submodule(name).modules()]):  # what holds others draws after them
-        model._init_weights(module)
+        init_weights(model, module)
     setattr(model.config, key, stated)
 
 
@@ -120,4 +121,4 @@ def _draw(model: Any, module: nn.Module) -> None:
 def _as_linear(model: Any, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
     linear = nn.Linear(1, 1, device="meta")
     linear.weight, linear.bias = weight, bias  # type: ignore[assignment]
-    model._init_weights(linear)
+    init_weights(model, linear)

@@ -15,6 +15,7 @@ from prunecli.model.patchwork import module_name
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.define import has_module
 from prunecli.modules.sparse_ffn import Router
+from prunecli.private import float32_parts
 
 CHUNK_BYTES = 16 << 20
 DTYPES = {
@@ -107,18 +108,11 @@ class Destination:
         tensor: Tensor = getattr(self.module, self.attribute)
         return tensor
 
-    @property
-    def place(self) -> dict[str, Any]:
-        """The module's buffers, or its parameters, by attribute."""
-        module = self.module
-        return module._buffers if self.attribute in module._buffers else module._parameters
-
     def put(self, tensor: Tensor) -> None:
         """Have the module hold `tensor`."""
-        if self.attribute in self.module._buffers:
-            self.place[self.attribute] = tensor
-        else:
-            self.place[self.attribute] = nn.Parameter(tensor, requires_grad=self.tensor.requires_grad)
+        if isinstance(self.tensor, nn.Parameter):
+            tensor = nn.Parameter(tensor, requires_grad=self.tensor.requires_grad)
+        setattr(self.module, self.attribute, tensor)
 
 
 def destinations(
@@ -132,7 +126,7 @@ def destinations(
         CheckpointError: the model has no place for one, or one of another shape.
     """
     # What the stock class keeps in float32 because float16 overflows (T5).
-    wide = set(getattr(model, "_keep_in_fp32_modules", None) or ()) if dtype == torch.float16 else set()
+    wide = float32_parts(model, dtype)
     for name in names:
         owner, _, attribute = module_name(model, name).rpartition(".")
         owner = owner.removesuffix(STOCK_ROUTER) + ".router" if owner.endswith(STOCK_ROUTER) else owner

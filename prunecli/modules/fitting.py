@@ -41,6 +41,7 @@ from prunecli.modules.grouped import multiplies_groups
 from prunecli.modules.int8 import require_int8
 from prunecli.modules.machine import new_memory
 from prunecli.modules.stock_classes import empty_model, fitted_class
+from prunecli.private import cpu_has
 from prunecli.processes import ALONE, ProcessGroup, neighbours
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.dtypes import parse_computed, parse_dtype
@@ -152,7 +153,7 @@ def _cpu_bfloat16() -> bool:
         return False
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return True
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return cpu_has("avx512_bf16", "amx_tile")
 
 
 def type_line(labels: Iterable[str], stored: torch.dtype, dtype: torch.dtype, device: torch.device) -> str:

@@ -82,7 +82,7 @@ class Groups:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """The same on the host, which waits for a GPU the first time."""
+        """Rows of each expert, on the host, which waits for a GPU the first time."""
         return tuple(self.counts.tolist()) if self.known is None else self.known
 
 

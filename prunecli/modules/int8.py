@@ -28,6 +28,7 @@ from prunecli.modules.cpu_linear import InferenceLinear, has_onednn_linear, pad_
 from prunecli.modules.filling import Destination, tensors_of
 from prunecli.modules.grouped import MIN_EXPERTS, Groups, Span, expert_spans, for_each_span, pays
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
+from prunecli.private import cpu_has, int8_linear, int8_packed
 
 LARGEST = 127
 """Of a magnitude, in units of its scale."""
@@ -41,8 +42,6 @@ BLOCK_ROWS = 1024
 _LARGEST = torch.tensor(float(LARGEST), device="cpu")
 _WHOLE = float(2**23 + MIDDLE)
 """From 2^23 on float32 has whole numbers alone: a sum with it rounds, and its lowest byte is what was added to 2^23."""
-
-_NO_ZERO_POINTS = torch.zeros(0, dtype=torch.int32, device="cpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,10 +128,7 @@ def int8_product(rows: Tensor, matrix: Int8Matrix, bias: Tensor | None) -> Tenso
     largest = rows.abs().amax(-1, keepdim=True)
     whole = (rows * torch.div(_LARGEST, largest)).add_(_WHOLE)
     values = whole.view(torch.int32).to(torch.uint8)
-    weight, output = (matrix.values, matrix.scale, _NO_ZERO_POINTS), (1.0, 0, torch.float32)
-    product: Tensor = torch.ops.onednn.qlinear_pointwise(
-        values, 1.0, 0, *weight, matrix.offset, *output, "none", [], ""
-    )
+    product = int8_linear(values, matrix.values, matrix.scale, matrix.offset)
     product.mul_(largest)
     return product if bias is None else product.add_(bias)
 
@@ -147,7 +143,7 @@ def quantise(weight: Tensor) -> Int8Matrix:
         largest = part.abs().amax(1)
         values[block] = part.mul(LARGEST / largest.where(largest != 0, 1)[:, None]).round_()
         scale[block], sums[block] = largest / LARGEST**2, values[block].sum(1)
-    packed = torch.ops.onednn.qlinear_prepack(values, None)
+    packed = int8_packed(values)
     return Int8Matrix(packed, scale, -MIDDLE * sums * scale)
 
 
@@ -228,7 +224,7 @@ def require_int8(device: torch.device, checkpoints: Iterable[Checkpoint] = ()) -
 @cache
 def multiplies_bytes() -> bool:
     """Whether this CPU has products of bytes; older processors add up pairs of products in 16 bits, which overflow."""
-    return has_onednn_linear() and (torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported())
+    return has_onednn_linear() and cpu_has("vnni", "amx_tile")
 
 
 def _no_gradients() -> RuntimeError:

@@ -29,9 +29,6 @@ NO_LIMIT = 1 << 60
 """Version 1 writes that there is none as the largest multiple of a page in 63 bits."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # of malloc.h
-MAPPED_BYTES = 1 << 20
-"""From this size on, a block of memory is one of its own and goes back when it is freed."""
-
 OWN_CHOICE = {M_TRIM_THRESHOLD: 64 << 20, M_MMAP_THRESHOLD: 32 << 20, M_MMAP_MAX: 1 << 16}
 """What the C library comes to by itself once blocks of 32 MiB have been freed; told one of them, it no longer does."""
 
@@ -72,7 +69,7 @@ def new_memory(device: torch.device) -> int:
     """Bytes that a model can have on `device` beside what this process holds there."""
     if device.type == "cuda":
         return _gpu_memory(device)
-    keep_below(0)
+    _tell("malloc_trim", 0)
     return available_memory()
 
 
@@ -106,7 +103,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def _gpu_memory(device: torch.device) -> int:
-    """What is free on a GPU, and what torch keeps there of tensors that are gone: of the model before, for one."""
+    """Return the free bytes of a GPU, with those that torch keeps of freed tensors, such as a model before."""
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0]) + kept
 
@@ -154,19 +151,8 @@ def container_room(group: Path) -> int | None:
     return None
 
 
-def map_large_blocks() -> None:
-    """Have every large block that this process frees go back to the system at once (glibc); for good.
-
-    The C library keeps freed blocks of up to 32 MiB otherwise, of tensors of many sizes hundreds of MiB in all. What is
-    had anew has to be cleared anew, page by page: a fifth of the time. Not so with huge pages, which torch asks for
-    where the environment says THP_MEM_ALLOC_ENABLE=1 before its first tensor.
-    """
-    _tell("mallopt", M_MMAP_MAX, OWN_CHOICE[M_MMAP_MAX])
-    _tell("mallopt", M_MMAP_THRESHOLD, MAPPED_BYTES)
-
-
 def keep_freed_blocks(weights: int) -> None:
-    """Where memory is plenty, have blocks of any size that this process frees stay with it, for the next ones (glibc).
+    """If memory is plenty, keep blocks of any size that this process frees, for the next ones (glibc).
 
     The C library gives back blocks of more than 32 MiB, and each that takes their place is cleared anew, page by page:
     beam search over a large vocabulary makes five of them a step. Updates of a small NLLB-MoE on two cores take 0.8 of
@@ -177,13 +163,9 @@ def keep_freed_blocks(weights: int) -> None:
     """
     free = available_memory()
     if free >= PLENTY + PLENTY_TIMES * weights:
-        keep_freed(free // KEPT_SHARE)
-
-
-def keep_freed(nbytes: int) -> None:
-    """Have what this process frees stay with it, in blocks of any size: about `nbytes`, or glibc's own 64 MiB."""
-    _tell("mallopt", M_TRIM_THRESHOLD, min(max(nbytes, OWN_CHOICE[M_TRIM_THRESHOLD]), 2**31 - 1))
-    _tell("mallopt", M_MMAP_MAX, 0)
+        kept = max(free // KEPT_SHARE, OWN_CHOICE[M_TRIM_THRESHOLD])
+        _tell("mallopt", M_TRIM_THRESHOLD, min(kept, 2**31 - 1))
+        _tell("mallopt", M_MMAP_MAX, 0)
 
 
 def give_back() -> None:
@@ -191,12 +173,6 @@ def give_back() -> None:
     for what, value in OWN_CHOICE.items():
         _tell("mallopt", what, value)
     _tell("malloc_trim", 0)
-
-
-def keep_below(limit: int) -> None:
-    """Where this process has more than `limit` resident bytes, give back what it has freed in small blocks (glibc)."""
-    if resident_now() > limit:
-        _tell("malloc_trim", 0)
 
 
 def _tell(function: str, *values: int) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from prunecli.errors import CheckpointError, UnsupportedModelError, reason_of
@@ -29,44 +29,11 @@ MODES: Mapping[str, str] = {
 }
 """Key of an older Pooling's config.json -> what newer ones call it under `pooling_mode`."""
 
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "Tanh": torch.tanh,
-    "Identity": lambda vectors: vectors,
-    "ReLU": torch.relu,
-    "GELU": functional.gelu,
-    "SiLU": functional.silu,
-}
-"""Class of torch that a Dense names -> what it computes."""
+ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU")
+"""Classes of torch that a Dense may name."""
 
 
-@dataclass(frozen=True)
-class Dense:
-    """A linear layer behind the pooling.
-
-    Attributes:
-        weight: `[out, in]` float32.
-        bias: `[out]`, or None.
-        activation: applied to what comes out.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    activation: Callable[[Tensor], Tensor]
-
-    def __call__(self, vectors: Tensor) -> Tensor:
-        """`[texts, in]` to `[texts, out]`.
-
-        Raises:
-            CheckpointError: `vectors` have another width than it reads.
-        """
-        if vectors.shape[1] != self.weight.shape[1]:
-            raise CheckpointError(
-                f"a Dense module of {MODULES_FILE} reads vectors of {self.weight.shape[1]} numbers, the one before it "
-                f"gives {vectors.shape[1]}",
-                "Copy the model's files again.",
-            )
-        bias = None if self.bias is None else self.bias.to(vectors.device)
-        return self.activation(functional.linear(vectors, self.weight.to(vectors.device), bias))
+Layer: TypeAlias = tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]
 
 
 @dataclass(frozen=True)
@@ -74,15 +41,15 @@ class Pooling:
     """How a model makes one vector of a text.
 
     Attributes:
-        modes: of the pooling; what several make lies side by side.
-        layers: behind it.
+        modes: kinds of pooling; the results of several lie side by side.
+        layers: weight `[out, in]`, bias `[out]` or None, and activation of each linear layer behind the pooling.
         normalises: whether vectors have the length 1 in the end.
-        max_tokens: of a text, which is cut there; None: what the model takes.
+        max_tokens: longest text, cut there; if None, what the model takes.
         lower_case: whether texts are lower-cased first.
     """
 
     modes: tuple[str, ...] = ("mean",)
-    layers: tuple[Dense, ...] = ()
+    layers: tuple[Layer, ...] = ()
     normalises: bool = False
     max_tokens: int | None = None
     lower_case: bool = False
@@ -96,20 +63,30 @@ class Pooling:
 
         Returns:
             `[texts, width of a vector]` float32, on the device of `hidden`.
+
+        Raises:
+            CheckpointError: a linear layer reads vectors of another width.
         """
         hidden, real = hidden.float(), mask.to(hidden.device)[..., None].float()
         vectors = torch.cat([_POOLED[mode](hidden, real) for mode in self.modes], dim=1)
-        for layer in self.layers:
-            vectors = layer(vectors)
+        for weight, bias, activation in self.layers:
+            if vectors.shape[1] != weight.shape[1]:
+                raise CheckpointError(
+                    f"a Dense module of {MODULES_FILE} reads vectors of {weight.shape[1]} numbers, the one before it "
+                    f"gives {vectors.shape[1]}",
+                    "Copy the model's files again.",
+                )
+            bias = None if bias is None else bias.to(vectors.device)
+            vectors = activation(functional.linear(vectors, weight.to(vectors.device), bias))
         return functional.normalize(vectors, dim=1) if self.normalises else vectors
 
     def width(self, hidden_size: int) -> int:
-        """Of a vector, where the hidden states have `hidden_size`."""
-        return len(self.layers[-1].weight) if self.layers else len(self.modes) * hidden_size
+        """Return the width of a vector if the hidden states have `hidden_size`."""
+        return len(self.layers[-1][0]) if self.layers else len(self.modes) * hidden_size
 
 
 def read_pooling(directory: Path, say: Say = unsaid) -> Pooling:
-    """That of the model in `directory`: of its `modules.json`, or of one above that names the folder.
+    """Read the pooling of the model in `directory` from its `modules.json`, or from one above that names the folder.
 
     Args:
         say: hears how texts are pooled where the model does not say it.
@@ -124,7 +101,7 @@ def read_pooling(directory: Path, say: Say = unsaid) -> Pooling:
         return Pooling()
     home, entries = found
     modes: tuple[str, ...] = ("mean",)
-    layers: list[Dense] = []
+    layers: list[Layer] = []
     normalises = False
     for entry in entries:
         kind = str(entry["type"]).rpartition(".")[2]
@@ -196,7 +173,7 @@ def _modes(path: Path) -> tuple[str, ...]:
     return modes
 
 
-def _dense(folder: Path) -> Dense:
+def _dense(folder: Path) -> Layer:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -209,43 +186,38 @@ def _dense(folder: Path) -> Dense:
             f"{folder}: no model.safetensors", "Have sentence-transformers save it again."
         )
     try:
-        found = load_file(path)
-        weight, bias = found["linear.weight"].float(), found.get("linear.bias")
+        found = {name: tensor.float() for name, tensor in load_file(path).items()}
+        weight, bias = found["linear.weight"], found.get("linear.bias")
     except (SafetensorError, KeyError, OSError, RuntimeError) as error:
         raise CheckpointError(
             f"{path}: cannot be read ({reason_of(error)})", "Copy the file again."
         ) from error
     if weight.dim() != 2 or not weight.numel() or (bias is not None and bias.shape != weight.shape[:1]):
         raise CheckpointError(f"{path}: its tensors are no weight and bias", "Copy the file again.")
-    return Dense(weight, None if bias is None else bias.float(), ACTIVATIONS[activation])
+    return weight, bias, getattr(nn, activation)()
 
 
-def _sum(hidden: Tensor, mask: Tensor) -> Tensor:
-    return (hidden * mask).sum(dim=1)
-
-
-def _first(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Of the first token: where texts are filled up on the left, it is not the first one of the row."""
-    return hidden[torch.arange(len(hidden), device=hidden.device), mask[..., 0].argmax(dim=1)]
-
-
-def _last(hidden: Tensor, mask: Tensor) -> Tensor:
-    places = torch.arange(1, hidden.shape[1] + 1, device=hidden.device) * mask[..., 0]
+def _at(hidden: Tensor, places: Tensor) -> Tensor:
+    """Return each text's token at the largest of its `places` `[texts, tokens]`."""
     return hidden[torch.arange(len(hidden), device=hidden.device), places.argmax(dim=1)]
 
 
-def _weighted(hidden: Tensor, mask: Tensor) -> Tensor:
-    """The mean, the n-th token n times."""
-    weights = mask * torch.arange(1, hidden.shape[1] + 1, device=hidden.device)[None, :, None]
-    return _sum(hidden, weights) / weights.sum(dim=1)
+def _mean(hidden: Tensor, weights: Tensor) -> Tensor:
+    return (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+
+
+def _numbered(mask: Tensor) -> Tensor:
+    """Return n for the n-th place of a row, 0 where there is no token."""
+    return mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)[None, :, None]
 
 
 _POOLED: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "cls": _first,
-    "mean": lambda hidden, mask: _sum(hidden, mask) / mask.sum(dim=1),
+    # If texts are filled up on the left, the first token is not the first one of the row.
+    "cls": lambda hidden, mask: _at(hidden, mask[..., 0]),
+    "mean": _mean,
     "max": lambda hidden, mask: hidden.masked_fill(mask == 0, -torch.inf).amax(dim=1),
-    "mean_sqrt_len_tokens": lambda hidden, mask: _sum(hidden, mask) / mask.sum(dim=1).sqrt(),
-    "weightedmean": _weighted,
-    "lasttoken": _last,
+    "mean_sqrt_len_tokens": lambda hidden, mask: _mean(hidden, mask) * mask.sum(dim=1).sqrt(),
+    "weightedmean": lambda hidden, mask: _mean(hidden, _numbered(mask)),
+    "lasttoken": lambda hidden, mask: _at(hidden, _numbered(mask)[..., 0]),
 }
-"""Mode -> `[texts, tokens, width]` and `[texts, tokens, 1]` to `[texts, width]`."""
+"""Mode -> function from `[texts, tokens, width]` and `[texts, tokens, 1]` to `[texts, width]`."""

@@ -20,6 +20,7 @@ from prunecli.modules.grouped import (
     run_experts,
     run_few,
 )
+from prunecli.private import tensor_version
 
 EXPERT_PARTS = {
     "fc1_weight": "fc1.weight",
@@ -135,7 +136,7 @@ def _rows_of_pass(padding_mask: Tensor | None, batch: int, seq: int) -> Tensor |
     """`real_rows`, found once for all layers that are given one attention mask: to find them waits for a GPU."""
     if padding_mask is None or padding_mask.dim() != 4 or not padding_mask.is_cuda:
         return real_rows(padding_mask, batch, seq)
-    version = None if padding_mask.is_inference() else padding_mask._version
+    version = None if padding_mask.is_inference() else tensor_version(padding_mask)
     asked, found = getattr(padding_mask, FOUND, (None, None))
     if asked != (version, batch, seq):
         found = real_rows(padding_mask, batch, seq)

@@ -21,6 +21,7 @@ from prunecli.modules.constant_experts import class_of_constants, class_of_count
 from prunecli.modules.define import fit_embeddings
 from prunecli.modules.saving import tie_parameters
 from prunecli.modules.stock_names import StockNames
+from prunecli.private import model_from_config
 
 
 def stock_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
@@ -59,7 +60,7 @@ def empty_model(checkpoint: Checkpoint, model_class: Any, **options: Any) -> Any
         own = config_class(checkpoint, model_class)
         config = own.from_pretrained(checkpoint.path, local_files_only=True)
         config.get_text_config().output_router_logits = False  # a layer that answers has none
-        return model_class._from_config(config, **options)
+        return model_from_config(model_class, config, **options)
 
 
 def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:

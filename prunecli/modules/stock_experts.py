@@ -32,6 +32,7 @@ from prunecli.modules.grouped import (
     has_grouped_kernel,
     threads_pay,
 )
+from prunecli.private import apply_gate, can_replace_experts
 
 IMPLEMENTATION = "prunecli"
 """The name that the function is registered under."""
@@ -114,7 +115,7 @@ def use_own_experts(model: Any) -> str:
     """
     from transformers.integrations.moe import ExpertsInterface
 
-    if not expert_modules(model) or not model._can_set_experts_implementation():
+    if not expert_modules(model) or not can_replace_experts(model):
         raise UnsupportedModelError(
             f"{type(model).__name__}: transformers does not let its experts be run from outside",
             "Choose them with prune-experts --keep FILE or --metric random.",
@@ -329,7 +330,7 @@ def _grouped(module: Any, rows: Tensor, held: ExpertWeights, counts: Tensor) -> 
 
 
 def _activated(module: Any, hidden: Tensor) -> Tensor:
-    found: Tensor = module._apply_gate(hidden) if module.has_gate else module.act_fn(hidden)
+    found: Tensor = apply_gate(module, hidden) if module.has_gate else module.act_fn(hidden)
     return found
 
 

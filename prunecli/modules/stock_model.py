@@ -28,6 +28,7 @@ from prunecli.modules.saving import tie_parameter
 from prunecli.modules.stock_classes import empty_model, fitted_class
 from prunecli.modules.stock_experts import expert_modules, part_names, use_own_experts
 from prunecli.modules.stock_names import REMEDY, StockNames, has_tensor
+from prunecli.private import computed_buffers, float32_parts, init_weights
 
 
 @dataclass(frozen=True)
@@ -207,12 +208,11 @@ def tie(model: Any) -> None:
 def compute_buffers(model: Any, device: torch.device) -> None:
     """Compute what a model computes at its making and does not store: positions."""
     for module in model.modules():
-        computed = {name: module._buffers[name] for name in module._non_persistent_buffers_set}
-        absent = [name for name, buffer in computed.items() if buffer is not None and buffer.is_meta]
-        for name in absent:
-            module._buffers[name] = torch.empty_like(computed[name], device=device)
+        absent = {name: buffer for name, buffer in computed_buffers(module).items() if buffer.is_meta}
+        for name, buffer in absent.items():
+            setattr(module, name, torch.empty_like(buffer, device=device))
         if absent:
-            model._init_weights(module)
+            init_weights(model, module)
 
 
 def _experts(
@@ -265,9 +265,7 @@ def _targets(
 ) -> Iterator[tuple[str, Destination]]:
     left_out = None if output else names.model.get_output_embeddings()
     # The parameters that the class has in float32 whatever it is opened in; as transformers does, anywhere in a name.
-    parts = set(names.model._keep_in_fp32_modules_strict or ()) if dtype != torch.float32 else set()
-    if dtype == torch.float16:
-        parts |= set(names.model._keep_in_fp32_modules or ())
+    parts = float32_parts(names.model, dtype)
     wide = re.compile("|".join(part.replace("*", ".*") for part in sorted(parts))) if parts else None
     for name in stored:
         place = names.place(name)

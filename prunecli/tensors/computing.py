@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from prunecli.tensors.copying import write_from
-from prunecli.tensors.dtypes import cast, itemsize, numpy_dtype
+from prunecli.tensors.dtypes import cast, numpy_dtype, size_of
 from prunecli.tensors.reader import TensorReader
 from prunecli.tensors.stream import (
+    MOST_RANGES,
     Concat,
     Copy,
     Expression,
@@ -33,6 +34,9 @@ from prunecli.tensors.stream import (
 BLOCK_ELEMENTS = 1 << 18
 """Elements of one block, at most (but one row at least): 2 MiB in float64."""
 
+REMOTE_ELEMENTS = 1 << 22
+"""The same of a source elsewhere, where each block is a request."""
+
 TILE = 1 << 16
 """Random numbers that are drawn at once; what is drawn depends on it, and on nothing else but the seed."""
 
@@ -42,12 +46,14 @@ class Block:
     """Rows `start` to `stop` of a computed output, and where they go.
 
     Attributes:
-        source: what the output is made of.
-        target: file descriptor; `target_offset` in its file.
+        source: tensors that the output is made of.
+        depth: number of leading axes that a row is an index of.
+        target: file descriptor; `target_offset` is a place in its file.
     """
 
     source: TensorReader
     output: Output
+    depth: int
     start: int
     stop: int
     target: int
@@ -55,60 +61,64 @@ class Block:
 
     @property
     def written(self) -> int:
-        """Bytes that it writes."""
-        rows = self.output.shape[0] if self.output.shape else 1
-        return self.output.nbytes // rows * (self.stop - self.start)
+        """Number of bytes that are written."""
+        return (self.stop - self.start) * size_of(self.output.shape[self.depth :], self.output.dtype)
 
     def carry_out(self) -> int:
-        """Compute and write; returns the bytes written. Blocks may be carried out side by side.
+        """Compute and write; return the number of bytes. Blocks may be carried out side by side.
 
         Raises:
             CheckpointError: the source file ends early, or a value cannot be cast.
             OSError: the disk is full, among others.
         """
-        where = f"{self.source.path}: {self.output.name}"
-        values = compute(self.output.expression, self.source, self.start, self.stop, self.output.dtype, where)
-        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
-        write_from(self.target, self.target_offset, data)
-        return len(data)
+        output, where = self.output, f"{self.source.path}: {self.output.name}"
+        rows = self.start, self.stop, output.dtype, where, self.depth
+        made = np.ascontiguousarray(compute(output.expression, self.source, *rows))
+        write_from(self.target, self.target_offset, made.reshape(-1).view(np.uint8).data)
+        return made.nbytes
 
 
 def blocks(source: TensorReader, output: Output, target: int, target_offset: int) -> Iterator[Block]:
-    """The work of a computed output that begins at `target_offset` of the file `target`."""
-    _open_files(source, output.expression)
-    rows = output.shape[0] if output.shape else 1
-    row_bytes = output.nbytes // rows if rows else 0
-    for start, stop in row_blocks(output.shape):
-        yield Block(source, output, start, stop, target, target_offset + start * row_bytes)
+    """Yield the work of a computed output that begins at `target_offset` of the file `target`.
+
+    Columns are taken, and values cast, in rows of the inner axes alone, so that a stack of matrices is not one row.
+    """
+    expression, shape, depth = output.expression, output.shape, 1
+    if isinstance(expression, (Copy, Slices)):
+        depth = max(1, len(shape) if isinstance(expression, Copy) else expression.axis)
+    width = size_of(shape[depth:], output.dtype)
+    for start, stop in row_blocks(shape, depth, REMOTE_ELEMENTS if source.is_remote else BLOCK_ELEMENTS):
+        yield Block(source, output, depth, start, stop, target, target_offset + start * width)
 
 
-def row_blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """The rows of a tensor of this shape, as ranges of at most BLOCK_ELEMENTS elements; none of an empty one."""
-    rows = shape[0] if shape else 1
-    width = math.prod(shape[1:])
-    step = max(BLOCK_ELEMENTS // max(width, 1), 1)
+def row_blocks(shape: tuple[int, ...], depth: int = 1, most: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield the rows of a tensor as ranges of at most `most` (or `BLOCK_ELEMENTS`) elements; none if it is empty."""
+    rows, width = math.prod(shape[:depth]), math.prod(shape[depth:])
+    step = max((most or BLOCK_ELEMENTS) // max(width, 1), 1)
     for start in range(0, rows if width else 0, step):
         yield start, min(start + step, rows)
 
 
-def _open_files(source: TensorReader, expression: Expression) -> None:
-    """Open the files of what `expression` is made of, so that threads need not."""
-    for name in sources(expression):
-        source.location(name)
-
-
 def values(source: TensorReader, expression: Expression, dtype: str = "F32") -> Iterator[np.ndarray]:
-    """What `expression` makes, in blocks of rows, one after another; messages name the first of its sources."""
-    _open_files(source, expression)
+    """Yield the values of `expression` in blocks of rows; messages name the first of its sources."""
     where = f"{source.path}: {next(sources(expression), '')}"
     for start, stop in row_blocks(shape_of(source, expression, "values")):
         yield compute(expression, source, start, stop, dtype, where)
 
 
 def compute(
-    expression: Expression, source: TensorReader, start: int, stop: int, dtype: str, where: str
+    expression: Expression,
+    source: TensorReader,
+    start: int,
+    stop: int,
+    dtype: str,
+    where: str,
+    depth: int = 1,
 ) -> np.ndarray:
-    """Rows `start` to `stop` of what `expression` makes, `[stop - start, ...]` in the safetensors type `dtype`.
+    """Return rows `start` to `stop` of what `expression` makes, `[stop - start, ...]` in the safetensors type `dtype`.
+
+    Args:
+        depth: number of leading axes that a row is an index of; more than 1 for `Moved` expressions only.
 
     Raises:
         CheckpointError: a source file ends early, or a value cannot be cast.
@@ -122,9 +132,8 @@ def compute(
     if isinstance(expression, Noise):
         return cast(_noise(expression, start, stop), dtype, where)
     if isinstance(expression, Sum):
-        total = _sum(expression, source, start, stop, where)
-        return cast(total, dtype, where)
-    values = _read(source, expression, start, stop)
+        return cast(_sum(expression, source, start, stop, where), dtype, where)
+    values = _read(source, expression, start, stop, depth)
     return values if source.info(expression.source).dtype == dtype else cast(values, dtype, where)
 
 
@@ -173,21 +182,22 @@ def _noise(expression: Noise, start: int, stop: int) -> np.ndarray:
     return drawn.reshape(stop - start, *expression.shape[1:])
 
 
-def _read(source: TensorReader, expression: Moved, start: int, stop: int) -> np.ndarray:
-    """Rows `start` to `stop` of the selection of a source tensor, in its own type."""
-    shape = source.info(expression.source).shape
+def _read(source: TensorReader, expression: Moved, start: int, stop: int, depth: int = 1) -> np.ndarray:
+    """Return rows `start` to `stop` of the selection of a source tensor, in its own type."""
     if isinstance(expression, Copy):
-        values = _rows_read(source, expression.source, [(start, stop)])
-        return values.reshape((stop - start, *shape[1:]) if shape else ())
-    if expression.axis:
-        whole = _rows_read(source, expression.source, [(start, stop)])
-        taken = np.concatenate([np.arange(first, last) for first, last in expression.ranges])
-        return whole.take(taken, axis=expression.axis)
-    return _rows_read(source, expression.source, list(_cut(expression.ranges, start, stop)))
+        return _rows_read(source, expression.source, [(start, stop)], depth)
+    axis, ranges = expression.axis - depth + 1, expression.ranges
+    if not expression.axis:
+        return _rows_read(source, expression.source, _cut(ranges, start, stop), depth)
+    whole = _rows_read(source, expression.source, [(start, stop)], depth)
+    if len(ranges) > MOST_RANGES:
+        return whole.take(np.concatenate([np.arange(first, last) for first, last in ranges]), axis)
+    indices = [(slice(None),) * axis + (slice(*taken),) for taken in ranges]
+    return np.concatenate([whole[index] for index in indices], axis)
 
 
 def _cut(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Of the indices that `ranges` spell out, those at the locations `start` to `stop`."""
+    """Yield the ranges of the indices `start` to `stop` in the list of indices that `ranges` spell out."""
     before = 0
     for first, last in ranges:
         low, high = max(start - before, 0), min(stop - before, last - first)
@@ -196,13 +206,13 @@ def _cut(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> Iterator[t
         before += last - first
 
 
-def _rows_read(source: TensorReader, name: str, ranges: list[tuple[int, int]]) -> np.ndarray:
-    """These ranges of rows of a tensor, one after another."""
-    info = source.info(name)
-    width = math.prod(info.shape[1:]) * itemsize(info.dtype)
+def _rows_read(source: TensorReader, name: str, ranges: Iterable[tuple[int, int]], depth: int) -> np.ndarray:
+    """Return these ranges of rows of a tensor, one after another."""
+    info, ranges = source.info(name), joined(ranges)
+    width = size_of(info.shape[depth:], info.dtype)
     rows = sum(last - first for first, last in ranges)
-    values = np.empty((rows, *info.shape[1:]), numpy_dtype(info.dtype))
+    values = np.empty((rows, *info.shape[depth:]), numpy_dtype(info.dtype))
     view, done = values.reshape(-1).view(np.uint8).data, 0
-    for first, last in joined(ranges):
+    for first, last in ranges:
         done += len(source.read_range(name, first * width, last * width, view[done:]))
     return values

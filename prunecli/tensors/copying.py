@@ -1,4 +1,4 @@
-"""Moves bytes from a weight file to its place in another: as they are or cast, block by block."""
+"""Copies bytes from weight files to their places in another file, block by block."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-import numpy as np
-
 from prunecli.errors import CheckpointError
-from prunecli.tensors.dtypes import cast, itemsize, numpy_dtype
 from prunecli.tensors.reader import Fill, Handle, reading
 
 JOB_BYTES = 16 << 20
@@ -37,15 +34,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Move:
-    """`nbytes` of a source file that go to one place of a target file.
+    """`nbytes` of a source file that go to one place of a target file as they are.
 
     Attributes:
         where: source checkpoint and tensor, for messages.
-        source: file; `source_offset` in it.
-        target: file descriptor; `target_offset` in its file.
-        cast: safetensors types (from, to), or None where the bytes stay as they are.
-        row_bytes: of a row, where only parts of each row go.
-        picks: those parts, as (start, stop) bytes of a row; empty: all. `nbytes` is that of whole rows.
+        source: file; `source_offset` is a place in it.
+        target: file descriptor; `target_offset` is a place in its file.
     """
 
     where: str
@@ -54,79 +48,38 @@ class Move:
     nbytes: int
     target: int
     target_offset: int
-    cast: tuple[str, str] | None = None
-    row_bytes: int = 0
-    picks: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the bytes go as they are."""
-        return self.cast is None and not self.picks
-
-    @property
-    def written(self) -> int:
-        """Bytes that it writes."""
-        return self.written_of(self.nbytes)
-
-    def written_of(self, nbytes: int) -> int:
-        """Bytes that its first `nbytes` become, those of whole rows."""
-        if self.picks:
-            nbytes = nbytes // self.row_bytes * sum(stop - start for start, stop in self.picks)
-        if self.cast is None:
-            return nbytes
-        return nbytes // itemsize(self.cast[0]) * itemsize(self.cast[1])
-
-    def block_bytes(self, limit: int) -> int:
-        """At most `limit`, in whole rows where rows matter, but one at least."""
-        return max(limit // self.row_bytes, 1) * self.row_bytes if self.picks else limit
 
     def parts(self) -> list[Move]:
-        """The same in moves of at most `JOB_BYTES`."""
-        step = self.block_bytes(JOB_BYTES)
-        if self.nbytes <= step:
-            return [self] if self.nbytes else []
+        """Return moves of at most `JOB_BYTES` that do the same."""
         return [
             replace(
                 self,
                 source_offset=self.source_offset + start,
-                nbytes=min(step, self.nbytes - start),
-                target_offset=self.target_offset + self.written_of(start),
+                nbytes=min(JOB_BYTES, self.nbytes - start),
+                target_offset=self.target_offset + start,
             )
-            for start in range(0, self.nbytes, step)
+            for start in range(0, self.nbytes, JOB_BYTES)
         ]
 
-    def carry_out(self, fill: Fill) -> int:
-        """Do it with the source's bytes as `fill` gives them; returns the bytes written.
+    def carry_out(self, fill: Fill) -> None:
+        """Write the bytes that `fill` gives.
 
         Raises:
-            CheckpointError: the source file ends early, or a value cannot be cast.
+            CheckpointError: the source file ends early.
             OSError: the disk is full, among others.
         """
-        step = self.block_bytes(BLOCK_BYTES)
-        buffer = np.empty(min(step, self.nbytes), np.uint8)
-        offset = self.target_offset
-        for start in range(0, self.nbytes, step):
+        buffer = memoryview(bytearray(min(BLOCK_BYTES, self.nbytes)))
+        for start in range(0, self.nbytes, BLOCK_BYTES):
             block = buffer[: self.nbytes - start]
             # Not copy_file_range: tensors seldom keep their place within a page, and without that it is slower.
             try:
-                fill(block.data)
+                fill(block)
             except EOFError:
                 raise CheckpointError(
                     f"{self.where}: its file ended early while it was read",
                     "Download or copy the file again.",
                 ) from None
-            values = self._picked(block)
-            if self.cast is not None:
-                values = cast(values.view(numpy_dtype(self.cast[0])), self.cast[1], self.where).view(np.uint8)
-            write_from(self.target, offset, values.data)
-            offset += values.nbytes
-        return self.written
-
-    def _picked(self, block: np.ndarray) -> np.ndarray:
-        if not self.picks:
-            return block
-        rows = block.reshape(-1, self.row_bytes)
-        return np.concatenate([rows[:, start:stop] for start, stop in self.picks], axis=1).reshape(-1)
+            write_from(self.target, self.target_offset + start, block)
 
 
 def write_from(file: int, offset: int, view: memoryview) -> None:
@@ -159,7 +112,7 @@ def ask_for(source: Handle, offset: int, nbytes: int) -> None:
 class Gather:
     """Moves from neighbouring places of one file, in the order of their places: one request to a file elsewhere.
 
-    What lies between them comes too, and is dropped. Those with disjoint targets may be carried out side by side.
+    Bytes between the places come too, and are dropped. Gathers with disjoint targets may be carried out side by side.
     """
 
     moves: tuple[Move, ...]
@@ -170,27 +123,22 @@ class Gather:
         return min(move.target_offset for move in self.moves)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes that are read and wanted."""
+    def written(self) -> int:
+        """Number of bytes that are written."""
         return sum(move.nbytes for move in self.moves)
 
-    @property
-    def written(self) -> int:
-        """Bytes that it writes."""
-        return sum(move.written for move in self.moves)
-
     def carry_out(self) -> int:
-        """Do it; returns the bytes written; raises as `Move.carry_out`."""
+        """Copy the bytes; return their number. Raises as `Move.carry_out`."""
         first, last = self.moves[0], self.moves[-1]
-        position, written = first.source_offset, 0
+        position = first.source_offset
         ask_for(first.source, position, first.nbytes)
         fill = reading(first.source, position, last.source_offset + last.nbytes - position)
         for move in self.moves:
             if gap := move.source_offset - position:
                 fill(memoryview(bytearray(gap)))
-            written += move.carry_out(fill)
+            move.carry_out(fill)
             position = move.source_offset + move.nbytes
-        return written
+        return self.written
 
 
 def gathered(moves: Iterable[Move]) -> list[Gather]:

@@ -75,12 +75,12 @@ def _is_replaceable(path: Path) -> bool:
 
 
 def partial_path(output: Path) -> Path:
-    """Where the state of an unfinished run for the file `output` is kept."""
+    """Return the file that keeps the state of an unfinished run for the file `output`."""
     return output.with_name(_states(output)[0])
 
 
 def layers_path(output: Path, whose: str = "") -> Path:
-    """Where the batches' states of an unfinished run by layers are kept; `whose`: of which of several processes."""
+    """Return the file for states of batches of an unfinished run by layers; `whose` names one of several processes."""
     return output.with_name(_states(output)[1] + whose)
 
 

@@ -119,7 +119,7 @@ def parse_dtype(text: str) -> str:
 
 
 def parse_computed(text: str, also: tuple[str, ...] = ()) -> str:
-    """The one of `COMPUTED` that is written "float16", "torch.float16", "fp16", "half" or "F16".
+    """Return the name in `COMPUTED` of a type that is written "float16", "torch.float16", "fp16", "half" or "F16".
 
     Args:
         also: other words that are answers.
@@ -198,7 +198,7 @@ def _odd_float32(values: np.ndarray) -> np.ndarray:
 
 
 def _odd_subnormal(values: np.ndarray) -> np.ndarray:
-    """The same for values below 2^-126, all of which are multiples of 2^-149 in float32."""
+    """Round values below 2^-126 to odd; in float32 they are multiples of 2^-149."""
     units = np.abs(values) * 2.0**149
     whole = np.floor(units)
     whole += (whole != units) & (whole % 2 == 0)

@@ -165,31 +165,19 @@ def has_lone_surrogates(value: Any) -> bool:
     return HALF.search(text) is not None
 
 
-def is_finite(value: Any, but: Collection[str] = ()) -> bool:
-    """Whether all numbers of a JSON value are: Python reads `NaN`, `Infinity` and `1e999`, JSON has none of them.
+def is_finite(value: Any, but: Collection[str] = (), levels: int = DEEPEST) -> bool:
+    """Return whether no number of a JSON value is NaN or infinite, and no part lies deeper than `levels`.
+
+    Python reads `NaN`, `Infinity` and `1e999`, which JSON does not have; values too deep cannot be compared or copied.
 
     Args:
-        value: of no more than `DEEPEST` levels.
-        but: keys whose values are not looked at.
+        but: keys whose values may be anything.
     """
     if isinstance(value, dict):
-        return all(key in but or is_finite(item, but) for key, item in value.items())
+        value = [item for key, item in value.items() if key not in but]
     if isinstance(value, list):
-        return all(is_finite(item, but) for item in value)
+        return levels > 0 and all(is_finite(item, but, levels - 1) for item in value)
     return not isinstance(value, float) or isfinite(value)
-
-
-def is_deep(value: Any) -> bool:
-    """Whether a JSON value has more than `DEEPEST` levels, which comparing and copying it would fail over."""
-    level = [value]
-    for _ in range(DEEPEST):
-        level = [
-            inner
-            for item in level
-            if isinstance(item, (dict, list))
-            for inner in (item.values() if isinstance(item, dict) else item)
-        ]
-    return bool(level)
 
 
 def check_format(path: Path, value: Any, expected: str, error: type[PruneError]) -> None:

@@ -118,11 +118,3 @@ def parse_names(option: str, names: Names | None) -> tuple[str, ...]:
 def counted(count: int, name: str) -> str:
     """1, 'pair' -> '1 pair'; 2 -> '2 pairs'."""
     return f"{count:,} {name}{'' if count == 1 else 's'}"
-
-
-def whole_numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers of a text such as `36,12`; none if a part is no whole number."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        return ()

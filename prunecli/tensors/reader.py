@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,7 +32,7 @@ class RangeSource(Protocol):
     """A weight file that is not on this machine."""
 
     def reading(self, offset: int, nbytes: int) -> Fill:
-        """What fills buffers with its bytes from `offset` on, `nbytes` in all, in few requests."""
+        """Return a function that fills buffers with the next of `nbytes` from `offset` on, in few requests."""
 
 
 Handle = int | RangeSource
@@ -56,7 +57,7 @@ class TensorInfo(NamedTuple):  # made in half the time of a frozen dataclass: th
         return size_of(self.shape, self.dtype)
 
     def cast(self, target: str | None) -> TensorInfo:
-        """The same tensor with floating-point values in the type `target`; None, and what is not one: as it is."""
+        """Return the tensor with the floating-point type `target`; unchanged if that is None or values are integers."""
         return self if target is None or not is_float(self.dtype) else self._replace(dtype=target)
 
 
@@ -98,7 +99,8 @@ class TensorReader:
     def __init__(self, path: Path, files: tuple[WeightFile, ...]) -> None:
         self.path = path
         self.files = tuple(file.path for file in files)
-        self._descriptors: dict[tuple[int, bool], int] = {}
+        self._descriptors: dict[int, int] = {}
+        self._opening = threading.Lock()
         self._files = files
         self._stored = self._named()
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
@@ -122,9 +124,6 @@ class TensorReader:
         """Whether some of its bytes come from elsewhere, so that few large requests are better than many small ones."""
         return False
 
-    def interrupt(self) -> None:
-        """Have what other threads are reading from elsewhere end early, as an error in them; nothing is read after."""
-
     def file_bytes(self, path: Path) -> int:
         """The size of one of `files`."""
         return path.stat().st_size
@@ -140,7 +139,7 @@ class TensorReader:
         return sum(info.numel for info in self.tensors.values())
 
     def info(self, name: str) -> TensorInfo:
-        """What is known of one tensor.
+        """Return type and shape of a tensor.
 
         Raises:
             CheckpointError: there is none of this name.
@@ -192,30 +191,8 @@ class TensorReader:
             raise CheckpointError(f"{file}: truncated while it was read ({name})") from None
         return view
 
-    def reading(self, name: str, start_byte: int, nbytes: int) -> Fill:
-        """What fills buffers with `nbytes` of a tensor from `start_byte` on, in order.
-
-        Raises:
-            CheckpointError: (by what is returned) as `read_range`.
-        """
-        position, end = start_byte, start_byte + nbytes
-
-        def filled(view: memoryview) -> None:
-            nonlocal position
-            position += len(self.read_range(name, position, min(position + len(view), end), view))
-
-        return filled
-
-    def open_files(self, name: str) -> None:
-        """Open what a tensor lies in, so that threads that read it need not.
-
-        Raises:
-            CheckpointError: no such tensor, or its file is gone.
-        """
-        self.location(name)
-
     def location(self, name: str) -> tuple[Handle, int, int]:
-        """Where a tensor's bytes lie: (file, offset, bytes). The checkpoint owns the file.
+        """Return the place of a tensor's bytes: (file, offset, bytes). The checkpoint owns the file.
 
         Raises:
             CheckpointError: no such tensor.
@@ -227,9 +204,8 @@ class TensorReader:
 
     def close(self) -> None:
         """Close its files; reading opens them again, temporary copies excepted."""
-        for (_, spooled), descriptor in self._descriptors.items():
-            if not spooled:
-                os.close(descriptor)
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
         self._descriptors.clear()
         for file in self._files:
             if file.spool is not None:
@@ -246,17 +222,18 @@ class TensorReader:
             self.close()
 
     def _descriptor(self, index: int, spooled: bool) -> Handle:
-        key, file = (index, spooled), self._files[index]
+        file = self._files[index]
         if spooled and file.spool is not None:
-            self._descriptors[key] = file.spool.fileno()
-        elif key not in self._descriptors:
-            try:
-                self._descriptors[key] = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError as error:
-                raise CheckpointError(
-                    f"{file.path}: {error.strerror}", "It was there when the checkpoint was opened."
-                ) from error
-        return self._descriptors[key]
+            return file.spool.fileno()
+        with self._opening:
+            if index not in self._descriptors:
+                try:
+                    self._descriptors[index] = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+                except FileNotFoundError as error:
+                    raise CheckpointError(
+                        f"{file.path}: {error.strerror}", "It was there when the checkpoint was opened."
+                    ) from error
+            return self._descriptors[index]
 
     @cached_property
     def _by_stored_name(self) -> dict[str, tuple[int, Stored]]:
@@ -269,7 +246,7 @@ class TensorReader:
 
 
 def reading(file: Handle, offset: int, nbytes: int) -> Fill:
-    """What fills buffers with the `nbytes` of a file from `offset` on, in order; from elsewhere in few requests.
+    """Return a function that fills buffers with the next of `nbytes` of a file from `offset` on.
 
     Raises:
         EOFError: (by what it returns) the file ends before.

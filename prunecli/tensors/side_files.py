@@ -90,7 +90,7 @@ def side_files(directory: Path, weights: Collection[Path]) -> SideFiles:
 
 
 def belonging(sizes: Mapping[str, int], modules: Collection[str] = ()) -> tuple[list[str], list[str]]:
-    """What belongs to a model beside its weights, and what does not: each sorted.
+    """Sort files into those that belong to a model beside its weights, and the others.
 
     Files belong to it but for weights, their indices, adapters and data. A folder belongs to it where modules.json
     names it, with one format of the weights of its module; any other one where it holds no weights, nothing of a
@@ -173,7 +173,7 @@ def _is_part(folder: str, names: Collection[str], nbytes: int) -> bool:
 
 
 def _walk(directory: Path, followed: Collection[str]) -> Iterator[Path]:
-    """What is not hidden in a directory and its folders: files, and whatever is not gone into.
+    """Yield the files in a directory and its folders, and the folders that are not entered; hidden ones are left out.
 
     Args:
         followed: folders of the directory that are gone into even as links, unless they hold the directory.
@@ -229,7 +229,7 @@ _FORMATS: tuple[tuple[str, str, str], ...] = (
 
 
 def described(names: Collection[str], where: str, read: Callable[[str], Any]) -> tuple[str, str] | None:
-    """What a folder with these files is, and what to do; None where the names do not tell.
+    """Say what a folder with these files is, and what to do; None if the names do not tell.
 
     Args:
         names: paths of its files, with `/`.
@@ -272,7 +272,7 @@ def of_directory(directory: Path) -> tuple[str, str] | None:
 
 
 def of_file(path: Path) -> tuple[str, str]:
-    """What a file is that was given in the place of a directory, and what to do."""
+    """Say what a file is that was given instead of a directory, and what to do."""
     is_adapter = path.name.startswith("adapter_model")
     found = of_directory(path.parent) if is_adapter else described([path.name], str(path.parent), _object)
     if (path.parent / "config.json").is_file() and not is_adapter:

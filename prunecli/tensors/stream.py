@@ -13,6 +13,9 @@ from prunecli.errors import CheckpointError
 from prunecli.tensors.dtypes import is_float, size_of
 from prunecli.tensors.reader import TensorInfo, TensorReader
 
+MOST_RANGES = 256
+"""Ranges of a tensor that are copied one by one; of more, blocks of rows are put together."""
+
 
 @dataclass(frozen=True)
 class Copy:
@@ -123,12 +126,12 @@ class Output(NamedTuple):  # as `TensorInfo`
 
 
 def check_expressions(source: TensorReader, outputs: Sequence[Output]) -> None:
-    """Whether each output can be made of what `source` holds.
+    """Check that each output can be made of the tensors of `source`.
 
     Raises:
-        CheckpointError: a tensor that the source lacks, or one of whole numbers that would be computed with.
-        ValueError: a name twice, ranges or a shape that the source tensor does not have, a cast to a type that
-            is no floating-point type: a fault of the method that made the outputs.
+        CheckpointError: the source lacks a tensor, or holds whole numbers that would be computed with.
+        ValueError: the method that made the outputs is at fault: a name twice, or ranges or a shape that the source
+            tensor does not have.
     """
     names: set[str] = set()
     for output in outputs:
@@ -140,20 +143,13 @@ def check_expressions(source: TensorReader, outputs: Sequence[Output]) -> None:
         shape = shape_of(source, output.expression, output.name)
         if output.shape != shape:
             raise ValueError(f"{output.name}: shape {list(output.shape)}, its source gives {list(shape)}")
-        moved = isinstance(output.expression, (Copy, Slices))
         for name in sources(output.expression):
-            dtype = source.info(name).dtype
-            if moved and output.dtype == dtype:
-                continue
-            if not is_float(dtype):
+            dtype, moved = source.info(name).dtype, isinstance(output.expression, (Copy, Slices))
+            if not is_float(dtype) and not (moved and output.dtype == dtype):
                 raise CheckpointError(
                     f"{name} is of type {dtype}, which cannot be merged or resized",
                     "Give a checkpoint in float32, bfloat16 or float16.",
                 )
-            if not is_float(output.dtype):
-                raise ValueError(f"{output.name}: no cast from {dtype} to {output.dtype}")
-        if not moved and not is_float(output.dtype):
-            raise ValueError(f"{output.name}: {output.dtype} cannot be computed")
 
 
 def is_plain_copy(source: TensorReader, output: Output) -> bool:
@@ -200,44 +196,21 @@ def shape_of(source: TensorReader, expression: Expression, name: str) -> tuple[i
     return (*shape[:axis], sum(b - a for a, b in expression.ranges), *shape[axis + 1 :])
 
 
-@dataclass(frozen=True)
-class ByteRange:
-    """Bytes of a source tensor that an output is made of.
-
-    Attributes:
-        start: first byte.
-        nbytes: how many.
-        row_bytes: of a row, where only parts of each row are taken; else 0.
-        picks: those parts, as (start, stop) bytes of a row; empty: all.
-    """
-
-    start: int
-    nbytes: int
-    row_bytes: int = 0
-    picks: tuple[tuple[int, int], ...] = ()
-
-
-def byte_ranges(output: Output, info: TensorInfo) -> Iterator[ByteRange]:
-    """Which bytes of its source the output is made of, in order; neighbours as one.
-
-    Raises:
-        ValueError: it is computed, not selected.
-    """
+def copied_ranges(source: TensorReader, output: Output) -> list[tuple[int, int]] | None:
+    """Return the byte ranges (start, stop) of a source tensor that an output is a copy of; None if it is computed."""
     expression = output.expression
+    if not isinstance(expression, (Copy, Slices)):
+        return None
+    info = source.info(expression.source)
+    if info.dtype != output.dtype:
+        return None
     if isinstance(expression, Copy):
-        yield ByteRange(0, info.nbytes)
-        return
-    if not isinstance(expression, Slices):
-        raise ValueError(f"{output.name} is computed, not moved")
+        return [(0, info.nbytes)]
     axis, ranges = expression.axis, joined(expression.ranges)
-    rows = math.prod(info.shape[:axis])
-    row_bytes = info.nbytes // rows if rows else 0
-    inner = row_bytes // info.shape[axis] if info.shape[axis] else 0  # bytes of one index
-    picks = tuple((start * inner, stop * inner) for start, stop in ranges)
-    if rows == 1:
-        yield from (ByteRange(start, stop - start) for start, stop in picks)
-    elif picks:
-        yield ByteRange(0, info.nbytes, row_bytes, picks)
+    if math.prod(info.shape[:axis]) != 1 or (len(ranges) > MOST_RANGES and not source.is_remote):
+        return None
+    width = info.nbytes // info.shape[axis] if info.shape[axis] else 0
+    return [(start * width, stop * width) for start, stop in ranges]
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

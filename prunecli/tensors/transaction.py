@@ -15,9 +15,8 @@ from secrets import token_hex
 
 from prunecli.errors import HubError, OutputError
 from prunecli.processes import terminations_as_exit, undisturbed
-from prunecli.tensors.locks import acquire
 from prunecli.tensors.quantities import bytes_text
-from prunecli.tensors.unfinished import Journal, digest, sync
+from prunecli.tensors.unfinished import Journal, acquire, digest, sync
 
 SPARE_BYTES = 16 << 20
 """Room for the small files beside the weights."""
@@ -165,7 +164,7 @@ def require_space(target: Path, needed_bytes: int) -> None:
 
 
 def output_error(target: Path, error: OSError) -> OutputError:
-    """What is said where the system refuses to write."""
+    """Describe an error of the system in writing `target`."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return OutputError(
             f"{target}: the disk is full; nothing was written", "Free some space, or choose another `output`."

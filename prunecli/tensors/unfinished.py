@@ -1,8 +1,9 @@
-"""The store for unfinished work: records in a file of JSON lines, from which a later run of the same work goes on."""
+"""Unfinished work: records in a file of JSON lines, from which a later run goes on, and the lock of a writer."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -147,3 +148,36 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def acquire(path: Path) -> int | None:
+    """Lock the file `path`, which is made if need be; closing the returned descriptor, or the process's end, frees it.
+
+    Process ids cannot say whether a writer is alive: they are used again, and two containers both have a process 1.
+    A process may remove the file while it holds the lock: whoever opened it before locks the next file of that name.
+
+    Returns:
+        None: the file system has no locks, as some network file systems.
+
+    Raises:
+        BlockingIOError: another process holds the lock.
+        OSError: the file cannot be made.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        held = False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = os.path.samestat(os.fstat(descriptor), path.stat())
+        except FileNotFoundError:
+            pass
+        except BlockingIOError:
+            raise
+        except OSError:  # no locks here
+            path.unlink(missing_ok=True)
+            return None
+        finally:
+            if not held:
+                os.close(descriptor)
+        if held:
+            return descriptor

@@ -14,7 +14,7 @@ from prunecli.tensors.computing import Block, blocks
 from prunecli.tensors.copying import Gather, Move, gathered, reserve
 from prunecli.tensors.dtypes import itemsize
 from prunecli.tensors.reader import TensorReader
-from prunecli.tensors.stream import Copy, Output, Slices, byte_ranges, check_expressions
+from prunecli.tensors.stream import Copy, Output, Slices, check_expressions, copied_ranges
 from prunecli.tensors.unfinished import Journal, digest
 
 SHARD_BYTES = 5_000_000_000
@@ -29,9 +29,6 @@ CONNECTIONS = 8
 
 NOTE_BYTES = 256 << 20
 """After so many more bytes of a file the journal notes how far it is."""
-
-MOST_RANGES = 256
-"""Ranges of a tensor that are moved one by one; of more, blocks of rows are put together."""
 
 
 def write_tensors(
@@ -55,7 +52,7 @@ def write_tensors(
         directory: to write into.
         shard_bytes: size of a file at most.
         journal: of `directory`: what it notes is not written again, and what is written is noted.
-        progress: advances by the bytes that are written; of a source elsewhere by those that are fetched.
+        progress: advances by the bytes that are written.
 
     Returns:
         Tensor's name -> file.
@@ -73,10 +70,10 @@ def write_tensors(
         names = [SINGLE_FILE]
     weight_map = {output.name: file for file, shard in zip(names, shards, strict=True) for output in shard}
     verb = "fetching" if source.is_remote else "writing"
-    with progress(verb, sum(_worked(source, output) for output in outputs), "bytes") as advance:
+    with progress(verb, sum(output.nbytes for output in outputs), "bytes") as advance:
         for file, shard in zip(names, shards, strict=True):
             if journal is not None and journal.has(file):
-                advance(sum(_worked(source, output) for output in shard))
+                advance(sum(output.nbytes for output in shard))
                 continue
             _write_shard(source, shard, directory / file, advance, journal)
             if journal is not None:
@@ -160,77 +157,57 @@ def _write_shard(
             submitted = [None] * done + [pool.submit(job.carry_out) for job in jobs[done:]]
             for number, (job, written) in enumerate(zip(jobs, submitted, strict=True), start=1):
                 nbytes += written.result() if written is not None else 0
-                advance(job.nbytes if source.is_remote and isinstance(job, Gather) else job.written)
+                advance(job.written)
                 if journal is not None and nbytes - noted >= NOTE_BYTES:
                     journal.note(path.name, nbytes, number, layout)
                     noted = nbytes
-        except BaseException:
-            source.interrupt()
-            raise
         finally:  # after an error or Ctrl-C: what runs ends within one move, the rest never starts
             pool.shutdown(cancel_futures=True)
 
 
 def _layout(jobs: Sequence[Gather | Block]) -> str:
-    """Which step writes what, as a digest: they differ where other files of the source lie here already."""
-    parts = [job.moves if isinstance(job, Gather) else (job,) for job in jobs]
-    return digest([[(move.target_offset, move.written) for move in moves] for moves in parts])
-
-
-def _worked(source: TensorReader, output: Output) -> int:
-    """Bytes of an output that progress counts."""
-    expression = output.expression
-    if not source.is_remote or not isinstance(expression, (Copy, Slices)):
-        return output.nbytes
-    return sum(part.nbytes for part in byte_ranges(output, source.info(expression.source)))
+    """Return a digest of which step writes what: it differs if other files of the source lie here already."""
+    places = [
+        [one.target_offset for one in (job.moves if isinstance(job, Gather) else (job,))] for job in jobs
+    ]
+    return digest([places, [job.written for job in jobs]])
 
 
 def _jobs(
     source: TensorReader, outputs: Sequence[Output], target: int, start: int
 ) -> Sequence[Gather | Block]:
-    """Work that may be done side by side, in the order of the file `target`, whose tensors begin at `start`."""
-    moved: list[tuple[Output, int]] = []
+    """Return work that may be done side by side, in the order of the file `target`.
+
+    Args:
+        start: first byte of the tensors in the file.
+    """
+    moves: list[Move] = []
     computed: list[Block] = []
     for output in outputs:
-        expression = output.expression
-        is_scattered = (
-            isinstance(expression, Slices) and len(expression.ranges) > MOST_RANGES and not source.is_remote
-        )
-        if isinstance(expression, (Copy, Slices)) and not is_scattered:
-            moved.append((output, start))
-        else:
-            computed += blocks(source, output, target, start)
+        expression, place = output.expression, start
         start += output.nbytes
-    parts = (part for move in coalesced(_moves(source, moved, target)) for part in move.parts())
+        ranges = copied_ranges(source, output)
+        if ranges is None:
+            computed += blocks(source, output, target, place)
+            continue
+        assert isinstance(expression, (Copy, Slices))
+        file, offset, _ = source.location(expression.source)
+        where = f"{source.path}: {expression.source}"
+        for first, stop in ranges:
+            moves.append(Move(where, file, offset + first, stop - first, target, place))
+            place += stop - first
+    parts = (part for move in coalesced(moves) for part in move.parts())
     return sorted([*gathered(parts), *computed], key=lambda job: job.target_offset)
 
 
-def _moves(source: TensorReader, outputs: Iterable[tuple[Output, int]], target: int) -> Iterator[Move]:
-    """What moves outputs to their places in the file `target`."""
-    for output, start in outputs:
-        expression = output.expression
-        assert isinstance(expression, (Copy, Slices))
-        info = source.info(expression.source)
-        file, offset, _ = source.location(expression.source)
-        cast = None if info.dtype == output.dtype else (info.dtype, output.dtype)
-        where = f"{source.path}: {expression.source}"
-        for part in byte_ranges(output, info):
-            rows = part.row_bytes, part.picks
-            move = Move(where, file, offset + part.start, part.nbytes, target, start, cast, *rows)
-            yield move
-            start += move.written
-
-
-def coalesced(moves: Iterator[Move]) -> Iterator[Move]:
-    """Plain copies of neighbouring bytes joined to one; empty ones left out."""
+def coalesced(moves: Iterable[Move]) -> Iterator[Move]:
+    """Yield copies of neighbouring bytes joined to one, without empty ones."""
     last: Move | None = None
     for move in moves:
         if not move.nbytes:
             continue
         if (
             last is not None
-            and last.is_plain
-            and move.is_plain
             and last.source == move.source
             and last.source_offset + last.nbytes == move.source_offset
             and last.target_offset + last.nbytes == move.target_offset

@@ -29,8 +29,8 @@ from prunecli.errors import CheckpointError, OutputError, UsageError, kind_and_r
 from prunecli.modules.saving import save_tensors
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.json_files import lenient, parsed, read_json
-from prunecli.tensors.locks import acquire
 from prunecli.tensors.transaction import output_error
+from prunecli.tensors.unfinished import acquire
 
 FORMAT = "prunecli.finetune-state/1"
 RUN, FINISHED = "run.json", "finished.json"

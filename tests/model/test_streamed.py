@@ -19,7 +19,6 @@ from prunecli.model.streamed import stream_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from prunecli.tensors import copying, writer
-from prunecli.tensors.hub import ranges
 from prunecli.tensors.hub.fetch import local_directory
 from prunecli.tensors.unfinished import NAME, Store
 from tests.contracts.method_contract import digests
@@ -40,7 +39,6 @@ def source(tmp_path, monkeypatch, hub):
     """`org/tiny` on the hub, of three files; its requests are small."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(copying, "REQUEST_BYTES", 10_000)
-    monkeypatch.setattr(ranges, "WAITS", (0,) * 8)
     directory = tiny_nllb_moe(tmp_path / "source", shards=3, experts=16)
     hub.add("org/tiny", directory)
     return directory
@@ -219,7 +217,7 @@ def unfinished(source, hub):
         def end():
             hub.faults = [Fault(status=500)] * 1000
 
-        with pytest.raises(HubError, match="answers 500"):
+        with pytest.raises(HubError, match=r"answers .*\(500\)"):
             prune(opened, "out", progress=Ending(0.7, end))
     hub.faults = []
     hub.sent = 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
-from prunecli.tensors import computing, writer
+from prunecli.tensors import computing, stream
 from prunecli.tensors.computing import TILE, values
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.stream import (
@@ -136,7 +136,8 @@ def test_scattered_slices_are_put_together_in_blocks(wanted: str, monkeypatch: p
     """As they would be moved one by one."""
     expression = Slices("a", 1, ((0, 1), (2, 3), (4, 5), (6, 7)))
     moved = made(expression, wanted=wanted)
-    monkeypatch.setattr(writer, "MOST_RANGES", 3)
+    monkeypatch.setattr(stream, "MOST_RANGES", 3)
+    monkeypatch.setattr(computing, "MOST_RANGES", 3)
     assert made(expression, wanted=wanted, block=10).tobytes() == moved.tobytes()
     np.testing.assert_array_equal(
         moved.astype(np.float32),
@@ -173,15 +174,12 @@ def test_values_come_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (Concat(2, (Copy("a"), Copy("b"))), "F32", "cannot be joined along axis 2"),
         (Concat(1, (Slices("a", 1, ((6, 8),)),)), "F32", "lacks some of the ranges"),
         (Sum((Slices("a", 0, ((13, 14),)),), (1,)), "F32", "lacks some of the ranges"),
-        (Sum(ABC, (1, 1, 1)), "I32", "no cast from F32 to I32"),
-        (Zeros((13, 7)), "U8", "U8 cannot be computed"),
         (Copy("bias"), "F32", "its source gives"),
         (Slices("a", 1, ((3, 6),)), "F32", "its source gives"),
         (Sum((Copy("bias"),), (1,)), "F32", "its source gives"),
         (Slices("a", 0, ((-1, 0),)), "F32", "lacks some of the ranges"),
         (Slices("scalar", 0, ((0, 1),)), "F32", "lacks some of the ranges"),
         (Slices("a", 2, ((0, 2),)), "F32", "lacks some of the ranges"),
-        (Copy("a"), "I32", "no cast from F32 to I32"),
     ],
 )
 def test_expressions_that_cannot_be(tmp_path: Path, expression: Expression, dtype: str, fault: str) -> None:

@@ -28,10 +28,8 @@ def files(tmp_path: Path) -> Iterator[tuple[int, int]]:
     os.close(target)
 
 
-def move(
-    files: tuple[int, int], nbytes: int = DATA.nbytes, cast: tuple[str, str] | None = None, at: int = 8
-) -> Move:
-    return Move("dir: fc1", files[0], 4, nbytes, files[1], at, cast)
+def move(files: tuple[int, int], nbytes: int = DATA.nbytes, at: int = 8) -> Move:
+    return Move("dir: fc1", files[0], 4, nbytes, files[1], at)
 
 
 def test_goes_on_after_short_reads_and_writes(
@@ -45,24 +43,17 @@ def test_goes_on_after_short_reads_and_writes(
     assert os.pread(files[1], 20000, 4) == DATA.tobytes()
 
 
-def test_casts_block_by_block(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "BLOCK_BYTES", 1024)
-    assert Gather((move(files, cast=("F32", "F16")),)).carry_out() == DATA.nbytes // 2
-    assert os.pread(files[1], 20000, 8) == DATA.astype(np.float16).tobytes()
-
-
 def test_parts_make_the_whole(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "JOB_BYTES", 4096)
-    parts = move(files, cast=("F32", "F16")).parts()
+    parts = move(files).parts()
     assert [part.nbytes for part in parts] == [4096, 4096, 3808]
-    assert sum(Gather((part,)).carry_out() for part in reversed(parts)) == DATA.nbytes // 2
-    assert os.pread(files[1], 20000, 8) == DATA.astype(np.float16).tobytes()
+    assert sum(Gather((part,)).carry_out() for part in reversed(parts)) == DATA.nbytes
+    assert os.pread(files[1], 20000, 8) == DATA.tobytes()
 
 
-@pytest.mark.parametrize("cast", [None, ("F32", "F16")])
-def test_source_that_ends_early(files: tuple[int, int], cast: tuple[str, str] | None) -> None:
+def test_source_that_ends_early(files: tuple[int, int]) -> None:
     with pytest.raises(CheckpointError, match="dir: fc1: its file ended early"):
-        Gather((move(files, DATA.nbytes + 4, cast),)).carry_out()
+        Gather((move(files, DATA.nbytes + 4),)).carry_out()
 
 
 def test_full_disk(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:

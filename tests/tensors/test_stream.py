@@ -1,4 +1,4 @@
-"""`Output`: which bytes it is made of, and which outputs are refused."""
+"""`copied_ranges`: the bytes that an output is a copy of."""
 
 from __future__ import annotations
 
@@ -12,30 +12,45 @@ from hypothesis import strategies as st
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors import computing
 from prunecli.tensors.dtypes import numpy_dtype
-from prunecli.tensors.reader import TensorInfo
-from prunecli.tensors.stream import ByteRange, Generated, Output, Slices, byte_ranges
+from prunecli.tensors.reader import Stored, TensorInfo, TensorReader, WeightFile
+from prunecli.tensors.stream import Copy, Generated, Output, Slices, copied_ranges
 from prunecli.tensors.writer import write_tensors
 from tests.families import tiny_family
 from tests.ffn_layouts import weights
 
 
+def reader(name: str, dtype: str, shape: tuple[int, ...]) -> TensorReader:
+    file = Path("none")
+    return TensorReader(file, (WeightFile(file, {name: Stored(TensorInfo(name, dtype, shape), 0)}),))
+
+
 @given(st.lists(st.integers(0, 9), max_size=12), st.integers(0, 3))
 def test_ranges_spell_out_the_rows(rows: list[int], width: int) -> None:
-    info = TensorInfo("router", "U8", (10, width))
     data = bytes(range(10 * width))
     ranges = tuple((row, row + 1) for row in rows)
-    found = list(byte_ranges(Output("out", "U8", (len(rows), width), Slices("router", 0, ranges)), info))
-    assert not any(part.picks for part in found)
-    made = b"".join(data[part.start : part.start + part.nbytes] for part in found)
+    output = Output("out", "U8", (len(rows), width), Slices("router", 0, ranges))
+    found = copied_ranges(reader("router", "U8", (10, width)), output)
+    assert found is not None
+    made = b"".join(data[start:stop] for start, stop in found)
     assert made == b"".join(data[row * width : (row + 1) * width] for row in rows)
 
 
-def test_slices_of_rows_are_picked_from_each() -> None:
-    info = TensorInfo("out_proj", "F16", (3, 8))
-    output = Output("out", "F16", (3, 5), Slices("out_proj", 1, ((0, 2), (2, 4), (5, 5), (7, 8))))
-    assert list(byte_ranges(output, info)) == [ByteRange(0, 48, 16, ((0, 8), (14, 16)))]
+def test_neighbouring_rows_are_one_range() -> None:
+    output = Output("out", "F32", (5, 4), Slices("router", 0, ((0, 1), (1, 3), (6, 8))))
+    assert copied_ranges(reader("router", "F32", (8, 4)), output) == [(0, 48), (96, 128)]
+
+
+def test_columns_casts_and_many_ranges_are_computed() -> None:
+    source = reader("router", "F16", (600, 8))
+    scattered = Slices("router", 0, tuple((row, row + 1) for row in range(0, 600, 2)))
+    for dtype, shape, expression in (
+        ("F16", (600, 5), Slices("router", 1, ((0, 2), (5, 8)))),
+        ("F32", (600, 8), Copy("router")),
+        ("F16", (300, 8), scattered),
+    ):
+        assert copied_ranges(source, Output("out", dtype, shape, expression)) is None
     bias = Output("out", "F16", (3,), Slices("bias", 0, ((1, 2), (4, 6))))
-    assert list(byte_ranges(bias, TensorInfo("bias", "F16", (8,)))) == [ByteRange(2, 2), ByteRange(8, 4)]
+    assert copied_ranges(reader("bias", "F16", (8,)), bias) == [(2, 4), (8, 12)]
 
 
 SHAPES = [(300, 40), (7, 3, 5), (11,), (0, 4), (6, 0)]

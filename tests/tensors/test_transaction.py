@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from prunecli.errors import OutputError
-from prunecli.tensors import locks, transaction
+from prunecli.tensors import transaction, unfinished
 from prunecli.tensors.transaction import new_directory
 
 
@@ -201,14 +201,14 @@ def test_without_locks_nothing_is_taken_for_abandoned(
     def flock(_descriptor: int, _kind: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(locks.fcntl, "flock", flock)
+    monkeypatch.setattr(unfinished.fcntl, "flock", flock)
     make(tmp_path / "out")
     assert names(tmp_path) == [left.name, "out"]
 
 
 def test_a_lock_whose_file_was_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its holder removes the file at the end, after this process has opened it."""
-    path, flock, calls = tmp_path / "lock", locks.fcntl.flock, []
+    path, flock, calls = tmp_path / "lock", unfinished.fcntl.flock, []
 
     def late(descriptor: int, kind: int) -> None:
         calls.append(kind)
@@ -216,11 +216,11 @@ def test_a_lock_whose_file_was_removed_is_none(tmp_path: Path, monkeypatch: pyte
             path.unlink()
         flock(descriptor, kind)
 
-    monkeypatch.setattr(locks.fcntl, "flock", late)
-    held = locks.acquire(path)
+    monkeypatch.setattr(unfinished.fcntl, "flock", late)
+    held = unfinished.acquire(path)
     assert held is not None
     with pytest.raises(BlockingIOError):
-        locks.acquire(path)
+        unfinished.acquire(path)
     os.close(held)
 
 

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
-from prunecli.tensors import copying
+from prunecli.tensors import computing, copying
 from prunecli.tensors.copying import Move
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.stream import Copy, Output, Slices
@@ -92,6 +92,7 @@ def test_slices_are_taken_along_any_axis(
     output = Output("out", wanted, expected.shape, Slices("a", axis, tuple((a, b) for a, b in ranges)))
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(copying, "BLOCK_BYTES", 4 * block)
+        patch.setattr(computing, "BLOCK_ELEMENTS", block)
         patch.setattr(copying, "JOB_BYTES", 8 * block)
         found = written(checkpoint(Path(folder) / "in", {"a": values}), [output], Path(folder) / "out")
     assert_same(found, {"out": expected})
@@ -199,17 +200,6 @@ def test_joined_copies_move_the_same_bytes(byte_ranges: list[tuple[int, int, int
     joined = list(coalesced(iter(moves)))
     assert spelt(joined) == spelt(moves)
     assert len(joined) <= len(moves)
-
-
-def test_neighbours_are_joined_but_casts_are_not() -> None:
-    cast = ("F32", "F16")
-    moves = [
-        Move("", 1, 0, 8, 9, 0),
-        Move("", 1, 8, 8, 9, 8),
-        Move("", 1, 16, 8, 9, 16, cast),
-        Move("", 1, 24, 8, 9, 20, cast),
-    ]
-    assert [move.nbytes for move in coalesced(iter(moves))] == [16, 8, 8]
 
 
 def test_nan_is_refused_by_a_cast_and_copied_otherwise(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ import pytest
 from prunecli.methods.experts import collect
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors import copying, unfinished, writer
-from prunecli.tensors.hub import ranges
 from prunecli.tensors.hub.fetch import commit_of
 from tests import forked
 from tests.fuzz.mutations import damage_file
@@ -172,7 +171,6 @@ def _serving(model: Path, cache: Path) -> Iterator[HubServer]:
     """A hub that has this directory, and that huggingface_hub asks."""
     with serving() as hub, pytest.MonkeyPatch.context() as patched:
         point_at(hub.url, cache, patched)
-        patched.setattr(ranges, "WAITS", (0,) * 3)
         patched.setattr(writer, "NOTE_BYTES", 1)
         for limit in ("JOB_BYTES", "REQUEST_BYTES"):  # so that there are many
             patched.setattr(copying, limit, 8000)

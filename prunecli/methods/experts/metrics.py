@@ -42,6 +42,7 @@ from prunecli.results.gates import (
     split_pair,
 )
 from prunecli.results.matching import match_gates, read_matching
+from prunecli.tensors.computing import REMOTE_ELEMENTS
 from prunecli.tensors.dtypes import itemsize, numpy_dtype
 from prunecli.tensors.reader import TensorReader
 from prunecli.text.files import near_names
@@ -418,9 +419,6 @@ def aimer_values(
         for place in range(layer.num_experts):
             own = [layer.expert_tensor(place, suffix) for suffix in layer.expert_tensors]
             work.append(parts_of_expert(reader, own, layer.stacked_tensors, place, layer.num_experts))
-    for parts in work:
-        for name, *_ in parts:
-            reader.open_files(name)
     pool = ThreadPoolExecutor(THREADS if reader.is_remote else min(THREADS, os.cpu_count() or 1))
     try:
         with progress("reading experts", len(work), "experts") as advance:
@@ -428,9 +426,6 @@ def aimer_values(
             for (name, expert), value in zip(places, values, strict=True):
                 found[name][expert] = value
                 advance(1)
-    except BaseException:
-        reader.interrupt()
-        raise
     finally:  # after an error or Ctrl-C: running threads finish their expert, the rest never starts
         pool.shutdown(cancel_futures=True)
     return found
@@ -478,10 +473,10 @@ def inverse_aimer(reader: TensorReader, parts: Sequence[Part]) -> float:
     for name, first, values in parts:
         dtype = reader.info(name).dtype
         size = itemsize(dtype)
-        fill = reader.reading(name, first * size, values * size)
-        for start in range(0, values, BLOCK_ELEMENTS):
-            raw = np.empty(min(BLOCK_ELEMENTS, values - start), numpy_dtype(dtype))
-            fill(raw.view(np.uint8).data)
+        step = REMOTE_ELEMENTS if reader.is_remote else BLOCK_ELEMENTS
+        for start in range(first, first + values, step):
+            raw = np.empty(min(step, first + values - start), numpy_dtype(dtype))
+            reader.read_range(name, start * size, start * size + raw.nbytes, raw.view(np.uint8).data)
             block = np.abs(raw.astype(np.float64))
             absolute += float(block.sum())
             square += float(np.square(block, out=block).sum())

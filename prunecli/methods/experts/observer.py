@@ -20,6 +20,7 @@ from prunecli.modules.loading import sparse_ffns
 from prunecli.modules.sparse_ffn import Routing, SparseFFN
 from prunecli.modules.stock_experts import ExpertUse
 from prunecli.modules.tapped_experts import observed_experts
+from prunecli.private import UNFINISHED
 from prunecli.results.gates import COUNTS, SUMS, TEXT_SUMS, GateSums
 
 LayerSums = dict[int, GateSums]
@@ -106,13 +107,13 @@ class GateObserver(Summing):
         """While the block runs `model.generate`, count only the beams of unfinished sentences.
 
         A sentence in a batch is computed until the whole batch is done. Its beams count only as long as the sentence
-        would run alone: transformers asks `_beam_search_has_unfinished_sequences` once a step whether any sentence can
+        would run alone: transformers asks the method `UNFINISHED` once a step whether any sentence can
         still improve; here the same question is answered for each sentence.
 
         Args:
             longest: `[batch]`, largest number of new tokens of each sentence.
         """
-        stock, step = model._beam_search_has_unfinished_sequences, 0
+        stock, step = getattr(model, UNFINISHED), 0
         live = self._live = torch.ones_like(longest, dtype=torch.bool)
 
         def has_unfinished(
@@ -126,12 +127,12 @@ class GateObserver(Summing):
                 live.logical_and_(~finished.all(dim=-1))
             return stock(can_improve, finished, hits, early_stopping) and bool(live.any())
 
-        model._beam_search_has_unfinished_sequences = has_unfinished
+        setattr(model, UNFINISHED, has_unfinished)
         try:
             yield
         finally:
             self._live = None
-            del model._beam_search_has_unfinished_sequences
+            delattr(model, UNFINISHED)
 
     def _observe(self, index: int, routing: Routing) -> None:
         gates, experts = routing.gates, routing.experts

@@ -14,6 +14,7 @@ from typing import Any
 
 from prunecli.errors import CheckpointError
 from prunecli.methods.vocabulary.tokenizer import is_fast, token_ids
+from prunecli.private import switch_language_side
 from prunecli.progress import Progress, silent
 from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer, tokenized
@@ -159,7 +160,7 @@ def _tokens(tokenizer: Any, texts: list[str], is_target: bool) -> list[list[Any]
     if is_fast(tokenizer):
         options = {"add_special_tokens": False, "truncation": False, "verbose": False}
         return list(tokenized(tokenizer, texts, **options)["input_ids"])
-    (tokenizer._switch_to_target_mode if is_target else tokenizer._switch_to_input_mode)()
+    switch_language_side(tokenizer, is_target=is_target)
     return [tokenizer.tokenize(text) for text in texts]
 
 

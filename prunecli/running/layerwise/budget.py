@@ -18,6 +18,7 @@ from prunecli.errors import UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.probe import WIDTH, head_counts, numbers
 from prunecli.modules.logits import block_positions
+from prunecli.private import ATTENTION_FUNCTION
 from prunecli.running.layerwise.parts import Skeleton
 
 WORKSPACE = 128 << 20
@@ -121,7 +122,7 @@ def shape_of(checkpoint: Checkpoint, skeleton: Skeleton, dtype: torch.dtype) -> 
     if checkpoint.runs_stock:
         heads = [*head_counts(config.to_dict()).values()]
         widths = [value for key, value in numbers(config.to_dict()) if WIDTH.search(key)]
-        if config._attn_implementation != "eager":
+        if getattr(config, ATTENTION_FUNCTION) != "eager":
             heads = [1]  # others make no weights of all pairs of positions, but there is a mask of them
     else:
         heads = [int(config.num_attention_heads)]

@@ -72,7 +72,6 @@ class LayerPasses:
         skeleton: its resident tensors are there.
         reader: of its checkpoint.
         states: stores the layers' outputs and the experts' rows.
-        make_room: called before a pass is begun, which takes memory for its activations.
         advance: called with 1 whenever a pass is through a layer.
 
     Attributes:
@@ -84,12 +83,11 @@ class LayerPasses:
         skeleton: Skeleton,
         reader: Reader,
         states: StateStore,
-        make_room: Callable[[], None] = ignored,
         advance: Advance = ignored,
     ) -> None:
         self._stages, self._device = skeleton.stages, skeleton.device
         self._reader, self._states = reader, states
-        self._make_room, self._advance = make_room, advance
+        self._advance = advance
         self.current = -1
         self._stored: Mapping[Side, Any] = {}
         self._given: dict[Side, Any] = {}
@@ -109,7 +107,6 @@ class LayerPasses:
         """
         given: dict[Side, Any] = {}
         self._stored, self._given = self._inputs(outputs), given
-        self._make_room()
         try:
             result = forward()
         except StopForward as stopped:
@@ -301,7 +298,7 @@ def bound(stage: Stage, tensors: Sequence[Tensor]) -> Iterator[None]:
         yield
     finally:
         for target, tensor in zip(stage.targets, before, strict=True):
-            target.place[target.attribute] = tensor
+            setattr(target.module, target.attribute, tensor)
 
 
 @contextmanager

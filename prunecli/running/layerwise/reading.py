@@ -84,7 +84,7 @@ class Reader:
         self._wanted: deque[Block] = deque()
         self._begun: deque[Future[Loaded]] = deque()
         self._free: deque[Tensor] = deque()
-        self._opening, self._ended = threading.Lock(), threading.Event()
+        self._ended = threading.Event()
         self._copies, self._of_thread = CopyStream(device), threading.local()
         for _ in range(buffers):
             buffer = torch.empty(buffer_bytes, dtype=torch.uint8, device=device)
@@ -135,10 +135,6 @@ class Reader:
     def _load(self, block: Block, buffer: Tensor) -> Loaded:
         """Read the tensors of `block` into `buffer`; returns both, and the bytes that they take in the checkpoint."""
         staging = self._of_thread.__dict__.setdefault("staging", Staging(CHUNK_BYTES))
-        with self._opening:  # its files, one thread at a time
-            for spec in block:
-                for name in spec.names:
-                    self._checkpoint.open_files(name)
         tensors = []
         start = stored_bytes = 0
         with self._copies.into(buffer):

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,10 +20,7 @@ from prunecli.modules.machine import (
     CONTEXT_BYTES,
     available_memory,
     disk_room,
-    keep_below,
-    keep_freed,
     limited,
-    map_large_blocks,
     resident_now,
     spill_directory,
 )
@@ -39,11 +35,8 @@ from prunecli.running.runner import Advance, BatchCost, Group, Observer, Pass, c
 
 B = TypeVar("B")
 
-MARGIN = 32 << 20
-"""Bytes below the memory less a batch's activations from which freed memory is given back to the system."""
-
 ROOMY = 1 << 30
-"""Bytes to spare from which the C library may keep what is freed; to have it anew costs a tenth of the time."""
+"""Bytes to spare that no weights are read ahead into."""
 
 AHEAD = 1 << 30
 """Bytes to spare that weights may take beyond the next blocks, so that experts are read while attentions compute."""
@@ -127,7 +120,7 @@ class LayerwiseRun(Gradients):
     """A `Run` of a model whose layers' weights are read one after another.
 
     Args:
-        skeleton, reader, states, make_room, advance: as of `LayerPasses`.
+        skeleton, reader, states, advance: as of `LayerPasses`.
         group: what is run, of which `snapshots` may hold a part.
         snapshots: where the states are written after a layer, to resume from.
 
@@ -140,12 +133,11 @@ class LayerwiseRun(Gradients):
         skeleton: Skeleton,
         reader: Reader,
         states: StateStore,
-        make_room: Callable[[], None] = ignored,
         advance: Advance = ignored,
         group: Group[Any] | None = None,
         snapshots: Snapshots | None = None,
     ) -> None:
-        super().__init__(skeleton, reader, states, make_room, advance)
+        super().__init__(skeleton, reader, states, advance)
         self._model, self._group, self._snapshots = skeleton.model, group, snapshots
         self.restored: Any = None
         self._resumed: tuple[int, list[Outputs]] | None = None
@@ -356,15 +348,10 @@ class Layerwise:
             self._filled = True
         plan = self.room.plan(group.cost.activations)
         wanted = 3 * max(group.cost.states, default=0) + (1 << 20)
-        ahead, make_room = 0, ignored
+        ahead = 0
         if self._on_cpu:
-            make_room = partial(keep_below, self._resources.memory - group.cost.activations - MARGIN)
             spare = plan.states - wanted - ROOMY
             ahead = min(MOST_AHEAD, max(0, min(spare, AHEAD)) // self.skeleton.widest_bytes)
-            if spare < 0:
-                map_large_blocks()
-            else:  # a layer's states and scores of attention find the room of the last one's
-                keep_freed(spare - ahead * self.skeleton.widest_bytes)
         with (
             limited(self._resources.device, self._resources.memory),
             StateStore(min(self.room.in_memory(plan), wanted), directory) as states,
@@ -376,7 +363,7 @@ class Layerwise:
             ) as reader,
         ):
             try:
-                yield LayerwiseRun(self.skeleton, reader, states, make_room, advance, group, self._snapshots)
+                yield LayerwiseRun(self.skeleton, reader, states, advance, group, self._snapshots)
             finally:
                 report.bytes_read += reader.bytes_read
                 report.spilled_bytes = max(report.spilled_bytes, states.spilled_bytes)

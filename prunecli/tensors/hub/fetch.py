@@ -8,14 +8,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from prunecli.errors import CheckpointError, HubError, OutputError
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import WEIGHT_NAMES
-from prunecli.tensors.hub.failures import host, is_offline, one_line, plain_errors, reason
 from prunecli.tensors.hub.names import HubName, hub_name, snapshot_in
+from prunecli.tensors.hub.requests import host, is_offline, one_line, plain_errors, reason
 from prunecli.tensors.json_files import parsed
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.side_files import MODULES_FILE, belonging, described, module_folders
@@ -84,20 +84,20 @@ class Snapshot:
 def local_directory(
     name: Path | str, *, say: Say = unsaid, progress: Progress = silent, bars: bool = True
 ) -> Path:
-    """The directory of a checkpoint: `name` itself, or, for `org/name[@revision]`, its snapshot in the hub's cache.
+    """Return the directory of a checkpoint: `name` itself, or the snapshot of `org/name[@revision]` in the hub's cache.
 
-    What is missing there is fetched first; with HF_HUB_OFFLINE, or where the hub cannot be reached, what is there
+    Missing files are fetched first. With HF_HUB_OFFLINE, or if the hub cannot be reached, the files in the cache
     must do. No path causes a request: see `hub_name`.
 
     Args:
-        say: is told what is fetched and how much, before it is.
+        say: told which files are fetched and their size, before they are.
         progress: advances by the bytes of each file, once it is there.
         bars: whether huggingface_hub shows its own, in a terminal.
 
     Raises:
-        HubError: there is no such model or revision, no access, no network, or it is not what prunecli reads.
-        OutputError: the disk lacks room.
-        CheckpointError: a folder of the cache that holds several snapshots.
+        HubError: there is no such model or revision, no access, no network, or prunecli cannot read the model.
+        OutputError: the disk lacks space.
+        CheckpointError: `name` is a folder of the cache with several snapshots.
     """
     hub = hub_name(name)
     if hub is None:
@@ -105,33 +105,33 @@ def local_directory(
     with plain_errors(hub):
         snapshot = look_up(hub, say)
         if snapshot.sizes is not None:
-            files = needed_files(snapshot.sizes, snapshot.read)
-            _complete(snapshot, files, say, progress, bars)
+            fetch(snapshot, needed_files(snapshot.sizes, snapshot.read), say, progress, bars)
         return snapshot.directory
 
 
 @cache
 def commit_of(name: HubName) -> str:
-    """The commit that a model is at, or, without a network, that of the cache; asked once in a process.
+    """Return the commit of a model, or, without a network, that of the cache; asked once in a process.
 
     Raises:
         HubError: as `local_directory`.
     """
     with plain_errors(name):
-        answer = _ask(name)
-        cached = _cached_config(name)
-        if isinstance(answer, Exception) and cached is None:
+        answer, cached = _ask(name), _cached_config(name)
+        if not isinstance(answer, Exception):
+            return str(answer.sha)
+        if cached is None:
             raise answer
-        return cached.parent.name if cached is not None and isinstance(answer, Exception) else str(answer.sha)
+        return cached.parent.name
 
 
 def look_up(name: HubName, say: Say = unsaid) -> Snapshot:
-    """List what there is, and fetch config.json alone.
+    """List the files of a model, and fetch config.json alone.
 
     Raises:
-        HubError: it holds no config.json.
-        Exception: of huggingface_hub, where it cannot be asked and the cache does not hold all weights; to be called
-            within `plain_errors`.
+        CheckpointError: the model has no config.json.
+        Exception: an error of huggingface_hub, if the hub cannot be asked and the cache does not hold all weights; to
+            be called within `plain_errors`.
     """
     answer, cached = _ask(name), _cached_config(name)
     if isinstance(answer, Exception):
@@ -147,11 +147,9 @@ def look_up(name: HubName, say: Say = unsaid) -> Snapshot:
         what = f"it holds no {CONFIG}, so it is no checkpoint of transformers"
         raise CheckpointError(*(described(_telling(sizes), name.repo, lambda _: None) or (what,)))
     if cached is None or cached.parent.name != answer.sha:
-        with _bars(False):  # by the revision, so that the cache knows later what it stands for
+        with _bars(False):  # by the revision, so that the cache knows later which commit the revision is
             cached = _fetch(name.repo, CONFIG, name.revision)
-        if cached.parent.name != answer.sha:  # it moved on between two requests
-            if name.revision == cached.parent.name:  # which a commit does not
-                raise HubError(f"{name}: {host()} answers with commit {answer.sha}")
+        if cached.parent.name != answer.sha:  # the revision moved on between two requests
             return look_up(HubName(name.repo, cached.parent.name), say)
     blobs = {file.rfilename: str(file.lfs.sha256 if file.lfs else file.blob_id) for file in files}
     return Snapshot(name, cached.parent, sizes, blobs)
@@ -202,26 +200,15 @@ def _telling(files: Collection[str]) -> list[str]:
 
 
 def _ask(name: HubName) -> Any:
-    """What the hub says of a model, or the error in its place."""
+    """Return the hub's description of a model, or the error instead."""
     from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-    if is_offline():
-        return OfflineModeIsEnabled()
     try:
-        info = HfApi(library_name="prunecli").model_info(
+        return HfApi(library_name="prunecli").model_info(
             name.repo, revision=name.revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
         )
-        for file in info.siblings or []:
-            if file.rfilename.startswith("/") or ".." in PurePosixPath(file.rfilename).parts:
-                raise ValueError(f"file {file.rfilename!r}")
-            if (file.size or 0) < 0:
-                raise ValueError(f"{file.size} bytes of {file.rfilename}")
-        return info
-    except HfHubHTTPError as error:
-        return error
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        return HubError(f"{name}: {host()} describes no model ({one_line(error)[:200]})", _REMEDY)
+    except ValueError as error:  # a page to log in to a network, for one
+        return HubError(f"{name}: {host()} describes no model ({one_line(error)})", _REMEDY)
     except Exception as error:
         return error
 
@@ -234,24 +221,19 @@ def _cached_config(name: HubName) -> Path | None:
     return Path(path) if isinstance(path, str) else None
 
 
-def fetch_beside(
-    snapshot: Snapshot, *, say: Say = unsaid, progress: Progress = silent, bars: bool = True
+def fetch(
+    snapshot: Snapshot,
+    files: Sequence[str],
+    say: Say = unsaid,
+    progress: Progress = silent,
+    bars: bool = True,
 ) -> None:
-    """Fetch what travels along with the weights, and not those.
+    """Fetch those of the files that the snapshot lacks.
 
     Raises:
         HubError, OutputError, Exception: as `local_directory`; to be called within `plain_errors`.
     """
-    assert snapshot.sizes is not None
-    weights = weight_files(snapshot.sizes, snapshot.read)
-    files = [file for file in needed_files(snapshot.sizes, snapshot.read) if file not in weights]
-    _complete(snapshot, files, say, progress, bars)
-
-
-def _complete(snapshot: Snapshot, files: Sequence[str], say: Say, progress: Progress, bars: bool) -> None:
-    """Fetch what the snapshot lacks of some files."""
-    sizes = snapshot.sizes
-    assert sizes is not None
+    sizes = snapshot.sizes or {}
     missing = [file for file in files if not (snapshot.directory / file).is_file()]
     blobs = snapshot.directory.parents[1] / "blobs"  # another snapshot may have the same content
     fetched = {file: sizes[file] for file in missing if not (blobs / snapshot.blobs.get(file, "")).is_file()}
@@ -259,9 +241,7 @@ def _complete(snapshot: Snapshot, files: Sequence[str], say: Say, progress: Prog
     if fetched:
         count = f"{len(fetched)} files" if len(fetched) > 1 else next(iter(fetched))
         cache = snapshot.directory.parents[2]
-        home = Path.home()
-        short = Path("~") / cache.relative_to(home) if cache.is_relative_to(home) else cache
-        say(f"Fetching {snapshot} from {host()}: {count}, {bytes_text(total)}, into {short}")
+        say(f"Fetching {snapshot} from {host()}: {count}, {bytes_text(total)}, into {cache}")
         free = shutil.disk_usage(cache).free
         if free < total:
             raise OutputError(
@@ -295,7 +275,7 @@ def _fetch(repo: str, file: str, revision: str | None) -> Path:
 
 @contextmanager
 def _bars(shown: bool) -> Iterator[None]:
-    """Those of huggingface_hub."""
+    """Show the progress bars of huggingface_hub within the block, or not."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if shown or are_progress_bars_disabled():

@@ -77,7 +77,7 @@ def expanded(value: str) -> str:
 
 
 def no_such_directory(path: Path) -> CheckpointError:
-    """What to say of a path that leads nowhere."""
+    """Describe a path that does not exist."""
     hub = _shaped(str(path))
     if hub is None:
         remedy = "Give a checkpoint directory, or a model of the hub as org/name."
