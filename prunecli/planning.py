@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from prunecli.errors import MemoryShortError
 from prunecli.evaluation.on_text import describe, measured_text
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.methods.sharing.plan import narrows, plan_ffn
-from prunecli.methods.sharing.rewrite import rewrite_shared
+from prunecli.methods.sharing.plan import narrows, plan_ffn, rewrite_shared
 from prunecli.methods.units import TextRun
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.pipeline import apply

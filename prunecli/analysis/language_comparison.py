@@ -20,7 +20,6 @@ from prunecli.analysis.language_experts import (
     spread_by_relation,
 )
 from prunecli.errors import StatisticsError
-from prunecli.methods.experts.budget import MIN_PER_LAYER, balance_text
 from prunecli.methods.experts.metrics import (
     aggregate,
     aggregate_texts,
@@ -28,7 +27,7 @@ from prunecli.methods.experts.metrics import (
     metric_named,
     metric_values,
 )
-from prunecli.methods.experts.options import SCOPES
+from prunecli.methods.experts.options import MIN_PER_LAYER, SCOPES, balance_text
 from prunecli.methods.options import Strategy
 from prunecli.results.document import Model, header
 from prunecli.results.gates import ANY, GateStatistics, side_of, split_pair

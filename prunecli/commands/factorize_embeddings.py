@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from prunecli.methods.embeddings.factorize import Factors
     from prunecli.methods.embeddings.plan import EmbeddingPlan
-    from prunecli.methods.embeddings.quality import Quality as RowQuality
+    from prunecli.methods.embeddings.table import Quality as RowQuality
     from prunecli.methods.embeddings.table import Table
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.define import UnitShape
@@ -48,9 +48,8 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
     output share a table, they go on sharing one: hidden states are projected to n in the output layer. Recover the
     quality with prunecli finetune --teacher.
     """
-    from prunecli.methods.embeddings.factorize import fit_embeddings
+    from prunecli.methods.embeddings.factorize import fit_embeddings, rewrite_embeddings
     from prunecli.methods.embeddings.plan import plan_embeddings
-    from prunecli.methods.embeddings.rewrite import rewrite_embeddings
 
     plot = options.plot
     if plot is not None:
@@ -75,7 +74,7 @@ def _embedding_parameters(checkpoint: Checkpoint, plan: EmbeddingPlan) -> tuple[
     """Of everything that is the token embeddings', before and after."""
     from math import prod
 
-    from prunecli.methods.embeddings.rewrite import embedding_shapes
+    from prunecli.methods.embeddings.factorize import embedding_shapes
 
     before, after = (
         sum(map(prod, embedding_shapes(checkpoint, change).values()))
@@ -223,8 +222,7 @@ def _stage(unit: DefineEmbedding, number: int) -> Iterator[NDArray[np.floating]]
 
 
 def _projective_rows(table: Table, map_dim: int, progress: Progress) -> Iterator[NDArray[np.floating]]:
-    from prunecli.methods.embeddings.projective import moments, projective
-    from prunecli.methods.embeddings.table import row_weights
+    from prunecli.methods.embeddings.table import moments, projective, row_weights
 
     first = projective(moments(table, row_weights(table.vocabulary), progress), map_dim)
     for _, _, rows in table.chunks():

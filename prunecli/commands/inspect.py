@@ -120,8 +120,7 @@ def _request(opened: Checkpoint, options: Inspect) -> Budget:
 
 def _how(opened: Checkpoint, request: Budget, multiple_of: int) -> list[str]:
     """The options of prune-experts that say so."""
-    from prunecli.methods.experts.budget import balance_text
-    from prunecli.methods.experts.options import of_language_model
+    from prunecli.methods.experts.options import balance_text, of_language_model
 
     balance = []
     if request.balance is not None and not of_language_model(opened):

@@ -26,8 +26,7 @@ def share_attention(options: ShareAttention) -> None:
     FFNs. Recover the quality with prunecli finetune.
     """
     from prunecli.commands.share_ffn import share_document, show_shared
-    from prunecli.methods.sharing.plan import plan_attention
-    from prunecli.methods.sharing.rewrite import rewrite_shared
+    from prunecli.methods.sharing.plan import plan_attention, rewrite_shared
 
     options.check_groups(3)
     with options.open() as opened:

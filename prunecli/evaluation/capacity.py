@@ -11,14 +11,14 @@ import torch
 
 from prunecli.errors import MemoryShortError, PruneError, Shortage, UnsupportedModelError
 from prunecli.evaluation.hardware import device_name
-from prunecli.methods.experts.budget import (
+from prunecli.methods.experts.options import (
     MARGIN,
     at_ratios,
     fit_payload,
     margin_bytes,
     nearest_ratio,
+    request_of,
 )
-from prunecli.methods.experts.options import request_of
 from prunecli.methods.options import ExpertOptions
 from prunecli.model.cache import find_cache
 from prunecli.model.checkpoint import Checkpoint, open_model

@@ -73,7 +73,7 @@ its own, an expert is 22 to 29 % off and moves by 2 to 4 places of 32, by 100 of
 def _balance(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    from prunecli.methods.experts.budget import parse_balance  # imports numpy
+    from prunecli.methods.experts.options import parse_balance  # imports numpy
 
     return parse_balance(value)
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from prunecli.errors import UsageError
-from prunecli.methods.embeddings.factorize import Factors
+from prunecli.methods.embeddings.factorize import Factors, rewrite_embeddings
 from prunecli.methods.embeddings.plan import EmbeddingPlan
-from prunecli.methods.embeddings.rewrite import rewrite_embeddings
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.embedding import describe_embeddings
 from prunecli.model.opening import shim_classes

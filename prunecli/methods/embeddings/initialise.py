@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from prunecli.methods.embeddings.projective import Projective
+from prunecli.methods.embeddings.table import Projective
 from prunecli.model.define import SKIPPING, UnitShape
 from prunecli.modules.define import DefineEmbedding
 

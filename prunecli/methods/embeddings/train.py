@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from prunecli.errors import UsageError
-from prunecli.methods.embeddings.quality import Goal
-from prunecli.methods.embeddings.table import Table
+from prunecli.methods.embeddings.table import Goal, Table
 from prunecli.modules.define import DefineEmbedding
 from prunecli.progress import Progress, silent
 

@@ -49,7 +49,7 @@ Encoded = Callable[[], Tensor]
 """Returns the encoder's output of a batch, `[batch, source tokens, d_model]`."""
 
 
-DEFAULT = CollectOptions()
+DEFAULT: CollectOptions = CollectOptions()
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import PruneError, StatisticsError, UsageError
-from prunecli.methods.experts.budget import (
-    MemoryFit,
-    balance_text,
-    fit_payload,
-    smallest_ratio,
-    starved,
-)
 from prunecli.methods.experts.metrics import (
     AIMER,
     MOST_ALONE,
@@ -31,11 +24,16 @@ from prunecli.methods.experts.metrics import (
     read_all,
 )
 from prunecli.methods.experts.options import (
+    MemoryFit,
+    balance_text,
     check_kind,
     default_ratio,
+    fit_payload,
     layers_of,
     of_language_model,
     request_of,
+    smallest_ratio,
+    starved,
 )
 from prunecli.methods.options import ExpertOptions
 from prunecli.methods.units import Ranking, plan, random_words

@@ -64,8 +64,7 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
     elif metric == "norms":
         ranking = Ranking({axis.name: _norms(checkpoint, axis) for axis in axes}, metric)
     else:
-        from prunecli.methods.ffn.activations import measure_activations
-        from prunecli.methods.ffn.experts import measure_expert_activations
+        from prunecli.methods.ffn.activations import measure_activations, measure_expert_activations
 
         if options.experts:
             measure = partial(measure_expert_activations, checkpoint, metric=metric, axes=axes)

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from prunecli.errors import UsageError
-from prunecli.methods.experts.budget import MemoryFit, explain, smallest_ratio
-from prunecli.methods.experts.options import SCOPES
+from prunecli.methods.experts.options import SCOPES, MemoryFit, explain, smallest_ratio
 from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import usual_load
 from prunecli.selection.select import Budget

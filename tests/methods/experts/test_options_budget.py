@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
-from prunecli.methods.experts.budget import default_balance, least_experts, parse_balance, starved
+from prunecli.methods.experts.options import default_balance, least_experts, parse_balance, starved
 from prunecli.model.axes import Axis
 from prunecli.model.sparse_layer import Groups
 
