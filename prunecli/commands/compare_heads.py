@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prunecli.commands import console
-from prunecli.commands.command import command
-from prunecli.commands.outputs import OutputOptions, plot_option, result_option
+from prunecli.commands.command import OutputOptions, command, plot_option, result_option
 from prunecli.errors import UsageError
 from prunecli.options import argument
 
@@ -64,7 +63,7 @@ def _show(comparison: HeadComparison) -> None:
         ]
         rows.append([one.of, f"{one.heads:,}", *texts])
     title = f"Importance of heads, {comparison.first.file} and {comparison.second.file}"
-    console.show(console.table(title, ["attention", "heads", "Pearson r", "p", "Spearman r", "p"], rows))
+    console.table(title, ["attention", "heads", "Pearson r", "p", "Spearman r", "p"], rows)
     if comparison.left_out:
         console.out(f"Heads that only one of the two has are left out: {comparison.left_out:,}.")
     fingerprints = {model.fingerprint for model in comparison.models}

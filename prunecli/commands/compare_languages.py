@@ -5,87 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from prunecli.commands import console
-from prunecli.commands.command import command
-from prunecli.commands.outputs import OutputOptions
+from prunecli.commands.command import OutputOptions, command
 from prunecli.errors import PruneError, StatisticsError, UsageError
-from prunecli.methods.options import Balance, Strategy
-from prunecli.options import ADVANCED, SELECTION, Share, argument, option
+from prunecli.methods.options import LanguageOptions
+from prunecli.options import argument, option
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from prunecli.results.document import Document
-    from prunecli.results.languages import ExpertsPerLayer, Languages, Relation, Texts
+    from prunecli.results.languages import Languages, Texts
 
 
-class CompareLanguages(OutputOptions):
+class CompareLanguages(OutputOptions, LanguageOptions):
     """Options of the command."""
 
     gates: tuple[Path, ...] = argument(
         (Path("gates.json"),), "Gate statistics. Default: ./gates.json.", "GATES.json", role="input"
-    )
-    ratio: Share = option(
-        0.75, "Fraction of the experts removed, in [0, 1), such as 0.75 or 75%.", metavar="R"
     )
     output: Path = option(
         Path(),
         "File of the result. Default: languages.json; for texts texts.json.",
         flag="--output -o",
         role="output",
-    )
-    langs: tuple[str, ...] = option(
-        (), "Languages: all pairs between them.", metavar="A,B,C", panel=SELECTION
-    )
-    texts: tuple[str, ...] = option(
-        (), "Language models: texts to compare. Default: all.", flag="--for", metavar="A,B", panel=SELECTION
-    )
-    metric: str | None = option(
-        None,
-        "Metric of the experts, as in prune-experts. Default: importance; for language models reap.",
-        metavar="NAME",
-        panel=SELECTION,
-    )
-    strategy: Strategy | None = option(
-        None,
-        "How experts are selected: side-threshold, global-threshold, per-layer. Default: side-threshold; for texts "
-        "per-layer.",
-        panel=SELECTION,
-    )
-    balance: Balance | None = option(
-        None, "Encoder experts per decoder expert. Default: 1:1.", metavar="E:D", panel=SELECTION
-    )
-    least: int | None = option(
-        None,
-        "Number of experts that every layer keeps. Default: 4; for texts the router's top-k.",
-        flag="--min",
-        panel=SELECTION,
-        ge=1,
-    )
-    linkage: Literal["ward", "average", "complete", "single"] = option(
-        "ward", "How clusters of languages join: ward, average, complete, single.", panel=ADVANCED
-    )
-    layer_metric: str | None = option(
-        None,
-        "Metric of the experts per layer, such as top1 in Figure 1 of the paper. Default: that of --metric.",
-        metavar="NAME",
-        panel=ADVANCED,
-    )
-    groups: Path | None = option(
-        None,
-        "Also experts of each side by group of languages: a language, a tab and its group on each line, or {language: "
-        "group} in .json.",
-        panel=ADVANCED,
-        role="input",
-    )
-    families: Path | None = option(
-        None,
-        "Colours of the trees in --plot and the report: a language, a tab and its family on each line, or .json.",
-        panel=ADVANCED,
-        role="input",
     )
 
 
@@ -100,15 +46,11 @@ def compare_languages(options: CompareLanguages) -> None:
     import numpy as np
 
     from prunecli.analysis.language_comparison import (
-        TextOptions,
         compare_by_language,
         compare_by_text,
-        language_options,
         similarity_matrices,
     )
-    from prunecli.methods.experts.metrics import metric_named
     from prunecli.results.gates import merge, read_gates
-    from prunecli.text.parallel import read_groups
     from prunecli.text.plain import MIXED
 
     files = options.gates
@@ -134,13 +76,7 @@ def compare_languages(options: CompareLanguages) -> None:
                     f"`{name}` is for translation; these statistics are of texts.",
                     "`texts` chooses among the texts.",
                 )
-        if options.metric is not None:
-            metric_named(options.metric)
-        colours = {} if options.families is None else read_groups(options.families)
-        asked = TextOptions(
-            options.ratio, options.metric, options.least, options.linkage, options.texts, colours
-        )
-        result = found = compare_by_text(statistics, asked, names)
+        result = found = compare_by_text(statistics, options, names)
         show = partial(show_texts, found)
         if options.plot is not None:
             plot_texts(options.plot, found)
@@ -150,19 +86,7 @@ def compare_languages(options: CompareLanguages) -> None:
                 "`texts` names texts of language models; these statistics are by pairs of languages.",
                 "Name languages with `langs`.",
             )
-        chosen = language_options(
-            ratio=options.ratio,
-            metric=options.metric,
-            strategy=options.strategy,
-            balance=options.balance,
-            minimum=options.least,
-            linkage=options.linkage,
-            languages=options.langs,
-            layer_metric=options.layer_metric,
-            groups=options.groups,
-            families=options.families,
-        )
-        result = languages = compare_by_language(statistics, chosen, names)
+        result = languages = compare_by_language(statistics, options, names)
         show = partial(show_languages, languages)
         if len(languages.pairs) > TABLE_PAIRS:
             leave_out = ("similarity",)
@@ -171,7 +95,7 @@ def compare_languages(options: CompareLanguages) -> None:
             if similarity is None:
                 matrices = None
             elif similarity.encoder is None or similarity.decoder is None:
-                matrices = similarity_matrices(statistics, chosen, languages.pairs)
+                matrices = similarity_matrices(statistics, options, languages.pairs)
             else:
                 matrices = {
                     "encoder": np.array(similarity.encoder),
@@ -187,89 +111,65 @@ TABLE_PAIRS = 12
 
 
 def show_languages(languages: Languages) -> None:
-    """Similarities, trees, and experts of each layer."""
+    """Print similarities, trees, and experts of each layer."""
     removed = f"{languages.ratio:.0%} of the experts removed by {languages.metric}"
-    similarity = languages.similarity
+    similarity, pairs, clusters = languages.similarity, languages.pairs, languages.clustering
     if similarity is not None:
+        rows = [
+            [
+                side,
+                relation,
+                str(spread.comparisons),
+                f"{spread.mean:.0%}",
+                f"{spread.lowest:.0%} to {spread.highest:.0%}",
+            ]
+            for side, by_relation in similarity.relations.items()
+            for relation, spread in by_relation.items()
+            if spread is not None
+        ]
         title = f"Jaccard similarity of the selected experts ({removed}, {languages.strategy})"
-        console.show(_relations(title, similarity.relations))
-        encoder, decoder = similarity.encoder, similarity.decoder
-        if len(languages.pairs) <= TABLE_PAIRS and encoder is not None and decoder is not None:
-            console.show(_triangles(languages.pairs, encoder, decoder))
+        console.table(title, ["experts of the", "pairs with", "compared", "mean", "range"], rows, 2)
+        if len(pairs) <= TABLE_PAIRS and similarity.encoder is not None and similarity.decoder is not None:
+            _show_triangles(pairs, similarity.encoder, similarity.decoder)
         else:
-            console.out(f"{len(languages.pairs)} pairs; --langs A,B,C lists those between a few languages.\n")
-    clusters = languages.clustering
+            console.out(f"{len(pairs)} pairs; --langs A,B,C lists those between a few languages.\n")
     for side, tree in (("encoder by source", clusters.encoder), ("decoder by target", clusters.decoder)):
         if tree is not None:
             console.out(f"Clusters of languages, {side} ({clusters.linkage} linkage)")
             console.out("\n".join(tree.lines) + "\n")
-    if languages.experts_per_layer is not None:
-        removed = f"{languages.ratio:.0%} of the experts removed by {languages.experts_per_layer.metric}"
-        console.show(_experts(removed, languages.experts_per_layer))
-        if languages.experts_per_layer.by_group:
-            console.show(_by_group(languages.experts_per_layer))
-
-
-def _relations(title: str, by_side: Mapping[str, Mapping[str, Relation | None]]) -> console.Shown:
-    """One row for each side and each thing that two pairs can have in common."""
-    rows = [
-        [
-            side,
-            relation,
-            str(spread.comparisons),
-            f"{spread.mean:.0%}",
-            f"{spread.lowest:.0%} to {spread.highest:.0%}",
-        ]
-        for side, by_relation in by_side.items()
-        for relation, spread in by_relation.items()
-        if spread is not None
-    ]
-    return console.table(title, ["experts of the", "pairs with", "compared", "mean", "range"], rows, 2)
-
-
-def _triangles(
-    pairs: Sequence[str], encoder: Sequence[Sequence[float]], decoder: Sequence[Sequence[float]]
-) -> console.Shown:
-    """Table 4: the encoder below the diagonal, the decoder above, where a source or target is shared."""
-    columns = ["pair", *(str(number) for number in range(1, len(pairs) + 1))]
-    rows = []
-    for row, pair in enumerate(pairs):
-        cells = [
-            _cell(pair, other, (encoder if column < row else decoder)[row][column])
-            for column, other in enumerate(pairs)
-        ]
-        rows.append([f"{row + 1} {pair}", *cells])
-    return console.table("The same in %, encoder below the diagonal and decoder above", columns, rows)
-
-
-def _cell(pair: str, other: str, value: float) -> str:
-    shared = any(first == second for first, second in zip(pair.split("-"), other.split("-"), strict=True))
-    return f"{100 * value:.0f}" if shared and pair != other else "-" if pair == other else ""
-
-
-def _experts(removed: str, layers: ExpertsPerLayer) -> console.Shown:
-    """Experts per layer, and in each side as a whole."""
-    rows = [
-        [layer, f"{mean:.1f}", f"{lowest} to {highest}"]
-        for layer, mean, lowest, highest in zip(
-            layers.layers, layers.mean, layers.lowest, layers.highest, strict=True
-        )
-    ]
+    if (layers := languages.experts_per_layer) is None:
+        return
+    counts = zip(layers.layers, layers.mean, layers.lowest, layers.highest, strict=True)
+    rows = [[layer, f"{mean:.1f}", f"{lowest} to {highest}"] for layer, mean, lowest, highest in counts]
     for side in dict.fromkeys(layers.sides):
         means = [mean for mean, own in zip(layers.mean, layers.sides, strict=True) if own == side]
         rows.append([f"{side}, all layers", f"{sum(means):.1f}", ""])
+    removed = f"{languages.ratio:.0%} of the experts removed by {layers.metric}"
     title = f"Experts per layer under the global threshold ({removed}), mean over {len(layers.by_pair)} pairs"
-    return console.table(title, ["layer", "experts", "range"], rows)
+    console.table(title, ["layer", "experts", "range"], rows)
+    if layers.by_group:
+        rows = [
+            [group.source, group.target, str(group.pairs), f"{group.encoder:.1f}", f"{group.decoder:.1f}"]
+            for group in layers.by_group
+        ]
+        title = "The same by group of languages: experts of a side"
+        console.table(title, ["from", "to", "pairs", "encoder", "decoder"], rows, 2)
 
 
-def _by_group(layers: ExpertsPerLayer) -> console.Shown:
-    """One row per group of sources and group of targets: experts of each side (Table 16)."""
-    rows = [
-        [group.source, group.target, str(group.pairs), f"{group.encoder:.1f}", f"{group.decoder:.1f}"]
-        for group in layers.by_group
-    ]
-    columns = ["from", "to", "pairs", "encoder", "decoder"]
-    return console.table("The same by group of languages: experts of a side", columns, rows, 2)
+def _show_triangles(
+    pairs: Sequence[str], encoder: Sequence[Sequence[float]], decoder: Sequence[Sequence[float]]
+) -> None:
+    """Print Table 4: the encoder below the diagonal, the decoder above, where a source or target is shared."""
+    rows = []
+    for row, pair in enumerate(pairs):
+        cells = ["-" if pair == other else "" for other in pairs]
+        for column, other in enumerate(pairs):
+            ends = zip(pair.split("-"), other.split("-"), strict=True)
+            if pair != other and any(first == second for first, second in ends):
+                cells[column] = f"{100 * (encoder if column < row else decoder)[row][column]:.0f}"
+        rows.append([f"{row + 1} {pair}", *cells])
+    columns = ["pair", *(str(number) for number in range(1, len(pairs) + 1))]
+    console.table("The same in %, encoder below the diagonal and decoder above", columns, rows)
 
 
 def plot_languages(
@@ -285,7 +185,7 @@ def plot_languages(
     Raises:
         PruneError: there is nothing to draw.
     """
-    from prunecli.analysis.language_experts import two_triangles
+    from prunecli.analysis.language_comparison import two_triangles
     from prunecli.report.pictures import experts_per_layer, similarity_map, trees
     from prunecli.report.render import save_pictures
 
@@ -320,7 +220,7 @@ def show_texts(texts: Texts) -> None:
         for text, row in zip(texts.texts, texts.similarity, strict=True)
     ]
     title = f"Jaccard similarity of the selected experts in % ({removed})"
-    console.show(console.table(title, ["text", *texts.texts], rows))
+    console.table(title, ["text", *texts.texts], rows)
     if texts.clustering is not None:
         console.out(f"Clusters of texts ({texts.linkage} linkage)")
         console.out("\n".join(texts.clustering.lines) + "\n")
@@ -335,7 +235,7 @@ def show_texts(texts: Texts) -> None:
         ]
         for layer in texts.layers
     ]
-    console.show(console.table("Experts of each layer that texts select", columns, counts))
+    console.table("Experts of each layer that texts select", columns, counts)
 
 
 def plot_texts(path: Path, texts: Texts) -> None:

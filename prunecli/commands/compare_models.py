@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import (
@@ -14,16 +14,13 @@ from prunecli.commands.checkpoints import (
     checkpoints_here,
     with_demo_text,
 )
-from prunecli.commands.command import command
-from prunecli.commands.outputs import OutputOptions, plot_option, result_option
+from prunecli.commands.command import OutputOptions, command, plot_option, result_option
 from prunecli.errors import UsageError
-from prunecli.evaluation.on_text import RunOptions
+from prunecli.evaluation.options import SimilarityOptions
 from prunecli.options import (
     ADVANCED,
-    COMPUTE_DTYPE,
     TEXT,
     CheckpointPath,
-    ComputeDtype,
     argument,
     option,
     paths,
@@ -34,7 +31,7 @@ if TYPE_CHECKING:
     from prunecli.results.similarity import Similarity
 
 
-class CompareModels(OutputOptions, TextChoice, RunOptions):
+class CompareModels(OutputOptions, TextChoice, SimilarityOptions):
     """Options of the command."""
 
     LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"whole_files", "labelled"})
@@ -46,13 +43,7 @@ class CompareModels(OutputOptions, TextChoice, RunOptions):
         "OTHER",
         role="checkpoint",
     )
-    measure: Literal["cka", "lns", "both"] = option(
-        "both", "cka: linear CKA; lns: local neighbourhood similarity; both."
-    )
     split: str = option("test", "Split of --data.", panel=TEXT)
-    neighbours: float = option(
-        0.05, "Neighbours of LNS, as a share of the sentences.", panel=ADVANCED, ge=0, le=1
-    )
     benchmarks: tuple[CheckpointPath, ...] = option(
         (),
         "Checkpoint like CHECKPOINT from another seed, whose similarity to it counts as 100%; may be given again.",
@@ -60,14 +51,6 @@ class CompareModels(OutputOptions, TextChoice, RunOptions):
         panel=ADVANCED,
         role="checkpoint",
     )
-    random_baseline: int | None = option(
-        None,
-        "Also the similarity to random weights of CHECKPOINT's architecture: the mean over this number of seeds.",
-        metavar="SEEDS",
-        panel=ADVANCED,
-        ge=1,
-    )
-    dtype: ComputeDtype = COMPUTE_DTYPE
     output: Path = result_option("similarity.json", "File of the similarities.")
     plot: Path | None = plot_option("Draw the heat maps of all components")
 
@@ -80,8 +63,6 @@ def compare_models(options: CompareModels) -> None:
     """
     from prunecli import demo
     from prunecli.analysis.model_similarity import (
-        MEASURES,
-        SimilarityOptions,
         compare,
         neighbours_of,
         parallel_portions,
@@ -114,15 +95,7 @@ def compare_models(options: CompareModels) -> None:
     labels = labels_for([*compared, *map(checkpoint_directory, options.benchmarks)])
     opened = {label: open_model(path) for label, path in labels.items()}
     dtype = fitting_dtype(opened, choose_devices(options.device), options.dtype, say=console.note)
-    how = SimilarityOptions(
-        measures=MEASURES if options.measure == "both" else (options.measure,),
-        neighbours=options.neighbours,
-        batch_tokens=options.batch_tokens,
-        context=options.context,
-        device=options.device,
-        dtype=dtype_name(dtype),
-        random_seeds=tuple(range(options.random_baseline or 0)),
-    )
+    options = options.model_copy(update={"dtype": dtype_name(dtype)})
     if options.context is not None and not options.files:
         raise UsageError("`context` goes with `files`", "Leave it out.")
     choice = with_demo_text(options, compared)
@@ -139,11 +112,11 @@ def compare_models(options: CompareModels) -> None:
             directions = pruned_pairs(list(labels.values()), directions) or directions
         portions = parallel_portions(parallel, directions)
     names = list(opened)
-    found = compare(opened, portions, how, console.progress(options.quiet))
+    found = compare(opened, portions, options, console.progress(options.quiet))
     shown = names[: len(compared)]
     main = found[shown[-1]]
     references = {name: found[name] for name in names[2:]}
-    randoms = [found[random_label(seed)] for seed in how.random_seeds]
+    randoms = [found[random_label(seed)] for seed in options.seeds]
     result = similarity_of(
         main,
         list(references.values()),
@@ -151,15 +124,15 @@ def compare_models(options: CompareModels) -> None:
         **header(Similarity.FORMAT, list(opened.values()), None),
         checkpoints=list(opened),
         benchmarks=list(references),
-        **({"random_seeds": list(how.random_seeds)} if randoms else {}),
-        device=how.device,
-        dtype=how.dtype,
+        **({"random_seeds": list(options.seeds)} if randoms else {}),
+        device=options.device,
+        dtype=options.dtype,
         context=options.context,
         text=[
             {
                 "name": portion.name,
                 "sentences": len(portion),
-                "neighbours": neighbours_of(portion, how),
+                "neighbours": neighbours_of(portion, options),
                 "sha256": portion.sha256,
             }
             for portion in portions
@@ -221,7 +194,7 @@ def show_comparison(result: Similarity, names: Sequence[str]) -> None:
             for layer in sorted({layer for layer, _ in found}):
                 values = (found.get((layer, kind), {}).get(measure) for measure in measures for kind in kinds)
                 cells.append([str(layer), *map(_text, values)])
-        console.show(console.table(title, columns, cells, text_columns=2 if alone else 1))
+        console.table(title, columns, cells, text_columns=2 if alone else 1)
     if rows:
         _show_means(result.mean, measures)
     for name, left_out in zip(names, result.left_out.values(), strict=False):
@@ -242,7 +215,7 @@ def _show_means(means: Mapping[str, Mapping[str, Any]], measures: Sequence[str])
     rows = [
         [side, *(_text(mean[name], digits) for name, _, digits in columns)] for side, mean in means.items()
     ]
-    console.show(console.table("Means", ["mean of the", *(title for _, title, _ in columns)], rows))
+    console.table("Means", ["mean of the", *(title for _, title, _ in columns)], rows)
 
 
 def _text(value: float | None, digits: int = 3) -> str:

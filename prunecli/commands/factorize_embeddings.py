@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from prunecli.commands import console
-from prunecli.commands.command import command
-from prunecli.commands.outputs import check_plot, plot_option
+from prunecli.commands.command import check_plot, command, plot_option
 from prunecli.commands.rewriting import RewritingOptions, Shown, WordsOptions, change, output_option
 from prunecli.errors import UsageError
 from prunecli.methods.embeddings.options import EmbeddingOptions
@@ -132,10 +131,10 @@ def _document(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> Fac
 def _show(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> None:
     own = ["embedding parameters", *change(*_embedding_parameters(shown.result.source, plan))]
     rows = [own, *shown.rows()]
-    console.show(console.table("Embeddings", ("", "before", "after", "left"), rows))
+    console.table("Embeddings", ("", "before", "after", "left"), rows)
     if factors is not None and (lines := _lines(factors)):
         columns = ("", "explained variance", "mean cosine", "parameters")
-        console.show(console.table("How near the rows come", columns, lines))
+        console.table("How near the rows come", columns, lines)
     shown.show_place(dry="nothing is fitted or written")
 
 

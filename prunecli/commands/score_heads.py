@@ -16,9 +16,8 @@ from prunecli.commands.checkpoints import (
     running_by_layer,
     with_demo_text,
 )
-from prunecli.commands.command import command
-from prunecli.commands.outputs import OutputOptions, plot_option, result_option, write_table
-from prunecli.commands.table_layout import GAP
+from prunecli.commands.command import OutputOptions, command, plot_option, result_option, write_table
+from prunecli.commands.console import GAP
 from prunecli.errors import PruneError
 from prunecli.methods.scoring import ScoreOptions
 from prunecli.options import CheckpointPath
@@ -82,8 +81,8 @@ def head_table(
     values: Mapping[str, Sequence[float]],
     layers: Sequence[AttentionLayer],
     title: str = "Heads",
-) -> console.Shown:
-    """One row for each attention, one column for each head of the original model; pruned heads have no value.
+) -> None:
+    """Print one row for each attention, one column for each head of the original model; pruned heads have no value.
 
     Args:
         values: attention's name -> a value for each head that it holds.
@@ -113,7 +112,7 @@ def head_table(
         for start in range(0, max(len(own), 1), count or 1)
     ]
     columns = ["attention", "layer", *(f"head {n}" if n == 0 else str(n) for n in range(count))]
-    return console.table(title, columns, rows)
+    console.table(title, columns, rows)
 
 
 def _values(scores: Scores) -> dict[str, list[float]]:
@@ -164,9 +163,9 @@ def draw(scores: Scores, path: Path) -> None:
 
 def show(scores: Scores, layers: Any) -> None:
     """The table, and what it says in words."""
-    from prunecli.evaluation.significance import too_few
+    from prunecli.evaluation.scoring import too_few
 
-    console.show(head_table(_values(scores), layers, _title(scores)))
+    head_table(_values(scores), layers, _title(scores))
     if scores.method == "gradient":
         what = "the tokens of " if scores.per == "token" else ""
         console.out(f"Mean over {what}{scores.examples:,} examples of {scores.task}.")
@@ -204,6 +203,6 @@ def _show_best(scores: Scores, *, tested: bool) -> None:
         )
     where = "chosen on other text" if scores.reported is not None else "chosen on the same text"
     columns = ("attention", "head", _metric(scores), "change")
-    console.show(console.table(f"The best single head of each layer, {where}", columns, rows))
+    console.table(f"The best single head of each layer, {where}", columns, rows)
     if tested:
         console.out(f"* differs from the whole model with p < {LEVEL}.")

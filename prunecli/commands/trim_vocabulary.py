@@ -64,7 +64,7 @@ def trim_vocabulary(options: TrimVocabulary) -> None:
 def _show(details: Mapping[str, Any]) -> None:
     """Print why tokens stay, and whether the text falls into the same tokens."""
     rows = [[name, f"{count:,}"] for name, count in details["parts"].items()]
-    console.show(console.table("Tokens that stay", ("why", "tokens"), rows))
+    console.table("Tokens that stay", ("why", "tokens"), rows)
     found = details["compared"]
     if found["changed"]:
         console.out(

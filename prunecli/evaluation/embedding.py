@@ -16,8 +16,8 @@ from prunecli.progress import Progress, silent
 from prunecli.running.batches import run_forward
 from prunecli.running.encoding import embedding_examples
 from prunecli.running.examples import Batch
+from prunecli.running.losses import batch_vectors
 from prunecli.running.runner import Runner
-from prunecli.running.vectors import batch_vectors
 from prunecli.text.choice import columns
 from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText, pair_name

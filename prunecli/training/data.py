@@ -17,9 +17,8 @@ from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.encoding import labelled_examples, text_examples, translation_examples
 from prunecli.running.examples import Examples
-from prunecli.running.masking import mlm_examples
 from prunecli.running.runner import ignored
-from prunecli.running.windows import packed_examples
+from prunecli.running.windows import mlm_examples, packed_examples
 from prunecli.text.batching import length_bucketed
 from prunecli.text.choice import Text, TextChoice, columns
 from prunecli.text.labelled import LabelledText

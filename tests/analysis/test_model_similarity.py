@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 
 from prunecli.analysis.model_similarity import (
     Comparison,
-    SimilarityOptions,
     compare,
     parallel_portions,
     plain_portions,
@@ -21,6 +19,7 @@ from prunecli.analysis.model_similarity import (
     similarity_of,
 )
 from prunecli.errors import DataError
+from prunecli.evaluation.options import SimilarityOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.drawing import random_model
 from prunecli.results.similarity import Similarity
@@ -74,8 +73,8 @@ def test_a_copy_is_the_same(models: Path) -> None:
     opened = {name: open_model(models / "one") for name in ("one", "copy")}
     found = compare(opened, parallel_portions(TEXT, PAIRS[:1]), OPTIONS)["copy"]
     for measure in ("cka", "lns"):
-        np.testing.assert_allclose(np.diagonal(found.between(measure)), 1, rtol=1e-12)
-        np.testing.assert_array_equal(found.within_first(measure), found.within_second(measure))
+        np.testing.assert_allclose(np.diagonal(found.part("between", measure)), 1, rtol=1e-12)
+        np.testing.assert_array_equal(found.part("first", measure), found.part("second", measure))
 
 
 def test_one_model_alone_is_as_beside_another(models: Path) -> None:
@@ -83,21 +82,21 @@ def test_one_model_alone_is_as_beside_another(models: Path) -> None:
     beside = compared(models, "one", "two")["two"]
     assert alone.second == ()
     for measure in ("cka", "lns"):
-        np.testing.assert_allclose(alone.within_first(measure), beside.within_first(measure), rtol=1e-12)
+        np.testing.assert_allclose(alone.part("first", measure), beside.part("first", measure), rtol=1e-12)
 
 
 def test_the_order_of_two_models_does_not_matter(models: Path) -> None:
     one, other = compared(models, "one", "two")["two"], compared(models, "two", "one")["one"]
     for measure in ("cka", "lns"):
-        np.testing.assert_allclose(one.between(measure), other.between(measure).T, rtol=1e-12)
+        np.testing.assert_allclose(one.part("between", measure), other.part("between", measure).T, rtol=1e-12)
 
 
 def test_pairs_are_averaged(models: Path) -> None:
     singles = [compared(models, "one", "two", pairs=(pair,))["two"] for pair in PAIRS]
     both = compared(models, "one", "two", pairs=PAIRS)["two"]
     for measure in ("cka", "lns"):
-        mean = sum(found.between(measure) for found in singles) / 2
-        np.testing.assert_allclose(both.between(measure), mean, rtol=1e-12)
+        mean = sum(found.part("between", measure) for found in singles) / 2
+        np.testing.assert_allclose(both.part("between", measure), mean, rtol=1e-12)
 
 
 def test_other_widths_and_depths(models: Path) -> None:
@@ -145,12 +144,16 @@ def test_random_weights_are_the_lower_bound(models: Path) -> None:
         model.save_pretrained(models / f"random-{seed}")
     stored = compared(models, "one", "less", "random-0", "random-1")
     opened = {name: open_model(models / name) for name in ("one", "less")}
-    drawn = compare(opened, parallel_portions(TEXT, PAIRS[:1]), replace(OPTIONS, random_seeds=(0, 1)))
+    drawn = compare(
+        opened, parallel_portions(TEXT, PAIRS[:1]), OPTIONS.model_copy(update={"random_baseline": 2})
+    )
     assert list(drawn) == ["less", random_label(0), random_label(1)]
     for seed in (0, 1):
         for measure in ("cka", "lns"):
-            expected = stored[f"random-{seed}"].between(measure)
-            np.testing.assert_allclose(drawn[random_label(seed)].between(measure), expected, rtol=1e-9)
+            expected = stored[f"random-{seed}"].part("between", measure)
+            np.testing.assert_allclose(
+                drawn[random_label(seed)].part("between", measure), expected, rtol=1e-9
+            )
     made = result(drawn["less"], (), [drawn[random_label(0)], drawn[random_label(1)]])
     places = {component.name: place for place, component in enumerate(drawn["less"].first)}
     for row in made.corresponding or []:

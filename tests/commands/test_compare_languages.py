@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from prunecli.analysis.language_comparison import LanguageOptions, compare_by_language
+from prunecli.analysis.language_comparison import compare_by_language
 from prunecli.commands.compare_languages import compare_languages
 from prunecli.errors import DataError, OutputError, PruneError, StatisticsError, UsageError
 from prunecli.results import read
@@ -71,7 +71,7 @@ def test_langs_leaves_out_the_others(workplace):
 def test_statistics_by_language_give_trees_alone():
     pairs = statistics().entries
     entries = {f"{name}-X": pairs[f"{name}-{other}"] for name, other in (("qba", "qka"), ("qka", "qba"))}
-    found = compare_by_language(changed(statistics(), entries=entries), LanguageOptions())
+    found = compare_by_language(changed(statistics(), entries=entries))
     assert found.similarity is None
     assert found.experts_per_layer is None
     assert found.clustering.encoder.order == ["qba", "qka"]
@@ -80,7 +80,7 @@ def test_statistics_by_language_give_trees_alone():
 
 def test_one_pair_has_nothing_to_be_compared_with(workplace):
     entries = {"qba-qka": statistics().entries["qba-qka"]}
-    found = compare_by_language(changed(statistics(), entries=entries), LanguageOptions())
+    found = compare_by_language(changed(statistics(), entries=entries))
     assert found.similarity.encoder == [[1.0]]
     assert set(found.similarity.relations["encoder"].values()) == {None}
     assert found.clustering.encoder is None

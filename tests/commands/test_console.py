@@ -17,7 +17,7 @@ class _Terminal(io.StringIO):
 
 def test_a_title_is_not_wrapped_at_the_width_of_its_table(capsys):
     title = "Experts that each layer keeps under a threshold"
-    console.show(console.table(title, ["layer", "n"], [["0", "12"]]))
+    console.table(title, ["layer", "n"], [["0", "12"]])
     assert capsys.readouterr().out.split("\n")[0] == title
 
 
@@ -26,7 +26,7 @@ def test_a_title_is_wrapped_at_the_width_of_the_terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     terminal = _Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    console.show(console.table("word " * 12, ["layer", "n"], [["0", "12"]]))
+    console.table("word " * 12, ["layer", "n"], [["0", "12"]])
     lines = terminal.getvalue().splitlines()
     assert [line.count("word") for line in lines[:2]] == [8, 4]
 
@@ -37,7 +37,7 @@ def test_columns_that_are_asked_for_hold_in_a_pipe(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "30")
     console.note(line)
     console.verbatim(line)
-    console.show(console.table("", ["checkpoint"], [["x" * 40]]))
+    console.table("", ["checkpoint"], [["x" * 40]])
     out, err = capsys.readouterr()
     wrapped = ["  a note of words that does", "  not fit,", "  not/even/this/path/of/one/word"]
     assert err.splitlines() == [line, *wrapped]
@@ -46,7 +46,7 @@ def test_columns_that_are_asked_for_hold_in_a_pipe(monkeypatch, capsys):
 
 
 def test_lines_outside_of_a_terminal_end_where_their_text_does(capsys):
-    console.show(console.table("Heads", ["attention", "kept"], [["encoder", "1"]]))
+    console.table("Heads", ["attention", "kept"], [["encoder", "1"]])
     lines = capsys.readouterr().out.split("\n")
     assert "encoder" in " ".join(lines)
     assert [line for line in lines if line != line.rstrip()] == []
@@ -54,7 +54,7 @@ def test_lines_outside_of_a_terminal_end_where_their_text_does(capsys):
 
 @pytest.mark.parametrize("name", ["a[red]b", "a[/b]", ":smile:"])
 def test_names_are_shown_as_they_are(capsys, name):
-    console.show(console.table(f"of {name}", ["checkpoint", name], [[name, "1"]]))
+    console.table(f"of {name}", ["checkpoint", name], [[name, "1"]])
     assert capsys.readouterr().out.count(name) == 3
 
 
@@ -84,7 +84,7 @@ def test_headings_are_wrapped_before_values_are(monkeypatch, capsys):
     columns = ["pair", "encoder tokens", "busy experts, encoder", "decoder"]
     rows = [["qba_Latn-qka_Latn", "2,826", "3.5", "4.0"]]
     monkeypatch.setattr(console, "width", lambda: 50)
-    console.show(console.table("Statistics", columns, rows))
+    console.table("Statistics", columns, rows)
     first, second, third, _, values = capsys.readouterr().out.splitlines()[2:7]
     assert (first.split(), second.split()) == (["busy"], ["encoder", "experts,"])
     assert third.split() == ["pair", "tokens", "encoder", "decoder"]

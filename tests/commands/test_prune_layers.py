@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from prunecli.commands.inspect import inspect
-from prunecli.commands.prune_layers import prune_layers
+from prunecli.commands.prune import prune_layers
 from prunecli.demo import DATA
 from prunecli.methods.options import LayerMetric
 from prunecli.model.checkpoint import open_model

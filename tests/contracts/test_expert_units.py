@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.commands.prune_ffn import prune_ffn
+from prunecli.commands.prune import prune_ffn
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.ffn.activations import ExpertUnitObserver
 from prunecli.methods.ffn.narrow import plan_widths

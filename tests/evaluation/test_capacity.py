@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from prunecli.commands.inspect import inspect
-from prunecli.commands.prune_experts import prune_experts
+from prunecli.commands.prune import prune_experts
 from prunecli.errors import UsageError
 from prunecli.evaluation import capacity
 from prunecli.methods.experts.collect import collect_gates

@@ -14,9 +14,9 @@ from prunecli.commands.compare_models import compare_models
 from prunecli.commands.evaluate import evaluate
 from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.finetune import finetune
-from prunecli.commands.prune_experts import prune_experts
+from prunecli.commands.prune import prune_experts
 from prunecli.commands.score_heads import score_heads
-from prunecli.commands.share_ffn import share_ffn
+from prunecli.commands.share import share_ffn
 from prunecli.evaluation.capacity import option_size
 from prunecli.methods.embeddings import factorize
 from prunecli.model import cost

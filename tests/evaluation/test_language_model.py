@@ -12,8 +12,8 @@ from prunecli.evaluation.tasks import perplexity
 from prunecli.modules.loading import load_model
 from prunecli.running.examples import IGNORED
 from prunecli.running.losses import example_losses
-from prunecli.running.masking import mlm_examples
 from prunecli.running.runner import InMemory
+from prunecli.running.windows import mlm_examples
 from prunecli.text.tokens import load_tokenizer
 from tests.evaluation.losses import lm_losses, mlm_losses
 from tests.families import tiny_family

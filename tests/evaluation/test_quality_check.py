@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 
 from prunecli import demo
-from prunecli.commands.prune_ffn import prune_ffn
-from prunecli.commands.prune_heads import prune_heads
-from prunecli.commands.prune_layers import prune_layers
-from prunecli.commands.share_attention import share_attention
-from prunecli.commands.share_ffn import share_ffn
+from prunecli.commands.prune import prune_ffn, prune_heads, prune_layers
+from prunecli.commands.share import share_attention, share_ffn
 from prunecli.commands.trim_vocabulary import trim_vocabulary
 from prunecli.evaluation.quality_check import TEXT_BYTES, little
 from prunecli.model.checkpoint import open_model

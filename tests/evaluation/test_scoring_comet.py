@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from prunecli.errors import PruneError
-from prunecli.evaluation.scoring import comet_scores
-from prunecli.evaluation.significance import bootstrap_of_means
+from prunecli.evaluation.scoring import bootstrap_of_means, comet_scores
 
 SCRIPT = f"""#!{sys.executable}
 import argparse, json

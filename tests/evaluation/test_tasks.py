@@ -8,7 +8,7 @@ import pytest
 from prunecli.errors import CheckpointError, DataError, OutputError
 from prunecli.evaluation.evaluate import evaluate_data
 from prunecli.evaluation.options import EvaluationOptions
-from prunecli.evaluation.significance import mcnemar_test, paired_t_test
+from prunecli.evaluation.scoring import mcnemar_test, paired_t_test
 from prunecli.evaluation.tasks import classify, f1_scores, perplexity
 from prunecli.modules.loading import load_model
 from prunecli.running.losses import measure_losses

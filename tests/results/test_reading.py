@@ -9,8 +9,6 @@ import pytest
 
 from prunecli import results
 from prunecli.analysis.language_comparison import (
-    LanguageOptions,
-    TextOptions,
     compare_by_language,
     compare_by_text,
 )
@@ -153,7 +151,7 @@ def test_the_best_head_on_its_own_text_or_on_another(read, reported, best):
 
 
 def test_languages(read):
-    languages = compare_by_language(statistics(), LanguageOptions())
+    languages = compare_by_language(statistics())
     result, matrices = read(languages.to_json()), languages.similarity
     assert result == languages
     pairs = result.frame("similarity")
@@ -171,7 +169,7 @@ def test_languages(read):
 
 
 def test_texts(read):
-    texts = compare_by_text(text_statistics(), TextOptions())
+    texts = compare_by_text(text_statistics())
     result = read(texts.to_json())
     assert result == texts
     assert result.frame("similarity")["jaccard"].round(6).tolist() == [0.333333, 0, 0]

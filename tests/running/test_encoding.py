@@ -14,8 +14,7 @@ from prunecli.running import encoding
 from prunecli.running.encoding import labelled_examples, text_examples, translation_examples
 from prunecli.running.examples import Sequences
 from prunecli.running.losses import token_losses
-from prunecli.running.masking import mlm_examples
-from prunecli.running.windows import packed_examples
+from prunecli.running.windows import mlm_examples, packed_examples
 from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer

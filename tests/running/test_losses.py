@@ -10,16 +10,15 @@ import torch
 from prunecli.errors import DataError, UnsupportedModelError
 from prunecli.modules.loading import load_model
 from prunecli.running.encoding import (
+    context_length,
     labelled_examples,
     padding_id,
     require_task,
     translation_examples,
 )
 from prunecli.running.examples import IGNORED, Batch
-from prunecli.running.lengths import context_length
 from prunecli.running.losses import example_losses, require_finite, token_losses
-from prunecli.running.masking import mlm_examples
-from prunecli.running.windows import lm_windows, window_examples
+from prunecli.running.windows import lm_windows, mlm_examples, window_examples
 from prunecli.text.labelled import read_labelled
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer

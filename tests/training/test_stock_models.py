@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from prunecli import load_model
-from prunecli.commands.prune_experts import prune_experts
+from prunecli.commands.prune import prune_experts
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.evaluation.significance import mcnemar_test, paired_t_test
+from prunecli.evaluation.scoring import mcnemar_test, paired_t_test
 
 
 def test_t_test_of_a_textbook_sample():

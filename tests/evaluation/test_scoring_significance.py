@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from prunecli.evaluation.scoring import make_metrics
-from prunecli.evaluation.significance import paired_bootstrap
+from prunecli.evaluation.scoring import make_metrics, paired_bootstrap
 from tests.reference.bootstrap import paired_p_value
 
 REFERENCES = tuple(f"the {noun} number {i} sat on a mat" for i, noun in enumerate(("cat", "dog", "hen") * 4))
