@@ -74,7 +74,7 @@ def test_nothing_is_left_of_a_failure(tmp_path: Path, error: BaseException, exis
 
 def test_existing_output_is_refused(tmp_path: Path) -> None:
     result(tmp_path / "out")
-    with pytest.raises(OutputError, match=r"out: exists already\n.*--force"):
+    with pytest.raises(OutputError, match=r"out: exists already\n.*`force`"):
         make(tmp_path / "out")
     assert (tmp_path / "out" / "config.json").read_text() == "old"
     (tmp_path / "empty").mkdir()

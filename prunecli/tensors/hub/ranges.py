@@ -23,7 +23,7 @@ LONGEST_WAIT = 600
 PIECE_BYTES = 32 << 20
 """Most bytes of one request."""
 
-GO_ON = "Start the same command again; with --stream it goes on from what is fetched."
+GO_ON = "Start the same command again; with `stream` it goes on from what is fetched."
 
 _SECONDS = re.compile(r"(?:^|\bt=)(\d+)(?=;|$)")
 """The time that a server asks to wait, in a Retry-After followed by the hub's own RateLimit."""
