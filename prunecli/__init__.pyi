@@ -44,7 +44,7 @@ from prunecli.model.streamed import stream_model as stream_model
 from prunecli.modules.loading import load_model as load_model
 from prunecli.pipeline import Applied as Applied
 from prunecli.pipeline import apply as apply
-from prunecli.planning import plan_ffn_on_text as plan_ffn_on_text
+from prunecli.pipeline import plan_ffn_on_text as plan_ffn_on_text
 from prunecli.results.decisions import Answer as Answer
 from prunecli.selection.cut import cut as cut
 from prunecli.selection.selection import Selection as Selection

@@ -357,14 +357,13 @@ def cluster(
     nodes: list[Any] = list(vectors)
     for first, second, distance, _ in matrix:
         # The tighter cluster comes first, single leaves last.
-        members = sorted((nodes[int(first)], nodes[int(second)]), key=_tightness)
+        members = sorted(
+            (nodes[int(first)], nodes[int(second)]),
+            key=lambda node: np.inf if isinstance(node, str) else node["distance"],
+        )
         nodes.append({"distance": float(distance), "members": members})
     order = leaves(nodes[-1])
     return Tree(**{kind: list(vectors)}, order=order, clusters=nodes[-1], matrix=matrix.tolist())
-
-
-def _tightness(node: Node) -> float:
-    return float("inf") if isinstance(node, str) else float(node["distance"])
 
 
 def leaves(node: Node) -> list[str]:

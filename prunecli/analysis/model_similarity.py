@@ -174,7 +174,7 @@ def neighbours_of(portion: Portion, options: SimilarityOptions) -> int | None:
     Raises:
         UsageError: there is no such k.
     """
-    from prunecli.analysis.cka import neighbour_count
+    from prunecli.analysis.representations import neighbour_count
 
     return neighbour_count(options.neighbours, len(portion)) if "lns" in options.measures else None
 
@@ -250,7 +250,7 @@ def _similarities(
     models: Sequence[Representations], options: SimilarityOptions, k: int | None
 ) -> dict[Measure, NDArray[np.float64]]:
     """Measure -> the similarities of all components of `models`, a square matrix."""
-    from prunecli.analysis.cka import linear_cka, local_neighbourhood_similarity
+    from prunecli.analysis.representations import linear_cka, local_neighbourhood_similarity
 
     features = [array for model in models for array in model.features]
     found: dict[Measure, NDArray[np.float64]] = {}

@@ -33,8 +33,8 @@ COMMANDS = {
     "Repeat and report": ("run", "report"),
 }
 """Help panel -> commands; `collect-gates` is the function `collect_gates` of `commands/collect_gates.py`."""
-TOGETHER = ("prune", "share")
-"""First words of commands that are in one file: `prune-heads` is in `commands/prune.py`."""
+TOGETHER = {"compare": "compare", "prune": "prune", "share": "share", "trim": "prune"}
+"""First word of commands that are in one file -> that file: `prune-heads` is in `commands/prune.py`."""
 
 Given = TypeVar("Given", bound=Options)
 
@@ -127,8 +127,8 @@ def functions() -> Iterator[tuple[str, Callable[..., None]]]:
 
 def function_of(name: str) -> Callable[..., None]:
     """Return the function of a command."""
-    function, first = name.replace("-", "_"), name.partition("-")[0]
-    module = import_module(f"prunecli.commands.{first if first in TOGETHER else function}")
+    function = name.replace("-", "_")
+    module = import_module(f"prunecli.commands.{TOGETHER.get(name.partition('-')[0], function)}")
     found: Callable[..., None] = getattr(module, function)
     return found
 

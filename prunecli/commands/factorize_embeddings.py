@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from prunecli.methods.embeddings.table import Quality as RowQuality
     from prunecli.methods.embeddings.table import Table
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.model.define import UnitShape
     from prunecli.modules.define import DefineEmbedding
     from prunecli.progress import Progress
     from prunecli.results.rewriting import Factorization
@@ -56,8 +55,10 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
     with options.open() as opened:
         opened.require_architecture()
         plan = plan_embeddings(opened, options, options.lines())
-        if plot is not None:
-            require_unit(plan)
+        if plot is not None and plan.shape is None:
+            raise UsageError(
+                "`plot` draws the unit of the input side", "Choose `side=input` or both, without a unit."
+            )
         options.note(*plan.reasons)
         if (warning := _growth(opened, plan)) is not None:
             console.warn(warning)
@@ -165,18 +166,6 @@ CHUNK_ROWS = 4096
 """Rows of the table that go through the unit at a time."""
 
 
-def require_unit(plan: EmbeddingPlan) -> None:
-    """Refuse a picture of nothing, before any work is done.
-
-    Raises:
-        UsageError: no unit is fitted.
-    """
-    if plan.shape is None:
-        raise UsageError(
-            "--plot draws the unit of the input side", "Choose --side input or both, without a unit."
-        )
-
-
 def draw(
     checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Factors, path: Path, progress: Progress
 ) -> None:
@@ -184,9 +173,8 @@ def draw(
 
     What a layer gives is taken after its GELU.
     """
-    from prunecli.analysis.correlation import correlation_map, group_correlations
-    from prunecli.methods.embeddings.source import checkpoint_table
-    from prunecli.report.pictures import correlation_maps
+    from prunecli.methods.embeddings.table import checkpoint_table
+    from prunecli.report.pictures import correlation_map, correlation_maps, group_correlations
     from prunecli.report.render import save_pictures
     from prunecli.tensors.hub.names import origin
 
@@ -200,17 +188,14 @@ def draw(
     maps[kind] = correlation_map(rows.numpy() for rows in unit.expanded())
     title = f"{origin(checkpoint.path)['path']}, n = {unit.shape.map_dim}"
     layers, groups = {}, {}
-    for number, name in enumerate(_stage_names(unit.shape)):
+    expansions = [f"expansion layer {number}" for number in range(1, len(unit.shape.layers) + 1)]
+    stages = ["map layer", *expansions, *(["reduction"] if unit.shape.reduction else [])]
+    for number, name in enumerate(stages):
         layers[name] = correlation_map(_stage(unit, number))
         count = unit.shape.groups[number - 1] if 0 < number <= len(unit.shape.groups) else 1
         if count > 1:
             groups[f"{count} groups of {name}"] = group_correlations(layers[name], count)
     save_pictures(correlation_maps([maps, layers, groups]), path, title)
-
-
-def _stage_names(shape: UnitShape) -> list[str]:
-    expansions = [f"expansion layer {number}" for number in range(1, len(shape.layers) + 1)]
-    return ["map layer", *expansions, *(["reduction"] if shape.reduction else [])]
 
 
 def _stage(unit: DefineEmbedding, number: int) -> Iterator[NDArray[np.floating]]:

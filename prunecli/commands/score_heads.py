@@ -17,7 +17,6 @@ from prunecli.commands.checkpoints import (
     with_demo_text,
 )
 from prunecli.commands.command import OutputOptions, command, plot_option, result_option, write_table
-from prunecli.commands.console import GAP
 from prunecli.errors import PruneError
 from prunecli.methods.scoring import ScoreOptions
 from prunecli.options import CheckpointPath
@@ -73,8 +72,6 @@ def score_heads(options: ScoreHeads) -> None:
 
 LEVEL = 0.01
 """A difference counts as significant below this p-value (1905.10650, Tables 1 to 3)."""
-MOST = 16
-"""Heads in a line of the table at most, as far as they fit; layers with more take several lines."""
 
 
 def head_table(
@@ -89,30 +86,17 @@ def head_table(
         layers: the attentions, in the order of the rows; those without values are left out.
         title: above the table.
     """
-    layers, cells = [layer for layer in layers if layer.name in values], []
+    rows = []
     for layer in layers:
-        by_head = dict(zip(layer.heads, values[layer.name], strict=True))
-        cells.append(
-            [f"{by_head[head]:.3g}" if head in by_head else "-" for head in range(layer.original_heads)]
-        )
-    heads = max(map(len, cells), default=0)
-    width = max((len(text) for texts in cells for text in texts), default=0)
-    labels = len(" attention ") + len("layer") + GAP
-    first = max(width, len("head 0")) + GAP
-    count = min(MOST, 1 + max(0, console.width() - labels - first) // (width + GAP))
-    # Lines of one length, unless that would be half of what fits.
-    even = (number for number in range(count, count // 2, -1) if heads % number == 0)
-    count = heads if heads <= count else next(even, count)
-    rows = [
-        [
-            *([layer.kind, str(layer.layer)] if start == 0 else [f"  from {start}", ""]),
-            *own[start : start + count],
-        ]
-        for layer, own in zip(layers, cells, strict=True)
-        for start in range(0, max(len(own), 1), count or 1)
-    ]
+        if layer.name in values:
+            by_head = dict(zip(layer.heads, values[layer.name], strict=True))
+            cells = (
+                f"{by_head[head]:.3g}" if head in by_head else "-" for head in range(layer.original_heads)
+            )
+            rows.append([layer.kind, str(layer.layer), *cells])
+    count = max((len(row) - 2 for row in rows), default=0)
     columns = ["attention", "layer", *(f"head {n}" if n == 0 else str(n) for n in range(count))]
-    console.table(title, columns, rows)
+    console.table(title, columns, rows, keys=2)
 
 
 def _values(scores: Scores) -> dict[str, list[float]]:

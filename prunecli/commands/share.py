@@ -34,7 +34,7 @@ def share_ffn(options: ShareFfn) -> None:
     Each layer keeps its own norm. Recover the quality with prunecli finetune.
     """
     from prunecli.methods.sharing.plan import rewrite_shared
-    from prunecli.planning import plan_ffn_on_text
+    from prunecli.pipeline import plan_ffn_on_text
 
     options.check_groups(2)
     is_dense_only = options.dense_only

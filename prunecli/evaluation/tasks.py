@@ -19,8 +19,7 @@ from prunecli.evaluation.scoring import mcnemar_test, paired_t_test
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.text.choice import Dataset, described
-from prunecli.text.labelled import LabelledText, label_ids
-from prunecli.text.plain import PlainText
+from prunecli.text.plain import LabelledText, PlainText, label_ids
 
 if TYPE_CHECKING:
     import torch

@@ -23,9 +23,8 @@ from prunecli.evaluation.decoding import generate
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.running.encoding import max_positions, position_count, vocabulary_size
 from prunecli.text.choice import Dataset, columns
-from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText
-from prunecli.text.plain import PlainText, bounded
+from prunecli.text.plain import LabelledText, PlainText, bounded
 from prunecli.text.tokens import Tokenizer, encode, language_id, languages, load_tokenizer
 
 if TYPE_CHECKING:

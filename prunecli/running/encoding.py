@@ -14,8 +14,8 @@ from prunecli.errors import CheckpointError, DataError, UnsupportedModelError, U
 from prunecli.modules.pooling import Pooling
 from prunecli.progress import Progress, silent
 from prunecli.running.examples import Sequences, TokenExamples
-from prunecli.text.labelled import LabelledText, label_ids
 from prunecli.text.parallel import ParallelText
+from prunecli.text.plain import LabelledText, label_ids
 from prunecli.text.tasks import TASKS, TaskName
 from prunecli.text.tokens import encode, require_rows, tokenized
 

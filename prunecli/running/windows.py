@@ -148,6 +148,9 @@ MASKED_SHARE, RANDOM_SHARE = 0.8, 0.1
 class MaskedExamples(Examples):
     """Texts with some of their tokens hidden, others in each epoch (RoBERTa, 1907.11692, 4.1).
 
+    Each token that is not a special one is chosen with a probability of 15 %, at least one of a text; of the chosen
+    ones 80 % become the mask token, 10 % a random token, 10 % stay (BERT, 1810.04805, 3.1).
+
     Attributes:
         ids: of each text.
         numbers: of each text; with seed and epoch they determine what is hidden in it.

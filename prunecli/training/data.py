@@ -21,9 +21,8 @@ from prunecli.running.runner import ignored
 from prunecli.running.windows import mlm_examples, packed_examples
 from prunecli.text.batching import length_bucketed
 from prunecli.text.choice import Text, TextChoice, columns
-from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText, has_split, lines_sha256, pair_name, read_parallel
-from prunecli.text.plain import PlainText
+from prunecli.text.plain import LabelledText, PlainText
 from prunecli.text.tasks import TrainingTask
 from prunecli.text.tokens import Tokenizer
 from prunecli.training.loss import FeatureDistance, Objective, VectorDistance, make_lesson, require_positions

@@ -279,6 +279,9 @@ def repeatable(
 ) -> Iterator[None]:
     """Within the block a GPU computes in one order, where torch can; on a CPU it always does.
 
+    Many kernels of a GPU add in an order that is another one each time; torch has others, somewhat slower, for most of
+    them. They are asked for, and where a model needs one that torch lacks, that is found by one batch, and said.
+
     Args:
         probe: a batch forwards and back, which leaves nothing behind but random numbers drawn; training seeds anew.
             None: it cannot be asked, and what torch lacks is let pass.

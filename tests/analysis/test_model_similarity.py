@@ -102,7 +102,7 @@ def test_pairs_are_averaged(models: Path) -> None:
 def test_other_widths_and_depths(models: Path) -> None:
     found = compared(models, "one", "wide")["wide"]
     assert found.widths == (32, 64)
-    assert found.between("cka").shape == (12, 10)
+    assert found.part("between", "cka").shape == (12, 10)
     names = [row["first"] for row in result(found).corresponding or []]
     assert names == [c.name for c in found.first if c.side == "decoder" or c.layer < 2]
 
@@ -123,7 +123,7 @@ def test_normalised_by_benchmarks(models: Path) -> None:
     places = {component.name: place for place, component in enumerate(found["less"].first)}
     for row in made.corresponding or []:
         place = places[row["first"]]
-        both = [found[name].between("cka")[place, place] for name in ("two", "three")]
+        both = [found[name].part("between", "cka")[place, place] for name in ("two", "three")]
         assert row["cka_benchmark"] == pytest.approx(sum(both) / 2, abs=1e-6)
         assert row["cka_normalised"] == pytest.approx(200 * row["cka"] / sum(both), abs=1e-2)
     decoder = rows_of(found["less"], made, "decoder")
@@ -158,7 +158,7 @@ def test_random_weights_are_the_lower_bound(models: Path) -> None:
     places = {component.name: place for place, component in enumerate(drawn["less"].first)}
     for row in made.corresponding or []:
         place = places[row["first"]]
-        both = [stored[f"random-{seed}"].between("cka")[place, place] for seed in (0, 1)]
+        both = [stored[f"random-{seed}"].part("between", "cka")[place, place] for seed in (0, 1)]
         assert row["cka_random"] == pytest.approx(sum(both) / 2, abs=1e-6)
     decoder = [row["cka_random"] for row in rows_of(drawn["less"], made, "decoder")]
     assert made.mean["decoder"]["cka_random"] == pytest.approx(sum(decoder) / 4, abs=1e-6)
@@ -211,7 +211,7 @@ def test_one_stack_reads_plain_text(tmp_path: Path) -> None:
     }
     portions = plain_portions(PlainText((Path("text.txt"),), LINES))
     found = compare(opened, portions, OPTIONS)["gpt2"]
-    assert found.between("lns").shape == (6, 6)
+    assert found.part("between", "lns").shape == (6, 6)
     assert result(found).corresponding == []  # an encoder and a decoder
     assert result(found).mean == {}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prunecli.commands.collect_gates import collect_gates
-from prunecli.commands.compare_languages import compare_languages
+from prunecli.commands.compare import compare_languages
 from prunecli.commands.evaluate import evaluate
 from prunecli.commands.prune import prune_experts
 from prunecli.demo import LM_TEXTS

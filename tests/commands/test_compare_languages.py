@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from prunecli.analysis.language_comparison import compare_by_language
-from prunecli.commands.compare_languages import compare_languages
+from prunecli.commands.compare import compare_languages
 from prunecli.errors import DataError, OutputError, PruneError, StatisticsError, UsageError
 from prunecli.results import read
 from tests.commands.calls import raising
@@ -232,7 +232,7 @@ def test_without_altair_it_names_the_package(workplace, monkeypatch):
 
 @pytest.mark.parametrize(("most", "listed"), [(12, 66), (11, 0)])
 def test_the_table_has_the_json_s_values(workplace, monkeypatch, most, listed):
-    monkeypatch.setattr("prunecli.commands.compare_languages.TABLE_PAIRS", most)
+    monkeypatch.setattr("prunecli.commands.compare.TABLE_PAIRS", most)
     write_gates(workplace / "gates.json")
     assert run("--table", "t.csv").stderr.endswith("Written to languages.json and t.csv.\n")
     payload = json.loads((workplace / "languages.json").read_text())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prunecli import demo
-from prunecli.commands.compare_models import compare_models
+from prunecli.commands.compare import compare_models
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from prunecli.results import read
 from tests.commands.calls import raising
@@ -170,7 +170,7 @@ def test_an_undeclared_family_is_refused(folder):
 
 
 def test_an_interrupt_leaves_nothing(folder, monkeypatch):
-    from prunecli.analysis import cka
+    from prunecli.analysis import representations as cka
 
     def interrupted(*_):
         raise KeyboardInterrupt

@@ -50,26 +50,17 @@ def test_pruned_heads_have_no_value(lines: Lines) -> None:
     ]
 
 
-def test_layers_of_many_heads_take_several_lines(lines: Lines) -> None:
-    wide = layer("decoder", 3, tuple(range(18)), original=18)
-    head_table({wide.name: [n / 7 for n in range(18)]}, [wide])
-    _, _, _, first, second = lines()
-    assert first[:5] == ["decoder", "3", "0", "0.143", "0.286"]
-    assert len(first) == 2 + 9
-    assert second[:4] == ["from", "9", "1.29", "1.43"]
-
-
-@pytest.mark.parametrize(("heads", "in_a_line"), [(4, 4), (6, 6), (8, 4), (12, 6), (16, 4), (7, 6)])
+@pytest.mark.parametrize("heads", [4, 6, 7, 16, 40])
 def test_no_value_is_broken_in_a_terminal_of_80_columns(
-    monkeypatch: pytest.MonkeyPatch, lines: Lines, heads: int, in_a_line: int
+    monkeypatch: pytest.MonkeyPatch, lines: Lines, heads: int
 ) -> None:
+    """Heads that do not fit beside the others are below them, the layer before them again."""
     monkeypatch.setattr(console, "width", lambda: 80)
     wide = layer("decoder", 3, tuple(range(heads)), original=heads)
     head_table({wide.name: [0.001234 + n / 1e6 for n in range(heads)]}, [wide])
-    _, columns, _, first, *more = lines()
-    assert len(columns) - 3 == in_a_line
-    shown = [text for line in (first[2:], *(line[2:] for line in more)) for text in line]
-    assert shown == [f"{0.001234 + n / 1e6:.3g}" for n in range(heads)]
+    shown = [line[2:] for line in lines() if line[:2] == ["decoder", "3"]]
+    assert [text for line in shown for text in line] == [f"{0.001234 + n / 1e6:.3g}" for n in range(heads)]
+    assert (len(shown) > 1) == (heads > 6)
 
 
 def test_layers_without_values_are_left_out(lines: Lines) -> None:

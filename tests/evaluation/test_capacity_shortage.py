@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from prunecli.commands.bench_latency import bench_latency
-from prunecli.commands.compare_models import compare_models
+from prunecli.commands.compare import compare_models
 from prunecli.commands.evaluate import evaluate
 from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.finetune import finetune

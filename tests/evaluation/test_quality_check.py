@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from prunecli import demo
-from prunecli.commands.prune import prune_ffn, prune_heads, prune_layers
+from prunecli.commands.prune import prune_ffn, prune_heads, prune_layers, trim_vocabulary
 from prunecli.commands.share import share_attention, share_ffn
-from prunecli.commands.trim_vocabulary import trim_vocabulary
 from prunecli.evaluation.quality_check import TEXT_BYTES, little
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import fitting

@@ -15,8 +15,7 @@ from prunecli.running.losses import measure_losses
 from prunecli.running.runner import InMemory
 from prunecli.running.windows import lm_windows, window_examples
 from prunecli.text.choice import Dataset
-from prunecli.text.labelled import read_labelled
-from prunecli.text.plain import read_plain
+from prunecli.text.plain import read_labelled, read_plain
 from prunecli.text.tokens import load_tokenizer
 from tests.evaluation.losses import lm_losses, mlm_losses
 from tests.families import tiny_family

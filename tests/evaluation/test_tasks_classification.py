@@ -11,7 +11,7 @@ from prunecli.errors import DataError
 from prunecli.evaluation.tasks import classify, f1_scores, matthews_correlation
 from prunecli.modules.loading import load_model
 from prunecli.running.runner import InMemory
-from prunecli.text.labelled import read_labelled
+from prunecli.text.plain import read_labelled
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.reference.classification import matthews, matthews_binary

@@ -14,7 +14,7 @@ import torch
 
 from prunecli.commands.bench_latency import bench_latency
 from prunecli.commands.collect_gates import collect_gates
-from prunecli.commands.compare_models import compare_models
+from prunecli.commands.compare import compare_models
 from prunecli.commands.evaluate import evaluate
 from prunecli.commands.prune import prune_ffn, prune_layers
 from prunecli.commands.score_heads import score_heads

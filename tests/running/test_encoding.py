@@ -15,8 +15,8 @@ from prunecli.running.encoding import labelled_examples, text_examples, translat
 from prunecli.running.examples import Sequences
 from prunecli.running.losses import token_losses
 from prunecli.running.windows import mlm_examples, packed_examples
-from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText
+from prunecli.text.plain import LabelledText
 from prunecli.text.tokens import encode, load_tokenizer
 from prunecli.training.loss import smoothed_cross_entropy
 from tests.families import tiny_family

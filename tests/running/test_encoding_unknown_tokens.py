@@ -14,9 +14,8 @@ from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.methods.experts.batches import text_windows
 from prunecli.running.encoding import labelled_examples, padding_id, text_examples, translation_examples
 from prunecli.running.windows import lm_windows, mlm_examples, packed_examples
-from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText
-from prunecli.text.plain import Corpus
+from prunecli.text.plain import Corpus, LabelledText
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import tiny_family
 

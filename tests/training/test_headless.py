@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from prunecli.commands.finetune import finetune
-from prunecli.commands.prune import prune_heads
-from prunecli.commands.trim_vocabulary import trim_vocabulary
+from prunecli.commands.prune import prune_heads, trim_vocabulary
 from prunecli.errors import DataError, UsageError
 from prunecli.modules.loading import load_model
 from prunecli.processes import ProcessGroup

@@ -11,15 +11,17 @@ from numpy.typing import NDArray
 from prunecli.errors import PruneError
 from prunecli.methods.embeddings.fit import DefineFit, fit_define
 from prunecli.methods.embeddings.plan import EmbeddingPlan
-from prunecli.methods.embeddings.source import checkpoint_table, count_tokens, read_unit
 from prunecli.methods.embeddings.table import (
     Array,
     Goal,
     Quality,
     Table,
+    checkpoint_table,
+    count_tokens,
     measure,
     moments,
     projective,
+    read_unit,
     row_weights,
 )
 from prunecli.methods.embeddings.train import FitOptions

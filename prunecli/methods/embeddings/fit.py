@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from prunecli.errors import UsageError
-from prunecli.methods.embeddings.initialise import initialise
 from prunecli.methods.embeddings.table import (
     Array,
     Goal,
@@ -22,7 +21,7 @@ from prunecli.methods.embeddings.table import (
     projective,
     row_weights,
 )
-from prunecli.methods.embeddings.train import FitOptions, train
+from prunecli.methods.embeddings.train import FitOptions, initialise, train
 from prunecli.model.define import UnitShape
 from prunecli.modules.define import DefineEmbedding
 from prunecli.progress import Progress, silent

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.embeddings.options import EmbeddingOptions
-from prunecli.methods.embeddings.source import checkpoint_table, described, zero_padding_id
+from prunecli.methods.embeddings.table import checkpoint_table, described, zero_padding_id
 from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.define import UnitKind, UnitShape

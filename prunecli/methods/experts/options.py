@@ -228,6 +228,9 @@ def starved(axes: Sequence[Axis], kept: Kept) -> str | None:
 class MemoryFit:
     """The memory that a model needs without some of its experts; bytes throughout.
 
+    It is that of the weights in the target type, what decoding needs (both by the formulas of `model.cost`), and a
+    margin of 10 % for the context of the device and for fragmentation.
+
     Attributes:
         ratio: fraction of the held experts that is removed.
         keep: number of experts that stay, of `held`.

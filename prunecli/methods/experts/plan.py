@@ -20,7 +20,6 @@ from prunecli.methods.experts.metrics import (
     measure_languages,
     measure_texts,
     metric_values,
-    random_values,
     read_all,
 )
 from prunecli.methods.experts.options import (
@@ -36,7 +35,7 @@ from prunecli.methods.experts.options import (
     starved,
 )
 from prunecli.methods.options import ExpertOptions
-from prunecli.methods.units import Ranking, plan, random_words
+from prunecli.methods.units import Ranking, plan, random_values, random_words
 from prunecli.model.axes import Axis, axis_name
 from prunecli.model.cost import usual_load
 from prunecli.model.decision import Origin

@@ -14,8 +14,8 @@ from prunecli.methods.experts.metrics import (
     default_metric,
     metric_named,
     metric_values,
-    random_values,
 )
+from prunecli.methods.units import random_values
 from prunecli.model.axes import Axis
 from prunecli.results.gates import SUMS, TEXT_SUMS, GateStatistics, GateSums
 from tests.gates import changed, gate_statistics

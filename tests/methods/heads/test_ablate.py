@@ -134,7 +134,7 @@ def test_the_encoder_runs_once_per_batch_for_heads_of_the_decoder(tmp_path: Path
 
 def test_accuracy(tmp_path: Path) -> None:
     subject = Subject(tmp_path / "m", "bert", architectures=["BertForSequenceClassification"], num_labels=3)
-    from prunecli.text.labelled import read_labelled
+    from prunecli.text.plain import read_labelled
 
     (tmp_path / "labelled").write_text("".join(f"{i % 3}\t{line}\n" for i, line in enumerate(LINES)))
     text = read_labelled(tmp_path / "labelled")

@@ -22,8 +22,8 @@ from prunecli.running.encoding import labelled_examples, padding_id, translation
 from prunecli.running.examples import Batch, Examples
 from prunecli.running.runner import InMemory
 from prunecli.running.windows import lm_windows, mlm_examples, window_examples
-from prunecli.text.labelled import read_labelled
 from prunecli.text.parallel import ParallelText
+from prunecli.text.plain import read_labelled
 from prunecli.text.tasks import TaskName
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import tiny_family

@@ -11,9 +11,8 @@ import pytest
 
 from prunecli.errors import CheckpointError
 from prunecli.methods.sharing.arrange import arrange
-from prunecli.methods.sharing.hidden_units import initial_std
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.methods.sharing.plan import plan_ffn
+from prunecli.methods.sharing.plan import initial_std, plan_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import summarize
 from prunecli.tensors.stream import Copy, check_expressions
