@@ -19,7 +19,7 @@ import torch
 
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.modules.loading import load_model
-from prunecli.running.lengths import length_limit, max_positions
+from prunecli.running.encoding import length_limit, max_positions
 from prunecli.text.batching import length_bucketed, pad
 from prunecli.text.parallel import read_parallel
 from prunecli.text.tokens import encode, language_id, load_tokenizer

@@ -21,9 +21,9 @@ import torch
 
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.evaluation.scoring import make_metrics, score
-from prunecli.methods.experts.budget import parse_balance
-from prunecli.methods.experts.metrics import aggregate, metric_values, random_values
-from prunecli.methods.experts.options import SCOPES
+from prunecli.methods.experts.metrics import aggregate, metric_values
+from prunecli.methods.experts.options import SCOPES, parse_balance
+from prunecli.methods.units import random_values
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.methods.sharing.plan import plan_ffn
-from prunecli.methods.sharing.rewrite import rewrite_shared
+from prunecli.methods.sharing.plan import plan_ffn, rewrite_shared
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply

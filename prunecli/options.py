@@ -288,7 +288,7 @@ class Options(BaseModel):
         """Return the options of the command by the names of their fields: those of each panel together."""
         left_out = frozenset().union(*(vars(base).get("LEFT_OUT", ()) for base in cls.__mro__))
         found = [
-            _option(name, field, spec)
+            _option(name, field, spec, cls.words())
             for name, field in cls.model_fields.items()
             if (spec := _spec(field)) is not None and name not in left_out
         ]
@@ -327,6 +327,11 @@ class Options(BaseModel):
 
         return re.sub(r"`(\w+)(=?)([^`]*)`", spelt, text)
 
+    @classmethod
+    def words(cls) -> Mapping[str, str]:
+        """Return the words that stand for `{name}` in help texts."""
+        return {}
+
     @property
     def changed(self) -> set[str]:
         """Names of the fields whose values differ from the defaults."""
@@ -364,7 +369,7 @@ def _repeated(kind: Any, spec: Spec | None) -> bool:
     return kind is Path or (spec is not None and spec.repeated)
 
 
-def _option(name: str, field: FieldInfo, spec: Spec) -> Option:
+def _option(name: str, field: FieldInfo, spec: Spec, words: Mapping[str, str] | None = None) -> Option:
     kind, several = _type(field.annotation)
     names = (spec.flag or f"--{name.replace('_', '-')}").split()
     flag, _, negative = names[0].partition("/")
@@ -372,6 +377,9 @@ def _option(name: str, field: FieldInfo, spec: Spec) -> Option:
         negative = flag
     default = None if field.is_required() else field.default
     short = names[1] if len(names) > 1 else ""
+    text = field.description or ""
+    for word, own in (words or {}).items():
+        text = text.replace(f"{{{word}}}", own)
     if several:
         spec = replace(spec, repeated=_repeated(kind, spec))
     return Option(
@@ -383,7 +391,7 @@ def _option(name: str, field: FieldInfo, spec: Spec) -> Option:
         several,
         default,
         field.is_required(),
-        field.description or "",
+        text,
         spec,
     )
 

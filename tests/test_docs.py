@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Iterator
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
 from urllib.parse import urlsplit
@@ -16,6 +15,7 @@ import typer
 import typer.main
 
 from prunecli.commands import app
+from prunecli.commands.command import function_of
 from prunecli.options import RENAMED
 from tests.markdown_pages import Page, parse
 from tools import option_tables
@@ -57,9 +57,8 @@ def of_app(command: typer.Typer) -> frozenset[str]:
 @cache
 def alternatives(name: str) -> frozenset[frozenset[str]]:
     """For each option of a command, its long names: `--memory` or `--no-memory`."""
-    function = name.replace("-", "_")
     alone = typer.Typer(add_completion=False)
-    alone.command()(getattr(import_module(f"prunecli.commands.{function}"), function))
+    alone.command()(function_of(name))
     parameters = typer.main.get_command(alone).params
     all_names = ((*one.opts, *one.secondary_opts) for one in parameters)
     long = (frozenset(each for each in names if each.startswith("--")) for names in all_names)

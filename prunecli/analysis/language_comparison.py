@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence, Set
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.cluster import hierarchy
 
-from prunecli.analysis.language_experts import (
-    LinkageMethod,
-    Pair,
-    cluster,
-    feature_vector,
-    jaccard_matrix,
-    spread_by_relation,
-)
 from prunecli.errors import StatisticsError
-from prunecli.methods.experts.budget import MIN_PER_LAYER, balance_text
 from prunecli.methods.experts.metrics import (
     aggregate,
     aggregate_texts,
@@ -28,8 +18,8 @@ from prunecli.methods.experts.metrics import (
     metric_named,
     metric_values,
 )
-from prunecli.methods.experts.options import SCOPES
-from prunecli.methods.options import Strategy
+from prunecli.methods.experts.options import MIN_PER_LAYER, SCOPES, balance_text
+from prunecli.methods.options import LanguageOptions, Strategy
 from prunecli.results.document import Model, header
 from prunecli.results.gates import ANY, GateStatistics, side_of, split_pair
 from prunecli.results.languages import (
@@ -37,6 +27,7 @@ from prunecli.results.languages import (
     ExpertsByGroup,
     ExpertsPerLayer,
     Languages,
+    Relation,
     Similarities,
     TextLayer,
     Texts,
@@ -49,73 +40,28 @@ MOST_PAIRS = 1000
 """Of more pairs than this, languages.json has the similarities by what pairs share, without the matrices."""
 
 
-@dataclass(frozen=True)
-class LanguageOptions:
-    """Options of `compare_by_language`.
-
-    Attributes:
-        ratio: fraction of the experts removed.
-        metric: as in `prune-experts`.
-        strategy: what selects the experts whose sets are compared.
-        balance: encoder experts per decoder expert under that strategy (1 in section 6.2).
-        minimum: experts that every layer keeps.
-        linkage: how clusters join.
-        languages: only pairs between these; empty: all.
-        layer_metric: of the experts per layer (Figure 1: top1); None: `metric`.
-        groups: language -> group, such as resource classes, for experts per side by group (Table 16); empty: none.
-        families: language -> family, for the colours of the trees; empty: none.
-    """
-
-    ratio: float = 0.75
-    metric: str = "importance"
-    strategy: Strategy = "side-threshold"
-    balance: Fraction = Fraction(1)
-    minimum: int = MIN_PER_LAYER
-    linkage: LinkageMethod = "ward"
-    languages: tuple[str, ...] = ()
-    layer_metric: str | None = None
-    groups: Mapping[str, str] = field(default_factory=dict)
-    families: Mapping[str, str] = field(default_factory=dict)
-
-
-def language_options(
-    ratio: float,
-    metric: str | None,
-    strategy: Strategy | None,
-    balance: Fraction | None,
-    minimum: int | None,
-    linkage: LinkageMethod,
-    languages: tuple[str, ...],
-    layer_metric: str | None = None,
-    groups: Path | None = None,
-    families: Path | None = None,
-) -> LanguageOptions:
-    """Options from the values of a command line; None: the default.
+def _for_languages(options: LanguageOptions) -> LanguageOptions:
+    """Return the options with the values that None stands for (2212.09811, section 6.2).
 
     Raises:
-        UsageError: an unknown strategy, metric or balance.
-        DataError: an invalid file of groups or families.
+        UsageError: an unknown metric.
     """
-    default = LanguageOptions()
-    strategy = default.strategy if strategy is None else strategy
-    for name in filter(None, (metric, layer_metric)):
+    for name in filter(None, (options.metric, options.layer_metric)):
         metric_named(name)
-    return LanguageOptions(
-        layer_metric=layer_metric,
-        groups={} if groups is None else read_groups(groups),
-        families={} if families is None else read_groups(families),
-        ratio=ratio,
-        metric=default.metric if metric is None else metric,
-        strategy=strategy,
-        balance=default.balance if balance is None else balance,
-        minimum=default.minimum if minimum is None else minimum,
-        linkage=linkage,
-        languages=languages,
-    )
+    metric = options.metric or "importance"
+    defaults: dict[str, Any] = {
+        "metric": metric,
+        "layer_metric": metric,
+        "strategy": "side-threshold",
+        "balance": Fraction(1),
+        "least": MIN_PER_LAYER,
+    }
+    missing = {name: value for name, value in defaults.items() if getattr(options, name) is None}
+    return options.model_copy(update=missing)
 
 
 def compare_by_language(
-    statistics: GateStatistics, options: LanguageOptions, files: Sequence[str] = ()
+    statistics: GateStatistics, options: LanguageOptions | None = None, files: Sequence[str] = ()
 ) -> Languages:
     """languages.json; `files` are names of the statistics.
 
@@ -130,30 +76,32 @@ def compare_by_language(
         DataError: a language without a group or a family, where there are any.
         UsageError: a ratio, metric or strategy that cannot be.
     """
+    options = _for_languages(options or LanguageOptions())
     names = [pair for pair in statistics.entries if ANY not in split_pair(pair)]
-    chosen = set(options.languages)
+    chosen = set(options.langs)
     pairs = [pair for pair in names if not chosen or chosen >= set(split_pair(pair))]
     if names and not pairs:
         raise StatisticsError(
-            f"The statistics hold no pair between {', '.join(options.languages)}.",
+            f"The statistics hold no pair between {', '.join(options.langs)}.",
             f"They hold {names[0]}, for one.",
         )
     languages = {language for pair in statistics.entries for language in split_pair(pair)} - {ANY}
-    languages &= set(options.languages or languages)
-    if options.groups:
-        options = replace(options, groups=groups_of(languages, options.groups, "`groups`"))
-    families = groups_of(languages, options.families, "`families`") if options.families else {}
+    languages &= set(options.langs or languages)
+    groups, families = (
+        {} if path is None else groups_of(languages, read_groups(path), f"`{name}`")
+        for name, path in (("groups", options.groups), ("families", options.families))
+    )
     given: dict[str, Any] = {
-        name: value for name, value in (("groups", options.groups), ("families", families)) if value
+        name: value for name, value in (("groups", groups), ("families", families)) if value
     }
     model = Model(fingerprint=statistics.fingerprint, model_type=statistics.model_type)
     return Languages(
         **{**header(Languages.FORMAT, [], None), "models": [model]},
         statistics=list(files),
-        metric=options.metric,
+        metric=str(options.metric),
         ratio=options.ratio,
-        strategy=options.strategy,
-        balance=balance_text(options.balance),
+        strategy=str(options.strategy),
+        balance=balance_text(options.balance or Fraction(1)),
         mode=statistics.mode,
         pairs=pairs,
         **given,
@@ -163,7 +111,7 @@ def compare_by_language(
             encoder=_tree(statistics, options, "encoder"),
             decoder=_tree(statistics, options, "decoder"),
         ),
-        experts_per_layer=_experts_per_layer(statistics, options, pairs) if pairs else None,
+        experts_per_layer=_experts_per_layer(statistics, options, pairs, groups) if pairs else None,
     )
 
 
@@ -171,29 +119,27 @@ def _select(
     statistics: GateStatistics,
     options: LanguageOptions,
     pairs: Sequence[str],
-    strategy: Strategy,
-    metric: str,
+    strategy: Strategy | None,
+    metric: str | None,
 ) -> list[Kept]:
     """The experts that each pair keeps."""
-    axes = statistics.axes
     budget = Budget(
         options.ratio,
-        scope=SCOPES[strategy],
+        scope=SCOPES[strategy or "side-threshold"],
         balance=options.balance,
-        least=options.minimum,
+        least=options.least or 0,
         released=statistics.mode == "published",
     )
-    return [
-        select(axes, metric_values(metric, statistics.entries[pair], statistics), budget) for pair in pairs
-    ]
+    values = (metric_values(str(metric), statistics.entries[pair], statistics) for pair in pairs)
+    return [select(statistics.axes, own, budget) for own in values]
 
 
 def similarity_matrices(
     statistics: GateStatistics, options: LanguageOptions, pairs: Sequence[str]
 ) -> dict[str, NDArray[np.float64]]:
     """Side -> Jaccard similarities of the experts that the pairs select there, [len(pairs), len(pairs)]."""
+    options, matrices = _for_languages(options), {}
     selections = _select(statistics, options, pairs, options.strategy, options.metric)
-    matrices = {}
     for side in ("encoder", "decoder"):
         chosen = [
             {(name, expert) for name, ids in kept.items() if side_of(name) == side for expert in ids}
@@ -218,29 +164,28 @@ def _tree(statistics: GateStatistics, options: LanguageOptions, side: str) -> Tr
     position = 0 if side == "encoder" else 1
     names = {split_pair(pair)[position] for pair in statistics.entries} - {ANY}
     vectors = {}
-    for name in sorted(names & set(options.languages or names)):
+    for name in sorted(names & set(options.langs or names)):
         chosen = ((name,), ()) if side == "encoder" else ((), (name,))
-        values = metric_values(options.metric, aggregate(statistics, "language", *chosen), statistics)
+        values = metric_values(str(options.metric), aggregate(statistics, "language", *chosen), statistics)
         vectors[name] = feature_vector([own for name, own in values.items() if side_of(name) == side])
     return cluster(vectors, options.linkage) if any(map(len, vectors.values())) else None
 
 
 def _experts_per_layer(
-    statistics: GateStatistics, options: LanguageOptions, pairs: Sequence[str]
+    statistics: GateStatistics, options: LanguageOptions, pairs: Sequence[str], groups: Mapping[str, str]
 ) -> ExpertsPerLayer:
-    metric = options.layer_metric or options.metric
-    selections = _select(statistics, options, pairs, "global-threshold", metric)
+    selections = _select(statistics, options, pairs, "global-threshold", options.layer_metric)
     counts = np.array([[len(ids) for ids in kept.values()] for kept in selections])
     return ExpertsPerLayer(
         strategy="global-threshold",
-        metric=metric,
+        metric=options.layer_metric,
         layers=list(statistics.layers),
         sides=[side_of(layer) for layer in statistics.layers],
         mean=np.round(counts.mean(axis=0), 4).tolist(),
         lowest=counts.min(axis=0).tolist(),
         highest=counts.max(axis=0).tolist(),
         by_pair={pair: row.tolist() for pair, row in zip(pairs, counts, strict=True)},
-        **_by_group(statistics.layers, options.groups, pairs, counts),
+        **_by_group(statistics.layers, groups, pairs, counts),
     )
 
 
@@ -271,28 +216,9 @@ def _by_group(
     }
 
 
-@dataclass(frozen=True)
-class TextOptions:
-    """Options of `compare_by_text`.
-
-    Attributes:
-        ratio: fraction of the experts removed in each layer.
-        metric: as in `prune-experts`; None: its default.
-        minimum: experts that every layer keeps; None: the router's top-k.
-        linkage: how clusters join.
-        texts: which; empty: all.
-        families: text -> family, for the colours of the tree; empty: none.
-    """
-
-    ratio: float = 0.75
-    metric: str | None = None
-    minimum: int | None = None
-    linkage: LinkageMethod = "ward"
-    texts: tuple[str, ...] = ()
-    families: Mapping[str, str] = field(default_factory=dict)
-
-
-def compare_by_text(statistics: GateStatistics, options: TextOptions, files: Sequence[str] = ()) -> Texts:
+def compare_by_text(
+    statistics: GateStatistics, options: LanguageOptions | None = None, files: Sequence[str] = ()
+) -> Texts:
     """texts.json; `files` are names of the statistics.
 
     Raises:
@@ -300,13 +226,14 @@ def compare_by_text(statistics: GateStatistics, options: TextOptions, files: Seq
         DataError: a text without a family, where there are any.
         UsageError: a ratio or metric that cannot be.
     """
+    options = options or LanguageOptions()
     texts = tuple(dict.fromkeys(options.texts)) or tuple(statistics.entries)
     metric = options.metric or default_metric(statistics)
-    families = groups_of(set(texts), options.families, "`families`") if options.families else {}
+    path = options.families
+    families = {} if path is None else groups_of(set(texts), read_groups(path), "`families`")
     values = {text: metric_values(metric, aggregate_texts(statistics, (text,)), statistics) for text in texts}
     axes = statistics.axes
-    minimum = statistics.top_k if options.minimum is None else options.minimum
-    budget = Budget(options.ratio, balance=Fraction(1), least=minimum)
+    budget = Budget(options.ratio, balance=Fraction(1), least=options.least or statistics.top_k)
     kept = {}
     for text in texts:
         try:
@@ -346,4 +273,101 @@ def _layer(name: str, kept: Mapping[str, Sequence[int]]) -> TextLayer:
             for text, own in sets.items()
         },
         jaccard=round(float(above.mean()), 6) if len(above) else None,
+    )
+
+
+Pair = tuple[str, str]
+Node: TypeAlias = Mapping[str, Any] | str
+"""A cluster, {"distance", "members": [node, node]}, or the name of a leaf."""
+LinkageMethod = Literal["ward", "average", "complete", "single"]
+
+
+def jaccard_matrix(selections: Sequence[Set[Any]]) -> NDArray[np.float64]:
+    """|A ∩ B| / |A ∪ B| of all pairs of sets: [len(selections), len(selections)], symmetric; 1 for two empty sets."""
+    members = {
+        member: column for column, member in enumerate(dict.fromkeys(m for s in selections for m in s))
+    }
+    holds = np.zeros((len(selections), max(len(members), 1)), np.float32)  # counts below 2^24 are exact in it
+    for row, selection in enumerate(selections):
+        holds[row, [members[member] for member in selection]] = 1
+    both = (holds @ holds.T).astype(np.float64)
+    sizes = both.diagonal()
+    either = sizes[:, None] + sizes[None, :] - both
+    matrix: NDArray[np.float64] = np.divide(both, either, out=np.ones_like(both), where=either > 0)
+    return matrix
+
+
+RELATIONS = ("same source", "same target", "neither")
+"""What two different pairs have in common."""
+
+
+def spread_by_relation(pairs: Sequence[Pair], matrix: NDArray[np.float64]) -> dict[str, Relation | None]:
+    """Mean, lowest and highest similarity of the pairs with a common source, a common target, or neither.
+
+    A relation that no two pairs have is None. Values are rounded to 6 digits.
+
+    Args:
+        pairs: (source, target), all different.
+        matrix: Jaccard similarities [len(pairs), len(pairs)].
+    """
+    names = np.array(pairs, dtype=str).reshape(-1, 2)
+    source, target = (names[:, None, side] == names[None, :, side] for side in (0, 1))
+    above = np.triu(np.ones(matrix.shape, bool), 1)  # each two pairs once
+    found: dict[str, Relation | None] = {}
+    for relation, holds in zip(RELATIONS, (source, target, ~source & ~target), strict=True):
+        values = matrix[above & holds]
+        found[relation] = None
+        if len(values):
+            mean, lowest, highest = (round(float(f(values)), 6) for f in (np.mean, np.min, np.max))
+            found[relation] = Relation(comparisons=len(values), mean=mean, lowest=lowest, highest=highest)
+    return found
+
+
+def two_triangles(lower: NDArray[np.float64], upper: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Table 4's layout: the lower triangle of one matrix, the upper of another, diagonal nan."""
+    joined: NDArray[np.float64] = np.tril(lower, -1) + np.triu(upper, 1)
+    np.fill_diagonal(joined, np.nan)
+    return joined
+
+
+def feature_vector(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Concatenated metric values `[layers * experts]` of sparse layers, each layer normalised to sum 1.
+
+    A layer without any token stays zero.
+    """
+    parts = [np.asarray(layer, dtype=np.float64) for layer in values]
+    return np.concatenate([layer / total if (total := layer.sum()) > 0 else layer for layer in parts])
+
+
+def cluster(
+    vectors: Mapping[str, NDArray[np.float64]],
+    method: LinkageMethod = "ward",
+    kind: Literal["languages", "texts"] = "languages",
+) -> Tree | None:
+    """Hierarchical clustering by Euclidean distance; None for fewer than two vectors.
+
+    Args:
+        vectors: language or text -> feature vector `[layers * experts]`, all of one length (`feature_vector`).
+        method: how the distance of two clusters follows from that of their members.
+        kind: the field of the result that names the leaves.
+    """
+    if len(vectors) < 2:
+        return None
+    matrix = hierarchy.linkage(np.stack(list(vectors.values())), method=method)
+    nodes: list[Any] = list(vectors)
+    for first, second, distance, _ in matrix:
+        # The tighter cluster comes first, single leaves last.
+        members = sorted(
+            (nodes[int(first)], nodes[int(second)]),
+            key=lambda node: np.inf if isinstance(node, str) else node["distance"],
+        )
+        nodes.append({"distance": float(distance), "members": members})
+    order = leaves(nodes[-1])
+    return Tree(**{kind: list(vectors)}, order=order, clusters=nodes[-1], matrix=matrix.tolist())
+
+
+def leaves(node: Node) -> list[str]:
+    """The leaves below a node, in the tree's order."""
+    return (
+        [node] if isinstance(node, str) else [leaf for member in node["members"] for leaf in leaves(member)]
     )

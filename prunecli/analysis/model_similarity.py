@@ -9,13 +9,14 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.analysis.representations import Component, components
 from prunecli.errors import DataError, UsageError
+from prunecli.evaluation.options import Measure, SimilarityOptions
 from prunecli.progress import Progress, silent
 from prunecli.results.similarity import Similarity
 from prunecli.text.parallel import ParallelText, pair_name
@@ -28,32 +29,8 @@ if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
 
-Measure = Literal["cka", "lns"]
-MEASURES: tuple[Measure, ...] = get_args(Measure)
 LEAST = 20
 """Sentences below which neither measure is meaningful."""
-
-
-@dataclass(frozen=True)
-class SimilarityOptions:
-    """Options of `compare`.
-
-    Attributes:
-        measures: CKA, LNS or both.
-        neighbours: k of LNS as a fraction of the sentences.
-        batch_tokens: padded tokens in a batch.
-        context: tokens that a plain text is cut to; None: see `window_length`.
-        device, dtype: as in `load_model`.
-        random_seeds: seeds of random weights of the first model's architecture, which are compared too.
-    """
-
-    measures: tuple[Measure, ...] = MEASURES
-    neighbours: float = 0.05
-    batch_tokens: int = 4096
-    context: int | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    random_seeds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,17 +88,12 @@ class Comparison:
     widths: tuple[int, int]
     similarities: Mapping[Measure, NDArray[np.float64]]
 
-    def within_first(self, measure: Measure) -> NDArray[np.float64]:
-        """`[first, first]`."""
-        return self.similarities[measure][: len(self.first), : len(self.first)]
-
-    def within_second(self, measure: Measure) -> NDArray[np.float64]:
-        """`[second, second]`."""
-        return self.similarities[measure][len(self.first) :, len(self.first) :]
-
-    def between(self, measure: Measure) -> NDArray[np.float64]:
-        """`[first, second]`."""
-        return self.similarities[measure][: len(self.first), len(self.first) :]
+    def part(self, name: str, measure: Measure) -> NDArray[np.float64]:
+        """The similarities within the `first` or the `second` model, or `between` both: `[rows, columns]`."""
+        count, whole = len(self.first), self.similarities[measure]
+        if name == "between":
+            return whole[:count, count:]
+        return whole[:count, :count] if name == "first" else whole[count:, count:]
 
 
 def parallel_portions(text: ParallelText, pairs: Sequence[tuple[str, str]]) -> tuple[Portion, ...]:
@@ -178,7 +150,7 @@ def compare(
         scratch = Path(directory)
         own = dict(_represented(label, first, portions, options, scratch, progress, keep=True))
         compared: list[tuple[str, Checkpoint, int | None]] = [(name, other, None) for name, other in others]
-        compared += [(random_label(seed), first, seed) for seed in options.random_seeds]
+        compared += [(random_label(seed), first, seed) for seed in options.seeds]
         if not compared:
             found = [_similarities((outputs,), options, counts[name]) for name, outputs in own.items()]
             return {label: _comparison([(first, next(iter(own.values())))], found)}
@@ -202,7 +174,7 @@ def neighbours_of(portion: Portion, options: SimilarityOptions) -> int | None:
     Raises:
         UsageError: there is no such k.
     """
-    from prunecli.analysis.cka import neighbour_count
+    from prunecli.analysis.representations import neighbour_count
 
     return neighbour_count(options.neighbours, len(portion)) if "lns" in options.measures else None
 
@@ -278,7 +250,7 @@ def _similarities(
     models: Sequence[Representations], options: SimilarityOptions, k: int | None
 ) -> dict[Measure, NDArray[np.float64]]:
     """Measure -> the similarities of all components of `models`, a square matrix."""
-    from prunecli.analysis.cka import linear_cka, local_neighbourhood_similarity
+    from prunecli.analysis.representations import linear_cka, local_neighbourhood_similarity
 
     features = [array for model in models for array in model.features]
     found: dict[Measure, NDArray[np.float64]] = {}
@@ -354,61 +326,55 @@ def similarity_of(
 
     measures, alone = list(comparison.similarities), not comparison.second
     pairs = diagonal(comparison)
-    columns, digits = ["first", "second"], dict[str, int]()
+    digits: dict[str, int] = {}
     for measure in measures:
-        columns.append(measure)
         digits[measure] = 6
         for name, others in (("benchmark", benchmarks), ("random", randoms)):
             if others:
                 known = pd.concat([diagonal(other)[measure] for other in others]).groupby(level=KEY).mean()
                 pairs[f"{measure}_{name}"] = known.reindex(pairs.index)
-                columns.append(f"{measure}_{name}")
                 digits[f"{measure}_{name}"] = 6
-            if others and name == "benchmark":
-                whole = pairs[f"{measure}_benchmark"].replace(0, np.nan)
-                pairs[f"{measure}_normalised"] = 100 * pairs[measure] / whole
-                columns.append(f"{measure}_normalised")
-                digits[f"{measure}_normalised"] = 4
+        if benchmarks:
+            whole = pairs[f"{measure}_benchmark"].replace(0, np.nan)
+            pairs[f"{measure}_normalised"] = 100 * pairs[measure] / whole
+            digits[f"{measure}_normalised"] = 4
     means: dict[str, dict[str, Any]] = {}
     for side, own in pairs.groupby(level="side", sort=False):
-        mean = means[str(side)] = {measure: _rounded(own[measure].mean(), 6) for measure in measures}
+        found: dict[str, Any] = {measure: own[measure].mean() for measure in measures}
         for measure in measures if benchmarks else ():
             known = own[own[f"{measure}_normalised"].notna()]
             # A quotient of two means, not a mean of quotients.
-            share = 100 * known[measure].mean() / known[f"{measure}_benchmark"].mean()
-            mean[f"{measure}_normalised"] = _rounded(share, 4)
+            share = known[measure].mean() / known[f"{measure}_benchmark"].mean()
+            found[f"{measure}_normalised"] = 100 * share
         for measure in measures if randoms else ():
-            mean[f"{measure}_random"] = _rounded(own[f"{measure}_random"][own[measure].notna()].mean(), 6)
-    same = np.isnan(np.diagonal(next(iter(comparison.similarities.values()))))
-    models = {"first": (comparison.first, same[: len(comparison.first)])}
-    if not alone:
-        models["second"] = (comparison.second, same[len(comparison.first) :])
-    parts = {"first": comparison.within_first}
-    if not alone:
-        parts |= {"second": comparison.within_second, "between": comparison.between}
+            found[f"{measure}_random"] = own[f"{measure}_random"][own[measure].notna()].mean()
+        means[str(side)] = {name: _rounded(value, digits[name]) for name, value in found.items()}
+    same = np.isnan(np.diagonal(comparison.similarities[measures[0]]))
+    models = (
+        {"first": comparison.first} if alone else {"first": comparison.first, "second": comparison.second}
+    )
+    start, left_out = 0, {}
+    for (name, held), removed in zip(models.items(), comparison.removed, strict=False):
+        constant = [one.name for one, is_same in zip(held, same[start:], strict=False) if is_same]
+        left_out[name], start = {"removed": list(removed), "constant": constant}, start + len(held)
     return Similarity.model_validate(
         {
             **about,
-            "components": {name: components for name, (components, _) in models.items()},
-            "left_out": {
-                name: {
-                    "removed": list(removed),
-                    "constant": [one.name for one, is_same in zip(components, flags, strict=True) if is_same],
-                }
-                for (name, (components, flags)), removed in zip(
-                    models.items(), comparison.removed, strict=False
-                )
-            },
+            "components": models,
+            "left_out": left_out,
             "matrices": {
                 measure: {
-                    name: [[_rounded(value, 6) for value in row] for row in part(measure).tolist()]
-                    for name, part in parts.items()
+                    name: [
+                        [_rounded(value, 6) for value in row]
+                        for row in comparison.part(name, measure).tolist()
+                    ]
+                    for name in (*models, *(() if alone else ("between",)))
                 }
                 for measure in measures
             },
             "successive" if alone else "corresponding": [
                 {key: _rounded(value, digits[key]) if key in digits else value for key, value in row.items()}
-                for row in pairs[columns].to_dict("records")
+                for row in pairs[["first", "second", *digits]].to_dict("records")
             ],
             "mean": {side: means[side] for side in ("encoder", "decoder") if side in means},
         }

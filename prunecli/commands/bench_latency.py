@@ -18,8 +18,7 @@ from prunecli.commands.checkpoints import (
     reads_whole,
     texts_or_demo,
 )
-from prunecli.commands.command import command
-from prunecli.commands.outputs import OutputOptions, plot_option, result_option
+from prunecli.commands.command import OutputOptions, command, plot_option, result_option
 from prunecli.evaluation.options import LatencyOptions
 from prunecli.options import TEXT, CheckpointPath, option
 from prunecli.tensors.quantities import counted
@@ -97,8 +96,8 @@ def _show(latency: Latency) -> None:
         for result in latency.results
     ]
     keys = 3 if latency.results[0].timings[0].setting else 2
-    console.show(console.table(latency.described, ["checkpoint", *cells], rows, keys=keys))
-    console.show(console.table("Size", ["checkpoint", *_SIZES], [_sizes(row) for row in latency.results]))
+    console.table(latency.described, ["checkpoint", *cells], rows, keys=keys)
+    console.table("Size", ["checkpoint", *_SIZES], [_sizes(row) for row in latency.results])
     console.out(
         f"Median ± deviation of {counted(latency.runs, 'run')} after {latency.warm_up} of warm-up, "
         f"{counted(latency.threads or 0, 'CPU thread')}, {latency.device}."

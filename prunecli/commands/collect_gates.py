@@ -19,8 +19,7 @@ from prunecli.commands.checkpoints import (
     texts_or_demo,
     with_demo_text,
 )
-from prunecli.commands.command import command
-from prunecli.commands.outputs import OutputOptions, result_option
+from prunecli.commands.command import OutputOptions, command, result_option
 from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import MemoryOptions, RunOptions
 from prunecli.methods.scoring import CollectOptions
@@ -158,7 +157,7 @@ def _show(statistics: GateStatistics) -> None:
     )
     if is_text:
         columns = ("text", "tokens", "busy experts", "experts without a token")
-    console.show(console.table("Gate statistics", columns, rows))
+    console.table("Gate statistics", columns, rows)
     hidden = len(statistics.entries) - len(rows)
     more = f"{hidden} more {columns[0]}s in the file. " if hidden else ""
     both = "; of the encoder / of the decoder" if is_text and "/" in rows[0][2] else ""

@@ -86,18 +86,18 @@ def show_decision(decision: Decision | None) -> None:
 
 def show_cuts(decision: Decision) -> None:
     """Print the metric and the text, and a row for each axis."""
-    from prunecli.analysis.decisions import CUT_COLUMNS, place_rows, summary
+    from prunecli.analysis.explanation import CUT_COLUMNS, place_rows, summary
 
     for line in summary(decision):
         console.out(console.plain(line))
     if decision.metric is not None:
         rows = [[cell(row) or "-" for cell in CUT_COLUMNS.values()] for row in place_rows(decision)]
-        console.show(console.table("Where each place was cut", tuple(CUT_COLUMNS), rows))
+        console.table("Where each place was cut", tuple(CUT_COLUMNS), rows)
 
 
 def show_components(decision: Decision) -> None:
     """Print the units on either side of each cut, highest first; all units of small axes."""
-    from prunecli.analysis.decisions import nearest, number_text, place_name
+    from prunecli.analysis.explanation import nearest, number_text, place_name
 
     rows, is_cut = [], False
     for place in decision.places:
@@ -124,4 +124,4 @@ def show_components(decision: Decision) -> None:
             )
     columns = ("place", decision.part, "value", "rank", "margin", "")
     title = f"{decision.part.capitalize()}s" + (" on either side of the cut" if is_cut else "")
-    console.show(console.table(title, columns, rows))
+    console.table(title, columns, rows)

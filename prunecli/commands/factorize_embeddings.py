@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from prunecli.commands import console
-from prunecli.commands.command import command
-from prunecli.commands.outputs import check_plot, plot_option
+from prunecli.commands.command import check_plot, command, plot_option
 from prunecli.commands.rewriting import RewritingOptions, Shown, WordsOptions, change, output_option
 from prunecli.errors import UsageError
 from prunecli.methods.embeddings.options import EmbeddingOptions
@@ -20,10 +19,9 @@ if TYPE_CHECKING:
 
     from prunecli.methods.embeddings.factorize import Factors
     from prunecli.methods.embeddings.plan import EmbeddingPlan
-    from prunecli.methods.embeddings.quality import Quality as RowQuality
+    from prunecli.methods.embeddings.table import Quality as RowQuality
     from prunecli.methods.embeddings.table import Table
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.model.define import UnitShape
     from prunecli.modules.define import DefineEmbedding
     from prunecli.progress import Progress
     from prunecli.results.rewriting import Factorization
@@ -48,9 +46,8 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
     output share a table, they go on sharing one: hidden states are projected to n in the output layer. Recover the
     quality with prunecli finetune --teacher.
     """
-    from prunecli.methods.embeddings.factorize import fit_embeddings
+    from prunecli.methods.embeddings.factorize import fit_embeddings, rewrite_embeddings
     from prunecli.methods.embeddings.plan import plan_embeddings
-    from prunecli.methods.embeddings.rewrite import rewrite_embeddings
 
     plot = options.plot
     if plot is not None:
@@ -58,8 +55,10 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
     with options.open() as opened:
         opened.require_architecture()
         plan = plan_embeddings(opened, options, options.lines())
-        if plot is not None:
-            require_unit(plan)
+        if plot is not None and plan.shape is None:
+            raise UsageError(
+                "`plot` draws the unit of the input side", "Choose `side=input` or both, without a unit."
+            )
         options.note(*plan.reasons)
         if (warning := _growth(opened, plan)) is not None:
             console.warn(warning)
@@ -75,7 +74,7 @@ def _embedding_parameters(checkpoint: Checkpoint, plan: EmbeddingPlan) -> tuple[
     """Of everything that is the token embeddings', before and after."""
     from math import prod
 
-    from prunecli.methods.embeddings.rewrite import embedding_shapes
+    from prunecli.methods.embeddings.factorize import embedding_shapes
 
     before, after = (
         sum(map(prod, embedding_shapes(checkpoint, change).values()))
@@ -133,10 +132,10 @@ def _document(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> Fac
 def _show(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> None:
     own = ["embedding parameters", *change(*_embedding_parameters(shown.result.source, plan))]
     rows = [own, *shown.rows()]
-    console.show(console.table("Embeddings", ("", "before", "after", "left"), rows))
+    console.table("Embeddings", ("", "before", "after", "left"), rows)
     if factors is not None and (lines := _lines(factors)):
         columns = ("", "explained variance", "mean cosine", "parameters")
-        console.show(console.table("How near the rows come", columns, lines))
+        console.table("How near the rows come", columns, lines)
     shown.show_place(dry="nothing is fitted or written")
 
 
@@ -167,18 +166,6 @@ CHUNK_ROWS = 4096
 """Rows of the table that go through the unit at a time."""
 
 
-def require_unit(plan: EmbeddingPlan) -> None:
-    """Refuse a picture of nothing, before any work is done.
-
-    Raises:
-        UsageError: no unit is fitted.
-    """
-    if plan.shape is None:
-        raise UsageError(
-            "--plot draws the unit of the input side", "Choose --side input or both, without a unit."
-        )
-
-
 def draw(
     checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Factors, path: Path, progress: Progress
 ) -> None:
@@ -186,9 +173,8 @@ def draw(
 
     What a layer gives is taken after its GELU.
     """
-    from prunecli.analysis.correlation import correlation_map, group_correlations
-    from prunecli.methods.embeddings.source import checkpoint_table
-    from prunecli.report.pictures import correlation_maps
+    from prunecli.methods.embeddings.table import checkpoint_table
+    from prunecli.report.pictures import correlation_map, correlation_maps, group_correlations
     from prunecli.report.render import save_pictures
     from prunecli.tensors.hub.names import origin
 
@@ -202,17 +188,14 @@ def draw(
     maps[kind] = correlation_map(rows.numpy() for rows in unit.expanded())
     title = f"{origin(checkpoint.path)['path']}, n = {unit.shape.map_dim}"
     layers, groups = {}, {}
-    for number, name in enumerate(_stage_names(unit.shape)):
+    expansions = [f"expansion layer {number}" for number in range(1, len(unit.shape.layers) + 1)]
+    stages = ["map layer", *expansions, *(["reduction"] if unit.shape.reduction else [])]
+    for number, name in enumerate(stages):
         layers[name] = correlation_map(_stage(unit, number))
         count = unit.shape.groups[number - 1] if 0 < number <= len(unit.shape.groups) else 1
         if count > 1:
             groups[f"{count} groups of {name}"] = group_correlations(layers[name], count)
     save_pictures(correlation_maps([maps, layers, groups]), path, title)
-
-
-def _stage_names(shape: UnitShape) -> list[str]:
-    expansions = [f"expansion layer {number}" for number in range(1, len(shape.layers) + 1)]
-    return ["map layer", *expansions, *(["reduction"] if shape.reduction else [])]
 
 
 def _stage(unit: DefineEmbedding, number: int) -> Iterator[NDArray[np.floating]]:
@@ -223,8 +206,7 @@ def _stage(unit: DefineEmbedding, number: int) -> Iterator[NDArray[np.floating]]
 
 
 def _projective_rows(table: Table, map_dim: int, progress: Progress) -> Iterator[NDArray[np.floating]]:
-    from prunecli.methods.embeddings.projective import moments, projective
-    from prunecli.methods.embeddings.table import row_weights
+    from prunecli.methods.embeddings.table import moments, projective, row_weights
 
     first = projective(moments(table, row_weights(table.vocabulary), progress), map_dim)
     for _, _, rows in table.chunks():

@@ -308,7 +308,7 @@ def _show(training: Training, support: StockSupport, destination: Destination) -
     shown = {name: column[:1] + column[1:][-SHOWN:] for name, column in columns.items() if column}
     if shown:
         rows = [list(row) for row in zip(*shown.values(), strict=True)]
-        console.show(console.table("Validation", tuple(shown), rows))
+        console.table("Validation", tuple(shown), rows)
     best = training.best
     chosen = f"; the best, of step {best['step']:,}, is the result" if best else ""
     speed = f"{training.tokens:,} tokens, {training.tokens_per_second:,.0f} a second"

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import CHECKPOINT, DEMO, DemoName, checkpoint_or_demo
-from prunecli.commands.command import command
-from prunecli.commands.outputs import OutputOptions, check_table, write_table, written
+from prunecli.commands.command import OutputOptions, check_table, command, write_table, written
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.methods.options import Balance, LoadOptions
 from prunecli.options import ADVANCED, CheckpointPath, Size, option
+from prunecli.progress import duration_text
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.inventory import Inventory, Quantisation
     from prunecli.model.names import Surmise
+    from prunecli.results.inspection import Fit, Way
     from prunecli.selection.select import Budget
 
 
@@ -56,6 +58,7 @@ def inspect(options: Inspect) -> None:
     Only headers are read (and 16 values of each tensor for the fingerprint that --json prints). With --fit, disk and
     matrix products are measured too, for about two seconds.
     """
+    from prunecli.model.described import describe_checkpoint
     from prunecli.model.inventory import take_inventory
     from prunecli.tensors.dtypes import parse_dtype
 
@@ -66,13 +69,16 @@ def inspect(options: Inspect) -> None:
                 raise UsageError(f"`{name}` goes with `fit`", "Give `fit`, or leave it out.")
     table, answer = options.table, None
     check_table(table, force=options.force)
-    with _opened(options) as opened:
+    # For a hub model that is not here, what config.json and headers say.
+    checkpoint = options.checkpoint or checkpoint_or_demo(None, options.demo_model)
+    with describe_checkpoint(checkpoint, say=console.note, progress=console.progress()) as opened:
         inventory = take_inventory(opened)
-        request = None if options.fit is None else _request(opened, options)
-        if options.fit is not None and request is not None:
+        how: list[str] = []
+        if options.fit is not None:
             from prunecli.evaluation.capacity import what_fits
             from prunecli.model.cost import usual_load
 
+            request, how = _request(opened, options)
             answer = what_fits(opened, options.fit, stored_as, request, usual_load(opened, **options.load))
         if options.as_json or table is not None:
             from prunecli.results.inspection import Inspection
@@ -83,11 +89,8 @@ def inspect(options: Inspect) -> None:
             console.print_json(inspection.to_json())
             return
         _show(opened, inventory)
-        if answer is not None and request is not None:
-            words = ["prune-experts", str(options.checkpoint or opened.path)]
-            words += _how(opened, request, options.multiple_of)
-            from prunecli.commands.inspect_fit import next_steps, show_fits
-
+        if answer is not None:
+            words = ["prune-experts", str(options.checkpoint or opened.path), *how]
             show_fits(answer, inventory, is_stock=opened.runs_stock)
             for line in next_steps(answer, words, stored_as, quantised=bool(inventory.quantisation)):
                 console.out(line)
@@ -95,60 +98,40 @@ def inspect(options: Inspect) -> None:
             console.note(written(table))
 
 
-def _opened(options: Inspect) -> Checkpoint:
-    """The checkpoint; for a hub model that is not here, what config.json and headers say."""
-    from prunecli.model.described import describe_checkpoint
-
-    checkpoint = options.checkpoint
-    if checkpoint is None:
-        checkpoint = checkpoint_or_demo(None, options.demo_model)
-    return describe_checkpoint(checkpoint, say=console.note, progress=console.progress())
-
-
-def _request(opened: Checkpoint, options: Inspect) -> Budget:
-    """How prune-experts removes experts, in whatever number."""
-    from prunecli.methods.experts.options import check_kind, of_language_model, request_of
+def _request(opened: Checkpoint, options: Inspect) -> tuple[Budget, list[str]]:
+    """How prune-experts removes experts, in whatever number, and the options of prune-experts that say so."""
+    from prunecli.methods.experts.options import balance_text, check_kind, of_language_model, request_of
     from prunecli.methods.options import ExpertOptions
     from prunecli.selection.select import Budget
 
-    asked = ExpertOptions(balance=options.balance, multiple_of=options.multiple_of)
     if opened.family is None or not opened.mixtures:
-        return Budget()
-    check_kind(asked, of_language_model(opened))
-    return request_of(opened, asked, opened.mixtures)
-
-
-def _how(opened: Checkpoint, request: Budget, multiple_of: int) -> list[str]:
-    """The options of prune-experts that say so."""
-    from prunecli.methods.experts.budget import balance_text
-    from prunecli.methods.experts.options import of_language_model
-
-    balance = []
-    if request.balance is not None and not of_language_model(opened):
-        balance = ["--balance", balance_text(request.balance)]
-    return balance + (["--multiple-of", str(multiple_of)] if multiple_of > 1 else [])
+        return Budget(), []
+    asked, is_text = (
+        ExpertOptions(balance=options.balance, multiple_of=options.multiple_of),
+        of_language_model(opened),
+    )
+    check_kind(asked, is_text)
+    budget = request_of(opened, asked, opened.mixtures)
+    words = [] if is_text or budget.balance is None else ["--balance", balance_text(budget.balance)]
+    return budget, words + (["--multiple-of", str(options.multiple_of)] if options.multiple_of > 1 else [])
 
 
 def _show(opened: Checkpoint, inventory: Inventory) -> None:
     from prunecli.model.embedding import describe_embeddings
     from prunecli.model.parts import describe_parts, ranges
     from prunecli.tensors.dtypes import config_dtype
+    from prunecli.tensors.hub.names import origin
 
-    total = inventory.total
     rows = [
-        [
-            part,
-            f"{amount.tensors:,}",
-            f"{amount.parameters:,}",
-            console.bytes_text(amount.bytes),
-            f"{amount.bytes / max(1, total.bytes):.1%}",
-        ]
-        for part, amount in (*inventory.parts.items(), ("total", total))
+        [part, f"{amount.tensors:,}", f"{amount.parameters:,}", *_share(amount.bytes, inventory)]
+        for part, amount in {**inventory.parts, "total": inventory.total}.items()
     ]
     dtypes, count = " and ".join(map(config_dtype, inventory.dtypes)) or "empty", len(opened.files)
     files = opened.files[0].name if count == 1 else f"{count} {opened.files[0].suffix} files"
-    console.out(f"{_shown(opened.path)}: {opened.model_type}, {dtypes}, {files}")
-    console.show(console.table("Parameters", ("part", "tensors", "parameters", "bytes", "share"), rows))
+    known = origin(opened.path)
+    where = f"{known['path']} at {known['revision'][:7]}" if "revision" in known else opened.path
+    console.out(f"{where}: {opened.model_type}, {dtypes}, {files}")
+    console.table("Parameters", ("part", "tensors", "parameters", "bytes", "share"), rows)
     if inventory.layers:
         experts = [
             [
@@ -158,9 +141,9 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
             ]
             for layer in inventory.layers
         ]
-        console.show(console.table("Experts", ("sparse layer", "experts"), experts))
+        console.table("Experts", ("sparse layer", "experts"), experts)
     if inventory.attentions:
-        console.show(console.table("Heads", ("attention", "layers", "heads in each"), _heads(inventory)))
+        console.table("Heads", ("attention", "layers", "heads in each"), _heads(inventory))
     for stack in inventory.stacks:
         if len(stack.layers) < stack.original_layers:
             numbers = ranges(stack.layers)
@@ -176,7 +159,12 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
     if inventory.surmise is not None:
         _show_surmise(opened, inventory, inventory.surmise)
     if opened.structure.history:
-        console.out("\n".join(["History:", *(f"  {_step(step)}" for step in opened.structure.history)]))
+        from prunecli.report.history import step_text
+
+        console.out("History:")
+    for step in opened.structure.history:
+        source = step.get("source", {}).get("path")
+        console.out(f"  {step_text(step, *([f'from {source}'] if source else []))}")
 
 
 def _show_quantisation(found: Quantisation) -> None:
@@ -192,26 +180,14 @@ def _show_quantisation(found: Quantisation) -> None:
         )
 
 
-def _shown(path: Path) -> str:
-    """Where it is; of a snapshot in the hub's cache, which model it is."""
-    from prunecli.tensors.hub.names import origin
-
-    found = origin(path)
-    return f"{found['path']} at {found['revision'][:7]}" if "revision" in found else str(path)
-
-
 def _show_surmise(opened: Checkpoint, inventory: Inventory, found: Surmise) -> None:
     """What the names of tensors suggest, and what can be done with the checkpoint."""
-    from prunecli.model.inventory import Amount
-
     rows = []
     for group, names in found.modules.items():
-        held = [opened.tensors[name] for name in names]
-        amount = Amount(len(held), sum(info.numel for info in held), sum(info.nbytes for info in held))
-        share = f"{amount.bytes / max(1, inventory.total.bytes):.1%}"
+        size = sum(opened.tensors[name].nbytes for name in names)
         label = f"{group} (embeddings?)" if group in found.tables else group
-        rows.append([label, f"{amount.tensors:,}", console.bytes_text(amount.bytes), share])
-    console.show(console.table("By name of module", ("module", "tensors", "bytes", "share"), rows))
+        rows.append([label, f"{len(names):,}", *_share(size, inventory)])
+    console.table("By name of module", ("module", "tensors", "bytes", "share"), rows)
     for column, layers in found.layers.items():
         console.out(f"{column}: {layers} layers, by their numbers")
     for group, experts in found.experts.items():
@@ -254,14 +230,169 @@ def _heads(inventory: Inventory) -> list[list[str]]:
     return rows
 
 
+def _share(size: int, inventory: Inventory) -> tuple[str, str]:
+    """Bytes, and their share of all bytes."""
+    return console.bytes_text(size), f"{size / max(1, inventory.total.bytes):.1%}"
+
+
 def _held(held: int, original: int) -> str:
     return f"{held}" if held == original else f"{held} of {original}"
 
 
-def _step(step: Any) -> str:
-    """One step of the history as it would be typed, and from what."""
-    from prunecli.report.history import step_text
+SHRUNK_BY = {
+    "attention": "prune-heads",
+    "ffn": "share-ffn",
+    "embeddings": "factorize-embeddings",
+}
+"""Part of a model without experts -> the command that makes it smaller."""
 
-    source = step.get("source")
-    named = isinstance(source, dict) and source.get("path")
-    return step_text(step, *([f"from {source['path']}"] if named else []))
+
+def show_fits(fits: Fit, inventory: Inventory, *, is_stock: bool) -> None:
+    """Print the table, then what it assumes.
+
+    Args:
+        is_stock: whether the model runs in its stock class.
+    """
+    quantised = bool(inventory.quantisation)
+    named = [(_name(way, quantised=quantised), way) for way in (*fits.whole, *fits.pruned)]
+    named += [(f"layer by layer, {way.dtype}", way) for way in fits.by_layer.ways]
+    rows = [
+        [
+            name,
+            console.bytes_text(way.weight_bytes),
+            console.bytes_text(way.needed_bytes - way.weight_bytes),
+            console.bytes_text(way.needed_bytes),
+            "yes" if way.fits else "no",
+        ]
+        for name, way in named
+    ]
+    title = f"What fits in {console.bytes_text(fits.budget_bytes or 0)}"
+    console.table(title, ("way", "weights", "besides", "together", "fits"), rows)
+    for line in (*_assumed(fits, is_stock=is_stock), *_over(fits, inventory), *_time(fits)):
+        console.out(line)
+
+
+def next_steps(fits: Fit, command: Sequence[str], dtype: str | None, *, quantised: bool) -> Iterator[str]:
+    """Whether it fits, and else `command` with the smallest ratio that does.
+
+    Args:
+        dtype: the type asked for; None: any will do.
+        quantised: as stored and decoded are two things to run then, and said apart.
+    """
+    from prunecli.tensors.dtypes import config_dtype
+
+    if quantised:
+        for way in fits.whole:
+            same = [one for one in fits.pruned if one.dtype == way.dtype]
+            how = "As stored" if way.as_stored else f"Decoded to {way.dtype}"
+            yield f"{how}, {_next(way.fits, same, command, lambda _way: False)}"
+        return
+    if fits.whole[0].fits:
+        yield "It fits as it is."
+        return
+    asked = None if dtype is None else config_dtype(dtype)
+    whole, pruned = (
+        [way for way in ways if asked in (None, way.dtype)] for ways in (fits.whole, fits.pruned)
+    )
+    if fitting := [way for way in whole if way.fits]:
+        yield f"It fits in {fitting[0].dtype}."
+    elif fits.pruned:
+        line = _next(False, pruned, command, lambda way: bool(asked) or not way.as_stored)
+        yield line[0].upper() + line[1:]
+
+
+def _next(fits: bool, pruned: Sequence[Way], command: Sequence[str], cast: Callable[[Way], bool]) -> str:
+    """Whether the whole model `fits`, or else the ratio of `pruned` that keeps most, with its type if it is `cast`."""
+    if fits:
+        return "it fits as it is."
+    ratios = [way for way in pruned if way.fits]
+    if not ratios:
+        return "it does not fit, and no ratio of its experts makes it."
+    least = min(ratios, key=lambda way: way.ratio or 0)
+    words = [*command, "--ratio", f"{least.ratio:g}"]
+    words += ["--dtype", least.dtype] if cast(least) else []
+    return f"it does not fit with all its experts. Next: prunecli {shlex.join(words)}"
+
+
+def _name(way: Way, *, quantised: bool) -> str:
+    stored = ", as stored" if way.as_stored else ", decoded" if quantised else ""
+    name = "whole" if way.ratio is None else f"ratio {way.ratio:g}"
+    return f"{name}, {way.dtype}{stored}"
+
+
+def _assumed(fits: Fit, *, is_stock: bool) -> Iterator[str]:
+    named = "text" if is_stock else "sentence"
+    sentences = f"1 {named}" if fits.batch == 1 else f"{fits.batch} {named}s"
+    yield (
+        f"Whole: {sentences} decoding, beam {fits.beam}, {fits.length} tokens, and 10% of the memory free."
+    )
+    if is_stock:
+        first = fits.whole[0]
+        cache, decoding = first.cache_bytes or 0, first.decoding_bytes or 0
+        yield (
+            f"Besides: {console.bytes_text(cache)} of keys, values and states, "
+            f"{console.bytes_text(decoding - cache)} of activations."
+        )
+    yield from fits.unknown
+    if pruned := {way.keep: way for way in fits.pruned}:
+        yield (
+            "; ".join(
+                f"ratio {way.ratio:g} keeps {way.keep:,} of {way.held:,} experts" for way in pruned.values()
+            ).capitalize()
+            + "."
+        )
+    if not fits.by_layer.ways:
+        return
+    batch = f"batches of {fits.by_layer.batch_tokens:,} tokens, {fits.by_layer.batch_length:,}"
+    if is_stock:
+        yield f"Layer by layer (collect-gates --memory): {batch} a window."
+    else:
+        yield f"Layer by layer (--memory): {batch} a sentence."
+    if tokens := [
+        f"{way.state_tokens:,} in {way.dtype}" for way in fits.by_layer.ways if way.state_tokens is not None
+    ]:
+        yield f"Tokens' hidden states in memory: {', '.join(tokens)}; then a file."
+
+
+def _over(fits: Fit, inventory: Inventory) -> Iterator[str]:
+    """A model without experts: how much too large it is, and what it is made of."""
+    smallest = min((*fits.whole, *fits.pruned), key=lambda way: way.needed_bytes)
+    if fits.pruned or smallest.fits:
+        return
+    more = console.bytes_text(smallest.needed_bytes - (fits.budget_bytes or 0))
+    yield f"The whole model needs {more} more, in {smallest.dtype}."
+    parts = [
+        f"{inventory.parts[part].bytes / max(1, inventory.total.bytes):.0%} {part} ({command})"
+        for part, command in SHRUNK_BY.items()
+        if part in inventory.parts
+    ]
+    yield f"Of the weights: {', '.join(parts)}."
+    yield "How much smaller these make it is yours to choose; --dry-run says the bytes."
+
+
+def _time(fits: Fit) -> Iterator[str]:
+    single = fits.one_pass
+    if single is None:
+        return
+    text = f"{single.sentences} sentences, {single.sentence_tokens} tokens, 1 pair"
+    yield f"Layer by layer over FLORES-200 dev (assumed: {text}):"
+    cached = "" if single.from_disk else " (perhaps from the system's memory)"
+    if rate := single.disk_bytes_per_second:
+        yield (
+            f"  reading {console.bytes_text(single.bytes)} at {console.bytes_text(rate)}/s{cached}: "
+            f"{duration_text(single.reading_seconds)}"
+        )
+    for on in single.computing:
+        device = on.device.partition(" ")[0]
+        threads = "1 thread" if on.threads == 1 else f"{on.threads} threads"
+        speed = _number(on.operations_per_second / 1e9)
+        yield (
+            f"  computing {_number(single.operations / 1e12)} TFLOP at {speed} GFLOPS "
+            f"({device}, {on.dtype}, {threads}): {duration_text(on.computing_seconds)}"
+        )
+        yield f"  both at a time, {device}: {duration_text(on.seconds)} at least"
+
+
+def _number(value: float) -> str:
+    """0.02478 -> "0.0248", 1204.2 -> "1,204"."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -259,6 +259,15 @@ class ScoredOptions(TextChoice, RunOptions):
         recorded=False,
     )
 
+    def refuse_text(self, why: str) -> None:
+        """Refuse text if it is given, because of `why`.
+
+        Raises:
+            UsageError: text is given.
+        """
+        if self.first_given is not None:
+            raise UsageError(f"{self.first_given}: {why}", "Leave it out.")
+
     def text_run(self, how: RewritingOptions, *, measures: bool) -> TextRun:
         """Return the text that units are measured on.
 
@@ -345,12 +354,10 @@ class Shown:
             [name, f"{held:,}", f"{kept:,}", f"{1 - kept / held:.1%}" if held else "-"]
             for name, (held, kept) in counts.items()
         ]
-        console.show(
-            console.table(
-                "Hidden units" if kind == "unit" else f"{kind}s".capitalize(),
-                (HOLDERS[kind], "before", "kept", "removed"),
-                rows,
-            )
+        console.table(
+            "Hidden units" if kind == "unit" else f"{kind}s".capitalize(),
+            (HOLDERS[kind], "before", "kept", "removed"),
+            rows,
         )
         for name, axis in axes.items() if kind == "layer" else ():
             gone = [number for number in axis.ids if number not in selection.kept[name]]

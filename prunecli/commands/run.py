@@ -103,7 +103,7 @@ def run(options: Run) -> None:
         raise typer.Exit(last.status)
     if plan.report is not None and not quiet:
         columns, rows = closing_table(plan.report)
-        console.show(console.table(plan.report.title, columns, rows))
+        console.table(plan.report.title, columns, rows)
         if names := needing_prunecli(plan.report):
             console.out(f"Open only where prunecli is installed: {'; '.join(names)}.")
 
@@ -112,7 +112,7 @@ def _list() -> None:
     from prunecli.recipes.text import bundled_recipes, read_recipe
 
     rows = [(known, read_recipe(path).description) for known, path in bundled_recipes().items()]
-    console.show(console.table("", ("recipe", "what it does"), rows, text_columns=2))
+    console.table("", ("recipe", "what it does"), rows, text_columns=2)
 
 
 def builtin_variables() -> Mapping[str, str]:

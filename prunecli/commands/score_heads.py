@@ -16,9 +16,7 @@ from prunecli.commands.checkpoints import (
     running_by_layer,
     with_demo_text,
 )
-from prunecli.commands.command import command
-from prunecli.commands.outputs import OutputOptions, plot_option, result_option, write_table
-from prunecli.commands.table_layout import GAP
+from prunecli.commands.command import OutputOptions, command, plot_option, result_option, write_table
 from prunecli.errors import PruneError
 from prunecli.methods.scoring import ScoreOptions
 from prunecli.options import CheckpointPath
@@ -74,46 +72,31 @@ def score_heads(options: ScoreHeads) -> None:
 
 LEVEL = 0.01
 """A difference counts as significant below this p-value (1905.10650, Tables 1 to 3)."""
-MOST = 16
-"""Heads in a line of the table at most, as far as they fit; layers with more take several lines."""
 
 
 def head_table(
     values: Mapping[str, Sequence[float]],
     layers: Sequence[AttentionLayer],
     title: str = "Heads",
-) -> console.Shown:
-    """One row for each attention, one column for each head of the original model; pruned heads have no value.
+) -> None:
+    """Print one row for each attention, one column for each head of the original model; pruned heads have no value.
 
     Args:
         values: attention's name -> a value for each head that it holds.
         layers: the attentions, in the order of the rows; those without values are left out.
         title: above the table.
     """
-    layers, cells = [layer for layer in layers if layer.name in values], []
+    rows = []
     for layer in layers:
-        by_head = dict(zip(layer.heads, values[layer.name], strict=True))
-        cells.append(
-            [f"{by_head[head]:.3g}" if head in by_head else "-" for head in range(layer.original_heads)]
-        )
-    heads = max(map(len, cells), default=0)
-    width = max((len(text) for texts in cells for text in texts), default=0)
-    labels = len(" attention ") + len("layer") + GAP
-    first = max(width, len("head 0")) + GAP
-    count = min(MOST, 1 + max(0, console.width() - labels - first) // (width + GAP))
-    # Lines of one length, unless that would be half of what fits.
-    even = (number for number in range(count, count // 2, -1) if heads % number == 0)
-    count = heads if heads <= count else next(even, count)
-    rows = [
-        [
-            *([layer.kind, str(layer.layer)] if start == 0 else [f"  from {start}", ""]),
-            *own[start : start + count],
-        ]
-        for layer, own in zip(layers, cells, strict=True)
-        for start in range(0, max(len(own), 1), count or 1)
-    ]
+        if layer.name in values:
+            by_head = dict(zip(layer.heads, values[layer.name], strict=True))
+            cells = (
+                f"{by_head[head]:.3g}" if head in by_head else "-" for head in range(layer.original_heads)
+            )
+            rows.append([layer.kind, str(layer.layer), *cells])
+    count = max((len(row) - 2 for row in rows), default=0)
     columns = ["attention", "layer", *(f"head {n}" if n == 0 else str(n) for n in range(count))]
-    return console.table(title, columns, rows)
+    console.table(title, columns, rows, keys=2)
 
 
 def _values(scores: Scores) -> dict[str, list[float]]:
@@ -164,9 +147,9 @@ def draw(scores: Scores, path: Path) -> None:
 
 def show(scores: Scores, layers: Any) -> None:
     """The table, and what it says in words."""
-    from prunecli.evaluation.significance import too_few
+    from prunecli.evaluation.scoring import too_few
 
-    console.show(head_table(_values(scores), layers, _title(scores)))
+    head_table(_values(scores), layers, _title(scores))
     if scores.method == "gradient":
         what = "the tokens of " if scores.per == "token" else ""
         console.out(f"Mean over {what}{scores.examples:,} examples of {scores.task}.")
@@ -204,6 +187,6 @@ def _show_best(scores: Scores, *, tested: bool) -> None:
         )
     where = "chosen on other text" if scores.reported is not None else "chosen on the same text"
     columns = ("attention", "head", _metric(scores), "change")
-    console.show(console.table(f"The best single head of each layer, {where}", columns, rows))
+    console.table(f"The best single head of each layer, {where}", columns, rows)
     if tested:
         console.out(f"* differs from the whole model with p < {LEVEL}.")

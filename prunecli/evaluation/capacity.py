@@ -11,14 +11,14 @@ import torch
 
 from prunecli.errors import MemoryShortError, PruneError, Shortage, UnsupportedModelError
 from prunecli.evaluation.hardware import device_name
-from prunecli.methods.experts.budget import (
+from prunecli.methods.experts.options import (
     MARGIN,
     at_ratios,
     fit_payload,
     margin_bytes,
     nearest_ratio,
+    request_of,
 )
-from prunecli.methods.experts.options import request_of
 from prunecli.methods.options import ExpertOptions
 from prunecli.model.cache import find_cache
 from prunecli.model.checkpoint import Checkpoint, open_model
@@ -43,6 +43,7 @@ from prunecli.modules.machine import (
 )
 from prunecli.modules.stock_model import refused_by_layer
 from prunecli.results.inspection import ComputingTime, Fit, LayerWays, Pass, Way
+from prunecli.running.encoding import window_length
 from prunecli.running.layerwise.budget import (
     MIN_BUFFERS,
     Demand,
@@ -54,7 +55,6 @@ from prunecli.running.layerwise.budget import (
     state_bytes,
 )
 from prunecli.running.layerwise.parts import make_skeleton
-from prunecli.running.lengths import window_length
 from prunecli.selection.select import Budget
 from prunecli.tensors.dtypes import config_dtype, is_float, itemsize, parse_dtype
 from prunecli.tensors.quantities import bytes_text

@@ -12,7 +12,7 @@ from prunecli.errors import CheckpointError
 from prunecli.model.cost import Load
 from prunecli.private import reorders_own_cache
 from prunecli.processes import ALONE, ProcessGroup
-from prunecli.running.lengths import length_limit, max_positions, vocabulary_size
+from prunecli.running.encoding import length_limit, max_positions, vocabulary_size
 from prunecli.text.batching import length_bucketed, pad
 from prunecli.text.tokens import Tokenizer, encode, language_id, languages
 

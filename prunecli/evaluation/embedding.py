@@ -16,11 +16,11 @@ from prunecli.progress import Progress, silent
 from prunecli.running.batches import run_forward
 from prunecli.running.encoding import embedding_examples
 from prunecli.running.examples import Batch
+from prunecli.running.losses import batch_vectors
 from prunecli.running.runner import Runner
-from prunecli.running.vectors import batch_vectors
 from prunecli.text.choice import columns
-from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.text.plain import LabelledText
 from prunecli.text.tokens import Tokenizer
 
 Vectors = NDArray[np.float32]

@@ -12,8 +12,7 @@ from prunecli import processes
 from prunecli.errors import PruneError, UsageError
 from prunecli.evaluation.hardware import threads, threads_for
 from prunecli.evaluation.options import EvaluationOptions
-from prunecli.evaluation.scoring import SPM_MISSING, spm_file
-from prunecli.evaluation.significance import LEAST
+from prunecli.evaluation.scoring import LEAST, SPM_MISSING, spm_file
 from prunecli.evaluation.tasks import Classification, MaskedLanguageModel, Task
 from prunecli.evaluation.translation import TranslationTask, stored_translations
 from prunecli.model.checkpoint import Checkpoint, directory_of

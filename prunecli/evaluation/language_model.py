@@ -15,8 +15,7 @@ from prunecli.evaluation.decoding import end_ids
 from prunecli.evaluation.divergence import Compared, Reference
 from prunecli.evaluation.tasks import T_TEST, WINDOWS_TEST, Measured, ModelTask, perplexity
 from prunecli.model.cost import head_bytes
-from prunecli.running.encoding import filling, padding_id
-from prunecli.running.lengths import position_count, window_length
+from prunecli.running.encoding import filling, padding_id, position_count, window_length
 from prunecli.running.losses import measure_losses
 from prunecli.running.runner import Runner, chunks, ignored
 from prunecli.running.windows import Window, lm_windows, window_examples

@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from prunecli import demo
 from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import MemoryOptions, RunOptions, device_option
-from prunecli.options import ADVANCED, COMPUTE, RUNNING_DTYPE, TEXT, Options, RunningDtype, option
+from prunecli.options import (
+    ADVANCED,
+    COMPUTE,
+    COMPUTE_DTYPE,
+    RUNNING_DTYPE,
+    TEXT,
+    ComputeDtype,
+    Options,
+    RunningDtype,
+    option,
+)
 from prunecli.tensors.hub.names import origin
 
 if TYPE_CHECKING:
@@ -287,6 +297,44 @@ class LatencyOptions(Options):
         """Sentences of a run: a batch is full at every size, so that its speed is that of the size."""
         largest = max(self.batch_sizes)
         return -(-self.sentences // largest) * largest
+
+
+Measure = Literal["cka", "lns"]
+MEASURES: tuple[Measure, ...] = get_args(Measure)
+
+
+class SimilarityOptions(RunOptions):
+    """Options of `compare-models`, apart from the checkpoints and the text.
+
+    Attributes:
+        context: tokens that a plain text is cut to; None: see `window_length`.
+    """
+
+    measure: Literal["cka", "lns", "both"] = option(
+        "both", "cka: linear CKA; lns: local neighbourhood similarity; both."
+    )
+    neighbours: float = option(
+        0.05, "Neighbours of LNS, as a share of the sentences.", panel=ADVANCED, ge=0, le=1
+    )
+    random_baseline: int | None = option(
+        None,
+        "Also the similarity to random weights of CHECKPOINT's architecture: the mean over this number of seeds.",
+        metavar="SEEDS",
+        panel=ADVANCED,
+        ge=1,
+    )
+    dtype: ComputeDtype = COMPUTE_DTYPE
+    context: int | None = None
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """The measures that are computed."""
+        return MEASURES if self.measure == "both" else (self.measure,)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds of the random weights that are compared too."""
+        return tuple(range(self.random_baseline or 0))
 
 
 def labels_for(paths: Sequence[Path]) -> dict[str, Path]:

@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from prunecli.errors import UsageError
 from prunecli.evaluation.options import EvaluationOptions
-from prunecli.evaluation.significance import mcnemar_test, paired_t_test
+from prunecli.evaluation.scoring import mcnemar_test, paired_t_test
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.text.choice import Dataset, described
-from prunecli.text.labelled import LabelledText, label_ids
-from prunecli.text.plain import PlainText
+from prunecli.text.plain import LabelledText, PlainText, label_ids
 
 if TYPE_CHECKING:
     import torch
@@ -236,9 +235,9 @@ class MaskedLanguageModel(ModelTask):
 
     def run(self, label: str, runner: Runner, tokenizer: Tokenizer) -> Measured:
         """See `ModelTask`."""
-        from prunecli.running.lengths import window_length
+        from prunecli.running.encoding import window_length
         from prunecli.running.losses import measure_losses
-        from prunecli.running.masking import mlm_examples
+        from prunecli.running.windows import mlm_examples
 
         text, options = self.data.text, self.options
         assert isinstance(text, PlainText)

@@ -15,18 +15,16 @@ from numpy.typing import NDArray
 from prunecli.evaluation.decoding import Translation, translate
 from prunecli.evaluation.scoring import (
     Scores,
+    Significance,
+    bootstrap_of_means,
     comet_scores,
     grouped_means,
     make_metrics,
     means,
+    paired_bootstrap,
     require_comet,
     rounded,
     score,
-)
-from prunecli.evaluation.significance import (
-    Significance,
-    bootstrap_of_means,
-    paired_bootstrap,
 )
 from prunecli.evaluation.tasks import Task
 from prunecli.progress import foretelling

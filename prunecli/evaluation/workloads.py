@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import generate
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.running.lengths import max_positions, position_count, vocabulary_size
+from prunecli.running.encoding import max_positions, position_count, vocabulary_size
 from prunecli.text.choice import Dataset, columns
-from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText
-from prunecli.text.plain import PlainText, bounded
+from prunecli.text.plain import LabelledText, PlainText, bounded
 from prunecli.text.tokens import Tokenizer, encode, language_id, languages, load_tokenizer
 
 if TYPE_CHECKING:
@@ -161,7 +160,7 @@ class Passes(Workload):
 
         from prunecli.modules.pooling import read_pooling
         from prunecli.running.examples import Batch, Sequences
-        from prunecli.running.vectors import batch_vectors
+        from prunecli.running.losses import batch_vectors
 
         every = range(len(self))
         inputs = Sequences(self.rows).inputs(every, self.pad_id)

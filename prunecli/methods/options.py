@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
@@ -73,7 +73,7 @@ its own, an expert is 22 to 29 % off and moves by 2 to 4 places of 32, by 100 of
 def _balance(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    from prunecli.methods.experts.budget import parse_balance  # imports numpy
+    from prunecli.methods.experts.options import parse_balance  # imports numpy
 
     return parse_balance(value)
 
@@ -104,10 +104,17 @@ class PruningOptions(Options):
     AMOUNTS: ClassVar[tuple[str, ...]] = ("ratio", "count")
     """Options that say how many units are removed."""
 
-    ratio: Share | None = option(None, "Fraction of the units to remove.", metavar="R", recorded=False)
-    count: int | None = option(None, "Number of units to remove, instead of a ratio.", ge=0)
+    @classmethod
+    def words(cls) -> Mapping[str, str]:
+        """Return what help texts call the units, and the default ratio."""
+        return {"units": cls.UNITS, "ratio": f"{cls.DEFAULT_RATIO:g}"}
+
+    ratio: Share | None = option(
+        None, "Fraction of the {units} to remove, rounded up. Default: {ratio}.", metavar="R", recorded=False
+    )
+    count: int | None = option(None, "Number of {units} to remove in all, instead of --ratio.", ge=0)
     least: int | None = option(
-        None, "Number of units that each layer keeps at least.", flag="--min", panel=SELECTION, ge=0
+        None, "Number of {units} that each layer keeps at least.", flag="--min", panel=SELECTION, ge=0
     )
     uniform: bool = option(
         False, "Remove the same part of every layer.", flag="--uniform/--uneven", panel=SELECTION
@@ -156,8 +163,19 @@ class UnitOptions(PruningOptions):
     """Metrics that scores are measured by; see `results.unit_scores.METHODS`."""
 
     metric: Any = None
-    keep: Path | str | None = None
-    scores: Scores | Files | None = None
+    keep: Path | str | None = option(
+        None,
+        "Ids of the {units} to keep, instead of ranking them: what --dry-run --json printed.",
+        metavar="FILE",
+        panel=SELECTION,
+        role="input",
+    )
+    scores: Scores | Files | None = option(
+        None,
+        "Scores from --save-scores instead of text; may be given again: scores of one metric add up.",
+        panel=SELECTION,
+        role="input",
+    )
 
     @property
     def is_named(self) -> bool:
@@ -198,20 +216,6 @@ class HeadOptions(UnitOptions):
         "of the gradient method add up. Default: heads.json.",
         role="input",
     )
-    ratio: Share | None = option(
-        None,
-        "Fraction of the heads to remove, counted from those that the checkpoint holds, rounded up. Default: 0.2.",
-        metavar="R",
-        recorded=False,
-    )
-    count: int | None = option(None, "Number of heads to remove, instead of --ratio.", ge=0)
-    keep: Path | str | None = option(
-        None,
-        "Ids of the heads to keep, instead of scores: what --dry-run --json printed.",
-        metavar="FILE",
-        panel=SELECTION,
-        role="input",
-    )
     attention: tuple[AttentionKind, ...] = option(
         ("encoder", "decoder", "cross"),
         "Kinds of attention that may lose heads, with commas: encoder, decoder (self-attention), cross. --ratio counts "
@@ -248,23 +252,7 @@ class NarrowOptions(UnitOptions):
     AMOUNTS: ClassVar[tuple[str, ...]] = ("ratio", "count", "width")
     METHODS: ClassVar[tuple[str, ...]] = ("activation", "activation-norm")
 
-    ratio: Share | None = option(
-        None,
-        "Fraction of the hidden units to remove from each FFN, rounded up. Default: 0.25.",
-        metavar="R",
-        recorded=False,
-    )
-    count: int | None = option(
-        None, "Number of hidden units to remove from all FFNs together, instead of --ratio.", ge=0
-    )
     width: int | None = option(None, "Number of hidden units that every FFN keeps, instead of --ratio.", ge=1)
-    keep: Path | str | None = option(
-        None,
-        "Ids of the hidden units to keep, instead of a metric: what --dry-run --json printed.",
-        metavar="FILE",
-        panel=SELECTION,
-        role="input",
-    )
     metric: UnitMetric | None = option(
         None,
         "activation: root mean square on text; activation-norm: the same times the norm of the output weights; norms: "
@@ -288,12 +276,6 @@ class NarrowOptions(UnitOptions):
         "divided by the l2 norm over its FFN; not a stock model. Default: --uniform.",
         flag="--uniform/--uneven",
         panel=SELECTION,
-    )
-    scores: Scores | Files | None = option(
-        None,
-        "Scores from --save-scores instead of text; may be given again: scores of one metric add up.",
-        panel=SELECTION,
-        role="input",
     )
     dense_only: bool = option(
         False, "Leave mixtures of experts as they are, instead of an error.", panel=ADVANCED
@@ -341,12 +323,6 @@ class LayerOptions(UnitOptions):
     METHODS: ClassVar[tuple[str, ...]] = ("cosine", "cka", "perplexity", "embedding")
     LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"least", "uniform"})
 
-    ratio: Share | None = option(
-        None,
-        "Fraction of the layers to remove, encoder and decoder ranked together, rounded up. Default: 0.25.",
-        metavar="R",
-    )
-    count: int | None = option(None, "Number of layers to remove, instead of --ratio.", ge=0)
     encoder: int | None = option(None, "Number of layers to remove from the encoder.", ge=0)
     decoder: int | None = option(None, "Number of layers to remove from the decoder.", ge=0)
     remove: str | None = option(
@@ -374,12 +350,6 @@ class LayerOptions(UnitOptions):
         False,
         "Remove layers side by side: the run whose input is most like its output (by angle).",
         panel=SELECTION,
-    )
-    scores: Scores | Files | None = option(
-        None,
-        "Scores from --save-scores instead of text; may be given again: scores of one metric add up.",
-        panel=SELECTION,
-        role="input",
     )
 
     @property
@@ -469,13 +439,12 @@ class ExpertOptions(LoadOptions, PruningOptions):
         "The authors' published files work too. Default: gates.json.",
         role="input",
     )
-    ratio: Share | None = option(
-        None,
-        "Fraction of the checkpoint's experts to remove, rounded up. Default: 0.8; for language models 0.25.",
-        metavar="R",
-        recorded=False,
-    )
-    count: int | None = option(None, "Number of experts to remove, in all layers together.", ge=0)
+
+    @classmethod
+    def words(cls) -> Mapping[str, str]:
+        """Return what help texts call the units, and the default ratio."""
+        return {"units": cls.UNITS, "ratio": "0.8; for language models 0.25"}
+
     fit: Size | None = option(
         None,
         "Remove as few experts as possible so that decoding fits in this memory (30GiB) with 10% left free.",
@@ -608,4 +577,62 @@ class VocabularyOptions(PruningOptions):
     keep: tuple[str, ...] = ()
     multiple_of: int = option(
         1, "Keep more tokens, up to a multiple of N (8, 64: fast on GPUs).", panel=SELECTION, ge=1
+    )
+
+
+class LanguageOptions(Options):
+    """Options of `compare-languages`, apart from its files."""
+
+    ratio: Share = option(
+        0.75, "Fraction of the experts removed, in [0, 1), such as 0.75 or 75%.", metavar="R"
+    )
+    langs: tuple[str, ...] = option(
+        (), "Languages: all pairs between them.", metavar="A,B,C", panel=SELECTION
+    )
+    texts: tuple[str, ...] = option(
+        (), "Language models: texts to compare. Default: all.", flag="--for", metavar="A,B", panel=SELECTION
+    )
+    metric: str | None = option(
+        None,
+        "Metric of the experts, as in prune-experts. Default: importance; for language models reap.",
+        metavar="NAME",
+        panel=SELECTION,
+    )
+    strategy: Strategy | None = option(
+        None,
+        "How experts are selected: side-threshold, global-threshold, per-layer. Default: side-threshold; for texts "
+        "per-layer.",
+        panel=SELECTION,
+    )
+    balance: Balance | None = option(
+        None, "Encoder experts per decoder expert. Default: 1:1.", metavar="E:D", panel=SELECTION
+    )
+    least: int | None = option(
+        None,
+        "Number of experts that every layer keeps. Default: 4; for texts the router's top-k.",
+        flag="--min",
+        panel=SELECTION,
+        ge=1,
+    )
+    linkage: Literal["ward", "average", "complete", "single"] = option(
+        "ward", "How clusters of languages join: ward, average, complete, single.", panel=ADVANCED
+    )
+    layer_metric: str | None = option(
+        None,
+        "Metric of the experts per layer, such as top1 in Figure 1 of the paper. Default: that of --metric.",
+        metavar="NAME",
+        panel=ADVANCED,
+    )
+    groups: Path | None = option(
+        None,
+        "Also experts of each side by group of languages: a language, a tab and its group on each line, or {language: "
+        "group} in .json.",
+        panel=ADVANCED,
+        role="input",
+    )
+    families: Path | None = option(
+        None,
+        "Colours of the trees in --plot and the report: a language, a tab and its family on each line, or .json.",
+        panel=ADVANCED,
+        role="input",
     )

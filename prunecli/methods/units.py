@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from prunecli.errors import UsageError
-from prunecli.evaluation.on_text import RunOptions, describe, measured_text
+from prunecli.evaluation.on_text import RunOptions, describe, measured_text, model_and_batches
 from prunecli.methods.options import ExpertOptions, UnitOptions
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Origin
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.matching import scores_for
-from prunecli.results.unit_scores import Scores, files_of
+from prunecli.results.unit_scores import Scores, files_of, scores_of
 from prunecli.selection.select import HOLDERS, Budget, Values, best, held_in, select_with_thresholds
 from prunecli.selection.selection import Selection, decision_of, num_removed, selection_of
 from prunecli.text.choice import Dataset, TextChoice
@@ -88,6 +88,28 @@ def measured(
     return scores, describe(data, run.choice)
 
 
+def observed(
+    checkpoint: Checkpoint, data: Dataset, run: TextRun, observer: Any, what: str, **fields: Any
+) -> Scores:
+    """Load the model of a checkpoint, run it on text, and return what an observer of its tokens measured.
+
+    Args:
+        observer: a `TokenObserver` whose `take` returns fields of `Scores`.
+        what: is measured, for messages.
+        fields: other fields of `Scores`.
+
+    Raises:
+        PruneError: a model or text that cannot be used.
+    """
+    from prunecli.running.batches import observe_batches  # imports torch
+    from prunecli.running.runner import InMemory
+
+    model, batches = model_and_batches(checkpoint, data, run.running, run.say)
+    observe_batches(InMemory(model), observer, batches, what, run.progress)
+    examples = sum(len(batch.indices) for batch in batches)
+    return scores_of(checkpoint, examples=examples, per="token", **{**observer.take(), **fields})
+
+
 @dataclass(frozen=True)
 class Ranking:
     """Values of units, and where they come from.
@@ -147,6 +169,15 @@ def drawn(axes: Sequence[Axis], seed: int) -> Ranking:
     """Random values for the units that the axes hold."""
     generator = np.random.default_rng(seed)
     return Ranking({axis.name: generator.random(len(axis.ids)) for axis in axes}, how=random_words(seed))
+
+
+def random_values(axes: Sequence[Axis], seed: int) -> dict[str, Any]:
+    """Name of each axis -> `[units of the original model]` uniform in (0, 1].
+
+    Pruning in steps removes the same units as pruning at once.
+    """
+    generator = np.random.default_rng(seed)
+    return {axis.name: 1.0 - generator.random(axis.original) for axis in axes}
 
 
 def random_words(seed: int) -> str:

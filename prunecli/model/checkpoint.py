@@ -232,7 +232,7 @@ class Checkpoint(TensorReader):
         if self.has_constants:
             raise UnsupportedModelError(
                 f"{self.path}: constants stand for experts, so that it is measured and changed no more",
-                "Go on with the model that it was made of, and use --constant-experts last.",
+                "Go on with the model that it was made of, and use prune-experts --constant-experts last.",
             )
 
     def check(self) -> None:
@@ -288,7 +288,7 @@ class Checkpoint(TensorReader):
             raise UnsupportedModelError(
                 f"{self.path}: a model of type {self.model_type} runs in its stock class alone, which only "
                 "collect-gates and evaluate run layer by layer",
-                "Leave --memory out.",
+                "Leave `memory` out.",
             )
         return family
 

@@ -102,38 +102,38 @@ class UnitShape:
         if self.vocabulary < 1:
             raise UsageError(f"The vocabulary is {self.vocabulary}", "Give a table that has rows.")
         if self.map_dim < 1:
-            raise UsageError(f"The map dimension is {self.map_dim}", "Give --map-dim above 0.")
+            raise UsageError(f"The map dimension is {self.map_dim}", "Give `map_dim` above 0.")
         if self.map_dim > self.model_dim:
             raise UsageError(
                 f"The map dimension {self.map_dim} is above the model's width {self.model_dim}: "
                 "the table would grow",
-                f"Give --map-dim {self.model_dim} or less.",
+                f"Give `map_dim={self.model_dim}` or less.",
             )
         if self.kind != "projective":
             self._check_expansion()
         elif self.shared_blocks or not self.reduction:
             raise UsageError(
                 "A projective embedding is a reduction alone: it has no layers to share blocks or to end with",
-                "Leave out --shared-blocks and --no-reduction, or choose another --kind.",
+                "Leave out `shared_blocks` and `reduction=False`, or choose another `kind`.",
             )
 
     def _check_expansion(self) -> None:
         if self.depth < 1:
-            raise UsageError(f"The depth is {self.depth}", "Give --depth 1 or more.")
+            raise UsageError(f"The depth is {self.depth}", "Give `depth=1` or more.")
         if self.max_groups < 1:
-            raise UsageError(f"The number of groups is {self.max_groups}", "Give --max-groups 1 or more.")
+            raise UsageError(f"The number of groups is {self.max_groups}", "Give `max_groups=1` or more.")
         halves = 2 if self.kind == "hgt-residual" else 1
         if not self.reduction and self.expand_dim != halves * self.model_dim:
             raise UsageError(
                 f"Without the reduction the last layer makes the model's {self.model_dim} values: "
                 f"the expansion dimension is {halves * self.model_dim}, not {self.expand_dim}",
-                f"Give --expand-dim {halves * self.model_dim}, or leave it out.",
+                f"Give `expand_dim={halves * self.model_dim}`, or leave it out.",
             )
         if self.expand_dim < halves * self.map_dim:
             twice = "twice " if halves == 2 else ""
             raise UsageError(
                 f"The expansion dimension {self.expand_dim} is below {twice}the map dimension {self.map_dim}",
-                f"Give --expand-dim {halves * self.map_dim} or more.",
+                f"Give `expand_dim={halves * self.map_dim}` or more.",
             )
         self._check_divides("map", self.map_dim, self.group_multiple)
         divisor = 2 * self.group_multiple if halves == 2 else self.groups[-1]
@@ -141,13 +141,13 @@ class UnitShape:
 
     def _check_divides(self, name: str, value: int, divisor: int) -> None:
         if value % divisor:
-            option = {"map": "--map-dim", "expansion": "--expand-dim"}[name]
+            option = {"map": "`map_dim`", "expansion": "`expand_dim`"}[name]
             below, above = value // divisor * divisor, -(-value // divisor) * divisor
             nearest = f"{below} or {above}" if below else f"{above}"
             raise UsageError(
                 f"The {name} dimension {value} cannot be split: with {self.max_groups} groups and {self.depth} "
                 f"layers it must be a multiple of {divisor}",
-                f"Give {option} {nearest}, or fewer --max-groups.",
+                f"Give {option} {nearest}, or fewer `max_groups`.",
             )
 
     @cached_property

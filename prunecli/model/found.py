@@ -163,13 +163,13 @@ class Found:
             except Exception as error:  # as above
                 raise UnsupportedModelError(
                     f"a small copy of the model cannot lose these layers ({kind_and_reason(error)})",
-                    "Remove others: --metric last removes the last ones.",
+                    "Remove others: `metric=last` removes the last ones.",
                 ) from error
             if apart > NEAR:
                 raise UnsupportedModelError(
                     "a small copy of the model computes something else without these layers than when it skips them "
                     f"(by {apart:.0%} of what they do): what a layer does depends on its number",
-                    "Remove others: --metric last removes the last ones.",
+                    "Remove others: `metric=last` removes the last ones.",
                 )
 
     def _changes(self, skeleton: Skeleton, kept: Mapping[str, Sequence[int]]) -> dict[str, Any]:

@@ -84,9 +84,9 @@ def _refuse_quantised(source: Checkpoint, outputs: tuple[Output, ...]) -> None:
             if isinstance(output.expression, Copy) or name in by_expert:
                 if output.dtype != source.info(name).dtype:
                     raise UsageError(
-                        f"--dtype {config_dtype(output.dtype)}: the weights are quantised ({method}); a cast would "
+                        f"`dtype={config_dtype(output.dtype)}`: the weights are quantised ({method}); a cast would "
                         "part them from their scales.",
-                        "Leave --dtype out: quantised weights stay as they are.",
+                        "Leave `dtype` out: quantised weights stay as they are.",
                     )
             elif (weight := owners.get(name) or source.quantised.get(name)) is not None:
                 raise source.quantised_refusal(weight.name)

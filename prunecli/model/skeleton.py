@@ -150,6 +150,7 @@ class Skeleton:
 
     @cached_property
     def donors(self) -> dict[str, Any]:
+        """Changes, as text -> the model that `donor` made with them."""
         return {}
 
     @cached_property

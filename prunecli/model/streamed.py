@@ -130,7 +130,7 @@ def stream_model(
     hub = hub_name(name)
     if hub is None:
         raise UsageError(
-            f"--stream reads a model of the hub where it is; {name} is a path.", "Leave --stream out."
+            f"`stream` reads a model of the hub where it is; {name} is a path.", "Leave `stream` out."
         )
     with plain_errors(hub):
         snapshot = look_up(hub, say)
@@ -145,7 +145,7 @@ def stream_model(
             raise HubError(
                 f"{hub}: its weights are pickled ({bins}, {bytes_text(total)}); only .safetensors files are read by "
                 "ranges",
-                "Leave --stream out: the model is then fetched whole.",
+                "Leave `stream` out: the model is then fetched whole.",
             )
         needed = needed_files(snapshot.sizes, snapshot.read)
         fetch(snapshot, [file for file in needed if file not in stored], say, progress, bars)

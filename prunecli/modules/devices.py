@@ -97,9 +97,9 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UsageError(f"--device {name}: no such device", "Try auto, cpu, cuda or cuda:1.") from None
+        raise UsageError(f"`device={name}`: no such device", "Try auto, cpu, cuda or cuda:1.") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"--device {name}: torch finds no GPU here", "Try --device cpu.")
+        raise UsageError(f"`device={name}`: torch finds no GPU here", "Try `device=cpu`.")
     return _tried(device, name)
 
 
@@ -120,13 +120,13 @@ def _tried(device: torch.device, name: str) -> torch.device:
             built = ", ".join(torch.cuda.get_arch_list())
             wheels = OLDER_WHEELS if capability < OLDEST_OF_CUDA_13 else "pip install --upgrade torch"
             raise UsageError(
-                f"--device {name}: torch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)} "
+                f"`device={name}`: torch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)} "
                 f"(sm_{capability[0]}{capability[1]}; it has those of {built})",
-                f"Install wheels that have them: {wheels}; or go on without the GPU: --device cpu.",
+                f"Install wheels that have them: {wheels}; or go on without the GPU: `device=cpu`.",
             ) from None
         others = "auto, cpu, cuda or cuda:1" if name != "auto" else "cpu, or another GPU as cuda:1"
         reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
-        raise UsageError(f"--device {name}: torch cannot use it here ({reason})", f"Try {others}.") from None
+        raise UsageError(f"`device={name}`: torch cannot use it here ({reason})", f"Try {others}.") from None
     return device
 
 

@@ -205,7 +205,7 @@ def require_int8(device: torch.device, checkpoints: Iterable[Checkpoint] = ()) -
     """
     if device.type != "cpu":
         raise UsageError(
-            f"`dtype=int8` is for CPUs, not for {device}", "Add --device cpu, or choose another type."
+            f"`dtype=int8` is for CPUs, not for {device}", "Add `device=cpu`, or choose another type."
         )
     if not multiplies_bytes():
         raise UsageError(

@@ -194,7 +194,7 @@ def disk_room(directory: Path | None) -> int:
     except OSError as error:
         raise OutputError(
             f"{directory}: cannot hold the batches' states ({error.strerror})",
-            "Name a --spill-dir that exists and can be written to.",
+            "Name a `spill_directory` that exists and can be written to.",
         ) from error
 
 

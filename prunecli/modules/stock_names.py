@@ -18,7 +18,7 @@ from prunecli.model.skeleton import stored_form
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.filling import tensors_of
 
-REMEDY = "Leave --memory out on a machine that holds the model."
+REMEDY = "Leave `memory` out on a machine that holds the model."
 
 
 class StockNames:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from prunecli.analysis.decisions import CUT_COLUMNS, place_name, place_rows, summary
+from prunecli.analysis.explanation import CUT_COLUMNS, place_name, place_rows, summary
 from prunecli.analysis.removed import Removed, Unit, removed
-from prunecli.evaluation.significance import LEAST
+from prunecli.evaluation.scoring import LEAST
 from prunecli.model.attention import KIND_NAMES
 from prunecli.model.decision import Decision
 from prunecli.model.inventory import PARTS

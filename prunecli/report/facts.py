@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from prunecli import __version__
-from prunecli.analysis.decisions import place_rows
+from prunecli.analysis.explanation import place_rows
 from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.report.history import command_lines
 from prunecli.results.document import numbers, with_fingerprints

@@ -475,9 +475,3 @@ def merge(parts: Sequence[Scores], names: Sequence[str] | None = None) -> Scores
 def files_of(given: Scores | Path | str | Sequence[Path | str] | None) -> tuple[Path, ...]:
     """The files of scores; none where they are given themselves."""
     return () if given is None or isinstance(given, Scores) else paths(given)
-
-
-def from_files(given: Scores | Path | str | Sequence[Path | str] | None) -> str:
-    """`, from units.json, other.json`; "" where the scores are given themselves."""
-    files = files_of(given)
-    return f", from {', '.join(map(str, files))}" if files else ""

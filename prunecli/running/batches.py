@@ -28,12 +28,11 @@ from prunecli.running.layerwise.budget import (
     output_bytes,
     state_bytes,
 )
-from prunecli.running.masking import mlm_examples
 from prunecli.running.runner import Advance, BatchCost, Group, Observer, Runner, ignored
-from prunecli.running.windows import lm_windows, window_examples
+from prunecli.running.windows import lm_windows, mlm_examples, window_examples
 from prunecli.text.choice import Dataset, columns
-from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.text.plain import LabelledText
 
 if TYPE_CHECKING:
     from prunecli.running.layerwise.runner import Layerwise

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from prunecli.errors import DataError
 from prunecli.modules.logits import Logits
+from prunecli.modules.pooling import Pooling
 from prunecli.progress import Progress, silent
 from prunecli.running.batches import run_backward, run_forward
 from prunecli.running.examples import IGNORED, Batch
@@ -144,3 +145,26 @@ def differentiate_losses(
         return losses.sum()
 
     run_backward(runner, every, partial(losses_of, runner.model), start, what, progress)
+
+
+def batch_vectors(model: Any, pooling: Pooling, batch: Batch) -> Tensor:
+    """`[B, width]` float32 on the model's device, differentiable; a head that the model has is not run."""
+    headless = model.base_model
+    hidden: Tensor = headless(**batch.arguments(headless)).last_hidden_state
+    return pooling(hidden, batch.inputs["attention_mask"])
+
+
+def random_projections(pooling: Pooling, model: Any, batch: Batch) -> Tensor:
+    """r_x^T v(x) / |v(x)| for each text x, with r_x ~ N(0, I), drawn anew for each number of a text.
+
+    The distance to the vector that the whole model makes has no gradient at the whole model. This has: the mean over r
+    of |d/dxi r^T u|, with u = v / |v| and a mask xi, is sqrt(2 / pi) |du/dxi|, and |du/dxi|^2 is to second order
+    the distance |u(xi = 1) - u(xi = 0)|^2 = 2 (1 - cos) that the mask makes.
+
+    Returns:
+        `[B]` float32 on the model's device, differentiable.
+    """
+    units = functional.normalize(batch_vectors(model, pooling, batch), dim=1)
+    width = units.shape[1]
+    drawn = [np.random.default_rng(number).standard_normal(width, np.float32) for number in batch.indices]
+    return (units * torch.from_numpy(np.stack(drawn)).to(units.device)).sum(dim=1)

@@ -50,7 +50,7 @@ def refuse_unwritable(path: Path, *, force: bool) -> None:
     refuse_output(path, "file", force=force)
     if path.is_file() and not _is_replaceable(path):
         raise OutputError(
-            f"{path}: no result of prunecli's; --force replaces only those",
+            f"{path}: no result of prunecli's; `force` replaces only those",
             "Choose another `output`, or remove it.",
         )
     for kept in (entry for entry in path.parent.iterdir() if entry.name.startswith(_states(path))):

@@ -120,7 +120,7 @@ def refuse_output(path: Path, kind: str, *, force: bool) -> None:
     if os.path.lexists(path):
         if not force:
             raise OutputError(
-                f"{path}: exists already", "Choose another `output`, or replace it with --force."
+                f"{path}: exists already", "Choose another `output`, or replace it with `force`."
             )
         if kind == "file" and not path.is_file():  # root may rename over a device such as /dev/null
             raise OutputError(f"{path}: not a file, which alone is replaced", other)
@@ -128,7 +128,7 @@ def refuse_output(path: Path, kind: str, *, force: bool) -> None:
         if kind == "directory" and not (
             is_old and ((path / "config.json").is_file() or not any(path.iterdir()))
         ):
-            raise OutputError(f"{path}: is not a checkpoint directory; --force replaces only those", other)
+            raise OutputError(f"{path}: is not a checkpoint directory; `force` replaces only those", other)
     if not parent.is_dir():
         raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another `output`.")
     if not os.access(parent, os.W_OK):

@@ -14,7 +14,6 @@ from prunecli.options import TEXT, Files, Options, option, paths
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.quantities import Names, parse_names
 from prunecli.text.files import TextFile, parse_text_file
-from prunecli.text.labelled import LabelledText, read_labelled
 from prunecli.text.parallel import (
     ParallelText,
     has_split,
@@ -23,7 +22,7 @@ from prunecli.text.parallel import (
     read_pair,
     read_parallel,
 )
-from prunecli.text.plain import PlainText, convention, read_plain
+from prunecli.text.plain import LabelledText, PlainText, convention, read_labelled, read_plain
 from prunecli.text.tasks import TaskName, TrainingTask
 
 Text = ParallelText | PlainText | LabelledText

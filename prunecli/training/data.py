@@ -17,14 +17,12 @@ from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.encoding import labelled_examples, text_examples, translation_examples
 from prunecli.running.examples import Examples
-from prunecli.running.masking import mlm_examples
 from prunecli.running.runner import ignored
-from prunecli.running.windows import packed_examples
+from prunecli.running.windows import mlm_examples, packed_examples
 from prunecli.text.batching import length_bucketed
 from prunecli.text.choice import Text, TextChoice, columns
-from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText, has_split, lines_sha256, pair_name, read_parallel
-from prunecli.text.plain import PlainText
+from prunecli.text.plain import LabelledText, PlainText
 from prunecli.text.tasks import TrainingTask
 from prunecli.text.tokens import Tokenizer
 from prunecli.training.loss import FeatureDistance, Objective, VectorDistance, make_lesson, require_positions

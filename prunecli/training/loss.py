@@ -32,9 +32,8 @@ from prunecli.modules.loading import load_model
 from prunecli.modules.logits import Logits
 from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Say, unsaid
-from prunecli.running.encoding import embedding_examples, require_task
+from prunecli.running.encoding import embedding_examples, position_count, require_task, vocabulary_size
 from prunecli.running.examples import IGNORED, Batch, Examples
-from prunecli.running.lengths import position_count, vocabulary_size
 from prunecli.text.tasks import TrainingTask
 from prunecli.text.tokens import Tokenizer, load_tokenizer
 from prunecli.training.options import LossOptions, TrainingOptions

@@ -27,12 +27,15 @@ from prunecli.tensors.transaction import require_space
 from prunecli.training.data import BucketSampler, loader
 from prunecli.training.loss import Objective
 from prunecli.training.options import TrainingOptions
-from prunecli.training.repeatable import FIXED, WORKSPACE, forwards_only, repeatable
 from prunecli.training.state import (
     FINISHED,
+    FIXED,
     TRAINER_STATE,
+    WORKSPACE,
     fill,
+    forwards_only,
     last_checkpoint,
+    repeatable,
     require_sound,
     save_weights,
     storing,

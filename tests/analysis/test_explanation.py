@@ -13,8 +13,7 @@ from prunecli.errors import CheckpointError, DataError, UsageError
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.methods.sharing.plan import plan_ffn
-from prunecli.methods.sharing.rewrite import rewrite_shared
+from prunecli.methods.sharing.plan import plan_ffn, rewrite_shared
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.results.decisions import FILE, read_decisions

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 
 from prunecli.analysis.model_similarity import (
     Comparison,
-    SimilarityOptions,
     compare,
     parallel_portions,
     plain_portions,
@@ -21,6 +19,7 @@ from prunecli.analysis.model_similarity import (
     similarity_of,
 )
 from prunecli.errors import DataError
+from prunecli.evaluation.options import SimilarityOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.drawing import random_model
 from prunecli.results.similarity import Similarity
@@ -74,8 +73,8 @@ def test_a_copy_is_the_same(models: Path) -> None:
     opened = {name: open_model(models / "one") for name in ("one", "copy")}
     found = compare(opened, parallel_portions(TEXT, PAIRS[:1]), OPTIONS)["copy"]
     for measure in ("cka", "lns"):
-        np.testing.assert_allclose(np.diagonal(found.between(measure)), 1, rtol=1e-12)
-        np.testing.assert_array_equal(found.within_first(measure), found.within_second(measure))
+        np.testing.assert_allclose(np.diagonal(found.part("between", measure)), 1, rtol=1e-12)
+        np.testing.assert_array_equal(found.part("first", measure), found.part("second", measure))
 
 
 def test_removed_ffns_are_left_out_and_named(models: Path) -> None:
@@ -94,7 +93,7 @@ def test_normalised_by_benchmarks(models: Path) -> None:
     places = {component.name: place for place, component in enumerate(found["less"].first)}
     for row in made.corresponding or []:
         place = places[row["first"]]
-        both = [found[name].between("cka")[place, place] for name in ("two", "three")]
+        both = [found[name].part("between", "cka")[place, place] for name in ("two", "three")]
         assert row["cka_benchmark"] == pytest.approx(sum(both) / 2, abs=1e-6)
         assert row["cka_normalised"] == pytest.approx(200 * row["cka"] / sum(both), abs=1e-2)
     decoder = rows_of(found["less"], made, "decoder")
@@ -115,17 +114,21 @@ def test_random_weights_are_the_lower_bound(models: Path) -> None:
         model.save_pretrained(models / f"random-{seed}")
     stored = compared(models, "one", "less", "random-0", "random-1")
     opened = {name: open_model(models / name) for name in ("one", "less")}
-    drawn = compare(opened, parallel_portions(TEXT, PAIRS[:1]), replace(OPTIONS, random_seeds=(0, 1)))
+    drawn = compare(
+        opened, parallel_portions(TEXT, PAIRS[:1]), OPTIONS.model_copy(update={"random_baseline": 2})
+    )
     assert list(drawn) == ["less", random_label(0), random_label(1)]
     for seed in (0, 1):
         for measure in ("cka", "lns"):
-            expected = stored[f"random-{seed}"].between(measure)
-            np.testing.assert_allclose(drawn[random_label(seed)].between(measure), expected, rtol=1e-9)
+            expected = stored[f"random-{seed}"].part("between", measure)
+            np.testing.assert_allclose(
+                drawn[random_label(seed)].part("between", measure), expected, rtol=1e-9
+            )
     made = result(drawn["less"], (), [drawn[random_label(0)], drawn[random_label(1)]])
     places = {component.name: place for place, component in enumerate(drawn["less"].first)}
     for row in made.corresponding or []:
         place = places[row["first"]]
-        both = [stored[f"random-{seed}"].between("cka")[place, place] for seed in (0, 1)]
+        both = [stored[f"random-{seed}"].part("between", "cka")[place, place] for seed in (0, 1)]
         assert row["cka_random"] == pytest.approx(sum(both) / 2, abs=1e-6)
     decoder = [row["cka_random"] for row in rows_of(drawn["less"], made, "decoder")]
     assert made.mean["decoder"]["cka_random"] == pytest.approx(sum(decoder) / 4, abs=1e-6)
@@ -172,7 +175,7 @@ def test_one_stack_reads_plain_text(tmp_path: Path) -> None:
     }
     portions = plain_portions(PlainText((Path("text.txt"),), LINES))
     found = compare(opened, portions, OPTIONS)["gpt2"]
-    assert found.between("lns").shape == (6, 6)
+    assert found.part("between", "lns").shape == (6, 6)
     assert result(found).corresponding == []  # an encoder and a decoder
     assert result(found).mean == {}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from prunecli.commands.prune_heads import prune_heads
+from prunecli.commands.prune import prune_heads
 from prunecli.model.checkpoint import Checkpoint, open_model
 from tests.commands.calls import call
 from tests.scores import scores_of_all

@@ -10,8 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +18,7 @@ import pytest
 from prunecli import __version__
 from prunecli.commands import app, console
 from prunecli.commands.command import command as command_of
+from prunecli.commands.command import function_of as command
 from prunecli.commands.command import options_of, parameters
 from prunecli.errors import OutputError
 from prunecli.options import ONLY_WITH, RENAMED, Options, option
@@ -29,11 +28,6 @@ from prunecli.tensors.transaction import refuse_target
 from tests.fuzz import rounds
 
 COMMANDS = [name for names in app.COMMANDS.values() for name in names]
-
-
-def command(name: str) -> Callable[..., None]:
-    module = name.replace("-", "_")
-    return getattr(import_module(f"prunecli.commands.{module}"), module)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

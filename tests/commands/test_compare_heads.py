@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from prunecli import demo, results
-from prunecli.commands.compare_heads import compare_heads
+from prunecli.commands.compare import compare_heads
 from prunecli.model.checkpoint import open_model
 from tests.commands.calls import call
 from tests.commands.heads import scored

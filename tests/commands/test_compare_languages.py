@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from prunecli.analysis.language_comparison import LanguageOptions, compare_by_language
-from prunecli.commands.compare_languages import compare_languages
+from prunecli.analysis.language_comparison import compare_by_language
+from prunecli.commands.compare import compare_languages
 from prunecli.errors import DataError, OutputError, PruneError, StatisticsError, UsageError
 from tests.commands.calls import raising
 from tests.commands.gates import LAYERS, TEXT_LAYERS, statistics, write_gates, write_text_gates
@@ -63,7 +63,7 @@ def test_the_same_statistics_make_the_same_bytes(workplace):
 def test_statistics_by_language_give_trees_alone():
     pairs = statistics().entries
     entries = {f"{name}-X": pairs[f"{name}-{other}"] for name, other in (("qba", "qka"), ("qka", "qba"))}
-    found = compare_by_language(changed(statistics(), entries=entries), LanguageOptions())
+    found = compare_by_language(changed(statistics(), entries=entries))
     assert found.similarity is None
     assert found.experts_per_layer is None
     assert found.clustering.encoder.order == ["qba", "qka"]
@@ -72,7 +72,7 @@ def test_statistics_by_language_give_trees_alone():
 
 def test_one_pair_has_nothing_to_be_compared_with(workplace):
     entries = {"qba-qka": statistics().entries["qba-qka"]}
-    found = compare_by_language(changed(statistics(), entries=entries), LanguageOptions())
+    found = compare_by_language(changed(statistics(), entries=entries))
     assert found.similarity.encoder == [[1.0]]
     assert set(found.similarity.relations["encoder"].values()) == {None}
     assert found.clustering.encoder is None
@@ -195,7 +195,7 @@ def test_without_altair_it_names_the_package(workplace, monkeypatch):
 
 @pytest.mark.parametrize(("most", "listed"), [(12, 66), (11, 0)])
 def test_the_table_has_the_json_s_values(workplace, monkeypatch, most, listed):
-    monkeypatch.setattr("prunecli.commands.compare_languages.TABLE_PAIRS", most)
+    monkeypatch.setattr("prunecli.commands.compare.TABLE_PAIRS", most)
     write_gates(workplace / "gates.json")
     assert run("--table", "t.csv").stderr.endswith("Written to languages.json and t.csv.\n")
     payload = json.loads((workplace / "languages.json").read_text())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prunecli import demo
-from prunecli.commands.compare_models import compare_models
+from prunecli.commands.compare import compare_models
 from prunecli.errors import DataError, UsageError
 from tests.commands.calls import raising
 from tests.families import tiny_family
@@ -142,7 +142,7 @@ def test_refused(folder, arguments, error, message):
 
 
 def test_an_interrupt_leaves_nothing(folder, monkeypatch):
-    from prunecli.analysis import cka
+    from prunecli.analysis import representations as cka
 
     def interrupted(*_):
         raise KeyboardInterrupt

@@ -10,7 +10,7 @@ import pytest
 
 from prunecli.commands import console
 from prunecli.commands.explain import explain
-from prunecli.commands.prune_layers import prune_layers
+from prunecli.commands.prune import prune_layers
 from prunecli.model.checkpoint import open_model
 from prunecli.results.decisions import FILE
 from prunecli.tensors.documents import write_json

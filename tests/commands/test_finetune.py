@@ -17,8 +17,8 @@ import torch
 import prunecli
 from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.finetune import Finetune, finetune
-from prunecli.commands.prune_heads import prune_heads
-from prunecli.commands.share_ffn import share_ffn
+from prunecli.commands.prune import prune_heads
+from prunecli.commands.share import share_ffn
 from prunecli.errors import (
     CheckpointError,
     DataError,

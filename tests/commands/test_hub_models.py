@@ -13,21 +13,16 @@ import pytest
 
 from prunecli.commands.collect_gates import collect_gates
 from prunecli.commands.command import parameters
-from prunecli.commands.compare_models import compare_models
+from prunecli.commands.compare import compare_models
 from prunecli.commands.evaluate import evaluate
 from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.finetune import finetune
 from prunecli.commands.inspect import inspect
-from prunecli.commands.prune_experts import prune_experts
-from prunecli.commands.prune_ffn import prune_ffn
-from prunecli.commands.prune_heads import prune_heads
-from prunecli.commands.prune_layers import prune_layers
+from prunecli.commands.prune import prune_experts, prune_ffn, prune_heads, prune_layers, trim_vocabulary
 from prunecli.commands.report import report
 from prunecli.commands.run import run
 from prunecli.commands.score_heads import score_heads
-from prunecli.commands.share_attention import share_attention
-from prunecli.commands.share_ffn import share_ffn
-from prunecli.commands.trim_vocabulary import trim_vocabulary
+from prunecli.commands.share import share_attention, share_ffn
 from prunecli.tensors.hub.fetch import commit_of
 from tests.commands.calls import call, refused
 from tests.contracts.method_contract import digests

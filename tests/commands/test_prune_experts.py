@@ -12,7 +12,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from prunecli.commands.prune_experts import (
+from prunecli.commands.prune import (
     prune_experts,
 )
 from prunecli.methods.experts.metrics import METRICS, WITHOUT_STATISTICS

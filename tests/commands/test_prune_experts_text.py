@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from prunecli.commands.prune_experts import prune_experts
+from prunecli.commands.prune import prune_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.results.gates import COUNTS, TEXT_SUMS, GateSums
 from prunecli.tensors.documents import write_json

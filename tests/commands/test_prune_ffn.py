@@ -11,7 +11,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from prunecli.commands.prune_ffn import prune_ffn
+from prunecli.commands.prune import prune_ffn
 from prunecli.methods.options import UnitMetric
 from prunecli.model.checkpoint import open_model
 from prunecli.results.unit_scores import merge, read_scores

@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from prunecli.commands.prune_layers import prune_layers
+from prunecli.commands.prune import prune_layers
 from prunecli.demo import DATA
 from prunecli.methods.options import LayerMetric
 from prunecli.model.checkpoint import open_model

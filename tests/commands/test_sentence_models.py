@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from prunecli.commands.finetune import finetune
-from prunecli.commands.prune_heads import prune_heads
-from prunecli.commands.share_ffn import share_ffn
-from prunecli.commands.trim_vocabulary import trim_vocabulary
+from prunecli.commands.prune import prune_heads, trim_vocabulary
+from prunecli.commands.share import share_ffn
 from prunecli.model.checkpoint import open_model
 from tests.commands.calls import call
 from tests.sentence_model import sentence_model

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prunecli.commands.share_attention import share_attention
+from prunecli.commands.share import share_attention
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.pipeline import apply

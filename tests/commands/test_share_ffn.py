@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from prunecli.commands.prune_ffn import prune_ffn
-from prunecli.commands.share_ffn import share_ffn
+from prunecli.commands.prune import prune_ffn
+from prunecli.commands.share import share_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from tests.commands import calls

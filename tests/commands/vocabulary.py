@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from prunecli.commands.trim_vocabulary import trim_vocabulary
+from prunecli.commands.prune import trim_vocabulary
 from tests.commands.calls import call
 
 run = partial(call, trim_vocabulary)

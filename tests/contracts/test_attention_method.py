@@ -13,8 +13,7 @@ import pytest
 from prunecli.errors import CheckpointError
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
 from prunecli.methods.sharing.options import AttentionOptions
-from prunecli.methods.sharing.plan import plan_attention
-from prunecli.methods.sharing.rewrite import rewrite_shared
+from prunecli.methods.sharing.plan import plan_attention, rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import summarize

@@ -16,8 +16,7 @@ from prunecli.methods.heads.plan import HeadOptions, plan_heads
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
 from prunecli.methods.options import ExpertOptions
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
-from prunecli.methods.sharing.plan import plan_attention, plan_ffn
-from prunecli.methods.sharing.rewrite import rewrite_shared
+from prunecli.methods.sharing.plan import plan_attention, plan_ffn, rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.inventory import take_inventory
 from prunecli.model.rewrite import Rewrite, rewritten

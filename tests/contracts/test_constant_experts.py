@@ -18,8 +18,7 @@ from torch import Tensor
 from prunecli.commands.collect_gates import collect_gates
 from prunecli.commands.evaluate import evaluate
 from prunecli.commands.finetune import finetune
-from prunecli.commands.prune_experts import prune_experts
-from prunecli.commands.prune_layers import prune_layers
+from prunecli.commands.prune import prune_experts, prune_layers
 from prunecli.errors import StatisticsError
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.methods.embeddings.factorize import Factors
+from prunecli.methods.embeddings.factorize import Factors, rewrite_embeddings
 from prunecli.methods.embeddings.plan import EmbeddingPlan
-from prunecli.methods.embeddings.rewrite import rewrite_embeddings
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.embedding import describe_embeddings
 from prunecli.model.opening import shim_classes

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.commands.prune_ffn import prune_ffn
+from prunecli.commands.prune import prune_ffn
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.ffn.experts import ExpertUnitObserver
+from prunecli.methods.ffn.activations import ExpertUnitObserver
 from prunecli.methods.ffn.narrow import plan_widths
 from prunecli.methods.options import NarrowOptions
 from prunecli.model.axes import Axis

@@ -16,8 +16,7 @@ import torch
 
 from prunecli.errors import CheckpointError
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.methods.sharing.plan import plan_ffn
-from prunecli.methods.sharing.rewrite import rewrite_shared
+from prunecli.methods.sharing.plan import plan_ffn, rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import result_config, shim_classes
 from prunecli.model.rewrite import Rewrite

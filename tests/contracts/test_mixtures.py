@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from prunecli.commands.collect_gates import collect_gates
-from prunecli.commands.prune_experts import prune_experts
+from prunecli.commands.prune import prune_experts
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model

@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.commands.prune_ffn import prune_ffn
-from prunecli.commands.prune_heads import prune_heads
-from prunecli.commands.prune_layers import prune_layers
-from prunecli.commands.share_ffn import share_ffn
+from prunecli.commands.prune import prune_ffn, prune_heads, prune_layers
+from prunecli.commands.share import share_ffn
 from prunecli.errors import StatisticsError
 from prunecli.methods.experts.collect import collect_gates
 from prunecli.methods.experts.metrics import aimer_bytes, aimer_values

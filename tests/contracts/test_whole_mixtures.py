@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from prunecli.commands.compare_models import compare_models
-from prunecli.commands.prune_layers import prune_layers
+from prunecli.commands.compare import compare_models
+from prunecli.commands.prune import prune_layers
 from prunecli.commands.score_heads import score_heads
 from prunecli.errors import UnsupportedModelError
 from prunecli.methods.embeddings.options import EmbeddingOptions

@@ -12,7 +12,8 @@ from sacrebleu.metrics import CHRF
 from prunecli.demo import CHECKPOINT, DATA
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.methods.experts.collect import collect_gates
-from prunecli.methods.experts.metrics import aggregate, metric_values, random_values
+from prunecli.methods.experts.metrics import aggregate, metric_values
+from prunecli.methods.units import random_values
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.modules.loading import load_model, sparse_ffns

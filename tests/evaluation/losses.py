@@ -13,9 +13,8 @@ from prunecli.evaluation.language_model import sum_by_text
 from prunecli.progress import Progress, silent
 from prunecli.running.encoding import padding_id
 from prunecli.running.losses import measure_losses
-from prunecli.running.masking import mlm_examples
 from prunecli.running.runner import Runner
-from prunecli.running.windows import lm_windows, window_examples
+from prunecli.running.windows import lm_windows, mlm_examples, window_examples
 
 
 @dataclass(frozen=True)

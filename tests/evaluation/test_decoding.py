@@ -5,7 +5,7 @@ import torch
 
 from prunecli.evaluation.decoding import DecodingOptions, Translation, translate
 from prunecli.modules.loading import load_model
-from prunecli.running.lengths import length_limit
+from prunecli.running.encoding import length_limit
 from prunecli.text.tokens import encode, language_id, load_tokenizer
 from tests.tiny import tiny_nllb_moe
 

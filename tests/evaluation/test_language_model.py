@@ -28,8 +28,8 @@ from prunecli.modules.logits import BLOCK_VALUES
 from prunecli.running.batches import run_forward
 from prunecli.running.examples import IGNORED
 from prunecli.running.losses import example_losses
-from prunecli.running.masking import mlm_examples
 from prunecli.running.runner import InMemory
+from prunecli.running.windows import mlm_examples
 from prunecli.text.choice import Dataset
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer

@@ -8,12 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from prunecli.commands.prune_ffn import prune_ffn
-from prunecli.commands.prune_heads import prune_heads
-from prunecli.commands.prune_layers import prune_layers
-from prunecli.commands.share_attention import share_attention
-from prunecli.commands.share_ffn import share_ffn
-from prunecli.commands.trim_vocabulary import trim_vocabulary
+from prunecli.commands.prune import prune_ffn, prune_heads, prune_layers, trim_vocabulary
+from prunecli.commands.share import share_attention, share_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import fitting
 from prunecli.modules.loading import load_model

@@ -14,6 +14,7 @@ from prunecli.errors import DataError, PruneError
 from prunecli.evaluation.decoding import Translation
 from prunecli.evaluation.scoring import (
     SPM_NAME,
+    bootstrap_of_means,
     comet_scores,
     grouped_means,
     is_over_generated,
@@ -21,7 +22,6 @@ from prunecli.evaluation.scoring import (
     score,
     spm_file,
 )
-from prunecli.evaluation.significance import bootstrap_of_means
 from tests.reference.group_means import mean_of
 
 REFERENCES = ("the cat sat on the mat", "a dog ran over the hill")

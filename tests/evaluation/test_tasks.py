@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from prunecli.errors import CheckpointError, DataError, OutputError
 from prunecli.evaluation.evaluate import evaluate_data
 from prunecli.evaluation.options import EvaluationOptions
-from prunecli.evaluation.significance import mcnemar_test, paired_t_test
+from prunecli.evaluation.scoring import mcnemar_test, paired_t_test
 from prunecli.evaluation.tasks import classify, f1_scores, matthews_correlation, perplexity
 from prunecli.modules.loading import load_model
 from prunecli.running.losses import measure_losses
 from prunecli.running.runner import InMemory
 from prunecli.running.windows import lm_windows, window_examples
 from prunecli.text.choice import Dataset
-from prunecli.text.labelled import read_labelled
-from prunecli.text.plain import read_plain
+from prunecli.text.plain import read_labelled, read_plain
 from prunecli.text.tokens import load_tokenizer
 from tests.evaluation.losses import lm_losses
 from tests.families import tiny_family

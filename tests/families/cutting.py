@@ -18,8 +18,7 @@ from prunecli import load_model
 from prunecli.errors import PruneError, UsageError
 from prunecli.methods.sharing.arrange import own_tensors
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
-from prunecli.methods.sharing.plan import plan_attention, plan_ffn
-from prunecli.methods.sharing.rewrite import rewrite_shared
+from prunecli.methods.sharing.plan import plan_attention, plan_ffn, rewrite_shared
 from prunecli.model.axes import Axis, Kind
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of

@@ -24,7 +24,7 @@ from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.tensors.json_files import read_json
 from prunecli.tensors.transaction import new_file
 from prunecli.text.files import read_lines
-from prunecli.text.labelled import read_labelled
+from prunecli.text.plain import read_labelled
 from prunecli.text.tokens import load_tokenizer, tokenized
 from tests.families import tiny_family
 from tests.fuzz.mutations import (

@@ -14,10 +14,9 @@ import torch
 from prunecli.commands.bench_latency import bench_latency
 from prunecli.commands.collect_gates import collect_gates
 from prunecli.commands.evaluate import evaluate
-from prunecli.commands.prune_ffn import prune_ffn
-from prunecli.commands.prune_layers import prune_layers
+from prunecli.commands.prune import prune_ffn, prune_layers
 from prunecli.commands.score_heads import score_heads
-from prunecli.commands.share_ffn import share_ffn
+from prunecli.commands.share import share_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.devices import devices_of
 from prunecli.modules.fitting import FREE_SHARE

@@ -215,7 +215,7 @@ def test_settings_of_a_quantisation_follow_the_experts(saved: Callable[[str], Pa
             "ignore": ["lm_head", "model.layers.2.mlp.experts.5.up_proj"],
             "dynamic": {"layers.2.mlp.experts.6.down_proj": {"bits": 8}},
         }
-        with pytest.raises(PruneError, match="--dtype float16: the weights are quantised"):
+        with pytest.raises(PruneError, match="`dtype=float16`: the weights are quantised"):
             cut(checkpoint, kept_experts(kept, dtype="float16"))
     settings["ignore"] = ["re:.*experts.5.*"]
     odd = changed(saved("qwen3_moe"), tmp_path / "pattern", same, {"quantization_config": settings})

@@ -47,10 +47,10 @@ def test_a_card_without_kernels_is_refused_by_name(card: pytest.MonkeyPatch, nam
     failing(card, torch.AcceleratorError(NO_KERNEL))
     with pytest.raises(UsageError) as caught:
         choose_device(name)
-    assert f"--device {name}: torch" in caught.value.message
+    assert f"`device={name}`: torch" in caught.value.message
     assert "Tesla V100-SXM2-32GB (sm_70; it has those of sm_75, sm_80, sm_90)" in caught.value.message
     assert "cu126" in str(caught.value.remedy)
-    assert "--device cpu" in str(caught.value.remedy)
+    assert "`device=cpu`" in str(caught.value.remedy)
     assert len(str(caught.value).splitlines()) == 2
     assert choose_device("cpu") == torch.device("cpu")
 
@@ -58,7 +58,7 @@ def test_a_card_without_kernels_is_refused_by_name(card: pytest.MonkeyPatch, nam
 def test_other_reasons_are_said_too(card: pytest.MonkeyPatch) -> None:
     failing(card, RuntimeError("CUDA error: device is busy.\nMore of it"))
     with pytest.raises(
-        UsageError, match=r"--device auto: torch cannot use it here \(CUDA error: device is busy\)"
+        UsageError, match=r"`device=auto`: torch cannot use it here \(CUDA error: device is busy\)"
     ):
         choose_device("auto")
 

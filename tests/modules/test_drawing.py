@@ -13,8 +13,7 @@ import torch
 import transformers
 
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
-from prunecli.methods.sharing.plan import plan_attention, plan_ffn
-from prunecli.methods.sharing.rewrite import rewrite_shared
+from prunecli.methods.sharing.plan import plan_attention, plan_ffn, rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.described import ConfiguredCheckpoint
 from prunecli.model.rewrite import Rewrite

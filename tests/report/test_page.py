@@ -11,10 +11,8 @@ import shutil
 import typer
 from typer.testing import CliRunner
 
-from prunecli.analysis.language_comparison import TextOptions, compare_by_text
-from prunecli.commands.prune_experts import prune_experts
-from prunecli.commands.prune_heads import prune_heads
-from prunecli.commands.prune_layers import prune_layers
+from prunecli.analysis.language_comparison import compare_by_text
+from prunecli.commands.prune import prune_experts, prune_heads, prune_layers
 from prunecli.model.checkpoint import open_model
 from prunecli.report.collect import collect
 from prunecli.report.facts import facts
@@ -400,7 +398,7 @@ def test_correlations_of_heads(tmp_path):
 
 
 def test_texts(tmp_path):
-    texts = compare_by_text(text_statistics(), TextOptions())
+    texts = compare_by_text(text_statistics())
     write_json(tmp_path / "texts.json", texts.to_json())
     found = page(tmp_path)
     assert found.sections() == ["Texts"]

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from prunecli import demo
-from prunecli.commands.prune_experts import prune_experts
-from prunecli.commands.prune_heads import prune_heads
+from prunecli.commands.prune import prune_experts, prune_heads
 from prunecli.model.checkpoint import open_model
 from prunecli.report.collect import collect
 from prunecli.report.page import report_page

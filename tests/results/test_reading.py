@@ -9,8 +9,6 @@ import pytest
 
 from prunecli import results
 from prunecli.analysis.language_comparison import (
-    LanguageOptions,
-    TextOptions,
     compare_by_language,
     compare_by_text,
 )
@@ -225,7 +223,7 @@ def test_gates_of_texts(read):
 
 
 def test_texts(read):
-    texts = compare_by_text(text_statistics(), TextOptions())
+    texts = compare_by_text(text_statistics())
     result = read(texts.to_json())
     assert result == texts
     assert result.frame("similarity")["jaccard"].round(6).tolist() == [0.333333, 0, 0]
@@ -237,7 +235,7 @@ def test_texts(read):
 
 
 def test_languages(read):
-    languages = compare_by_language(statistics(), LanguageOptions())
+    languages = compare_by_language(statistics())
     result, matrices = read(languages.to_json()), languages.similarity
     assert result == languages
     pairs = result.frame("similarity")

@@ -19,11 +19,9 @@ from prunecli.running import encoding
 from prunecli.running.encoding import labelled_examples, padding_id, text_examples, translation_examples
 from prunecli.running.examples import Sequences
 from prunecli.running.losses import token_losses
-from prunecli.running.masking import mlm_examples
-from prunecli.running.windows import lm_windows, packed_examples
-from prunecli.text.labelled import LabelledText
+from prunecli.running.windows import lm_windows, mlm_examples, packed_examples
 from prunecli.text.parallel import ParallelText
-from prunecli.text.plain import Corpus
+from prunecli.text.plain import Corpus, LabelledText
 from prunecli.text.tokens import encode, load_tokenizer
 from prunecli.training.loss import smoothed_cross_entropy
 from tests.families import tiny_family

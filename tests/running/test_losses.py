@@ -17,10 +17,9 @@ from prunecli.running.encoding import (
 )
 from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.losses import example_losses, require_finite, token_losses
-from prunecli.running.masking import mlm_examples
-from prunecli.running.windows import lm_windows, window_examples
-from prunecli.text.labelled import read_labelled
+from prunecli.running.windows import lm_windows, mlm_examples, window_examples
 from prunecli.text.parallel import ParallelText
+from prunecli.text.plain import read_labelled
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import tiny_family
 from tests.reference.losses import causal_nll, logits_of, masked_loss, nll, translation_loss

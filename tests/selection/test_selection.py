@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import TypeAdapter
 
-from prunecli.analysis.decisions import component_name, place_rows, sentence, summary
+from prunecli.analysis.explanation import component_name, place_rows, sentence, summary
 from prunecli.methods.options import UnitOptions
 from prunecli.methods.units import by_scores, plan
 from prunecli.model.axes import Axis

@@ -18,9 +18,8 @@ from prunecli.results.unit_scores import read_scores
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import read_kept
 from prunecli.tensors.json_files import lenient, parsed, read_json, read_object
-from prunecli.text.labelled import read_labelled
 from prunecli.text.parallel import read_parallel
-from prunecli.text.plain import read_plain
+from prunecli.text.plain import read_labelled, read_plain
 from prunecli.text.tokens import load_tokenizer
 from tests.selections import kept_experts
 from tests.tiny import tiny_nllb_moe

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from prunecli.commands.finetune import finetune
-from prunecli.commands.prune_heads import prune_heads
-from prunecli.commands.trim_vocabulary import trim_vocabulary
+from prunecli.commands.prune import prune_heads, trim_vocabulary
 from prunecli.modules.loading import load_model
 from prunecli.processes import ProcessGroup
 from prunecli.running.encoding import text_examples

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prunecli import load_model
-from prunecli.commands.share_ffn import share_ffn
+from prunecli.commands.share import share_ffn
 from prunecli.errors import PruneError, UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply

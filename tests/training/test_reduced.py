@@ -9,7 +9,7 @@ import pytest
 
 from prunecli import load_model
 from prunecli.commands.factorize_embeddings import factorize_embeddings
-from prunecli.commands.share_ffn import share_ffn
+from prunecli.commands.share import share_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from prunecli.commands.prune_experts import prune_experts
+from prunecli.commands.prune import prune_experts
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import open_model
 from prunecli.running.windows import packed_examples

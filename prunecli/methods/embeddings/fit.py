@@ -10,11 +10,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from prunecli.errors import UsageError
-from prunecli.methods.embeddings.initialise import initialise
-from prunecli.methods.embeddings.projective import Projective, moments, projective
-from prunecli.methods.embeddings.quality import Goal, Quality, measure
-from prunecli.methods.embeddings.table import Array, Table, row_weights
-from prunecli.methods.embeddings.train import FitOptions, train
+from prunecli.methods.embeddings.table import (
+    Array,
+    Goal,
+    Projective,
+    Quality,
+    Table,
+    measure,
+    moments,
+    projective,
+    row_weights,
+)
+from prunecli.methods.embeddings.train import FitOptions, initialise, train
 from prunecli.model.define import UnitShape
 from prunecli.modules.define import DefineEmbedding
 from prunecli.progress import Progress, silent

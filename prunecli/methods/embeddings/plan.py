@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import lcm
 from typing import Any, Literal
 
 from prunecli.errors import UsageError, located
-from prunecli.methods.embeddings.dimensions import chosen_shape
 from prunecli.methods.embeddings.options import EmbeddingOptions
-from prunecli.methods.embeddings.source import checkpoint_table, described, zero_padding_id
+from prunecli.methods.embeddings.table import checkpoint_table, described, zero_padding_id
 from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.define import UnitShape
+from prunecli.model.define import UnitKind, UnitShape
 from prunecli.model.embedding import TokenTables
 from prunecli.model.history import given, history_step
 from prunecli.modules.building import model_class
@@ -240,3 +240,69 @@ def _reasons(
     if text is None:
         lines.append("Every token counts alike; `data` or `files` weighs them by their frequency.")
     return tuple(lines)
+
+
+NARROWER, WIDER = 8, 2
+"""Where no dimensions are given: k is 2 m, as in the paper's translation model (4.2: k = 1024, m = 512); n is
+m / 8, half of the n = 128 there."""
+
+
+def chosen_shape(tables: TokenTables, options: EmbeddingOptions, has_unit: bool) -> UnitShape:
+    """The dimensions, those that are not given chosen so that they divide.
+
+    Raises:
+        UsageError: dimensions that cannot be.
+    """
+    kind = options.kind or "define"
+    if not has_unit:  # the output's map is all there is
+        if options.expand_dim is not None or options.depth is not None or options.max_groups is not None:
+            raise UsageError(
+                "`expand_dim`, `depth` and `max_groups` are for the unit of the input",
+                "Choose `side=input` or `side=both`.",
+            )
+        if options.shared_blocks or not options.reduction:
+            raise UsageError(
+                "`shared_blocks` and `reduction=False` are for the unit of the input",
+                "Choose `side=input` or `side=both`.",
+            )
+        if options.kind not in (None, "projective"):
+            raise UsageError(
+                f"`kind={kind}` is for the unit of the input", "Choose `side=input` or `side=both`."
+            )
+        kind = "projective"
+    depth = 3 if options.depth is None else options.depth
+    groups = 4 if options.max_groups is None else options.max_groups
+    n, k = options.map_dim, options.expand_dim
+    if n is None or k is None:
+        unit = _multiple(groups, depth, kind)
+        if n is None:
+            n = min(max(round(tables.model_dim / NARROWER / unit), 1) * unit, max(tables.model_dim - 1, 1))
+        if k is None and not options.reduction:
+            k = (2 if kind == "hgt-residual" else 1) * tables.model_dim
+        elif k is None:
+            k = max(round(WIDER * tables.model_dim / (2 * unit)), 1) * 2 * unit
+            k = max(k, -(-n // unit) * 2 * unit)
+    if kind == "projective" and n == tables.model_dim:
+        raise UsageError(
+            f"The map dimension {n} is the model's width: a projection of it is a table as large as before",
+            f"Give `map_dim` below {n}; a unit that expands may have as much.",
+        )
+    return UnitShape(
+        tables.vocabulary,
+        n,
+        tables.model_dim,
+        k,
+        depth,
+        groups,
+        kind,
+        options.shared_blocks,
+        options.reduction,
+    )
+
+
+def _multiple(groups: int, depth: int, kind: UnitKind) -> int:
+    """What n and the inner widths are multiples of; 1 where there can be no unit, which its own check says."""
+    if kind == "projective" or groups < 1 or depth < 1:
+        return 1
+    size = 2 * lcm(*range(1, groups + 1))  # that every number of groups divides
+    return UnitShape(1, size, size + 1, 2 * size, depth, groups, kind).group_multiple

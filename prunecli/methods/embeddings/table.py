@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
 
 from prunecli.errors import CheckpointError, UsageError
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.embedding import TokenTables
+from prunecli.modules.building import stock_config
+from prunecli.modules.define import DefineEmbedding, padding_id
+from prunecli.progress import Progress, silent
+from prunecli.running.runner import chunks
+from prunecli.tensors.dtypes import is_float, itemsize, numpy_dtype
+from prunecli.text.choice import Lines
+from prunecli.text.tokens import load_tokenizer, require_rows, tokenized
 
 Array = NDArray[np.float32]
 Rows = Callable[[int, int], NDArray[np.generic]]
@@ -89,3 +103,257 @@ def row_weights(
     if not weights.any():
         raise UsageError("Every row of the table is left out", "Leave at least one row in.")
     return np.asarray(weights / weights.sum() * np.count_nonzero(weights), np.float32)
+
+
+Double = NDArray[np.float64]
+SMALLEST = 1e-12
+"""Directions with less than this part of the largest variance are not stretched to variance 1."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Weighted mean and covariance of the rows.
+
+    Attributes:
+        mean: [m].
+        covariance: [m, m]: sum of w (e - mean)(e - mean)^T over the sum of w.
+    """
+
+    mean: Double
+    covariance: Double
+
+    @property
+    def variance(self) -> float:
+        """Mean squared distance of the rows from their mean; 1 for a table of equal rows."""
+        found = float(np.trace(self.covariance))
+        return found if found > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class Projective:
+    """e -> mean + x (scales * basis)^T with x = (e - mean) basis / scales: rank n and an offset.
+
+    No projective embedding of the same n has a smaller weighted squared error (Eckart and Young). The columns of x
+    have mean 0 and variance 1, so that every column of the map table matters alike to what reads it.
+
+    Attributes:
+        mean: [m].
+        basis: [m, n], orthonormal columns.
+        scales: [n], the standard deviation of each direction.
+    """
+
+    mean: Double
+    basis: Double
+    scales: Double
+
+    def mapped(self, rows: Array) -> Array:
+        """[rows, m] -> x [rows, n]."""
+        return np.asarray((rows - self.mean) @ (self.basis / self.scales), np.float32)
+
+    def expanded(self, mapped: Array) -> Tensor:
+        """x [rows, n] -> rows [rows, m], in float32."""
+        expansion, mean = (torch.from_numpy(part.astype(np.float32)) for part in (self.expansion, self.mean))
+        return torch.from_numpy(mapped) @ expansion + mean
+
+    @property
+    def expansion(self) -> Double:
+        """From x to rows without their mean: [n, m]."""
+        return np.asarray((self.basis * self.scales).T)
+
+
+def moments(table: Table, weights: Array, progress: Progress = silent) -> Moments:
+    """One pass over the table, summed in float64: exact up to rounding, and m x m values of memory.
+
+    Raises:
+        CheckpointError: a value of the table is not finite.
+    """
+    width = table.model_dim
+    total = float(weights.sum(dtype=np.float64))
+    weighted_sum, products = np.zeros(width), np.zeros((width, width))
+    with progress("measuring the table", table.vocabulary, "rows") as advance:
+        for start, stop, rows in table.chunks():
+            scaled = rows * np.sqrt(weights[start:stop, None], dtype=np.float64)
+            weighted_sum += weights[start:stop].astype(np.float64) @ rows
+            products += scaled.T @ scaled
+            advance(stop - start)
+    mean = weighted_sum / total
+    return Moments(mean, products / total - np.outer(mean, mean))
+
+
+def projective(found: Moments, map_dim: int, parts: int = 1) -> Projective:
+    """The `map_dim` directions of largest variance.
+
+    Args:
+        found: moments of the table.
+        map_dim: n.
+        parts: the directions are dealt out to this many equal parts of x in turn, so that each group of the first
+            expansion layer reads strong and weak ones.
+
+    Raises:
+        UsageError: n is above m, or not a multiple of `parts`.
+    """
+    if not 0 < map_dim <= len(found.mean) or map_dim % parts:
+        raise UsageError(
+            f"A map dimension of {map_dim} does not fit a table of width {len(found.mean)} and {parts} parts"
+        )
+    values, vectors = np.linalg.eigh(found.covariance)
+    order = np.argsort(values)[::-1][:map_dim].reshape(-1, parts).T.ravel()
+    largest = max(float(values[-1]), 0.0)
+    scales = np.where(values[order] > SMALLEST * largest, np.sqrt(np.maximum(values[order], 0)), 0.0)
+    scales[scales == 0] = np.sqrt(largest) if largest else 1.0
+    basis = vectors[:, order]
+    # Eigenvectors have no sign; the largest entry is made positive, so that every machine finds the same ones.
+    signs = np.sign(basis[np.abs(basis).argmax(axis=0), np.arange(map_dim)])
+    return Projective(found.mean, basis * signs, scales)
+
+
+Reconstruct = Callable[[int, int, Array], Tensor]
+"""(start, stop, those rows) -> their reconstruction [stop - start, m]."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well a table is reproduced: weighted means over its rows.
+
+    Attributes:
+        explained_variance: 1 - sum of w |e - o|^2 over sum of w |e - mean|^2; 1 is perfect.
+        mean_cosine: of e and o; a row of zeros has the cosine 0.
+        error: 1 - explained_variance + cosine_weight (1 - mean_cosine), which the fit minimises.
+    """
+
+    explained_variance: float
+    mean_cosine: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a fit minimises: |e - o|^2 / variance + cosine_weight (1 - cos(e, o)) of a row e with the reconstruction o.
+
+    The first term is 1 minus the explained variance.
+
+    Attributes:
+        weights: of the rows [V].
+        variance: weighted mean of |e - mean|^2; 1 for a table of equal rows.
+        cosine_weight: of 1 - cosine beside the squared error.
+    """
+
+    weights: Array
+    variance: float
+    cosine_weight: float
+
+    def quality(self, squared: float, cosine: float) -> Quality:
+        """Of a table with these weighted means of |e - o|^2 and cos(e, o)."""
+        relative = squared / self.variance
+        return Quality(1 - relative, cosine, relative + self.cosine_weight * (1 - cosine))
+
+    def loss(self, numbers: Tensor, rows: Tensor, reconstruction: Tensor) -> Tensor:
+        """Mean error of the rows that have these numbers [B], weighted; a scalar with a gradient."""
+        weights = torch.from_numpy(self.weights)[numbers]
+        errors = (rows - reconstruction).square().sum(-1) / self.variance
+        if self.cosine_weight:
+            errors = errors + self.cosine_weight * (1 - functional.cosine_similarity(rows, reconstruction))
+        return (weights * errors).mean()
+
+
+@torch.no_grad()
+def measure(
+    table: Table,
+    goal: Goal,
+    reconstruct: Reconstruct,
+    progress: Progress = silent,
+    name: str = "comparing rows",
+) -> Quality:
+    """One pass over the table, its rows compared with their reconstructions.
+
+    Raises:
+        CheckpointError: a value of the table is not finite.
+    """
+    squared = cosine = 0.0
+    with progress(name, table.vocabulary, "rows") as advance:
+        for start, stop, rows in table.chunks():
+            weights = torch.from_numpy(goal.weights[start:stop]).double()
+            own, other = torch.from_numpy(rows), reconstruct(start, stop, rows)
+            squared += float(weights @ (own - other).square().sum(-1).double())
+            cosine += float(weights @ functional.cosine_similarity(own, other).double())
+            advance(stop - start)
+    total = float(goal.weights.sum(dtype="float64"))
+    return goal.quality(squared / total, cosine / total)
+
+
+BATCH = 4096
+"""Sentences that are tokenised at once."""
+
+
+def described(lines: Lines) -> dict[str, Any]:
+    """What a history says of the text that tokens are counted in."""
+    said: dict[str, Any] = {}
+    if lines.splits:
+        said |= {"split": list(lines.splits), "langs": list(lines.asked) or None}
+    if lines.plain is not None:
+        names = [path.name for path in lines.plain.files]
+        said |= {"text": names, "text_sha256": lines.plain.sha256}
+    return said | {"lines": len(lines.texts)}
+
+
+def checkpoint_table(checkpoint: Checkpoint, name: str) -> Table:
+    """A tensor [V, m] whose rows are read as they are asked for.
+
+    Raises:
+        CheckpointError: it is not there, no matrix, or holds no floating-point numbers.
+    """
+    info = checkpoint.info(name)
+    if len(info.shape) != 2 or not is_float(info.dtype):
+        raise CheckpointError(
+            f"{checkpoint.path}: {name} {list(info.shape)} of type {info.dtype} cannot be factorised",
+            "Give a checkpoint in float32, bfloat16 or float16.",
+        )
+    return Table(*info.shape, partial(_rows, checkpoint, name), f"{checkpoint.path}: {name}")
+
+
+def _rows(checkpoint: Checkpoint, name: str, start: int, stop: int) -> NDArray[np.generic]:
+    info = checkpoint.info(name)
+    width = info.shape[1] * itemsize(info.dtype)
+    values = np.empty((stop - start, info.shape[1]), numpy_dtype(info.dtype))
+    if values.size:
+        checkpoint.read_range(name, start * width, stop * width, values.reshape(-1).view(np.uint8).data)
+    return values
+
+
+def zero_padding_id(checkpoint: Checkpoint, table: Table) -> int | None:
+    """The padding token, where its row of the table is zero."""
+    found = getattr(stock_config(checkpoint), "pad_token_id", None)
+    if not isinstance(found, int) or not 0 <= found < table.vocabulary:
+        return None
+    return None if table.rows(found, found + 1).any() else found
+
+
+def read_unit(checkpoint: Checkpoint, tables: TokenTables) -> DefineEmbedding:
+    """The unit of a factorised checkpoint, in float32 on the CPU, without the factor of its rows."""
+    assert tables.unit is not None
+    unit = DefineEmbedding(tables.unit, padding_idx=padding_id(stock_config(checkpoint), tables))
+    with torch.no_grad():
+        for name, place in unit.named_parameters():
+            values = checkpoint.read(f"{tables.input}.{name}").astype(np.float32)
+            place.copy_(torch.from_numpy(values))
+    return unit
+
+
+def count_tokens(
+    checkpoint: Checkpoint, lines: Sequence[str], vocabulary: int, progress: Progress = silent
+) -> NDArray[np.int64]:
+    """Occurrences of every token in the text [V], those that the tokenizer puts around each line included.
+
+    Raises:
+        CheckpointError: no tokenizer, or one with more tokens than the table has rows.
+    """
+    tokenizer = load_tokenizer(checkpoint.path)
+    counts = np.zeros(vocabulary, np.int64)
+    with progress("counting tokens", len(lines), "lines") as advance:
+        for batch in chunks(lines, BATCH):
+            encoded = tokenized(tokenizer, batch, verbose=False)["input_ids"]
+            require_rows(tokenizer, encoded, vocabulary)
+            ids = np.fromiter((token for row in encoded for token in row), np.int64)
+            counts += np.bincount(ids, minlength=vocabulary)
+            advance(len(batch))
+    return counts

@@ -27,16 +27,18 @@ from prunecli.results.gates import ANY, Mode
 from prunecli.running.encoding import (
     decoder_inputs,
     depends_on_padding,
+    length_limit,
     padding_id,
     require_task,
     require_tokens,
+    vocabulary_size,
+    window_length,
 )
 from prunecli.running.layerwise.budget import (
     activation_bytes,
     state_bytes,
 )
 from prunecli.running.layerwise.runner import Layerwise
-from prunecli.running.lengths import length_limit, vocabulary_size, window_length
 from prunecli.running.runner import BatchCost, Runner
 from prunecli.text.batching import length_bucketed, marks_of, masked, pad
 from prunecli.text.parallel import ParallelText, pair_name
@@ -49,7 +51,7 @@ Encoded = Callable[[], Tensor]
 """Returns the encoder's output of a batch, `[batch, source tokens, d_model]`."""
 
 
-DEFAULT = CollectOptions()
+DEFAULT: CollectOptions = CollectOptions()
 
 
 @dataclass(frozen=True)

@@ -368,12 +368,6 @@ def read_all(
     return merge(parts, [str(path) for path in gates])
 
 
-def random_values(axes: Sequence[Axis], seed: int) -> dict[str, Values]:
-    """Name of each axis -> `[original experts]` uniform in (0, 1], the baseline."""
-    generator = np.random.default_rng(seed)
-    return {axis.name: 1.0 - generator.random(axis.original) for axis in axes}
-
-
 def aimer_bytes(checkpoint: Checkpoint, options: ExpertOptions) -> int:
     """Bytes of experts that `plan_experts` reads with these options."""
     if options.keep is not None or options.metric == RANDOM:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import lcm
-from typing import TYPE_CHECKING, Literal
+from math import ceil, floor, lcm
+from typing import TYPE_CHECKING, Any, Literal
 
 from prunecli.architectures.classes import SEQ2SEQ
 from prunecli.errors import UsageError
-from prunecli.methods.experts.budget import MIN_PER_LAYER, default_balance, least_experts
 from prunecli.methods.experts.metrics import WITHOUT_STATISTICS
 from prunecli.methods.options import ExpertOptions, Strategy
+from prunecli.model.axes import Axis
+from prunecli.model.cost import Load, decoding_bytes, expert_bytes, tensor_bytes
+from prunecli.model.find_axes import axes_of
 from prunecli.model.mixtures import predicting_tensors
-from prunecli.model.sparse_layer import SparseLayer
-from prunecli.selection.select import Budget
+from prunecli.model.sparse_layer import Groups, SparseLayer
+from prunecli.selection.select import Budget, Kept, held_in
+from prunecli.tensors.dtypes import parse_dtype
+from prunecli.tensors.quantities import bytes_text
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -148,3 +153,234 @@ def check_kind(options: ExpertOptions, is_text: bool) -> None:
             "`experts_per_layer=E,D` is for encoders and decoders; this is a language model.",
             "Give one number.",
         )
+
+
+MARGIN = Fraction(1, 10)
+"""Part of the memory that is left free."""
+UNBALANCED = Fraction(3)
+UNBALANCED_FROM = 128
+"""Experts per layer from which the paper's 3:1 is the default: as many as the only model that it was found best for.
+With 32 and 64 a layer, 1:1 is as good or better at every ratio (docs/performance.md)."""
+MIN_PER_LAYER = 4
+"""Experts that the paper keeps at least in each layer under a threshold."""
+
+
+def parse_balance(text: str) -> Fraction:
+    """`3:1` -> 3: encoder experts per decoder expert.
+
+    Raises:
+        UsageError: not two positive numbers.
+    """
+    encoder, _, decoder = text.partition(":")
+    try:
+        parts = Fraction(encoder.strip()), Fraction(decoder.strip() or "1")
+        if min(parts) <= 0:
+            raise ValueError(text)
+    except (ValueError, ZeroDivisionError) as error:
+        raise UsageError(
+            "not ENCODER:DECODER",
+            "Give two positive numbers: 3:1 keeps three times as many.",
+        ) from error
+    return parts[0] / parts[1]
+
+
+def balance_text(balance: Fraction) -> str:
+    """3 -> `3:1`."""
+    return f"{balance.numerator}:{balance.denominator}"
+
+
+def default_balance(originals: Iterable[int]) -> Fraction:
+    """Encoder experts per decoder expert for layers that had these numbers of experts originally."""
+    return UNBALANCED if max(originals, default=0) >= UNBALANCED_FROM else Fraction(1)
+
+
+def least_experts(top_k: int, groups: Groups) -> int:
+    """Number of experts that a layer needs so that its router can pick `top_k` for each token.
+
+    A router with groups picks the best `chosen` of them first, then experts of those alone: chosen x (experts of a
+    group) must not be less than `top_k`.
+    """
+    return groups.count * max(groups.least, ceil(top_k / groups.chosen))
+
+
+def starved(axes: Sequence[Axis], kept: Kept) -> str | None:
+    """The warning if decoder layers lose a larger part of their experts than encoder layers, which costs quality.
+
+    There is no warning if the model has one side, or as many experts in a layer as the paper's model.
+    """
+    sides = [[axis for axis in axes if axis.side == side] for side in ("encoder", "decoder")]
+    if not all(sides) or default_balance(axis.original for axis in axes) == UNBALANCED:
+        return None
+    (left, held), (left_decoder, held_decoder) = (
+        (sum(len(kept[axis.name]) for axis in own), held_in(own)) for own in sides
+    )
+    if left_decoder * held >= left * held_decoder:
+        return None
+    encoder, decoder = map(len, sides)
+    return (
+        f"Decoder layers keep {left_decoder / decoder:.3g} of {held_decoder / decoder:.3g} experts, encoder layers "
+        f"{left / encoder:.3g} of {held / encoder:.3g}: with fewer than {UNBALANCED_FROM} a layer this costs quality. "
+        "`balance=1:1` is safer."
+    )
+
+
+@dataclass(frozen=True)
+class MemoryFit:
+    """The memory that a model needs without some of its experts; bytes throughout.
+
+    It is that of the weights in the target type, what decoding needs (both by the formulas of `model.cost`), and a
+    margin of 10 % for the context of the device and for fragmentation.
+
+    Attributes:
+        ratio: fraction of the held experts that is removed.
+        keep: number of experts that stay, of `held`.
+        held: number of experts that the checkpoint holds.
+        dense: everything but experts and routers.
+        experts: the kept experts and their routers.
+        cache: attention cache.
+        activations: encoder and scores.
+        budget: the memory.
+        load: the sentences that decode in the memory.
+        dtype: type of the weights, as in safetensors. If None, as stored.
+    """
+
+    ratio: float
+    keep: int
+    held: int
+    dense: int
+    experts: int
+    cache: int
+    activations: int
+    budget: int
+    load: Load
+    dtype: str | None
+
+    @property
+    def total(self) -> int:
+        """Bytes in use, without the margin."""
+        return self.dense + self.experts + self.cache + self.activations
+
+    @property
+    def margin(self) -> int:
+        """Bytes to leave free."""
+        return margin_bytes(self.budget)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory holds the model and the margin."""
+        return self.total <= self.budget - self.margin
+
+
+def smallest_ratio(
+    checkpoint: Checkpoint, budget_bytes: int, load: Load, budget: Budget, *, dtype: str | None = None
+) -> MemoryFit:
+    """`nearest_ratio`, if its model fits.
+
+    Raises:
+        UsageError: not even the smallest model fits.
+    """
+    found = nearest_ratio(checkpoint, budget_bytes, load, budget, dtype=dtype)
+    if not found.fits:
+        raise UsageError(
+            f"No ratio fits in {bytes_text(budget_bytes)}: with {budget.least} experts per layer the weights "
+            f"take {bytes_text(found.dense + found.experts)}, decoding {bytes_text(found.cache + found.activations)}, "
+            "10% stays free.",
+            "Give more memory, a smaller `dtype`, or a smaller `fit_batch`, `fit_beam` or `fit_length`.",
+        )
+    return found
+
+
+def nearest_ratio(
+    checkpoint: Checkpoint, budget_bytes: int, load: Load, budget: Budget, *, dtype: str | None = None
+) -> MemoryFit:
+    """The smallest ratio whose model fits in `budget_bytes` while it decodes; if none fits, the largest ratio.
+
+    Args:
+        checkpoint: only its headers are read.
+        budget_bytes: the memory.
+        load: the sentences that decode.
+        budget: scope, balance and minimum; its amount is ignored. A threshold may keep any experts of its layers, so
+            each expert counts as the largest of these.
+        dtype: type of the weights. If None, as stored.
+
+    Raises:
+        UnsupportedModelError: the family is not declared, or the model has no experts.
+    """
+    axes, keeping = _keeping(checkpoint, budget_bytes, load, budget, dtype)
+    counts, free = range(held_in(axes) + 1), budget_bytes - margin_bytes(budget_bytes)
+    return keeping(
+        bisect_right(counts, free, lo=budget.lowest(axes) + 1, key=lambda most: keeping(most).total) - 1
+    )
+
+
+def at_ratios(
+    checkpoint: Checkpoint,
+    budget_bytes: int,
+    load: Load,
+    budget: Budget,
+    ratios: Iterable[float],
+    *,
+    dtype: str | None = None,
+) -> Iterator[MemoryFit]:
+    """The memory of a model after `prune-experts --ratio`, for each ratio that leaves the router enough experts.
+
+    Raises:
+        UnsupportedModelError: as `nearest_ratio`.
+    """
+    axes, keeping = _keeping(checkpoint, budget_bytes, load, budget, dtype)
+    for ratio in ratios:
+        try:
+            yield replace(keeping(held_in(axes) - Budget(ratio).removed(axes)), ratio=ratio)
+        except UsageError:
+            return
+
+
+def _keeping(
+    checkpoint: Checkpoint, budget_bytes: int, load: Load, budget: Budget, dtype: str | None
+) -> tuple[Sequence[Axis], Callable[[int], MemoryFit]]:
+    """The experts, and the function from the largest number of experts to keep to the memory of the model."""
+    target = None if dtype is None else parse_dtype(dtype)
+    layers, axes = checkpoint.require_mixtures(), axes_of(checkpoint, "expert")
+    sizes, held = tensor_bytes(checkpoint, target), held_in(axes)
+    each = {axis.name: expert_bytes(sizes, layer) for axis, layer in zip(axes, layers, strict=True)}
+    dense = sum(sizes.values()) - sum(each[axis.name] * len(axis.ids) for axis in axes)
+    cache, activations = decoding_bytes(checkpoint, load, target)
+    digits = 10 ** max(4, len(str(held)))  # enough that the ratio gives the same count back
+
+    def keeping(most: int) -> MemoryFit:
+        counts = replace(budget, ratio=None, count=held - most, keep=None).shared_out(axes)
+        keep = sum(counts.values())
+        ratio = floor((1 - Fraction(keep, held)) * digits) / digits
+        # A threshold may keep the largest experts of its layers.
+        experts = sum(
+            counts[part] * max(each[axis.name] for axis in own) for part, own in budget.parts(axes).items()
+        )
+        return MemoryFit(ratio, keep, held, dense, experts, cache, activations, budget_bytes, load, target)
+
+    return axes, keeping
+
+
+def margin_bytes(budget_bytes: int) -> int:
+    """Bytes of a memory that are left free."""
+    return ceil(MARGIN * budget_bytes)
+
+
+def explain(fit: MemoryFit) -> Sequence[str]:
+    """The arithmetic in plain lines."""
+    load = fit.load
+    return (
+        f"fit {bytes_text(fit.budget)}: dense {bytes_text(fit.dense)} + {fit.keep} experts {bytes_text(fit.experts)}"
+        f" + attention cache {bytes_text(fit.cache)} + activations {bytes_text(fit.activations)}"
+        f" = {bytes_text(fit.total)}, with {bytes_text(fit.margin)} (10%) left free",
+        f"for batch {load.batch}, beam {load.beam}, {load.length} tokens; the smallest ratio is {fit.ratio:g}"
+        f" ({fit.keep} of {fit.held} experts stay)",
+    )
+
+
+def fit_payload(fit: MemoryFit) -> dict[str, Any]:
+    """The fit as JSON."""
+    sizes = {"budget": fit.budget, "margin": fit.margin, "dense": fit.dense, "expert": fit.experts}
+    sizes |= {"cache": fit.cache, "activation": fit.activations}
+    load = {"batch": fit.load.batch, "beam": fit.load.beam, "length": fit.load.length}
+    counts = {"ratio": fit.ratio, "keep": fit.keep, "held": fit.held}
+    return {f"{name}_bytes": size for name, size in sizes.items()} | load | counts

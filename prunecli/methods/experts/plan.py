@@ -10,13 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import PruneError, StatisticsError, UsageError
-from prunecli.methods.experts.budget import (
-    MemoryFit,
-    balance_text,
-    fit_payload,
-    smallest_ratio,
-    starved,
-)
 from prunecli.methods.experts.metrics import (
     AIMER,
     MOST_ALONE,
@@ -27,18 +20,22 @@ from prunecli.methods.experts.metrics import (
     measure_languages,
     measure_texts,
     metric_values,
-    random_values,
     read_all,
 )
 from prunecli.methods.experts.options import (
+    MemoryFit,
+    balance_text,
     check_kind,
     default_ratio,
+    fit_payload,
     layers_of,
     of_language_model,
     request_of,
+    smallest_ratio,
+    starved,
 )
 from prunecli.methods.options import ExpertOptions
-from prunecli.methods.units import Ranking, plan, random_words
+from prunecli.methods.units import Ranking, plan, random_values, random_words
 from prunecli.model.axes import Axis, axis_name
 from prunecli.model.cost import usual_load
 from prunecli.model.decision import Origin

@@ -1,31 +1,38 @@
-"""How active each hidden unit of an FFN is on text."""
+"""How active each hidden unit of an FFN, or of an expert, is on text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from prunecli.errors import PruneError
-from prunecli.evaluation.on_text import model_and_batches
-from prunecli.methods.sharing.hidden_units import output_layer
-from prunecli.methods.units import TextRun
-from prunecli.model.axes import axis_name, module_of
+from prunecli.methods.sharing.plan import output_layer
+from prunecli.methods.units import TextRun, observed
+from prunecli.model.axes import Axis, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.patchwork import module_name
-from prunecli.results.unit_scores import Scores, scores_of
-from prunecli.running.batches import TokenObserver, observe_batches
-from prunecli.running.runner import InMemory
+from prunecli.model.probe import outputs
+from prunecli.modules.stock_experts import own_experts
+from prunecli.modules.stock_names import StockNames
+from prunecli.results.unit_scores import Scores
+from prunecli.running.batches import TokenObserver
 from prunecli.text.choice import Dataset
 
 
 def measure_activations(
-    checkpoint: Checkpoint, data: Dataset, run: TextRun, metric: str = "activation"
+    checkpoint: Checkpoint,
+    data: Dataset,
+    run: TextRun,
+    metric: str = "activation",
+    experts: Sequence[Axis] = (),
 ) -> Scores:
     """Load the model of a checkpoint and sum the squared activations of its hidden units on text.
 
@@ -34,23 +41,21 @@ def measure_activations(
     its first token, and removing them costs most.
 
     a_u is the input of the output layer: act(x W1 + b1)_u, in a gated FFN times its gate. If several layers run one
-    FFN, the sum is over all of them.
+    FFN, the sum is over all of them. In an expert the mean is that of (g a_u)^2 over the real tokens that the router
+    sends to it, g being the weight that its output is multiplied by; experts that serve every token have g = 1.
+
+    Args:
+        metric: the method that the scores name.
+        experts: hidden units of experts, which are measured in the place of those of dense FFNs.
 
     Raises:
         DataError: no token.
+        UnsupportedModelError: transformers does not let the experts be run from outside.
         PruneError: a model or text that cannot be used; an activation is not finite.
     """
-    model, batches = model_and_batches(checkpoint, data, run.running, run.say)
-    observer = UnitObserver(checkpoint.layout.ffns)
-    observe_batches(InMemory(model), observer, batches, "activations", run.progress)
-    return scores_of(
-        checkpoint,
-        kind="unit",
-        method=metric,
-        examples=sum(len(batch.indices) for batch in batches),
-        per="token",
-        **observer.take(),
-    )
+    ffns = checkpoint.layout.ffns
+    observer = ExpertUnitObserver(checkpoint, experts) if experts else UnitObserver(ffns)
+    return observed(checkpoint, data, run, observer, "activations", kind="unit", method=metric)
 
 
 class UnitObserver(TokenObserver):
@@ -60,18 +65,22 @@ class UnitObserver(TokenObserver):
         layers: the FFNs of the checkpoint.
     """
 
-    def __init__(self, layers: Sequence[FfnLayer]) -> None:
+    def __init__(self, layers: Sequence[FfnLayer] = ()) -> None:
         self._layers = layers
-        self._sums: dict[str, Tensor] = {}
-        self._tokens: dict[str, int] = {}
+        self._sums: dict[Hashable, Tensor] = {}
+        self._tokens: dict[Hashable, int] = {}
 
     def hooks(self, model: Any) -> Iterator[RemovableHandle]:
         """Watch the input of each output layer."""
         for layer in self._layers:
             if not (layer.removed or layer.is_sparse or layer.is_shared):
                 name = module_name(model, f"{layer.name}.{output_layer(layer.tensors)}")
-                hook = partial(self._add, axis_name(layer.name, "unit"))
+                hook = partial(self._given, axis_name(layer.name, "unit"))
                 yield model.get_submodule(name).register_forward_pre_hook(hook)
+
+    def sums(self) -> dict[Any, tuple[Tensor, int]]:
+        """Name of an axis -> sums `[units]`, and number of tokens."""
+        return {name: (own, self._tokens[name]) for name, own in self._sums.items()}
 
     def take(self) -> dict[str, Any]:
         """Return the fields `ids`, `values` and `counts` of `Scores`.
@@ -79,32 +88,82 @@ class UnitObserver(TokenObserver):
         Raises:
             PruneError: an activation was not finite.
         """
-        return summed(self._sums, self._tokens)
+        fields: dict[str, dict[str, Any]] = {"ids": {}, "values": {}, "counts": {}}
+        for name, (own, tokens) in self.sums().items():
+            values = own.tolist()
+            if not np.isfinite(values).all():
+                raise PruneError(
+                    f"{module_of(name)}: the activation of a hidden unit is not finite.",
+                    "The weights are damaged, or overflow the type they are run in: choose by norms.",
+                )
+            fields["ids"][name], fields["values"][name] = [*range(len(values))], values
+            fields["counts"][name] = tokens
+        return fields
 
-    def _add(self, name: str, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def _given(self, name: str, _module: Any, inputs: tuple[Tensor, ...]) -> None:
         # OPT's are of all tokens, one sentence behind another.
         units = inputs[0].view(*self.mask.shape, -1)
-        active = units[self.mask.to(units.device)].float().square().sum(dim=0).double()
-        self._sums[name] = self._sums[name] + active if name in self._sums else active
-        self._tokens[name] = self._tokens.get(name, 0) + int(self.mask.sum())
+        self._add(name, units[self.mask.to(units.device)])
+
+    def _add(self, place: Hashable, rows: Tensor) -> None:
+        active = rows.float().square().sum(dim=0).double()
+        self._sums[place] = self._sums[place] + active if place in self._sums else active
+        self._tokens[place] = self._tokens.get(place, 0) + len(rows)
 
 
-def summed(sums: Mapping[str, Tensor], tokens: Mapping[str, int]) -> dict[str, Any]:
-    """Return the fields `ids`, `values` and `counts` of `Scores`.
+class ExpertUnitObserver(UnitObserver):
+    """Sums the squared, weighted activations of experts' hidden units over real tokens.
 
     Args:
-        sums: name of an axis -> `[units]`.
-        tokens: name of an axis -> number of tokens.
-
-    Raises:
-        PruneError: a sum is not finite.
+        checkpoint: the model's.
+        axes: hidden units of experts.
     """
-    values = {name: own.tolist() for name, own in sums.items()}
-    for name, own in values.items():
-        if not np.isfinite(own).all():
-            raise PruneError(
-                f"{module_of(name)}: the activation of a hidden unit is not finite.",
-                "The weights are damaged, or overflow the type they are run in: choose by norms.",
-            )
-    ids = {name: list(range(len(own))) for name, own in values.items()}
-    return {"ids": ids, "values": values, "counts": dict(tokens)}
+
+    def __init__(self, checkpoint: Checkpoint, axes: Sequence[Axis]) -> None:
+        super().__init__()
+        self._checkpoint = checkpoint
+        self._always = {axis.name: axis for axis in axes}
+        self._axes: dict[Hashable, str] = {}
+        mixtures = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
+        for number, layer in enumerate(mixtures):
+            stacked = {*layer.stacked_tensors}
+            for axis in axes:
+                experts = [
+                    expert
+                    for expert in range(layer.num_experts)
+                    if layer.expert_prefix.format(expert=expert) == axis.module
+                    or not stacked.isdisjoint(axis.carriers)
+                ]
+                self._axes |= {(number, expert): axis.name for expert in experts}
+                if experts:
+                    self._always.pop(axis.name, None)
+
+    @contextmanager
+    def watching(self, model: Any) -> Iterator[None]:
+        """See `Observer`."""
+        with own_experts(model) as modules, super().watching(model):
+            for number, module in enumerate(modules.values()):
+                module.watcher = partial(self._routed, number)
+            yield
+
+    def hooks(self, model: Any) -> Iterator[RemovableHandle]:
+        """Watch the input of the output layer of experts that serve every token."""
+        names = StockNames(self._checkpoint, model)
+        for axis in self._always.values():
+            (output, *_) = outputs(axis.carriers)
+            module = model.get_submodule(names.place(output).rpartition(".")[0])
+            yield module.register_forward_pre_hook(partial(self._given, axis.name))
+
+    def sums(self) -> dict[Any, tuple[Tensor, int]]:
+        """See `UnitObserver`; an expert that no token was sent to has zeros, and counts one token."""
+        none = torch.zeros_like(next(iter(self._sums.values())), device="cpu")
+        found = dict.fromkeys((*self._axes.values(), *self._always), (none, 0))
+        for place, own in self._sums.items():
+            name = self._axes.get(place, place)
+            before, tokens = found[str(name)]
+            found[str(name)] = before + own.cpu(), tokens + self._tokens[place]
+        return {name: (own, max(tokens, 1)) for name, (own, tokens) in found.items()}
+
+    def _routed(self, number: int, expert: int, hidden: Tensor, tokens: Tensor, weights: Tensor) -> None:
+        real = self.mask.reshape(-1).to(tokens.device)[tokens]
+        self._add((number, expert), (hidden * weights[:, None])[real])

@@ -65,12 +65,9 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
         ranking = Ranking({axis.name: _norms(checkpoint, axis) for axis in axes}, metric)
     else:
         from prunecli.methods.ffn.activations import measure_activations
-        from prunecli.methods.ffn.experts import measure_expert_activations
 
-        if options.experts:
-            measure = partial(measure_expert_activations, checkpoint, metric=metric, axes=axes)
-        else:
-            measure = partial(measure_activations, checkpoint, metric=metric)
+        experts = axes if options.experts else ()
+        measure = partial(measure_activations, checkpoint, metric=metric, experts=experts)
         scores, text = measured(checkpoint, options, metric, run, measure, axes=axes, without="norms")
         values, metric = scores.picked(axes), options.metric or scores.method
         if metric == "activation-norm":

@@ -17,8 +17,7 @@ import torch
 from torch.nn import functional
 
 from prunecli.evaluation.decoding import DecodingOptions, batched_search
-from prunecli.evaluation.scoring import make_metrics
-from prunecli.evaluation.significance import SAMPLES, SEED, paired_bootstrap, paired_t_test
+from prunecli.evaluation.scoring import SAMPLES, SEED, make_metrics, paired_bootstrap, paired_t_test
 from prunecli.methods.options import EffectMetric
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.axes import axis_name
@@ -30,8 +29,7 @@ from prunecli.progress import Progress, silent
 from prunecli.results.unit_scores import Method, Reported
 from prunecli.running.batches import task_batches
 from prunecli.running.examples import Batch
-from prunecli.running.losses import example_losses, require_finite
-from prunecli.running.vectors import batch_vectors
+from prunecli.running.losses import batch_vectors, example_losses, require_finite
 from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText, pair_name
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.options import HeadOptions, Normalize
-from prunecli.methods.units import Ranking, by_scores, plan, random_words
+from prunecli.methods.units import Ranking, by_scores, plan, random_values, random_words
 from prunecli.model.attention import KINDS
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
@@ -50,9 +50,7 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
     budget = Budget(options.share, options.count, scope="model", least=options.least, even=even)
     normalize, method = options.normalize or "none", None
     if options.metric == "random":
-        generator = np.random.default_rng(options.seed)
-        # One number for each head of the original model: pruning in steps removes the same heads as pruning at once.
-        worth = {axis.name: 1.0 - generator.random(axis.original) for axis in axes}
+        worth = random_values(axes, options.seed)
         own = normalized(worth) if normalize == "per-layer" else worth
         values = {axis.name: own[axis.name][[*axis.ids]] for axis in axes}
         ranking = Ranking(values, how=random_words(options.seed))

@@ -31,9 +31,8 @@ from prunecli.results.unit_scores import Per, Scores, scores_of
 from prunecli.running.batches import task_batches
 from prunecli.running.examples import Batch
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
-from prunecli.running.losses import Losses, differentiate_losses, example_losses
+from prunecli.running.losses import Losses, differentiate_losses, example_losses, random_projections
 from prunecli.running.runner import InMemory, Runner
-from prunecli.running.vectors import random_projections
 from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.plain import PlainText

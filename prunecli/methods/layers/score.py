@@ -33,9 +33,8 @@ from prunecli.results.document import LARGEST
 from prunecli.results.unit_scores import Scores, scores_of
 from prunecli.running.batches import TokenObserver, observe_batches, run_forward
 from prunecli.running.examples import Batch
-from prunecli.running.losses import require_finite, token_losses
+from prunecli.running.losses import batch_vectors, require_finite, token_losses
 from prunecli.running.runner import InMemory, Runner
-from prunecli.running.vectors import batch_vectors
 from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText
 

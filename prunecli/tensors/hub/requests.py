@@ -147,7 +147,7 @@ TRIES, LONGEST_WAIT = 8, 60
 PIECE_BYTES = 32 << 20
 """Most bytes of one request."""
 
-GO_ON = "Start the same command again; with --stream it goes on from what is fetched."
+GO_ON = "Start the same command again; with `stream` it goes on from what is fetched."
 
 
 @dataclass

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from prunecli.methods.embeddings.projective import moments, projective
-from prunecli.methods.embeddings.table import Table, row_weights
+from prunecli.methods.embeddings.table import Table, moments, projective, row_weights
 
 
 def bent_table(rows: int = 300, width: int = 24, hidden: int = 6, seed: int = 0) -> NDArray[np.float32]:

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from prunecli.methods.embeddings.fit import DefineFit, FitOptions, fit_define, fit_output, refine_reduction
-from prunecli.methods.embeddings.quality import Quality
-from prunecli.methods.embeddings.table import Table, row_weights
+from prunecli.methods.embeddings.table import Quality, Table, row_weights
 from prunecli.methods.embeddings.train import batches
 from prunecli.model.define import UNIT_KINDS, UnitKind, UnitShape
 from tests.methods.embeddings.tables import bent_table, start_of, truncated_svd

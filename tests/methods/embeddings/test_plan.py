@@ -9,9 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
-from prunecli.methods.embeddings.dimensions import chosen_shape
 from prunecli.methods.embeddings.options import EmbeddingOptions
-from prunecli.methods.embeddings.plan import EmbeddingPlan, plan_embeddings
+from prunecli.methods.embeddings.plan import EmbeddingPlan, chosen_shape, plan_embeddings
 from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.checkpoint import open_model
 from prunecli.model.define import UNIT_KINDS, UnitKind, UnitShape

@@ -26,8 +26,8 @@ from prunecli.methods.experts.metrics import (
     metric_named,
     metric_values,
     parts_of_expert,
-    random_values,
 )
+from prunecli.methods.units import random_values
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import open_model
 from prunecli.results.gates import SUMS, TEXT_SUMS, GateStatistics, GateSums

@@ -20,7 +20,7 @@ from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.layerwise import runner as machinery
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.runner import InMemory
-from prunecli.text.labelled import read_labelled
+from prunecli.text.plain import read_labelled
 from tests.families.records import CASES
 from tests.methods.experts.test_layerwise import PLENTY, no_room
 from tests.methods.heads.test_score import LINES, Subject

@@ -22,12 +22,11 @@ from prunecli.modules.loading import load_model
 from prunecli.results.unit_scores import Per
 from prunecli.running.encoding import labelled_examples, padding_id, translation_examples
 from prunecli.running.examples import Batch, Examples
-from prunecli.running.masking import mlm_examples
 from prunecli.running.runner import InMemory
-from prunecli.running.windows import lm_windows, window_examples
+from prunecli.running.windows import lm_windows, mlm_examples, window_examples
 from prunecli.text.choice import TextChoice
-from prunecli.text.labelled import read_labelled
 from prunecli.text.parallel import ParallelText
+from prunecli.text.plain import read_labelled
 from prunecli.text.tasks import TaskName
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import tiny_family

@@ -15,7 +15,7 @@ from prunecli.methods.layers.plan import LayerOptions, plan_layers
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.methods.units import TextRun
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.planning import plan_ffn_on_text
+from prunecli.pipeline import plan_ffn_on_text
 from prunecli.text.choice import TextChoice
 from tests.families import tiny_family
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.evaluation.scoring import make_metrics
-from prunecli.evaluation.significance import mcnemar_test, paired_bootstrap, paired_t_test
+from prunecli.evaluation.scoring import make_metrics, mcnemar_test, paired_bootstrap, paired_t_test
 from tests.reference.bootstrap import paired_p_value
 
 REFERENCES = tuple(f"the {noun} number {i} sat on a mat" for i, noun in enumerate(("cat", "dog", "hen") * 4))

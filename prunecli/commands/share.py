@@ -11,8 +11,7 @@ from prunecli.commands import console
 from prunecli.commands.checkpoints import with_demo_text
 from prunecli.commands.command import command
 from prunecli.commands.rewriting import RewritingOptions, ScoredOptions, output_option
-from prunecli.errors import UsageError
-from prunecli.methods.sharing.options import FfnOptions
+from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
 
 if TYPE_CHECKING:
     from prunecli.commands.rewriting import Shown
@@ -34,8 +33,8 @@ def share_ffn(options: ShareFfn) -> None:
 
     Each layer keeps its own norm. Recover the quality with prunecli finetune.
     """
-    from prunecli.methods.sharing.rewrite import rewrite_shared
-    from prunecli.planning import plan_ffn_on_text
+    from prunecli.methods.sharing.plan import rewrite_shared
+    from prunecli.pipeline import plan_ffn_on_text
 
     options.check_groups(2)
     is_dense_only = options.dense_only
@@ -46,8 +45,8 @@ def share_ffn(options: ShareFfn) -> None:
             options.note("The model is a mixture of experts: only its dense FFNs are shared (--dense-only).")
         plan = plan_ffn_on_text(opened, options, options.text_run(options, measures=False))
         scored = options if plan.decision is not None and options.keep_units != "norms" else None
-        if scored is None and options.first_given is not None:
-            raise UsageError(f"{options.first_given}: no text is read here.", "Leave it out.")
+        if scored is None:
+            options.refuse_text("no text is read here.")
         options.note(*plan.reasons)
         shown = options.apply(opened, rewrite_shared(opened, plan), scored, options.device)
         options.show(lambda: share_document(shown, plan), lambda: show_shared(shown, plan))
@@ -110,7 +109,7 @@ def show_shared(shown: Shown, plan: SharePlan) -> None:
         rows.append([names(plan.removed), "none", "0", "0"])
     title, size = ("Feed-forward networks", "width") if plan.part == "FFN" else ("Attention", "heads")
     columns = ("layers", plan.part, size, "parameters")
-    console.show(console.table(title, columns, rows, text_columns=2))
+    console.table(title, columns, rows, text_columns=2)
     shown.show_sizes_and_place()
 
 
@@ -139,3 +138,28 @@ def _made(group: Group) -> str:
     if group.width > group.init_width:
         made += f", {group.width - group.init_width:,} new"
     return made if group.scale == 1 else f"{made}, x {group.scale:.3g}"
+
+
+class ShareAttention(RewritingOptions, AttentionOptions):
+    """Options of the command."""
+
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"stream", "explain"})
+
+    output: Path = output_option("shared-attention")
+
+
+@command(ShareAttention)
+def share_attention(options: ShareAttention) -> None:
+    """Share or drop self- and cross-attention. Weights are streamed: no model is built.
+
+    Each layer keeps its own norms and its own part of the cache. The result loses more quality than one with shared
+    FFNs. Recover the quality with prunecli finetune.
+    """
+    from prunecli.methods.sharing.plan import plan_attention, rewrite_shared
+
+    options.check_groups(3)
+    with options.open() as opened:
+        plan = plan_attention(opened, options)
+        options.note(*plan.reasons)
+        shown = options.apply(opened, rewrite_shared(opened, plan))
+        options.show(lambda: share_document(shown, plan), lambda: show_shared(shown, plan))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import DataError
-from prunecli.text.labelled import LabelledText, label_ids, read_labelled
+from prunecli.text.plain import LabelledText, label_ids, read_labelled
 
 MNLI = {0: "ENTAILMENT", 1: "NEUTRAL", 2: "CONTRADICTION"}
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from prunecli.errors import UsageError
-from prunecli.methods.embeddings.projective import moments, projective
-from prunecli.methods.embeddings.table import Table, row_weights
+from prunecli.methods.embeddings.table import Table, moments, projective, row_weights
 from tests.methods.embeddings.tables import bent_table, start_of, truncated_svd
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from prunecli.analysis.head_importance import compare_heads
 from prunecli.errors import StatisticsError
 from prunecli.report.pictures import head_comparison
+from prunecli.results.similarity import compare_heads
 from prunecli.results.unit_scores import Scores
 from tests.pictures import drawn
 from tests.reference.correlation import p_value, pearson, spearman

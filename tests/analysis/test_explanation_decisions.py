@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from prunecli.analysis.decisions import place_rows, sentence, summary
+from prunecli.analysis.explanation import place_rows, sentence, summary
 from prunecli.model.decision import Decision, Origin, Ranked
 
 ORIGIN = Origin(files=(("gates.json", "0123456789abcdef"),), texts=("eng-fra",), split="dev")

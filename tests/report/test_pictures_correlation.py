@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.analysis.correlation import correlation_map, group_correlations, mean_correlation
 from prunecli.errors import CheckpointError
+from prunecli.report.pictures import correlation_map, group_correlations, mean_correlation
 
 
 def test_by_hand() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.analysis.language_experts import (
+from prunecli.analysis.language_comparison import (
     cluster,
     jaccard_matrix,
     spread_by_relation,

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
-from prunecli.methods.experts.budget import (
+from prunecli.methods.experts.options import (
+    SCOPES,
     MemoryFit,
     default_balance,
     least_experts,
@@ -20,7 +21,6 @@ from prunecli.methods.experts.budget import (
     smallest_ratio,
     starved,
 )
-from prunecli.methods.experts.options import SCOPES
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import usual_load

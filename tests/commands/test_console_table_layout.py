@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prunecli.commands import console
-from prunecli.commands.table_layout import blocks, shortened
+from prunecli.commands.console import blocks, shortened
 
 HEADS = [
     f"model.{side}.layers.{layer}.{kind}"
@@ -52,7 +52,7 @@ def test_every_value_is_there_once_and_whole(
         assert [" ".join(name.split()) for name in block.columns[:keys]] == columns[:keys]
         assert [row[1:keys] for row in block.rows] == [tuple(row[1:keys]) for row in rows]
     monkeypatch.setattr(console, "width", lambda: width)
-    console.show(console.table("Speed", *WIDE, keys=keys))
+    console.table("Speed", *WIDE, keys=keys)
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= width
     for value in rows[0][1:]:

@@ -10,9 +10,8 @@ import pytest
 
 from prunecli.errors import CheckpointError
 from prunecli.methods.sharing.arrange import Group
-from prunecli.methods.sharing.hidden_units import unit_norms
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.methods.sharing.plan import plan_ffn
+from prunecli.methods.sharing.plan import plan_ffn, unit_norms
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors import computing
 from tests.ffn_layouts import LAYOUTS, tiny, weights, write_copy

@@ -1,0 +1,253 @@
+"""The commands that remove experts, heads, hidden units of FFNs, layers or tokens, and write what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from prunecli.commands import console
+from prunecli.commands.checkpoints import DEMO, DemoName, with_demo_text
+from prunecli.commands.command import command
+from prunecli.commands.rewriting import RewritingOptions, ScoredOptions, WordsOptions, output_option
+from prunecli.errors import UsageError
+from prunecli.methods.options import (
+    ExpertOptions,
+    HeadOptions,
+    LayerOptions,
+    NarrowOptions,
+    VocabularyOptions,
+)
+from prunecli.options import SELECTION, option
+
+if TYPE_CHECKING:
+    from prunecli.methods.units import TextRun
+    from prunecli.model.checkpoint import Checkpoint
+    from prunecli.selection.selection import Selection
+
+
+class PruneExperts(RewritingOptions, ExpertOptions):
+    """Options of the command."""
+
+    demo_model: DemoName = DEMO
+    output: Path = output_option("pruned-experts")
+
+
+@command(PruneExperts)
+def prune_experts(options: PruneExperts) -> None:
+    """Remove the experts that the given languages or texts need least. Weights are streamed: no model is built.
+
+    A checkpoint that was pruned before can be pruned further.
+    """
+    if options.keep is not None and "gates" in options.model_fields_set and not options.constant:
+        raise UsageError("`gates` does not go with `keep`.", "Give statistics, or ids.")
+    if options.fit is None:
+        for name in ("fit_batch", "fit_beam", "fit_length"):
+            if name in options.changed:
+                raise UsageError(f"`{name}` goes with `fit`.", "Give `fit`, or leave it out.")
+    with options.open(options.demo_model) as opened:
+        from prunecli.methods.experts.constant import mean_outputs, rewrite_constant
+        from prunecli.methods.experts.metrics import WITHOUT_STATISTICS, aimer_bytes
+        from prunecli.methods.experts.options import default_ratio, explain, of_language_model
+        from prunecli.methods.experts.plan import plan_experts
+
+        if options.keep is None and not options.has_amount:
+            share = default_ratio(opened)
+            options.note(f"No `ratio` given: removing at least {100 * share:.0f}% of the experts.")
+        if opened.is_remote and (nbytes := aimer_bytes(opened, options)):
+            text = console.bytes_text(nbytes)
+            options.note(f"aimer fetches {text} of experts to rank them; kept experts are fetched once more.")
+        plan = plan_experts(opened, options, options.progress)
+        options.note(*plan.reasons)
+        if plan.warning is not None:
+            console.warn(plan.warning)
+        named = options.sources + options.targets + options.texts
+        if options.keep is None and options.metric not in WITHOUT_STATISTICS and not named:
+            files = ", ".join(map(str, options.files))
+            what, keep = "languages", "`sources` and `targets` choose"
+            if of_language_model(opened):
+                what, keep = "texts", "`texts` chooses"
+            options.note(f"No {what} named: all of {files} count; {keep} those that you need.")
+        rewrite = None
+        if options.constant:
+            rewrite = rewrite_constant(opened, plan, mean_outputs(opened, options.files, options.texts))
+        memory = plan.fit
+        options.prune(
+            opened,
+            plan,
+            options.seed,
+            rewrite=rewrite,
+            table=lambda: None if memory is None else console.out("\n".join(explain(memory))),
+        )
+
+
+class PruneHeads(RewritingOptions, HeadOptions):
+    """Options of the command."""
+
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"stream"})
+
+    output: Path = output_option("pruned-heads")
+
+
+@command(PruneHeads)
+def prune_heads(options: PruneHeads) -> None:
+    """Remove the attention heads that matter least. Weights are streamed: no model is built.
+
+    A layer may lose all of its heads. A checkpoint that was pruned before can be pruned further.
+    """
+    from prunecli.methods.heads.plan import plan_heads
+
+    if options.keep is not None and ("scores" in options.model_fields_set or options.metric == "random"):
+        raise UsageError("`keep` does not go with `scores` and `metric=random`.", "Give scores, or ids.")
+    with options.open() as opened:
+        plan = plan_heads(opened, options)
+        options.note(*plan.reasons)
+        options.prune(opened, plan, options.seed)
+
+
+class PruneFfn(RewritingOptions, ScoredOptions, NarrowOptions):
+    """Options of the command."""
+
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"stream"})
+
+    output: Path = output_option("pruned-ffn")
+
+
+@command(PruneFfn)
+def prune_ffn(options: PruneFfn) -> None:
+    """Remove the hidden units of FFNs that matter least. If all FFNs get the same width, the result is a stock model.
+
+    Recover the quality with prunecli finetune.
+    """
+    from prunecli.methods.ffn.narrow import NORMS_WARNING, plan_widths
+
+    is_dense_only = options.dense_only
+    options = options.model_copy(update={"dense_only": is_dense_only or options.checkpoint is None})
+    options.check_options()
+    options = _with_text(options)
+    with options.open() as opened:
+        if options.checkpoint is None and not is_dense_only:
+            options.note(
+                "The model is a mixture of experts: only its dense FFNs get narrower (--dense-only)."
+            )
+        if options.metric == "norms":
+            console.warn(NORMS_WARNING)
+        _prune_measured(opened, options, plan_widths)
+
+
+class PruneLayers(RewritingOptions, ScoredOptions, LayerOptions):
+    """Options of the command."""
+
+    output: Path = output_option("pruned-layers")
+
+
+@command(PruneLayers)
+def prune_layers(options: PruneLayers) -> None:
+    """Remove the layers that change the hidden states least. The result is a stock model with fewer layers.
+
+    Each stack keeps at least one layer. Recover the quality with prunecli finetune.
+    """
+    from prunecli.methods.layers.plan import LAST_WARNING, plan_layers
+
+    options.check_options()
+    if options.stream and options.needs_text:
+        raise UsageError(
+            f"`stream`: `metric={options.metric or 'cosine'}` runs the model, which needs all of its weights.",
+            "Leave `stream` out, or choose by `metric=last`, `metric=random` or by number.",
+        )
+    options = _with_text(options)
+    with options.open() as opened:
+        if options.metric == "last":
+            console.warn(LAST_WARNING)
+        _prune_measured(opened, options, plan_layers)
+
+
+Measured = TypeVar("Measured", PruneFfn, PruneLayers)
+"""Options of commands that measure units on text before they remove them."""
+
+
+def _with_text(options: Measured) -> Measured:
+    """Return the options with the demo's text, and refuse text that is not read.
+
+    Raises:
+        UsageError: text is given, and nothing is measured.
+    """
+    if not options.needs_text:
+        reads_none = options.metric and not options.scores and not options.is_named
+        options.refuse_text(
+            f"`metric={options.metric}` reads no text." if reads_none else "no text is read here."
+        )
+    return with_demo_text(options, options.checkpoint)
+
+
+def _prune_measured(
+    opened: Checkpoint, options: Measured, plan: Callable[[Checkpoint, Measured, TextRun], Selection]
+) -> None:
+    """Choose units by `plan`, remove the others, and show the result."""
+    selection = plan(opened, options, options.text_run(options, measures=options.needs_text))
+    options.note(*selection.reasons)
+    scored = options if options.needs_text else None
+    options.prune(opened, selection, options.seed, scored=scored, device=options.device)
+
+
+DEMO_SPLIT = "val"
+"""Split of the demo's text, if none is given: its train split has every token."""
+
+
+class TrimVocabulary(RewritingOptions, WordsOptions, VocabularyOptions):
+    """Options of the command."""
+
+    keep_file: Path | None = option(
+        None,
+        "Further tokens to keep, one on each line, as the tokenizer writes them.",
+        flag="--keep",
+        panel=SELECTION,
+        role="input",
+        recorded=False,
+    )
+    output: Path = output_option("trimmed-vocabulary")
+
+
+@command(TrimVocabulary)
+def trim_vocabulary(options: TrimVocabulary) -> None:
+    """Remove the tokens that the given text does not need, from the embeddings and from the tokenizer.
+
+    Special and added tokens, the codes of all languages, single characters, bytes and the tokens of the chat template
+    are always kept. The text becomes the same tokens as before, under new ids; this is checked before anything is
+    written. Other text becomes smaller tokens.
+    """
+    from prunecli import demo
+    from prunecli.methods.vocabulary.plan import plan_vocabulary
+    from prunecli.text.files import read_lines
+
+    if options.data is None and not options.files:
+        if options.checkpoint is not None:  # the demo's text would be the wrong one
+            raise UsageError(
+                "No text is given, from which tokens are chosen.", "Give `data`, `files`, or both."
+            )
+        options = options.model_copy(update={"split": options.split or DEMO_SPLIT, "demo": demo.DATA})
+    with options.open() as opened:
+        opened.require_architecture()
+        kept = () if options.keep_file is None else filter(None, read_lines(options.keep_file))
+        options = options.model_copy(update={"keep": tuple(dict.fromkeys(kept))})
+        plan = plan_vocabulary(opened, options.lines(options.note), options, options.progress)
+        for name in (name for name, content in plan.files.items() if content is None):
+            options.note(
+                f"{name} is left out: it holds the old vocabulary in a form that cannot be shortened."
+            )
+        options.prune(opened, plan, None, table=lambda: _show_tokens(plan.details))
+
+
+def _show_tokens(details: Mapping[str, Any]) -> None:
+    """Print why tokens stay, and whether the text falls into the same tokens."""
+    rows = [[name, f"{count:,}"] for name, count in details["parts"].items()]
+    console.table("Tokens that stay", ("why", "tokens"), rows)
+    found = details["compared"]
+    if found["changed"]:
+        console.out(
+            f"{details['text']['share_kept']:.2%} of the running tokens stay; {found['changed']:,} of "
+            f"{found['sentences']:,} different texts fall into other tokens "
+            f"({found['running_before']:,} -> {found['running_after']:,} in all)."
+        )
+    else:
+        console.out(f"All {found['sentences']:,} different texts fall into the same tokens as before.")
