@@ -122,9 +122,7 @@ def _weights(
             yield model.get_parameter(place), partial(_by_unit, add, axis.name, len(axis.ids), dim, expert)
 
 
-def _by_unit(
-    add: Add, name: str, units: int, dim: int, expert: int | None, products: Tensor
-) -> None:
+def _by_unit(add: Add, name: str, units: int, dim: int, expert: int | None, products: Tensor) -> None:
     own = products if expert is None else products[expert]
     add(name, own.movedim(dim, 0).reshape(units, -1).sum(dim=1))
 

@@ -1,0 +1,287 @@
+"""The kinds of units that `shrink` removes: which shares of each can go, and which units these are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from math import floor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from prunecli.errors import PruneError, UsageError
+from prunecli.evaluation.on_text import RunOptions
+from prunecli.methods.experts.collect import collect_gates
+from prunecli.methods.experts.options import layers_of, of_language_model, request_of
+from prunecli.methods.experts.plan import plan_experts
+from prunecli.methods.ffn.activations import measure_activations
+from prunecli.methods.ffn.experts import measure_expert_activations
+from prunecli.methods.ffn.narrow import plan_widths
+from prunecli.methods.heads.plan import plan_heads
+from prunecli.methods.layers.plan import plan_layers
+from prunecli.methods.layers.score import measure_layers
+from prunecli.methods.options import (
+    ExpertOptions,
+    HeadOptions,
+    LayerOptions,
+    NarrowOptions,
+    VocabularyOptions,
+)
+from prunecli.methods.scoring import CollectOptions
+from prunecli.methods.units import Ranking, TextRun, plan
+from prunecli.methods.vocabulary.plan import plan_vocabulary
+from prunecli.model.axes import Axis, Kind
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.find_axes import axes_of
+from prunecli.model.stock import stock_support, uniform_heads
+from prunecli.modules.devices import choose_devices
+from prunecli.modules.fitting import fitting_dtype
+from prunecli.modules.loading import load_model
+from prunecli.progress import Progress, Say
+from prunecli.results.gates import GateStatistics
+from prunecli.results.unit_scores import Scores
+from prunecli.selection.cut import cut
+from prunecli.selection.selection import Selection
+from prunecli.shrink.options import LeverName, ShrinkOptions
+from prunecli.shrink.score import score_units
+from prunecli.tensors.unfinished import Store
+from prunecli.text.choice import Dataset, Lines, TextChoice
+from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.text.plain import Corpus, PlainText
+
+KINDS: Mapping[LeverName, Kind] = {
+    "tokens": "token",
+    "heads": "head",
+    "units": "unit",
+    "experts": "expert",
+    "layers": "layer",
+}
+"""The levers, in the order of their steps in the history: names of layers are the source's until layers go."""
+GRADIENT, GATES = "gradient", "gates"
+STEPS = 64
+"""Shares of hidden units are multiples of 1 / STEPS."""
+COUNTS = (1, 2, 4)
+"""Occurrences that a token needs to be kept."""
+
+
+@dataclass(frozen=True)
+class Lever:
+    """One kind of units.
+
+    Attributes:
+        name: name of the kind.
+        axes: the axes that lose units.
+        shares: fractions of the units that can be removed, ascending, 0 first.
+        metrics: metrics that the units can be ranked by; which is better is tried.
+        select: from a share and a metric to the units that stay.
+    """
+
+    name: LeverName
+    axes: tuple[Axis, ...]
+    shares: tuple[float, ...]
+    metrics: tuple[str, ...]
+    select: Callable[[float, str], Selection]
+
+
+@dataclass
+class Levers:
+    """Finds the levers of a checkpoint, and scores their units when a score is needed.
+
+    Attributes:
+        data: the part of the text that units are scored on.
+        lines: the part of the text that tokens are counted in.
+        store: keeps scores for a run that resumes this one.
+    """
+
+    checkpoint: Checkpoint
+    data: Dataset
+    lines: Lines
+    options: ShrinkOptions
+    store: Store
+    progress: Progress
+    say: Say
+    _measured: dict[tuple[LeverName, str], Any] = field(default_factory=dict)
+
+    def find(self) -> dict[LeverName, Lever]:
+        """The levers that the model has, or that `only` names.
+
+        Raises:
+            UsageError: there is none.
+            PruneError: one that `only` names cannot be used.
+        """
+        found: dict[LeverName, Lever] = {}
+        makers = {
+            "tokens": self._tokens,
+            "heads": self._heads,
+            "units": self._units,
+            "experts": self._experts,
+            "layers": self._layers,
+        }
+        for name in KINDS:
+            if self.options.only and name not in self.options.only:
+                continue
+            try:
+                lever = makers[name]()
+                if len(lever.shares) < 2:
+                    raise UsageError(f"No {name} can be removed.")
+                self._check(lever)
+                found[name] = lever
+            except PruneError as error:
+                if self.options.only:
+                    raise
+                self.say(f"Not removed: {name} ({error.message.removeprefix(f'{self.checkpoint.path}: ')})")
+        if not found:
+            raise UsageError("The model has nothing that shrink can remove.", "See prunecli inspect.")
+        self._kinds = tuple(KINDS[name] for name in found if name != "tokens")
+        return found
+
+    def _check(self, lever: Lever) -> None:
+        """Refuse a lever whose result would not be of the form that is asked for."""
+        metric = "count" if lever.name == "tokens" else "random"
+        rewrite = cut(self.checkpoint, lever.select(lever.shares[1], metric))
+        support = stock_support(self.checkpoint, rewrite.structure)
+        if self.options.uniform and not support.is_stock:
+            raise UsageError(str(support.reason), "Allow such results with `uniform=False`.")
+
+    def _layers(self) -> Lever:
+        axes = axes_of(self.checkpoint, "layer")
+        count, most = sum(len(axis.ids) for axis in axes), sum(len(axis.ids) - 1 for axis in axes)
+
+        def select(share: float, metric: str) -> Selection:
+            options = LayerOptions(ratio=share, **self._ranked("layers", metric))
+            return plan_layers(self.checkpoint, options)
+
+        other = "embedding" if self.data.task == "embedding" else "cosine"
+        return Lever("layers", axes, _shares(count, range(count - most, count)), (GRADIENT, other), select)
+
+    def _heads(self) -> Lever:
+        axes = axes_of(self.checkpoint, "head")
+        held = max(len(axis.ids) for axis in axes)
+        numbers = uniform_heads(self.checkpoint) if self.options.uniform else range(1, held)
+
+        def select(share: float, metric: str) -> Selection:
+            given = self._ranked("heads", metric)
+            options = HeadOptions(ratio=share, uniform=self.options.uniform, **given)
+            return plan_heads(self.checkpoint, options)
+
+        return Lever("heads", axes, _shares(held, numbers), (GRADIENT,), select)
+
+    def _units(self) -> Lever:
+        every = axes_of(self.checkpoint, "unit")
+        of_experts = tuple(axis for axis in every if axis.keys)
+        axes = of_experts or every
+        if not axes:
+            raise UsageError("The model has no FFN that could get narrower.")
+        width = min(len(axis.ids) for axis in axes)
+        steps = min(STEPS, width)
+
+        def select(share: float, metric: str) -> Selection:
+            narrow = (
+                {"experts": True} if of_experts else {"dense_only": True, "uniform": self.options.uniform}
+            )
+            given = self._ranked("units", metric)
+            return plan_widths(self.checkpoint, NarrowOptions(ratio=share, **narrow, **given))
+
+        return Lever("units", axes, _shares(steps, range(1, steps)), (GRADIENT, "activation-norm"), select)
+
+    def _experts(self) -> Lever:
+        self.checkpoint.require_mixtures()
+        axes = axes_of(self.checkpoint, "expert")
+        layers = layers_of(self.checkpoint, ExpertOptions())
+        held = min(len(axis.ids) for axis in axes)
+        # A stock model has the same number of experts on both sides.
+        even = {} if of_language_model(self.checkpoint) else {"balance": Fraction(1)}
+
+        def select(share: float, metric: str) -> Selection:
+            options = ExpertOptions(ratio=share, **even)
+            if metric == GATES:
+                options = options.model_copy(update={"gates": self._scores("experts", metric)})
+            elif metric != GRADIENT:
+                options = options.model_copy(update={"metric": metric})
+            if metric != GRADIENT:
+                return plan_experts(self.checkpoint, options)
+            scores, budget = self._scores("experts", metric), request_of(self.checkpoint, options, layers)
+            ranking = Ranking(scores.picked(axes), metric, origin=scores.origin)
+            return plan(self.checkpoint, options, axes, budget, ranking, {"ratio": share, "metric": metric})
+
+        least = request_of(self.checkpoint, ExpertOptions(**even), layers).least
+        return Lever("experts", axes, _shares(held, range(least, held)), (GRADIENT, GATES), select)
+
+    def _tokens(self) -> Lever:
+        axes = axes_of(self.checkpoint, "token")
+        (axis,) = axes
+        made: dict[float, Selection] = {}
+        for count in COUNTS:
+            options = VocabularyOptions(min_count=count)
+            one = plan_vocabulary(self.checkpoint, self.lines, options, self.progress)
+            made[1 - len(one.kept[axis.name]) / len(axis.ids)] = one
+        shares = (0.0, *sorted(share for share in made if share > 0))
+        return Lever("tokens", axes, shares, ("count",), lambda share, _metric: made[share])
+
+    def _ranked(self, name: LeverName, metric: str) -> dict[str, Any]:
+        """Options that say what units are ranked by."""
+        return {"metric": metric} if metric == "random" else {"scores": self._scores(name, metric)}
+
+    def _scores(self, name: LeverName, metric: str) -> Any:
+        """The scores of the units of a lever, measured once, or read from the run that this one resumes."""
+        if (name, metric) not in self._measured:
+            key = f"scores {name} {metric}"
+            kind: Any = GateStatistics if metric == GATES else Scores
+            if key in self.store.records:
+                self._measured[name, metric] = kind.from_json(self.store.records[key], Path(key))
+            elif metric == GRADIENT:
+                self._score_all()
+            else:
+                self._measured[name, metric] = self._measure(metric)
+            self.store.put(key, self._measured[name, metric].to_json())
+        return self._measured[name, metric]
+
+    def _score_all(self) -> None:
+        """Score the units of all levers by the gradient."""
+        devices = choose_devices(self.options.device)
+        dtype = fitting_dtype({str(self.checkpoint.path): self.checkpoint}, devices, gradients=True)
+        model = load_model(self.checkpoint.path, device=devices, dtype=dtype)
+        scores = score_units(self.checkpoint, model, self.data, self._kinds, self.progress)
+        names = {kind: name for name, kind in KINDS.items()}
+        self._measured |= {(names[kind], GRADIENT): own for kind, own in scores.items()}
+
+    def _measure(self, metric: str) -> Any:
+        """Scores by a method of the single commands."""
+        running = RunOptions(batch_tokens=self.options.batch_tokens, device=self.options.device)
+        run = TextRun(TextChoice(), running, None, self.progress, self.say)
+        if metric == "activation-norm":
+            axes = self._unit_axes()
+            if axes and axes[0].keys:
+                return measure_expert_activations(self.checkpoint, self.data, run, axes=axes, metric=metric)
+            return measure_activations(self.checkpoint, self.data, run, metric)
+        if metric != GATES:
+            return measure_layers(self.checkpoint, self.data, run, metric)  # type: ignore[arg-type]
+        text = self.data.text
+        if isinstance(text, PlainText):
+            corpora = [Corpus("text", text.files, text.texts, text.whole_files)]
+            options = CollectOptions(context=self.data.context)
+            return collect_gates(self.checkpoint, corpora, options, progress=self.progress).statistics
+        assert isinstance(text, ParallelText)
+        with TemporaryDirectory(prefix="prunecli-") as folder:
+            for language, lines in text.sentences.items():
+                (Path(folder) / f"val.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+            choice = TextChoice(
+                data=Path(folder), pairs=",".join(pair_name(*pair) for pair in self.data.pairs)
+            )
+            return collect_gates(self.checkpoint, choice, progress=self.progress).statistics
+
+    def _unit_axes(self) -> Sequence[Axis]:
+        every = axes_of(self.checkpoint, "unit")
+        return [axis for axis in every if axis.keys] or every
+
+
+def _shares(held: int, kept: Sequence[int]) -> tuple[float, ...]:
+    """Fractions that leave these numbers of `held` units, rounded down such that a ratio removes no unit more."""
+    return (0.0, *sorted(floor((1 - number / held) * 1e4) / 1e4 for number in kept if number < held))
+
+
+def named(selection: Selection, target: str) -> Selection:
+    """The selection with an argument in its history entry that names `shrink` and its target."""
+    arguments: Any = selection.step["arguments"]
+    return replace(selection, step={**selection.step, "arguments": {**arguments, "by shrink": target}})
