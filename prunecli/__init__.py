@@ -67,8 +67,8 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.results.decisions import Answer as Answer
     from prunecli.selection.cut import cut as cut
     from prunecli.selection.selection import Selection as Selection
-    from prunecli.shrink.options import ShrinkOptions as ShrinkOptions
-    from prunecli.shrink.shrink import shrink_model as shrink
+    from prunecli.shrinking.options import ShrinkOptions as ShrinkOptions
+    from prunecli.shrinking.shrink import shrink as shrink
     from prunecli.text.choice import Dataset as Dataset
     from prunecli.text.choice import TextChoice as TextChoice
     from prunecli.text.plain import Corpus as Corpus
@@ -119,7 +119,8 @@ _MODULES = {
     "planning": ("plan_ffn_on_text",),
     "selection.cut": ("cut",),
     "selection.selection": ("Selection",),
-    "shrink.options": ("ShrinkOptions",),
+    "shrinking.options": ("ShrinkOptions",),
+    "shrinking.shrink": ("shrink",),
     "text.choice": ("Dataset", "TextChoice"),
     "text.plain": ("Corpus",),
     "training.finetune": ("Destination", "finetune"),

@@ -10,7 +10,7 @@ from prunecli.commands.checkpoints import with_demo_text
 from prunecli.commands.command import command
 from prunecli.commands.rewriting import RewritingOptions, change, output_option
 from prunecli.model.stock import StockSupport
-from prunecli.shrink.options import TARGETS, ShrinkOptions
+from prunecli.shrinking.options import TARGETS, ShrinkOptions
 from prunecli.text.choice import TextChoice
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def shrink(options: Shrink) -> None:
     target is measured against its neighbours. Everything that was tried goes to OUTPUT.shrink.json. The same command
     resumes an interrupted run.
     """
-    from prunecli.shrink.shrink import figures_path
-    from prunecli.shrink.shrink import shrink as run
+    from prunecli.shrinking.shrink import figures_path
+    from prunecli.shrinking.shrink import shrink as run
 
     options.check_target()
     options = with_demo_text(options, options.checkpoint)
@@ -63,8 +63,16 @@ def _show(result: Shrunk) -> None:
     console.out(f"Removed: {best}; the best of {len(result.tried)} mixtures that were tried.")
     stages = result.stages
     if stages:
-        columns = ("model", "parameters", "bytes", *(("speed",) if stages[-1].speedup else ()), _measure(stages[0]))
-        console.show(console.table("On text that nothing was chosen by", columns, [_row(one) for one in stages]))
+        columns = (
+            "model",
+            "parameters",
+            "bytes",
+            *(("speed",) if stages[-1].speedup else ()),
+            _measure(stages[0]),
+        )
+        console.show(
+            console.table("On text that nothing was chosen by", columns, [_row(one) for one in stages])
+        )
     else:
         sizes = change(result.parameters_before or 0, result.parameters_after or 0)
         console.out(f"Parameters {sizes[0]} -> {sizes[1]} ({sizes[2]})")

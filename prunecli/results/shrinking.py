@@ -75,7 +75,7 @@ class Shrunk(Rewriting):
         stages: the original, the cut model, and the healed one if the result was trained.
     """
 
-    FORMAT: ClassVar[str] = "prunecli.shrink/1"
+    FORMAT: ClassVar[str] = "prunecli.shrinking/1"
     LAST: ClassVar[tuple[str, ...]] = ("target", "shares", "tried", "stages")
 
     target: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from math import floor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,14 +44,14 @@ from prunecli.results.gates import GateStatistics
 from prunecli.results.unit_scores import Scores
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
-from prunecli.shrink.options import LeverName, ShrinkOptions
-from prunecli.shrink.score import score_units
+from prunecli.shrinking.options import ShrinkOptions
+from prunecli.shrinking.score import score_units
 from prunecli.tensors.unfinished import Store
 from prunecli.text.choice import Dataset, Lines, TextChoice
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import Corpus, PlainText
 
-KINDS: Mapping[LeverName, Kind] = {
+KINDS: Mapping[str, Kind] = {
     "tokens": "token",
     "heads": "head",
     "units": "unit",
@@ -77,7 +78,7 @@ class Lever:
         select: from a share and a metric to the units that stay.
     """
 
-    name: LeverName
+    name: str
     axes: tuple[Axis, ...]
     shares: tuple[float, ...]
     metrics: tuple[str, ...]
@@ -101,16 +102,22 @@ class Levers:
     store: Store
     progress: Progress
     say: Say
-    _measured: dict[tuple[LeverName, str], Any] = field(default_factory=dict)
+    _measured: dict[tuple[str, str], Any] = field(default_factory=dict)
+    _scored: tuple[Kind, ...] = ()
 
-    def find(self) -> dict[LeverName, Lever]:
+    @cached_property
+    def _is_stock(self) -> bool:
+        """Whether the result has to be a stock model: it is asked for, and the checkpoint is one."""
+        return self.options.uniform and stock_support(self.checkpoint, self.checkpoint.structure).is_stock
+
+    def find(self) -> dict[str, Lever]:
         """The levers that the model has, or that `only` names.
 
         Raises:
             UsageError: there is none.
             PruneError: one that `only` names cannot be used.
         """
-        found: dict[LeverName, Lever] = {}
+        found: dict[str, Lever] = {}
         makers = {
             "tokens": self._tokens,
             "heads": self._heads,
@@ -133,7 +140,7 @@ class Levers:
                 self.say(f"Not removed: {name} ({error.message.removeprefix(f'{self.checkpoint.path}: ')})")
         if not found:
             raise UsageError("The model has nothing that shrink can remove.", "See prunecli inspect.")
-        self._kinds = tuple(KINDS[name] for name in found if name != "tokens")
+        self._scored = tuple(KINDS[name] for name in found if name != "tokens")
         return found
 
     def _check(self, lever: Lever) -> None:
@@ -141,8 +148,8 @@ class Levers:
         metric = "count" if lever.name == "tokens" else "random"
         rewrite = cut(self.checkpoint, lever.select(lever.shares[1], metric))
         support = stock_support(self.checkpoint, rewrite.structure)
-        if self.options.uniform and not support.is_stock:
-            raise UsageError(str(support.reason), "Allow such results with `uniform=False`.")
+        if self._is_stock and not support.is_stock:
+            raise UsageError(f"{support.reason}.", "Allow such results with `uniform=False`.")
 
     def _layers(self) -> Lever:
         axes = axes_of(self.checkpoint, "layer")
@@ -158,32 +165,37 @@ class Levers:
     def _heads(self) -> Lever:
         axes = axes_of(self.checkpoint, "head")
         held = max(len(axis.ids) for axis in axes)
-        numbers = uniform_heads(self.checkpoint) if self.options.uniform else range(1, held)
+        numbers = uniform_heads(self.checkpoint) if self._is_stock else range(1, held)
 
         def select(share: float, metric: str) -> Selection:
             given = self._ranked("heads", metric)
-            options = HeadOptions(ratio=share, uniform=self.options.uniform, **given)
+            options = HeadOptions(ratio=share, uniform=self._is_stock, **given)
             return plan_heads(self.checkpoint, options)
 
         return Lever("heads", axes, _shares(held, numbers), (GRADIENT,), select)
 
     def _units(self) -> Lever:
-        every = axes_of(self.checkpoint, "unit")
-        of_experts = tuple(axis for axis in every if axis.keys)
-        axes = of_experts or every
+        axes = self._unit_axes()
         if not axes:
             raise UsageError("The model has no FFN that could get narrower.")
-        width = min(len(axis.ids) for axis in axes)
-        steps = min(STEPS, width)
+        steps, of_experts = min(STEPS, *(len(axis.ids) for axis in axes)), bool(axes[0].keys)
 
         def select(share: float, metric: str) -> Selection:
-            narrow = (
-                {"experts": True} if of_experts else {"dense_only": True, "uniform": self.options.uniform}
+            options = NarrowOptions(
+                ratio=share,
+                experts=of_experts,
+                dense_only=not of_experts,
+                uniform=self.options.uniform or of_experts or metric == "random",
+                **self._ranked("units", metric),
             )
-            given = self._ranked("units", metric)
-            return plan_widths(self.checkpoint, NarrowOptions(ratio=share, **narrow, **given))
+            return plan_widths(self.checkpoint, options)
 
         return Lever("units", axes, _shares(steps, range(1, steps)), (GRADIENT, "activation-norm"), select)
+
+    def _unit_axes(self) -> tuple[Axis, ...]:
+        """Hidden units of the experts, or of dense FFNs if the experts have none that can go."""
+        every = axes_of(self.checkpoint, "unit")
+        return tuple(axis for axis in every if axis.keys) or every
 
     def _experts(self) -> Lever:
         self.checkpoint.require_mixtures()
@@ -191,10 +203,10 @@ class Levers:
         layers = layers_of(self.checkpoint, ExpertOptions())
         held = min(len(axis.ids) for axis in axes)
         # A stock model has the same number of experts on both sides.
-        even = {} if of_language_model(self.checkpoint) else {"balance": Fraction(1)}
+        balance = None if of_language_model(self.checkpoint) else Fraction(1)
 
         def select(share: float, metric: str) -> Selection:
-            options = ExpertOptions(ratio=share, **even)
+            options = ExpertOptions(ratio=share, balance=balance)
             if metric == GATES:
                 options = options.model_copy(update={"gates": self._scores("experts", metric)})
             elif metric != GRADIENT:
@@ -205,7 +217,7 @@ class Levers:
             ranking = Ranking(scores.picked(axes), metric, origin=scores.origin)
             return plan(self.checkpoint, options, axes, budget, ranking, {"ratio": share, "metric": metric})
 
-        least = request_of(self.checkpoint, ExpertOptions(**even), layers).least
+        least = request_of(self.checkpoint, ExpertOptions(balance=balance), layers).least
         return Lever("experts", axes, _shares(held, range(least, held)), (GRADIENT, GATES), select)
 
     def _tokens(self) -> Lever:
@@ -219,11 +231,11 @@ class Levers:
         shares = (0.0, *sorted(share for share in made if share > 0))
         return Lever("tokens", axes, shares, ("count",), lambda share, _metric: made[share])
 
-    def _ranked(self, name: LeverName, metric: str) -> dict[str, Any]:
+    def _ranked(self, name: str, metric: str) -> dict[str, Any]:
         """Options that say what units are ranked by."""
         return {"metric": metric} if metric == "random" else {"scores": self._scores(name, metric)}
 
-    def _scores(self, name: LeverName, metric: str) -> Any:
+    def _scores(self, name: str, metric: str) -> Any:
         """The scores of the units of a lever, measured once, or read from the run that this one resumes."""
         if (name, metric) not in self._measured:
             key = f"scores {name} {metric}"
@@ -242,7 +254,7 @@ class Levers:
         devices = choose_devices(self.options.device)
         dtype = fitting_dtype({str(self.checkpoint.path): self.checkpoint}, devices, gradients=True)
         model = load_model(self.checkpoint.path, device=devices, dtype=dtype)
-        scores = score_units(self.checkpoint, model, self.data, self._kinds, self.progress)
+        scores = score_units(self.checkpoint, model, self.data, self._scored, self.progress)
         names = {kind: name for name, kind in KINDS.items()}
         self._measured |= {(names[kind], GRADIENT): own for kind, own in scores.items()}
 
@@ -270,10 +282,6 @@ class Levers:
                 data=Path(folder), pairs=",".join(pair_name(*pair) for pair in self.data.pairs)
             )
             return collect_gates(self.checkpoint, choice, progress=self.progress).statistics
-
-    def _unit_axes(self) -> Sequence[Axis]:
-        every = axes_of(self.checkpoint, "unit")
-        return [axis for axis in every if axis.keys] or every
 
 
 def _shares(held: int, kept: Sequence[int]) -> tuple[float, ...]:

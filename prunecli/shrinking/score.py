@@ -77,8 +77,8 @@ def score_units(
         for watch in (_weights, _experts):
             for parameter, take in watch(checkpoint, model, axes, add):
                 takers.setdefault(parameter, []).append(take)
-        for parameter, own in takers.items():
-            hooks.callback(_watch(parameter, own).remove)
+        for parameter, together in takers.items():
+            hooks.callback(_watch(parameter, together).remove)
         for handle in _watch_layers(checkpoint, model, axes, add):
             hooks.callback(handle.remove)
         hooks.enter_context(torch.enable_grad())
@@ -190,4 +190,4 @@ def _watch(parameter: Tensor, takers: Sequence[Take]) -> Any:
             take(products)
 
     parameter.requires_grad_(True)
-    return parameter.register_post_accumulate_grad_hook(multiply)  # type: ignore[attr-defined]
+    return parameter.register_post_accumulate_grad_hook(multiply)  # type: ignore[no-untyped-call]

@@ -14,10 +14,9 @@ from scipy.interpolate import PchipInterpolator
 from prunecli.errors import UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.results.shrinking import Tried
-from prunecli.shrink.levers import Lever
-from prunecli.shrink.options import LeverName
+from prunecli.shrinking.levers import Lever
 
-Shares = dict[LeverName, float]
+Shares = dict[str, float]
 """Kind of units -> fraction of its units that is removed."""
 POINTS = (0.25, 0.5, 1.0)
 """Places of a curve's points, as fractions of the share at which the kind alone reaches the target."""
@@ -39,12 +38,12 @@ class Sizes:
         parts: kinds of units that a tensor holds -> size of all such tensors.
     """
 
-    parts: Mapping[frozenset[LeverName], int]
+    parts: Mapping[frozenset[str], int]
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, levers: Mapping[LeverName, Lever], *, in_bytes: bool) -> Sizes:
+    def of(cls, checkpoint: Checkpoint, levers: Mapping[str, Lever], *, in_bytes: bool) -> Sizes:
         """The sizes of a checkpoint's tensors."""
-        held: dict[str, set[LeverName]] = {name: set() for name in checkpoint.tensors}
+        held: dict[str, set[str]] = {name: set() for name in checkpoint.tensors}
         for lever in levers.values():
             for axis in lever.axes:
                 before = axis.members.partition("{}")[0]
@@ -59,13 +58,13 @@ class Sizes:
                     own += [name for name in held if name.startswith(before)]
                 for name in own:
                     held.setdefault(name, set()).add(lever.name)
-        parts: dict[frozenset[LeverName], int] = {}
+        parts: dict[frozenset[str], int] = {}
         for name, info in checkpoint.tensors.items():
             kinds = frozenset(held[name])
             parts[kinds] = parts.get(kinds, 0) + (info.nbytes if in_bytes else info.numel)
         return cls(parts)
 
-    def __call__(self, shares: Mapping[LeverName, float]) -> float:
+    def __call__(self, shares: Mapping[str, float]) -> float:
         """Size of a mixture; axes that share a kind lose the same fraction."""
         return sum(
             size * prod(1 - shares.get(kind, 0.0) for kind in kinds) for kinds, size in self.parts.items()
@@ -108,19 +107,19 @@ class Search:
 
     def __init__(
         self,
-        levers: Mapping[LeverName, Lever],
+        levers: Mapping[str, Lever],
         size: Callable[[Shares], float],
         value: Callable[[Tried], float],
         most: float,
         base: float,
-        attempt: Callable[[Shares, dict[LeverName, str], str], Tried | None],
+        attempt: Callable[[Shares, dict[str, str], str], Tried | None],
     ) -> None:
         self._levers, self._size, self._value, self._most = levers, size, value, most
         self._base, self._attempt = base, attempt
         self.tried: list[Tried] = []
         self._metrics = {name: lever.metrics[0] for name, lever in levers.items()}
-        self._curves: dict[LeverName, Curve] = {}
-        self._grids: dict[LeverName, tuple[float, ...]] = {}
+        self._curves: dict[str, Curve] = {}
+        self._grids: dict[str, tuple[float, ...]] = {}
         # The kind with most shares fills up to the target.
         self._filler = max(levers.values(), key=lambda lever: len(lever.shares)).name
 
@@ -214,9 +213,10 @@ class Search:
 
     def _neighbours(self) -> list[Shares]:
         """Mixtures beside the best one: a kind a step up or down, the filler adjusted; the cheapest first."""
-        best = self._best()
+        if (best := self._best()) is None:
+            return []
         found = []
-        for name in self._levers if best is not None else ():
+        for name in self._levers:
             for sign in (-1, 1) if name != self._filler else ():
                 present = best.shares.get(name, 0.0)
                 step = sign * self._step(name)
@@ -227,7 +227,7 @@ class Search:
                     found += [] if filled is None else [filled]
         return sorted(found, key=self._predict)
 
-    def _step(self, name: LeverName) -> float:
+    def _step(self, name: str) -> float:
         grid = self._grids[name]
         return (grid[-1] - grid[0]) / max(len(grid) - 1, 1)
 
@@ -258,7 +258,7 @@ class Search:
         return made
 
     def _try(
-        self, shares: Shares, metrics: dict[LeverName, str] | None = None, stage: str = "whole"
+        self, shares: Shares, metrics: dict[str, str] | None = None, stage: str = "whole"
     ) -> Tried | None:
         """Try a mixture once. If the time is over, nothing is tried."""
         metrics = metrics or {name: self._metrics[name] for name in shares}
@@ -267,13 +267,11 @@ class Search:
             self.tried.append(made)
         return made
 
-    def _tried_as(
-        self, shares: Shares, stage: str, metrics: dict[LeverName, str] | None = None
-    ) -> Tried | None:
+    def _tried_as(self, shares: Shares, stage: str, metrics: dict[str, str] | None = None) -> Tried | None:
         found = (one for one in self.tried if one.shares == shares and one.stage == stage)
         return next((one for one in found if metrics in (None, one.metrics)), None)
 
-    def _single(self, name: LeverName, share: float, metric: str) -> Tried | None:
+    def _single(self, name: str, share: float, metric: str) -> Tried | None:
         return self._tried_as({name: share}, "curve", {name: metric})
 
     def _best(self) -> Tried | None:

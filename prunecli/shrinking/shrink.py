@@ -23,10 +23,10 @@ from prunecli.results.document import header
 from prunecli.results.shrinking import Shrunk, Stage, Tried
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection, together
-from prunecli.shrink.levers import KINDS, Lever, Levers, named
-from prunecli.shrink.measure import Measurer, little, parts
-from prunecli.shrink.options import DEFAULT_SHARE, LeverName, ShrinkOptions
-from prunecli.shrink.search import Search, Shares, Sizes
+from prunecli.shrinking.levers import KINDS, Lever, Levers, named
+from prunecli.shrinking.measure import Measurer, little, parts
+from prunecli.shrinking.options import DEFAULT_SHARE, ShrinkOptions
+from prunecli.shrinking.search import Search, Shares, Sizes
 from prunecli.tensors.documents import partial_path, refuse_unwritable, write_json
 from prunecli.tensors.transaction import refuse_target
 from prunecli.tensors.unfinished import Store, digest
@@ -87,7 +87,7 @@ class Shrinking:
         if self._store.records:
             say(f"Resuming an unfinished run: {len(self._store.records)} results are there.")
         levers = Levers(source, scored, _lines(first), options, self._store, progress, say)
-        self._levers: Mapping[LeverName, Lever] = levers.find()
+        self._levers: Mapping[str, Lever] = levers.find()
         self._measurer = Measurer(source, tried, options.device, progress)
         self._end = None if options.minutes is None else time.monotonic() + 60 * options.minutes
 
@@ -133,7 +133,7 @@ class Shrinking:
             raise UsageError(f"`fit={options.fit}`: decoding alone needs more memory.", "Give more memory.")
         return left
 
-    def selection(self, shares: Shares, metrics: Mapping[LeverName, str]) -> Selection:
+    def selection(self, shares: Shares, metrics: Mapping[str, str]) -> Selection:
         """The units that stay after these shares are removed."""
         own = [
             named(self._levers[name].select(shares[name], metrics[name]), self._options.target)
@@ -142,7 +142,7 @@ class Shrinking:
         ]
         return together(own)
 
-    def _attempt(self, shares: Shares, metrics: dict[LeverName, str], stage: str) -> Tried | None:
+    def _attempt(self, shares: Shares, metrics: dict[str, str], stage: str) -> Tried | None:
         """Cut the model in a temporary directory and measure it, or return what an earlier run measured."""
         key = f"trial {sorted(shares.items())} {sorted(metrics.items())}"
         if key in self._store.records:
@@ -214,9 +214,9 @@ class Shrinking:
         """A row of the closing table."""
         quality = measurer.measure(path, f"the {model} model", same_tokens=same_tokens)
         speedup = None if self._options.speed is None else self._speedup(path)
-        more = {} if speedup is None else {"speedup": speedup}
-        size = {"parameters": sizes.parameters_after, "bytes": sizes.bytes_after}
-        return Stage(model=model, **size, **more, quality=quality)
+        fields: dict[str, Any] = {} if speedup is None else {"speedup": speedup}
+        fields |= {"parameters": sizes.parameters_after, "bytes": sizes.bytes_after}
+        return Stage(model=model, **fields, quality=quality)
 
 
 def shrink(
@@ -252,7 +252,8 @@ def shrink(
     run = Shrinking(source, choice, options, path, progress, say)
     best, tried = run.search()
     if path is None:
-        applied, stages = apply(source, cut(source, run.selection(best.shares, best.metrics))), []
+        applied = apply(source, cut(source, run.selection(best.shares, best.metrics)))
+        stages: list[Stage] = []
     else:
         applied, stages = run.carry_out(best, path, force=force)
     document = Shrunk(
