@@ -36,6 +36,7 @@ CHARACTERS = 4
 """Characters of a token, about."""
 LINE_TOKENS = 32
 """Tokens of a sentence, about."""
+MOST_PAIRS = 8
 CONTEXT = 512
 """Tokens of a window of plain text, if none is given."""
 
@@ -57,7 +58,11 @@ def parts(data: Dataset) -> tuple[Dataset, Dataset, Dataset]:
 
 
 def little(data: Dataset, tokens: int) -> Dataset:
-    """The beginning of a text that has so many tokens, about; windows of plain text have at most `CONTEXT`."""
+    """The beginning of a text that has so many tokens, about; windows of plain text have at most `CONTEXT`.
+
+    Of parallel text `MOST_PAIRS` are read: more pairs would leave few sentences of each.
+    """
+    data = replace(data, pairs=data.pairs[:: -(-len(data.pairs) // MOST_PAIRS) or 1])
     share = tokens * CHARACTERS / max(_length(data), 1)
     context = data.context or (CONTEXT if isinstance(data.text, PlainText) and data.task == "lm" else None)
     return replace(data, text=_between(data.text, 0.0, min(share, 1.0)), context=context)

@@ -26,6 +26,8 @@ FIRST = 3
 """Mixtures with the least predicted cost that are tried beside single kinds and even shares."""
 EVEN = 64
 """Even shares are multiples of 1 / EVEN."""
+NOISE = 0.005
+"""Costs that differ by less than this fraction are equal: the text of a trial is small."""
 AGAIN = 3
 """Times that a mixture is tried with more of the filler if its size turns out to be above the target."""
 
@@ -275,9 +277,11 @@ class Search:
         return self._tried_as({name: share}, "curve", {name: metric})
 
     def _best(self) -> Tried | None:
-        """The cheapest mixture that reaches the target, of those that were tried."""
+        """The cheapest mixture that reaches the target; of those that cost about the same, the simplest."""
         reach = [one for one in self.tried if one.stage == "whole" and self._value(one) <= self._most]
-        return min(reach, key=_cost, default=None)
+        least = min(map(_cost, reach), default=inf)
+        equal = [one for one in reach if _cost(one) <= least + NOISE * abs(least)]
+        return min(equal, key=lambda one: (len(one.shares), _cost(one)), default=None)
 
 
 def _cost(one: Tried) -> float:

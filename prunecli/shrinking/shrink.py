@@ -53,6 +53,9 @@ def figures_path(output: Path) -> Path:
 class Shrinking:
     """One run: tries mixtures, and carries out the best one.
 
+    Attributes:
+        closing: the part of the text that the result is reported on.
+
     Args:
         source: the original.
         choice: the text.
@@ -79,7 +82,7 @@ class Shrinking:
         first, second, third = parts(data)
         self._source, self._options, self._progress, self._say = source, options, progress, say
         self._choice, self._parts = choice, (first, second, third)
-        self._closing = little(third, CLOSING * options.trial_tokens)
+        self.closing = little(third, CLOSING * options.trial_tokens)
         scored, tried = little(first, options.score_tokens), little(second, options.trial_tokens)
         given = options.model_dump(mode="json", exclude={"minutes", "trials", "heal", "heal_steps", "device"})
         work = digest([__version__, source.fingerprint, data.text.sha256, data.pairs, task, given])
@@ -189,7 +192,7 @@ class Shrinking:
         applied = apply(
             source, rewrite, cut_path, force=force or healing, progress=self._progress, say=self._say
         )
-        measurer = Measurer(source, self._closing, options.device, self._progress)
+        measurer = Measurer(source, self.closing, options.device, self._progress)
         sizes = applied.summary
         before = {"parameters": sizes.parameters_before, "bytes": sizes.bytes_before}
         stages = [Stage(model="original", **before, quality=measurer.original)]
