@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cache, cached_property
 from math import floor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -64,6 +64,8 @@ STEPS = 64
 """Shares of hidden units are multiples of 1 / STEPS."""
 COUNTS = (1, 2, 4)
 """Occurrences that a token needs to be kept."""
+TOKEN_STEPS = 8
+"""Steps from all tokens to those of the text."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,9 @@ class Levers:
     def _check(self, lever: Lever) -> None:
         """Refuse a lever whose result would not be of the form that is asked for."""
         metric = "count" if lever.name == "tokens" else "random"
-        rewrite = cut(self.checkpoint, lever.select(lever.shares[1], metric))
+        rewrite = cut(
+            self.checkpoint, lever.select(lever.shares[-1 if lever.name == "tokens" else 1], metric)
+        )
         support = stock_support(self.checkpoint, rewrite.structure)
         if self._is_stock and not support.is_stock:
             raise UsageError(f"{support.reason}.", "Allow such results with `uniform=False`.")
@@ -222,14 +226,25 @@ class Levers:
 
     def _tokens(self) -> Lever:
         axes = axes_of(self.checkpoint, "token")
-        (axis,) = axes
-        made: dict[float, Selection] = {}
-        for count in COUNTS:
-            options = VocabularyOptions(min_count=count)
-            one = plan_vocabulary(self.checkpoint, self.lines, options, self.progress)
-            made[1 - len(one.kept[axis.name]) / len(axis.ids)] = one
-        shares = (0.0, *sorted(share for share in made if share > 0))
-        return Lever("tokens", axes, shares, ("count",), lambda share, _metric: made[share])
+        size = len(axes[0].ids)
+
+        @cache
+        def trimmed(min_count: int, kept: int) -> Selection:
+            options = VocabularyOptions(min_count=min_count, multiple_of=kept)
+            return plan_vocabulary(self.checkpoint, self.lines, options, self.progress)
+
+        # More than the tokens of the text are kept by filling up with the lowest ids, which tokenizers learn first.
+        fewest = {count: len(trimmed(count, 1).kept[axes[0].name]) for count in COUNTS}
+        sizes = [size - (size - fewest[1]) * step // TOKEN_STEPS for step in range(1, TOKEN_STEPS)]
+        ways = [*((1, kept, kept) for kept in sizes), *((count, 1, kept) for count, kept in fewest.items())]
+        made = {1 - kept / size: (count, multiple) for count, multiple, kept in ways if kept < size}
+        return Lever(
+            "tokens",
+            axes,
+            (0.0, *sorted(made)),
+            ("count",),
+            lambda share, _metric: trimmed(*made[share]),
+        )
 
     def _ranked(self, name: str, metric: str) -> dict[str, Any]:
         """Options that say what units are ranked by."""
