@@ -257,21 +257,21 @@ class Levers:
             kind: Any = GateStatistics if metric == GATES else Scores
             if key in self.store.records:
                 self._measured[name, metric] = kind.from_json(self.store.records[key], Path(key))
-            elif metric == GRADIENT:
-                self._score_all()
             else:
-                self._measured[name, metric] = self._measure(metric)
-            self.store.put(key, self._measured[name, metric].to_json())
+                found = self._score_all() if metric == GRADIENT else {name: self._measure(metric)}
+                for own, scores in found.items():
+                    self._measured[own, metric] = scores
+                    self.store.put(f"scores {own} {metric}", scores.to_json())
         return self._measured[name, metric]
 
-    def _score_all(self) -> None:
+    def _score_all(self) -> dict[str, Scores]:
         """Score the units of all levers by the gradient."""
         devices = choose_devices(self.options.device)
         dtype = fitting_dtype({str(self.checkpoint.path): self.checkpoint}, devices, gradients=True)
         model = load_model(self.checkpoint.path, device=devices, dtype=dtype)
         scores = score_units(self.checkpoint, model, self.data, self._scored, self.progress)
         names = {kind: name for name, kind in KINDS.items()}
-        self._measured |= {(names[kind], GRADIENT): own for kind, own in scores.items()}
+        return {names[kind]: own for kind, own in scores.items()}
 
     def _measure(self, metric: str) -> Any:
         """Scores by a method of the single commands."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import Tensor
 from prunecli.errors import DataError
 from prunecli.evaluation.divergence import Reference
 from prunecli.evaluation.embedding import cosines, text_vectors
+from prunecli.model.cache import stated_count, text_config
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.devices import choose_devices
 from prunecli.modules.fitting import fitting_dtype
@@ -58,14 +59,21 @@ def parts(data: Dataset) -> tuple[Dataset, Dataset, Dataset]:
 
 
 def little(data: Dataset, tokens: int) -> Dataset:
-    """The beginning of a text that has so many tokens, about; windows of plain text have at most `CONTEXT`.
+    """The beginning of a text that has so many tokens, about.
 
     Of parallel text `MOST_PAIRS` are read: more pairs would leave few sentences of each.
     """
     data = replace(data, pairs=data.pairs[:: -(-len(data.pairs) // MOST_PAIRS) or 1])
     share = tokens * CHARACTERS / max(_length(data), 1)
-    context = data.context or (CONTEXT if isinstance(data.text, PlainText) and data.task == "lm" else None)
-    return replace(data, text=_between(data.text, 0.0, min(share, 1.0)), context=context)
+    return replace(data, text=_between(data.text, 0.0, min(share, 1.0)))
+
+
+def windowed(data: Dataset, config: Mapping[str, Any]) -> Dataset:
+    """The text of a language model in windows of `CONTEXT` tokens, or of its positions, if none are asked for."""
+    if data.task != "lm" or data.context is not None:
+        return data
+    positions = stated_count(text_config(config), "max_position_embeddings", "n_positions", "n_ctx")
+    return replace(data, context=min(CONTEXT, positions or CONTEXT))
 
 
 def _length(data: Dataset) -> int:

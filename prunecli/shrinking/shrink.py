@@ -24,7 +24,7 @@ from prunecli.results.shrinking import Shrunk, Stage, Tried
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection, together
 from prunecli.shrinking.levers import KINDS, Lever, Levers, named
-from prunecli.shrinking.measure import Measurer, little, parts
+from prunecli.shrinking.measure import Measurer, little, parts, windowed
 from prunecli.shrinking.options import DEFAULT_SHARE, ShrinkOptions
 from prunecli.shrinking.search import Search, Shares, Sizes
 from prunecli.tensors.documents import partial_path, refuse_unwritable, write_json
@@ -79,7 +79,7 @@ class Shrinking:
         data = choice.read(task, say)
         if task == "embedding":
             data = replace(data, text=_plain(data))
-        first, second, third = parts(data)
+        first, second, third = parts(windowed(data, source.config))
         self._source, self._options, self._progress, self._say = source, options, progress, say
         self._choice, self._parts = choice, (first, second, third)
         self.closing = little(third, CLOSING * options.trial_tokens)
@@ -188,6 +188,7 @@ class Shrinking:
         healing = options.heal is not None or options.heal_steps is not None
         work = output.with_name(f"{output.name}.cut")
         cut_path = work / "model" if healing else output
+        cut_path.parent.mkdir(parents=True, exist_ok=True)
         rewrite, same = cut(source, selection), "tokens" not in best.shares
         applied = apply(
             source, rewrite, cut_path, force=force or healing, progress=self._progress, say=self._say
