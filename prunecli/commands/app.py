@@ -321,7 +321,7 @@ MEANINGS = {
     "metric": "criterion method",
     "output": "out output-dir save save-dir",
     "prune": "compress reduce remove",
-    "shrink": "compress distill prune reduce smaller",
+    "shrink": "compress distill reduce smaller",
     "ratio": "amount fraction percent prune-ratio rate size sparsity",
     "report": "html plot table",
     "run": "demo quickstart recipe",

@@ -9,7 +9,6 @@ from prunecli.commands import console
 from prunecli.commands.checkpoints import with_demo_text
 from prunecli.commands.command import command
 from prunecli.commands.rewriting import RewritingOptions, change, output_option
-from prunecli.model.stock import StockSupport
 from prunecli.shrinking.options import TARGETS, ShrinkOptions
 from prunecli.text.choice import TextChoice
 
@@ -59,6 +58,8 @@ def shrink(options: Shrink) -> None:
 
 def _show(result: Shrunk) -> None:
     """Print the mixture, the closing table and where the result is."""
+    from prunecli.model.stock import StockSupport
+
     best = ", ".join(f"{share:.0%} of the {_NAMES.get(name, name)}" for name, share in result.shares.items())
     console.out(f"Removed: {best}; the best of {len(result.tried)} mixtures that were tried.")
     stages = result.stages

@@ -82,10 +82,10 @@ class Curve:
 
     @classmethod
     def of(cls, points: Mapping[float, float], *, rises: bool = True) -> Curve:
-        """The curve through points; if it `rises`, a point is at least as high as those before it."""
+        """The curve through points, of which each is at least as high as those before it, or as low without `rises`."""
         shares = sorted(points)
         values = [points[share] for share in shares]
-        own = np.maximum.accumulate(values) if rises else np.array(values)
+        own = (np.maximum if rises else np.minimum).accumulate(values)
         return cls(shares[-1], PchipInterpolator(shares, own) if len(shares) > 1 else lambda _: own[0])
 
     def __call__(self, share: float) -> float:
@@ -149,7 +149,10 @@ class Search:
             if not near or self._whole(near[0]) is None:
                 break
         if (best := self._best()) is None:
-            raise UsageError("No mixture that was measured reaches the target.", "Give more `minutes`.")
+            raise UsageError(
+                "No mixture that was measured reaches the target.",
+                "Choose a larger target, allow more kinds with `only`, or give more `minutes`.",
+            )
         return best
 
     def _measure_curve(self, lever: Lever) -> None:

@@ -505,5 +505,5 @@ def test_equal_directories_make_equal_bytes(tmp_path):
         pages.append(report_page(collect(work)))
     assert pages[0] == pages[1]
     assert (
-        len(Page(pages[0]).sections()) == len(SECTIONS) - 4
-    )  # no history, no decisions, no experts, no texts
+        len(Page(pages[0]).sections()) == len(SECTIONS) - 5
+    )  # no history, no decisions, no experts, no texts, nothing shrunk
