@@ -44,11 +44,11 @@ from prunecli.results.gates import GateStatistics
 from prunecli.results.unit_scores import Scores
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
+from prunecli.shrinking.measure import written
 from prunecli.shrinking.options import ShrinkOptions
 from prunecli.shrinking.score import score_units
 from prunecli.tensors.unfinished import Store
 from prunecli.text.choice import Dataset, Lines, TextChoice
-from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import Corpus, PlainText
 
 KINDS: Mapping[str, Kind] = {
@@ -289,13 +289,8 @@ class Levers:
             corpora = [Corpus("text", text.files, text.texts, text.whole_files)]
             options = CollectOptions(context=self.data.context)
             return collect_gates(self.checkpoint, corpora, options, progress=self.progress).statistics
-        assert isinstance(text, ParallelText)
         with TemporaryDirectory(prefix="prunecli-") as folder:
-            for language, lines in text.sentences.items():
-                (Path(folder) / f"val.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
-            choice = TextChoice(
-                data=Path(folder), pairs=",".join(pair_name(*pair) for pair in self.data.pairs)
-            )
+            choice = written(self.data, Path(folder), "val")
             return collect_gates(self.checkpoint, choice, progress=self.progress).statistics
 
 

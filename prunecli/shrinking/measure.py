@@ -26,8 +26,9 @@ from prunecli.running.batches import run_forward, task_batches
 from prunecli.running.examples import Batch
 from prunecli.running.losses import token_losses
 from prunecli.running.runner import InMemory
-from prunecli.text.choice import Dataset, Text, columns
-from prunecli.text.parallel import ParallelText
+from prunecli.text.choice import Dataset, Text, TextChoice, columns
+from prunecli.text.labelled import LabelledText
+from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
 
@@ -74,6 +75,26 @@ def windowed(data: Dataset, config: Mapping[str, Any]) -> Dataset:
         return data
     positions = stated_count(text_config(config), "max_position_embeddings", "n_positions", "n_ctx")
     return replace(data, context=min(CONTEXT, positions or CONTEXT))
+
+
+def written(data: Dataset, folder: Path, split: str) -> TextChoice:
+    """Write a part of a text to files, and return the choice that reads it again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = data.text
+    if isinstance(text, ParallelText):
+        for language, lines in text.sentences.items():
+            (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return TextChoice(data=folder, pairs=",".join(pair_name(*pair) for pair in data.pairs), split=split)
+    if isinstance(text, LabelledText):
+        rows = zip(text.labels, text.texts, *filter(None, [text.seconds]), strict=True)
+        path = folder / f"{split}.tsv"
+        path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
+        return TextChoice(labelled=path)
+    names = []
+    for number, one in enumerate(text.texts if text.whole_files else ["\n".join(text.texts)]):
+        names.append(folder / f"{split}-{number}.txt")
+        names[-1].write_text(f"{one}\n", encoding="utf-8")
+    return TextChoice(files=tuple(names), whole_files=text.whole_files)
 
 
 def _length(data: Dataset) -> int:

@@ -24,15 +24,14 @@ from prunecli.results.shrinking import Shrunk, Stage, Tried
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection, together
 from prunecli.shrinking.levers import KINDS, Lever, Levers, named
-from prunecli.shrinking.measure import Measurer, little, parts, windowed
+from prunecli.shrinking.measure import Measurer, little, parts, windowed, written
 from prunecli.shrinking.options import DEFAULT_SHARE, ShrinkOptions
 from prunecli.shrinking.search import Search, Shares, Sizes
 from prunecli.tensors.documents import partial_path, refuse_unwritable, write_json
 from prunecli.tensors.transaction import refuse_target
 from prunecli.tensors.unfinished import Store, digest
 from prunecli.text.choice import Dataset, Lines, TextChoice, columns
-from prunecli.text.labelled import LabelledText
-from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 from prunecli.text.tasks import task_of
 from prunecli.training.finetune import Destination, finetune
@@ -312,26 +311,6 @@ def heal(
     finetune(
         Start(path), train, destination, training, valid=valid, task=first.task, progress=progress, say=say
     )
-
-
-def written(data: Dataset, folder: Path, split: str) -> TextChoice:
-    """Write a part of a text to files, and return the choice that reads it again."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = data.text
-    if isinstance(text, ParallelText):
-        for language, lines in text.sentences.items():
-            (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        return TextChoice(data=folder, pairs=",".join(pair_name(*pair) for pair in data.pairs), split=split)
-    if isinstance(text, LabelledText):
-        rows = zip(text.labels, text.texts, *filter(None, [text.seconds]), strict=True)
-        path = folder / f"{split}.tsv"
-        path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
-        return TextChoice(labelled=path)
-    names = []
-    for number, one in enumerate(text.texts if text.whole_files else ["\n".join(text.texts)]):
-        names.append(folder / f"{split}-{number}.txt")
-        names[-1].write_text(f"{one}\n", encoding="utf-8")
-    return TextChoice(files=tuple(names), whole_files=text.whole_files)
 
 
 def _time(one: Tried) -> float:
