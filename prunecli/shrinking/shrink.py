@@ -83,8 +83,11 @@ class Shrinking:
         self._choice, self._parts = choice, (first, second, third)
         self.closing = little(third, CLOSING * options.trial_tokens)
         scored, tried = little(first, options.score_tokens), little(second, options.trial_tokens)
-        given = options.model_dump(mode="json", exclude={"minutes", "trials", "heal", "heal_steps", "device"})
-        work = digest([__version__, source.fingerprint, data.text.sha256, data.pairs, task, given])
+        # A run for another target can use these measurements too.
+        given = [options.uniform, options.score_tokens, options.trial_tokens, options.speed is not None]
+        work = digest(
+            [__version__, source.fingerprint, data.text.sha256, data.pairs, first.context, task, given]
+        )
         self._store = Store(None if output is None else partial_path(output), work)
         if self._store.records:
             say(f"Resuming an unfinished run: {len(self._store.records)} results are there.")
