@@ -92,7 +92,8 @@ class _Group(_Help, TyperGroup):
 
 DESCRIPTION = (
     "Make pretrained transformers smaller and faster: checkpoint directory in, checkpoint directory out.\n\n"
-    "Order of work: inspect, collect-gates or score-heads, prune-… or share-…, evaluate, finetune, evaluate, report."
+    "Order of work: inspect; shrink, or collect-gates or score-heads and prune-… or share-…; evaluate, finetune, "
+    "evaluate, report."
 )
 app = typer.Typer(
     name="prunecli",
@@ -319,7 +320,8 @@ MEANINGS = {
     "max-sentences": "limit max-sample sample",
     "metric": "criterion method",
     "output": "out output-dir save save-dir",
-    "prune": "compress reduce remove shrink",
+    "prune": "compress reduce remove",
+    "shrink": "compress distill reduce smaller",
     "ratio": "amount fraction percent prune-ratio rate size sparsity",
     "report": "html plot table",
     "run": "demo quickstart recipe",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "Look": ("inspect", "explain"),
     "Measure what experts and heads do": ("collect-gates", "score-heads"),
-    "Prune": ("prune-experts", "prune-heads", "prune-ffn", "prune-layers", "trim-vocabulary"),
+    "Prune": ("shrink", "prune-experts", "prune-heads", "prune-ffn", "prune-layers", "trim-vocabulary"),
     "Share and factorize": ("share-ffn", "share-attention", "factorize-embeddings"),
     "Recover": ("finetune",),
     "Evaluate": ("evaluate", "bench-latency"),

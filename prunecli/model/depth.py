@@ -137,17 +137,23 @@ def keeping_layers(sizes: Sizes, structure: Structure, kept: Kept) -> Structure:
     )
 
 
+def layers_left(sizes: Sizes, before: Structure, after: Structure) -> dict[Side, list[int]]:
+    """Side -> places of the layers of `after` among those of `before`, which `sizes` counts."""
+    kept: dict[Side, list[int]] = {}
+    for stack in sizes.family.stacks:
+        held = before.units(stack.side, "layer", sizes.depth(stack))
+        left = after.units(stack.side, "layer", held.of)
+        kept[stack.side] = [held.kept.index(number) for number in left.kept]
+    return kept
+
+
 def config_of_layers(sizes: Sizes, before: Structure, after: Structure) -> Mapping[str, Any]:
     """config.json of the model that has the layers of `after`, of those that it has by `before`.
 
     Every list with an entry a layer keeps those of its layers; a rule by which windows, or rotary positions, follow
     from a layer's number becomes such a list.
     """
-    kept = {}
-    for stack in sizes.family.stacks:  # where the layers of `after` lie among those of `before`
-        held = before.units(stack.side, "layer", sizes.depth(stack))
-        left = after.units(stack.side, "layer", held.of)
-        kept[stack.side] = [held.kept.index(number) for number in left.kept]
+    kept = layers_left(sizes, before, after)
     if all(len(kept[stack.side]) == sizes.depth(stack) for stack in sizes.family.stacks):
         return sizes.config
     if (found := sizes.family.found) is not None:

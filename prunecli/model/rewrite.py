@@ -30,6 +30,7 @@ class Rewrite:
         config: config.json of the result, but for the type of its weights.
         files: side files that differ from the source's, by name; None: it is left out.
         decision: by what it was chosen what stays; None: nothing was chosen.
+        earlier: decisions of the steps of the history right before the last, if this rewrite carries them out too.
     """
 
     structure: Structure
@@ -37,6 +38,7 @@ class Rewrite:
     config: Mapping[str, Any]
     files: Mapping[str, bytes | None] = field(default_factory=dict)
     decision: Decision | None = None
+    earlier: tuple[Decision, ...] = ()
 
 
 def rewritten(

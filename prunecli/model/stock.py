@@ -11,6 +11,7 @@ from prunecli.architectures import Architecture
 from prunecli.architectures.mixtures import BY_LAYER, ONE_COUNT
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import TIE_KEY, Sizes
+from prunecli.model.depth import layers_left, renaming
 from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import stated_counts
 from prunecli.model.quantisation import method_of
@@ -118,8 +119,17 @@ def _experts(source: Checkpoint, result: ModelLayout) -> StockSupport:
             is_fitted=True,
         )
     # A layer that predicts further tokens may be gone as a whole: it keeps none.
+    left = layers_left(source.resolved.sizes, source.structure, result.structure)
+    gone = {
+        stack.side
+        for stack in result.family.stacks
+        if len(left[stack.side]) < source.resolved.sizes.depth(stack)
+    }
+    rename = renaming(result.family, {side: left[side] for side in gone})
     counts = [
-        len(result.structure.units(layer.name, "expert", layer.num_experts).kept) for layer in source.mixtures
+        len(result.structure.units(name, "expert", layer.num_experts).kept)
+        for layer in source.mixtures
+        if (name := rename(layer.name)) is not None
     ]
     kept = {count for count in counts if count}
     if len(kept) > 1:

@@ -23,6 +23,7 @@ from prunecli.results.evaluation import Evaluation
 from prunecli.results.inspection import Inspection
 from prunecli.results.latency import Latency
 from prunecli.results.rewriting import Rewriting, Training
+from prunecli.results.shrinking import Shrunk
 from prunecli.results.unit_scores import Scores
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.json_files import read_json
@@ -36,7 +37,7 @@ _MARK = b'"prunecli.'
 """Stands near the beginning of every file that prunecli writes, as its format."""
 _HEAD_BYTES = 4096
 _OWN_NAMES = re.compile(
-    r"(gates|heads|evaluation|latency|languages|similarity)\.json|.+\.finetune\.json", re.DOTALL
+    r"(gates|heads|evaluation|latency|languages|similarity)\.json|.+\.(finetune|shrink)\.json", re.DOTALL
 )
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
@@ -223,9 +224,8 @@ def read_document(name: str, path: Path) -> ResultFile | None:
         return None
     kinds = {known.rpartition("/")[0]: kind for known, kind in formats().items()}
     kind = kinds.get(format_.rpartition("/")[0])
-    if kind is None or issubclass(
-        kind, (Decisions, Inspection, Rewriting)
-    ):  # the checkpoints themselves are shown
+    # Of what most rewriting commands print, the checkpoints themselves are shown.
+    if kind is None or (issubclass(kind, (Decisions, Inspection, Rewriting)) and kind is not Shrunk):
         return None
     if format_ not in formats():
         read_json(path, kind.FORMAT)  # raises: of another version

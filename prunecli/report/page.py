@@ -25,6 +25,7 @@ from prunecli.report.pictures import (
     experts_per_layer,
     head_comparison,
     head_maps,
+    shrink_picture,
     similarity_map,
     speed_pictures,
     trees,
@@ -34,6 +35,7 @@ from prunecli.results.gates import GateStatistics
 from prunecli.results.languages import Languages, Similarities, Texts
 from prunecli.results.latency import Latency
 from prunecli.results.rewriting import LoggedStep, Training
+from prunecli.results.shrinking import Shrunk
 from prunecli.results.similarity import HeadComparison, Similarity
 from prunecli.results.unit_scores import Scores
 from prunecli.tensors.quantities import bytes_text, counted
@@ -298,6 +300,25 @@ def _losses(steps: Sequence[LoggedStep], name: str) -> list[Point]:
     return [Point(step.step, step.loss, name, name) for step in steps[::every]]
 
 
+def shrink_section(data: ReportData) -> Iterator[Block]:
+    """Yield the closing table and a chart of cost by size for each OUTPUT.shrink.json."""
+    for name, shrunk in data.of(Shrunk):
+        rows = [
+            {
+                "model": one.model,
+                "parameters": millions(one.parameters),
+                "size": bytes_text(one.bytes),
+                "loss": maybe("{:.4f}", one.quality.loss),
+                "cosine to the original": maybe("{:.4f}", one.quality.cosine),
+            }
+            for one in shrunk.stages
+        ]
+        yield Heading(name)
+        if rows:
+            yield table(f"{shrunk.target}; measured on text that nothing was chosen by", rows)
+        yield Pictures([shrink_picture(f"What was tried for {shrunk.output}", shrunk)])
+
+
 def unreadable_section(data: ReportData) -> Iterator[Block]:
     """Yield a table of damaged files and checkpoints."""
     if data.unreadable:
@@ -317,6 +338,7 @@ SECTIONS: Mapping[str, Callable[[ReportData], Iterator[Block]]] = {
     "Languages": languages_section,
     "Texts": texts_section,
     "Similarity of components": similarity_section,
+    "Shrinking to a target": shrink_section,
     "Training": training_section,
 }
 """Heading -> function that yields the content of the section, in the order of the page."""

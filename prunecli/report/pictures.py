@@ -29,6 +29,7 @@ from prunecli.results.similarity import Similarity, axis_title, by_kind, ends_of
 if TYPE_CHECKING:
     from prunecli.analysis.removed import Kept, Removed
     from prunecli.results.languages import ExpertsPerLayer, Tree
+    from prunecli.results.shrinking import Shrunk
     from prunecli.results.similarity import HeadComparison
 
 MEASURES = {"cka": "CKA", "lns": "LNS"}
@@ -128,6 +129,19 @@ def training_curves(
         x_ticks=sorted({one.updates for one in kept}),
         y_from_zero=True,
     )
+
+
+def shrink_picture(caption: str, shrunk: Shrunk) -> Picture:
+    """Draw cost by size: a line for each kind of units removed alone, points for mixtures, and the choice."""
+    points = []
+    for one in sorted(shrunk.tried, key=lambda one: (one.stage, one.parameters)):
+        shares = ", ".join(f"{kind} -{share:.0%}" for kind, share in one.shares.items())
+        series = f"{next(iter(one.shares))} alone" if one.stage == "curve" else "mixtures"
+        series = "chosen" if one.stage == "whole" and one.shares == shrunk.shares else series
+        if one.quality.cost is not None:
+            points.append(Point(one.parameters / 1e6, one.quality.cost, shares, series))
+    alone = {point.series for point in points if point.series.endswith(" alone")}
+    return curves(caption, points, "parameters, millions", "cost: loss, or 1 - cosine", joined=alone)
 
 
 def speed_pictures(latency: Latency) -> list[Picture]:

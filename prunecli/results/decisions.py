@@ -355,11 +355,12 @@ def with_decision(source: Checkpoint, rewrite: Rewrite, say: Say = unsaid) -> Re
     except CheckpointError as error:
         say(f"{error.message}: left out, so that nothing tells by what earlier steps chose.")
         found = {}
-    decision = in_original_ids(rewrite.decision, found, history)
-    step = len(history) - 1
-    found[step] = replace(decision, step=step, command=str(history[step].get("command", "")))
-    made = document(found).model_dump(exclude_unset=True, context=FILE)
-    content = json.dumps(made, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    made = (*rewrite.earlier, rewrite.decision)
+    for step, one in enumerate(made, len(history) - len(made)):
+        decision = in_original_ids(one, found, history[: step + 1])
+        found[step] = replace(decision, step=step, command=str(history[step].get("command", "")))
+    stored = document(found).model_dump(exclude_unset=True, context=FILE)
+    content = json.dumps(stored, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return replace(rewrite, decision=decision, files={**rewrite.files, FILE: f"{content}\n".encode()})
 
 

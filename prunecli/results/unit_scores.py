@@ -81,6 +81,8 @@ METHODS: dict[Kind, tuple[str, ...]] = defaultdict(tuple)
 """Kind of units -> its methods; none are known of another kind."""
 for _name, _measure in MEASURES.items():
     METHODS[_measure.kind] += (_name,)
+for _kind in ("unit", "layer"):
+    METHODS[_kind] += ("gradient",)
 ADDITIVE = {name for name, measure in MEASURES.items() if measure.additive}
 """Methods whose values are sums."""
 LOWER_IS_BETTER = ("loss", "perplexity")

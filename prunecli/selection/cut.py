@@ -99,7 +99,10 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
         if new is not None:
             outputs.append(Output(new, info.cast(target).dtype, shape, expression))
     structure = _structure(source, axes, places, kept_layers)
+    for one in selection.earlier:
+        structure = structure.after(one.step)
     rewrite = rewritten(source, structure, tuple(outputs), selection.step, selection.decision)
+    rewrite = replace(rewrite, earlier=tuple(one.decision for one in selection.earlier if one.decision))
     sizes = {key: len(own) for name, own in places.items() for key in axes[name].keys}
     config = with_keys(rewrite.config, {**selection.settings, **sizes})
     return replace(rewrite, config=_renamed(source, config, axes, places), files=selection.files)

@@ -36,6 +36,7 @@ class Selection:
         files: side files that differ from the source's, by name. None: the file is left out.
         details: further fields that `--json` prints.
         warning: a line to show before anything is written.
+        earlier: selections of other kinds of units that are carried out with this one, see `together`.
     """
 
     kept: Mapping[str, Sequence[int]]
@@ -48,6 +49,28 @@ class Selection:
     files: Mapping[str, bytes | None] = field(default_factory=dict)
     details: Mapping[str, object] = field(default_factory=dict)
     warning: str | None = None
+    earlier: tuple[Selection, ...] = ()
+
+
+def together(selections: Sequence[Selection]) -> Selection:
+    """One selection of several, of different kinds of units; the history has a step for each, in their order."""
+    *earlier, last = selections
+
+    def merged(name: str) -> dict[str, Any]:
+        return {key: value for one in selections for key, value in getattr(one, name).items()}
+
+    return Selection(
+        merged("kept"),
+        last.dtype,
+        last.step,
+        tuple(reason for one in selections for reason in one.reasons),
+        last.decision,
+        {name for one in selections for name in one.dropped},
+        merged("settings"),
+        merged("files"),
+        merged("details"),
+        earlier=tuple(earlier),
+    )
 
 
 def selection_of(

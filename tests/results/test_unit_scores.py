@@ -228,7 +228,7 @@ def test_scores_that_do_not_go_together_are_not_merged(other: Scores, message: s
     [
         (setting("format", to="prunecli.gates/1"), "not .prunecli.scores/1"),
         (setting("format", to="prunecli.scores/2"), "Use the prunecli"),
-        (setting("kind", to="layer"), "method is 'gradient', not one of cosine"),
+        (setting("method", to="cosine"), "method is 'cosine', not one of gradient"),
         (setting("method", to="ablation"), "metric or base is missing"),
         (setting("examples", to=0), "examples: .*greater than or equal to 1"),
         (setting("examples", to=2.5), "examples: .*integer"),

@@ -1,0 +1,99 @@
+"""`prunecli shrink`: make a model as small or as fast as asked, by removing units of all kinds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from prunecli.commands import console
+from prunecli.commands.checkpoints import with_demo_text
+from prunecli.commands.command import command
+from prunecli.commands.rewriting import RewritingOptions, change, output_option
+from prunecli.shrinking.options import TARGETS, ShrinkOptions
+from prunecli.text.choice import TextChoice
+
+if TYPE_CHECKING:
+    from prunecli.results.shrinking import Shrunk, Stage
+
+
+class Shrink(RewritingOptions, TextChoice, ShrinkOptions):
+    """Options of the command."""
+
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset(
+        {"check_text", "stream", "config_only", "explain", "source_file", "target_file"}
+    )
+
+    output: Path = output_option("shrunk")
+
+
+@command(Shrink)
+def shrink(options: Shrink) -> None:
+    """Make a model as small or as fast as asked: remove layers, heads, hidden units, experts and tokens.
+
+    The units are scored on your text, a few shares of each kind are tried, and the cheapest mixture that reaches the
+    target is measured against its neighbours. Everything that was tried goes to OUTPUT.shrink.json. The same command
+    resumes an interrupted run.
+    """
+    from prunecli.shrinking.shrink import figures_path
+    from prunecli.shrinking.shrink import shrink as run
+
+    options.check_target()
+    options = with_demo_text(options, options.checkpoint)
+    with options.open() as source:
+        if all(getattr(options, name) is None for name in TARGETS):
+            options.note("No target given: keeping 75% of the parameters (--params 0.75).")
+        result = run(
+            source,
+            options,
+            options,
+            None if options.dry_run else options.output,
+            force=options.force,
+            progress=options.progress,
+            say=options.note,
+        )
+    options.show(lambda: result, lambda: _show(result))
+    if result.output is not None and not options.as_json:
+        options.note(f"Everything that was tried: {figures_path(options.output)}")
+
+
+def _show(result: Shrunk) -> None:
+    """Print the mixture, the closing table and where the result is."""
+    from prunecli.model.stock import StockSupport
+
+    best = ", ".join(f"{share:.0%} of the {_NAMES.get(name, name)}" for name, share in result.shares.items())
+    console.out(f"Removed: {best}; the best of {len(result.tried)} mixtures that were tried.")
+    stages = result.stages
+    if stages:
+        columns = (
+            "model",
+            "parameters",
+            "bytes",
+            *(("speed",) if stages[-1].speedup else ()),
+            _measure(stages[0]),
+        )
+        console.table("On text that nothing was chosen by", columns, [_row(one) for one in stages])
+    else:
+        sizes = change(result.parameters_before or 0, result.parameters_after or 0)
+        console.out(f"Parameters {sizes[0]} -> {sizes[1]} ({sizes[2]})")
+    console.out(StockSupport(reason=result.stock["reason"], nearest=result.stock["nearest"]).line)
+    if result.output is None:
+        console.out("Dry run: nothing is written.")
+        return
+    console.out(f"Written: {result.output}")
+    if all(stage.model != "healed" for stage in stages):
+        console.out("Training recovers part of what was lost: --heal 10m, with the original as teacher.")
+
+
+_NAMES = {"units": "hidden units", "heads": "attention heads"}
+
+
+def _measure(stage: Stage) -> str:
+    return "loss" if stage.quality.cosine is None else "cosine to the original"
+
+
+def _row(stage: Stage) -> list[str]:
+    quality = stage.quality
+    value = quality.loss if quality.cosine is None else quality.cosine
+    speed = [f"{stage.speedup:.2f}x"] if stage.speedup else []
+    sizes = [f"{stage.parameters:,}", console.bytes_text(stage.bytes)]
+    return [stage.model, *sizes, *speed, "not finite" if value is None else f"{value:.4f}"]

@@ -1,0 +1,96 @@
+"""The JSON of `shrink`: what was tried, what was chosen, and what it costs."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from prunecli.results.document import Count, Number, Record, Row, Tables
+from prunecli.results.rewriting import Rewriting
+
+
+class Quality(Record):
+    """Quality of a model on one text.
+
+    Attributes:
+        cost: what is compared, less is better: the loss, or 1 - cosine. None: the model's outputs are not finite.
+        loss: sum of the losses over the number of the original's tokens, in nats.
+        divergence: mean KL divergence from the original's next-token distributions, for language models with the
+            original's vocabulary.
+        cosine: mean cosine of the texts' vectors to the original's.
+    """
+
+    cost: Number | None
+    loss: Number | None = None
+    divergence: Number | None = None
+    cosine: Number | None = None
+
+
+class Tried(Record):
+    """A mixture that was tried.
+
+    Attributes:
+        shares: kind of units -> fraction of its units that was removed.
+        metrics: kind of units -> metric that they were ranked by.
+        stage: "curve" for a single kind, "whole" for a mixture that reaches the target.
+        parameters, bytes: of the result.
+        speedup: how many times faster than the original it decodes, if the target is a speed.
+        quality: on the text that the mixture is chosen by.
+    """
+
+    shares: dict[str, Number]
+    metrics: dict[str, str] = Field(default_factory=dict)
+    stage: str
+    parameters: Count
+    bytes: Count
+    speedup: Number | None = None
+    quality: Quality
+
+
+class Stage(Record):
+    """A row of the closing table.
+
+    Attributes:
+        model: "original", "cut" or "healed".
+        parameters, bytes: of the model.
+        speedup: as in `Tried`.
+        quality: on text that nothing was chosen by.
+    """
+
+    model: str
+    parameters: Count
+    bytes: Count
+    speedup: Number | None = None
+    quality: Quality
+
+
+class Shrunk(Rewriting):
+    """The JSON that `prunecli shrink --json` prints, and that is written beside the result.
+
+    Attributes:
+        target: the target, as the command line spells it.
+        shares: kind of units -> fraction of its units that was removed.
+        tried: everything that was tried, in its order.
+        stages: the original, the cut model, and the healed one if the result was trained.
+    """
+
+    FORMAT: ClassVar[str] = "prunecli.shrinking/1"
+    LAST: ClassVar[tuple[str, ...]] = ("target", "shares", "tried", "stages")
+
+    target: str
+    shares: dict[str, Number]
+    tried: list[Tried]
+    stages: list[Stage] = Field(default_factory=list)
+
+    def _own_tables(self) -> Tables:
+        """`tried`: a mixture; `stages`: a row of the closing table."""
+        tried: list[Row] = []
+        for one in self.tried:
+            fields = one.to_json()
+            quality, shares, metrics = (fields.pop(name) for name in ("quality", "shares", "metrics"))
+            tried.append(
+                {**fields, **quality, **shares, **{f"{name}_by": by for name, by in metrics.items()}}
+            )
+        stages: list[Row] = [{**(row := one.to_json()), **row.pop("quality")} for one in self.stages]
+        return {"tried": tried, "stages": stages}

@@ -1,0 +1,302 @@
+"""The kinds of units that `shrink` removes: which shares of each can go, and which units these are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cache, cached_property
+from math import floor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from prunecli.errors import PruneError, UsageError
+from prunecli.evaluation.on_text import RunOptions
+from prunecli.methods.experts.collect import collect_gates
+from prunecli.methods.experts.options import layers_of, of_language_model, request_of
+from prunecli.methods.experts.plan import plan_experts
+from prunecli.methods.ffn.activations import measure_activations
+from prunecli.methods.ffn.narrow import plan_widths
+from prunecli.methods.heads.plan import plan_heads
+from prunecli.methods.layers.plan import plan_layers
+from prunecli.methods.layers.score import measure_layers
+from prunecli.methods.options import (
+    ExpertOptions,
+    HeadOptions,
+    LayerOptions,
+    NarrowOptions,
+    VocabularyOptions,
+)
+from prunecli.methods.scoring import CollectOptions
+from prunecli.methods.units import Ranking, TextRun, plan
+from prunecli.methods.vocabulary.plan import plan_vocabulary
+from prunecli.model.axes import Axis, Kind
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.find_axes import axes_of
+from prunecli.model.stock import stock_support, uniform_heads
+from prunecli.modules.devices import choose_devices
+from prunecli.modules.fitting import fitting_dtype
+from prunecli.modules.loading import load_model
+from prunecli.progress import Progress, Say
+from prunecli.results.gates import GateStatistics
+from prunecli.results.unit_scores import Scores
+from prunecli.selection.cut import cut
+from prunecli.selection.selection import Selection
+from prunecli.shrinking.measure import written
+from prunecli.shrinking.options import ShrinkOptions
+from prunecli.shrinking.score import score_units
+from prunecli.tensors.unfinished import Store
+from prunecli.text.choice import Dataset, Lines, TextChoice
+from prunecli.text.plain import Corpus, PlainText
+
+KINDS: Mapping[str, Kind] = {
+    "tokens": "token",
+    "heads": "head",
+    "units": "unit",
+    "experts": "expert",
+    "layers": "layer",
+}
+"""The levers, in the order of their steps in the history: names of layers are the source's until layers go."""
+GRADIENT, GATES = "gradient", "gates"
+STEPS = 64
+"""Shares of hidden units are multiples of 1 / STEPS."""
+COUNTS = (1, 2, 4)
+"""Occurrences that a token needs to be kept."""
+TOKEN_STEPS = 8
+"""Steps from all tokens to those of the text."""
+
+
+@dataclass(frozen=True)
+class Lever:
+    """One kind of units.
+
+    Attributes:
+        name: name of the kind.
+        axes: the axes that lose units.
+        shares: fractions of the units that can be removed, ascending, 0 first.
+        metrics: metrics that the units can be ranked by; which is better is tried.
+        select: from a share and a metric to the units that stay.
+    """
+
+    name: str
+    axes: tuple[Axis, ...]
+    shares: tuple[float, ...]
+    metrics: tuple[str, ...]
+    select: Callable[[float, str], Selection]
+
+
+@dataclass
+class Levers:
+    """Finds the levers of a checkpoint, and scores their units when a score is needed.
+
+    Attributes:
+        data: the part of the text that units are scored on.
+        lines: the part of the text that tokens are counted in.
+        store: keeps scores for a run that resumes this one.
+    """
+
+    checkpoint: Checkpoint
+    data: Dataset
+    lines: Lines
+    options: ShrinkOptions
+    store: Store
+    progress: Progress
+    say: Say
+    _measured: dict[tuple[str, str], Any] = field(default_factory=dict)
+    _scored: tuple[Kind, ...] = ()
+
+    @cached_property
+    def _is_stock(self) -> bool:
+        """Whether the result has to be a stock model: it is asked for, and the checkpoint is one."""
+        return self.options.uniform and stock_support(self.checkpoint, self.checkpoint.structure).is_stock
+
+    def find(self) -> dict[str, Lever]:
+        """The levers that the model has, or that `only` names.
+
+        Raises:
+            UsageError: there is none.
+            PruneError: one that `only` names cannot be used.
+        """
+        found: dict[str, Lever] = {}
+        makers = {
+            "tokens": self._tokens,
+            "heads": self._heads,
+            "units": self._units,
+            "experts": self._experts,
+            "layers": self._layers,
+        }
+        for name in KINDS:
+            if self.options.only and name not in self.options.only:
+                continue
+            try:
+                lever = makers[name]()
+                if len(lever.shares) < 2:
+                    raise UsageError(f"No {name} can be removed.")
+                self._check(lever)
+                found[name] = lever
+            except PruneError as error:
+                if self.options.only:
+                    raise
+                self.say(f"Not removed: {name} ({error.message.removeprefix(f'{self.checkpoint.path}: ')})")
+        if not found:
+            raise UsageError("The model has nothing that shrink can remove.", "See prunecli inspect.")
+        self._scored = tuple(KINDS[name] for name in found if name != "tokens")
+        return found
+
+    def _check(self, lever: Lever) -> None:
+        """Refuse a lever whose result would not be of the form that is asked for."""
+        metric = "count" if lever.name == "tokens" else "random"
+        rewrite = cut(
+            self.checkpoint, lever.select(lever.shares[-1 if lever.name == "tokens" else 1], metric)
+        )
+        support = stock_support(self.checkpoint, rewrite.structure)
+        if self._is_stock and not support.is_stock:
+            raise UsageError(f"{support.reason}.", "Allow such results with `uniform=False`.")
+
+    def _layers(self) -> Lever:
+        axes = axes_of(self.checkpoint, "layer")
+        count, most = sum(len(axis.ids) for axis in axes), sum(len(axis.ids) - 1 for axis in axes)
+
+        def select(share: float, metric: str) -> Selection:
+            options = LayerOptions(ratio=share, **self._ranked("layers", metric))
+            return plan_layers(self.checkpoint, options)
+
+        other = "embedding" if self.data.task == "embedding" else "cosine"
+        return Lever("layers", axes, _shares(count, range(count - most, count)), (GRADIENT, other), select)
+
+    def _heads(self) -> Lever:
+        axes = axes_of(self.checkpoint, "head")
+        held = max(len(axis.ids) for axis in axes)
+        numbers = uniform_heads(self.checkpoint) if self._is_stock else range(1, held)
+
+        def select(share: float, metric: str) -> Selection:
+            given = self._ranked("heads", metric)
+            options = HeadOptions(ratio=share, uniform=self._is_stock, **given)
+            return plan_heads(self.checkpoint, options)
+
+        return Lever("heads", axes, _shares(held, numbers), (GRADIENT,), select)
+
+    def _units(self) -> Lever:
+        axes = self._unit_axes()
+        if not axes:
+            raise UsageError("The model has no FFN that could get narrower.")
+        steps, of_experts = min(STEPS, *(len(axis.ids) for axis in axes)), bool(axes[0].keys)
+
+        def select(share: float, metric: str) -> Selection:
+            options = NarrowOptions(
+                ratio=share,
+                experts=of_experts,
+                dense_only=not of_experts,
+                uniform=self.options.uniform or of_experts or metric == "random",
+                **self._ranked("units", metric),
+            )
+            return plan_widths(self.checkpoint, options)
+
+        return Lever("units", axes, _shares(steps, range(1, steps)), (GRADIENT, "activation-norm"), select)
+
+    def _unit_axes(self) -> tuple[Axis, ...]:
+        """Hidden units of the experts, or of dense FFNs if the experts have none that can go."""
+        every = axes_of(self.checkpoint, "unit")
+        return tuple(axis for axis in every if axis.keys) or every
+
+    def _experts(self) -> Lever:
+        self.checkpoint.require_mixtures()
+        axes = axes_of(self.checkpoint, "expert")
+        layers = layers_of(self.checkpoint, ExpertOptions())
+        held = min(len(axis.ids) for axis in axes)
+        # A stock model has the same number of experts on both sides.
+        balance = None if of_language_model(self.checkpoint) else Fraction(1)
+
+        def select(share: float, metric: str) -> Selection:
+            options = ExpertOptions(ratio=share, balance=balance)
+            if metric == GATES:
+                options = options.model_copy(update={"gates": self._scores("experts", metric)})
+            elif metric != GRADIENT:
+                options = options.model_copy(update={"metric": metric})
+            if metric != GRADIENT:
+                return plan_experts(self.checkpoint, options)
+            scores, budget = self._scores("experts", metric), request_of(self.checkpoint, options, layers)
+            ranking = Ranking(scores.picked(axes), metric, origin=scores.origin)
+            return plan(self.checkpoint, options, axes, budget, ranking, {"ratio": share, "metric": metric})
+
+        least = request_of(self.checkpoint, ExpertOptions(balance=balance), layers).least
+        return Lever("experts", axes, _shares(held, range(least, held)), (GRADIENT, GATES), select)
+
+    def _tokens(self) -> Lever:
+        axes = axes_of(self.checkpoint, "token")
+        size = len(axes[0].ids)
+
+        @cache
+        def trimmed(min_count: int, kept: int) -> Selection:
+            options = VocabularyOptions(min_count=min_count, multiple_of=kept)
+            return plan_vocabulary(self.checkpoint, self.lines, options, self.progress)
+
+        # More than the tokens of the text are kept by filling up with the lowest ids, which tokenizers learn first.
+        fewest = {count: len(trimmed(count, 1).kept[axes[0].name]) for count in COUNTS}
+        sizes = [size - (size - fewest[1]) * step // TOKEN_STEPS for step in range(1, TOKEN_STEPS)]
+        ways = [*((1, kept, kept) for kept in sizes), *((count, 1, kept) for count, kept in fewest.items())]
+        made = {1 - kept / size: (count, multiple) for count, multiple, kept in ways if kept < size}
+        return Lever(
+            "tokens",
+            axes,
+            (0.0, *sorted(made)),
+            ("count",),
+            lambda share, _metric: trimmed(*made[share]),
+        )
+
+    def _ranked(self, name: str, metric: str) -> dict[str, Any]:
+        """Options that say what units are ranked by."""
+        return {"metric": metric} if metric == "random" else {"scores": self._scores(name, metric)}
+
+    def _scores(self, name: str, metric: str) -> Any:
+        """The scores of the units of a lever, measured once, or read from the run that this one resumes."""
+        if (name, metric) not in self._measured:
+            key = f"scores {name} {metric}"
+            kind: Any = GateStatistics if metric == GATES else Scores
+            if key in self.store.records:
+                self._measured[name, metric] = kind.from_json(self.store.records[key], Path(key))
+            else:
+                found = self._score_all() if metric == GRADIENT else {name: self._measure(metric)}
+                for own, scores in found.items():
+                    self._measured[own, metric] = scores
+                    self.store.put(f"scores {own} {metric}", scores.to_json())
+        return self._measured[name, metric]
+
+    def _score_all(self) -> dict[str, Scores]:
+        """Score the units of all levers by the gradient."""
+        devices = choose_devices(self.options.device)
+        dtype = fitting_dtype({str(self.checkpoint.path): self.checkpoint}, devices, gradients=True)
+        model = load_model(self.checkpoint.path, device=devices, dtype=dtype)
+        scores = score_units(self.checkpoint, model, self.data, self._scored, self.progress)
+        names = {kind: name for name, kind in KINDS.items()}
+        return {names[kind]: own for kind, own in scores.items()}
+
+    def _measure(self, metric: str) -> Any:
+        """Scores by a method of the single commands."""
+        running = RunOptions(batch_tokens=self.options.batch_tokens, device=self.options.device)
+        run = TextRun(TextChoice(), running, None, self.progress, self.say)
+        if metric == "activation-norm":
+            experts = tuple(axis for axis in self._unit_axes() if axis.keys)
+            return measure_activations(self.checkpoint, self.data, run, metric, experts)
+        if metric != GATES:
+            return measure_layers(self.checkpoint, self.data, run, metric)  # type: ignore[arg-type]
+        text = self.data.text
+        if isinstance(text, PlainText):
+            corpora = [Corpus("text", text.files, text.texts, text.whole_files)]
+            options = CollectOptions(context=self.data.context)
+            return collect_gates(self.checkpoint, corpora, options, progress=self.progress).statistics
+        with TemporaryDirectory(prefix="prunecli-") as folder:
+            choice = written(self.data, Path(folder), "val")
+            return collect_gates(self.checkpoint, choice, progress=self.progress).statistics
+
+
+def _shares(held: int, kept: Sequence[int]) -> tuple[float, ...]:
+    """Fractions that leave these numbers of `held` units, rounded down such that a ratio removes no unit more."""
+    return (0.0, *sorted(floor((1 - number / held) * 1e4) / 1e4 for number in kept if number < held))
+
+
+def named(selection: Selection, target: str) -> Selection:
+    """The selection with an argument in its history entry that names `shrink` and its target."""
+    arguments: Any = selection.step["arguments"]
+    return replace(selection, step={**selection.step, "arguments": {**arguments, "by shrink": target}})

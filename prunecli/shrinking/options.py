@@ -1,0 +1,111 @@
+"""Options of `shrink`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator
+
+from prunecli.errors import UsageError
+from prunecli.evaluation.on_text import RunOptions
+from prunecli.options import ADVANCED, SELECTION, TRAINING, Share, Size, option
+
+LeverName = Literal["layers", "heads", "units", "experts", "tokens"]
+"""Kinds of units that shrink removes."""
+TARGETS = ("params", "size", "fit", "speed")
+"""Options that say how small the result is."""
+DEFAULT_SHARE = 0.75
+
+
+def _minutes(value: Any) -> Any:
+    """Minutes of a duration such as "10m", "90s" or "2h"; a bare number counts minutes."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([smh]?)\s*", value)
+    if match is None:
+        raise UsageError("not a duration", "Write 90s, 10m or 2h.")
+    return float(match[1]) * {"s": 1 / 60, "m": 1, "": 1, "h": 60}[match[2]]
+
+
+Minutes: TypeAlias = Annotated[float, BeforeValidator(_minutes)]
+"""A duration in minutes: 10, "10m", "90s" or "2h"."""
+
+
+class ShrinkOptions(RunOptions):
+    """Options of `shrink`: the target, what may be removed, and how long the search and the healing may take."""
+
+    params: Share | None = option(
+        None, "Fraction of the parameters to keep. Default: 75%, if no target is given.", metavar="SHARE"
+    )
+    size: Size | None = option(None, "Bytes of the weights to keep at most (4GiB).", metavar="SIZE")
+    fit: Size | None = option(
+        None, "Memory that the weights and decoding have to fit in, with a reserve of 10 %.", metavar="SIZE"
+    )
+    speed: float | None = option(
+        None, "Factor by which the result is faster, measured as bench-latency does it.", metavar="X", gt=1
+    )
+    only: tuple[LeverName, ...] = option(
+        (),
+        "Kinds of units to remove, with commas: layers, heads, units, experts, tokens. Default: all.",
+        metavar="KINDS",
+        panel=SELECTION,
+    )
+    uniform: bool = option(
+        True,
+        "--uniform: the result is a stock model. --uneven: layers may keep different numbers of heads and hidden "
+        "units. Default: --uniform.",
+        flag="--uniform/--uneven",
+        panel=SELECTION,
+    )
+    heal: Minutes | None = option(
+        None,
+        "Train the result for this time (10m), with the original as teacher.",
+        metavar="TIME",
+        panel=TRAINING,
+        gt=0,
+    )
+    heal_steps: int | None = option(
+        None, "Train the result for N updates, with the original as teacher.", panel=TRAINING, ge=1
+    )
+    minutes: Minutes | None = option(
+        None,
+        "Stop the search after this time and take the best result so far. Default: no limit.",
+        metavar="TIME",
+        panel=SELECTION,
+        recorded=False,
+        gt=0,
+    )
+    trials: int = option(
+        8, "Whole mixtures to try after the first ones.", panel=ADVANCED, recorded=False, hidden=True, ge=0
+    )
+    score_tokens: int = option(
+        16384, "Tokens of the text, about, that the units are scored on.", panel=ADVANCED, hidden=True, ge=1
+    )
+    trial_tokens: int = option(
+        4096, "Tokens, about, that each trial is measured on.", panel=ADVANCED, hidden=True, ge=1
+    )
+
+    def check_target(self) -> None:
+        """Refuse more than one target, and targets that are none.
+
+        Raises:
+            UsageError: there is one.
+        """
+        given = [f"`{name}`" for name in TARGETS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise UsageError(f"{given[0]} does not go with {given[1]}.", "Give one target.")
+        if self.params is not None and not 0 < self.params < 1:
+            raise UsageError(
+                f"`params={self.params:g}` is outside (0, 1).",
+                "It is the fraction of the parameters to keep: 0.5 keeps half.",
+            )
+        if self.heal is not None and self.heal_steps is not None:
+            raise UsageError("`heal` does not go with `heal_steps`.", "Give one of them.")
+
+    @property
+    def target(self) -> str:
+        """The target in words, as the command line spells it."""
+        name = next((name for name in TARGETS if getattr(self, name) is not None), "params")
+        value = getattr(self, name)
+        return f"--{name} {DEFAULT_SHARE if value is None else value:g}"

@@ -1,0 +1,295 @@
+"""The cheapest mixture of removals that reaches a target: curves of single kinds, then whole mixtures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import inf, prod
+from typing import Any
+
+import numpy as np
+from scipy.interpolate import PchipInterpolator
+
+from prunecli.errors import UsageError
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.results.shrinking import Tried
+from prunecli.shrinking.levers import Lever
+
+Shares = dict[str, float]
+"""Kind of units -> fraction of its units that is removed."""
+POINTS = (0.25, 0.5, 1.0)
+"""Places of a curve's points, as fractions of the share at which the kind alone reaches the target."""
+GRID = 16
+"""Shares of a kind that mixtures are made of, at most; all shares of the kind that fills up to the target."""
+FIRST = 3
+"""Mixtures with the least predicted cost that are tried beside single kinds and even shares."""
+EVEN = 64
+"""Even shares are multiples of 1 / EVEN."""
+NOISE = 0.005
+"""Costs that differ by less than this fraction are equal: the text of a trial is small."""
+AGAIN = 3
+"""Times that a mixture is tried with more of the filler if its size turns out to be above the target."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Number of parameters or bytes of a mixture: the sum over tensors of their sizes times the shares that are left.
+
+    Attributes:
+        parts: kinds of units that a tensor holds -> size of all such tensors.
+    """
+
+    parts: Mapping[frozenset[str], int]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, levers: Mapping[str, Lever], *, in_bytes: bool) -> Sizes:
+        """The sizes of a checkpoint's tensors."""
+        held: dict[str, set[str]] = {name: set() for name in checkpoint.tensors}
+        for lever in levers.values():
+            for axis in lever.axes:
+                before = axis.members.partition("{}")[0]
+                own = [*axis.carriers]
+                if axis.parts:
+                    own += [
+                        f"{axis.members.format(place)}.{part}"
+                        for place in range(len(axis.ids))
+                        for part in axis.parts
+                    ]
+                elif before:
+                    own += [name for name in held if name.startswith(before)]
+                for name in own:
+                    held.setdefault(name, set()).add(lever.name)
+        parts: dict[frozenset[str], int] = {}
+        for name, info in checkpoint.tensors.items():
+            kinds = frozenset(held[name])
+            parts[kinds] = parts.get(kinds, 0) + (info.nbytes if in_bytes else info.numel)
+        return cls(parts)
+
+    def __call__(self, shares: Mapping[str, float]) -> float:
+        """Size of a mixture; axes that share a kind lose the same fraction."""
+        return sum(
+            size * prod(1 - shares.get(kind, 0.0) for kind in kinds) for kinds, size in self.parts.items()
+        )
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A value by the share of one kind that is removed, between measured points; infinite beyond them."""
+
+    last: float
+    interpolated: Any
+
+    @classmethod
+    def of(cls, points: Mapping[float, float], *, rises: bool = True) -> Curve:
+        """The curve through points, of which each is at least as high as those before it, or as low without `rises`."""
+        shares = sorted(points)
+        values = [points[share] for share in shares]
+        own = (np.maximum if rises else np.minimum).accumulate(values)
+        return cls(shares[-1], PchipInterpolator(shares, own) if len(shares) > 1 else lambda _: own[0])
+
+    def __call__(self, share: float) -> float:
+        return inf if share > self.last else float(self.interpolated(share))
+
+
+class Search:
+    """Finds the cheapest mixture of removals that reaches a target.
+
+    Attributes:
+        tried: everything that was tried, in its order.
+
+    Args:
+        levers: the kinds of units.
+        size: size of a mixture, as far as it is known before the mixture is tried.
+        value: size of a tried mixture.
+        most: largest size that reaches the target.
+        base: cost of the original.
+        attempt: tries shares with metrics at a stage; returns None if the time is over.
+    """
+
+    def __init__(
+        self,
+        levers: Mapping[str, Lever],
+        size: Callable[[Shares], float],
+        value: Callable[[Tried], float],
+        most: float,
+        base: float,
+        attempt: Callable[[Shares, dict[str, str], str], Tried | None],
+    ) -> None:
+        self._levers, self._size, self._value, self._most = levers, size, value, most
+        self._base, self._attempt = base, attempt
+        self.tried: list[Tried] = []
+        self._metrics = {name: lever.metrics[0] for name, lever in levers.items()}
+        self._curves: dict[str, Curve] = {}
+        self._grids: dict[str, tuple[float, ...]] = {}
+        # The kind with most shares fills up to the target.
+        self._filler = max(levers.values(), key=lambda lever: len(lever.shares)).name
+
+    def run(self, trials: int) -> Tried:
+        """Measure the curves, then whole mixtures; return the best mixture that reaches the target.
+
+        Args:
+            trials: number of mixtures beside the first ones that are tried, neighbours of the best.
+
+        Raises:
+            UsageError: no mixture reaches the target, or the time was over before one was measured.
+        """
+        if self._filled({name: lever.shares[-1] for name, lever in self._levers.items()}) is None:
+            raise UsageError(
+                "Not even the smallest mixture reaches the target.",
+                "Choose a larger target, or allow more kinds with `only`.",
+            )
+        for lever in self._levers.values():
+            self._measure_curve(lever)
+        self._size = self._measured_size() if self.tried and self.tried[0].speedup else self._size
+        for shares in (*self._predicted(), *self._simple()):
+            self._whole(shares)
+        for _ in range(trials):
+            near = [one for one in self._neighbours() if not self._tried_as(one, "whole")]
+            if not near or self._whole(near[0]) is None:
+                break
+        if (best := self._best()) is None:
+            raise UsageError(
+                "No mixture that was measured reaches the target.",
+                "Choose a larger target, allow more kinds with `only`, or give more `minutes`.",
+            )
+        return best
+
+    def _measure_curve(self, lever: Lever) -> None:
+        """Measure the cost of a few shares of one kind, up to the share that reaches the target alone."""
+        name = lever.name
+        reach = self._alone(lever) or lever.shares[-1]
+        points = sorted({_nearest(lever.shares[1:], reach * point) for point in POINTS})
+        middle = points[len(points) // 2]
+        for metric in lever.metrics:
+            self._try({name: middle}, {name: metric}, "curve")
+        costs = {
+            metric: _cost(one) for metric in lever.metrics if (one := self._single(name, middle, metric))
+        }
+        metric = self._metrics[name] = min(costs, key=costs.__getitem__, default=lever.metrics[0])
+        for share in points:
+            self._try({name: share}, {name: metric}, "curve")
+        measured = {0.0: 0.0} | {
+            share: _cost(one) - self._base for share in points if (one := self._single(name, share, metric))
+        }
+        measured = {share: cost for share, cost in measured.items() if cost < inf}
+        self._curves[name] = Curve.of(measured)
+        shares = [share for share in lever.shares if share <= max(measured)]
+        self._grids[name] = tuple(shares[:: -(-len(shares) // GRID)])
+
+    def _measured_size(self) -> Callable[[Shares], float]:
+        """Time of a mixture relative to the original's: the product of the times with each kind alone."""
+        times = {
+            name: Curve.of(
+                {0.0: 1.0}
+                | {one.shares[name]: self._value(one) for one in self.tried if [*one.shares] == [name]},
+                rises=False,
+            )
+            for name in self._levers
+        }
+        return lambda shares: prod(times[name](share) for name, share in shares.items())
+
+    def _predicted(self) -> list[Shares]:
+        """The mixtures with the least predicted cost; each differs from the others by two steps of some kind."""
+        grids = {name: grid for name, grid in self._grids.items() if name != self._filler}
+        filled = (self._filled(dict(zip(grids, own, strict=True))) for own in product(*grids.values()))
+        found = [one for one in filled if one is not None and self._predict(one) < inf]
+        chosen: list[Shares] = []
+        for shares in sorted(found, key=self._predict):
+            if len(chosen) < FIRST and all(self._are_apart(shares, other) for other in chosen):
+                chosen.append(shares)
+        return chosen
+
+    def _are_apart(self, one: Shares, other: Shares) -> bool:
+        return any(
+            abs(one.get(name, 0.0) - other.get(name, 0.0)) > 1.5 * self._step(name) for name in self._levers
+        )
+
+    def _simple(self) -> Iterator[Shares]:
+        """Each kind alone, and the same share of all kinds, as far as these reach the target."""
+        for lever in self._levers.values():
+            if (alone := self._alone(lever)) is not None:
+                yield {lever.name: alone}
+        for step in range(1, EVEN):
+            even = {name: _nearest(lever.shares, step / EVEN) for name, lever in self._levers.items()}
+            if self._size(even) <= self._most:
+                yield {name: share for name, share in even.items() if share}
+                return
+
+    def _neighbours(self) -> list[Shares]:
+        """Mixtures beside the best one: a kind a step up or down, the filler adjusted; the cheapest first."""
+        if (best := self._best()) is None:
+            return []
+        found = []
+        for name in self._levers:
+            for sign in (-1, 1) if name != self._filler else ():
+                present = best.shares.get(name, 0.0)
+                step = sign * self._step(name)
+                others = [share for share in self._levers[name].shares if (share - present) * sign > 0]
+                if others:
+                    moved = {**best.shares, name: _nearest(others, present + step)}
+                    filled = self._filled(moved)
+                    found += [] if filled is None else [filled]
+        return sorted(found, key=self._predict)
+
+    def _step(self, name: str) -> float:
+        grid = self._grids[name]
+        return (grid[-1] - grid[0]) / max(len(grid) - 1, 1)
+
+    def _alone(self, lever: Lever) -> float | None:
+        """The least share of a kind that reaches the target alone."""
+        return next((one for one in lever.shares if self._size({lever.name: one}) <= self._most), None)
+
+    def _filled(self, shares: Shares, most: float | None = None) -> Shares | None:
+        """The mixture with the least share of the filler that reaches the target. None: there is no such share."""
+        for share in self._levers[self._filler].shares:
+            made = {**shares, self._filler: share}
+            if self._size(made) <= (most or self._most):
+                return {name: own for name, own in made.items() if own}
+        return None
+
+    def _predict(self, shares: Shares) -> float:
+        return sum(self._curves[name](share) for name, share in shares.items())
+
+    def _whole(self, shares: Shares) -> Tried | None:
+        """Try a mixture; if its size turns out to be above the target, again with more of the filler."""
+        made, most = self._try(shares), self._most
+        for _ in range(AGAIN):
+            if made is None or (value := self._value(made)) <= self._most:
+                break
+            most *= self._most / value
+            more = self._filled(shares, most)
+            made = None if more is None else self._try(more)
+        return made
+
+    def _try(
+        self, shares: Shares, metrics: dict[str, str] | None = None, stage: str = "whole"
+    ) -> Tried | None:
+        """Try a mixture once. If the time is over, nothing is tried."""
+        metrics = metrics or {name: self._metrics[name] for name in shares}
+        made = self._tried_as(shares, stage, metrics) or self._attempt(shares, metrics, stage)
+        if made is not None and made not in self.tried:
+            self.tried.append(made)
+        return made
+
+    def _tried_as(self, shares: Shares, stage: str, metrics: dict[str, str] | None = None) -> Tried | None:
+        found = (one for one in self.tried if one.shares == shares and one.stage == stage)
+        return next((one for one in found if metrics in (None, one.metrics)), None)
+
+    def _single(self, name: str, share: float, metric: str) -> Tried | None:
+        return self._tried_as({name: share}, "curve", {name: metric})
+
+    def _best(self) -> Tried | None:
+        """The cheapest mixture that reaches the target; of those that cost about the same, the simplest."""
+        reach = [one for one in self.tried if one.stage == "whole" and self._value(one) <= self._most]
+        least = min(map(_cost, reach), default=inf)
+        equal = [one for one in reach if _cost(one) <= least + NOISE * abs(least)]
+        return min(equal, key=lambda one: (len(one.shares), _cost(one)), default=None)
+
+
+def _cost(one: Tried) -> float:
+    return inf if one.quality.cost is None else one.quality.cost
+
+
+def _nearest(shares: Sequence[float], share: float) -> float:
+    return min(shares, key=lambda one: abs(one - share))

@@ -1,0 +1,338 @@
+"""`shrink`: from a model, a text and a target to the smaller model that is best on the text."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from prunecli import __version__
+from prunecli.errors import UsageError
+from prunecli.evaluation.latency import bench_latency
+from prunecli.evaluation.options import LatencyOptions
+from prunecli.methods.experts.options import margin_bytes
+from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.cost import decoding_bytes, usual_load
+from prunecli.pipeline import Applied, Summary, apply
+from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.results.document import header
+from prunecli.results.shrinking import Shrunk, Stage, Tried
+from prunecli.selection.cut import cut
+from prunecli.selection.selection import Selection, together
+from prunecli.shrinking.levers import KINDS, Lever, Levers, named
+from prunecli.shrinking.measure import Measurer, little, parts, windowed, written
+from prunecli.shrinking.options import DEFAULT_SHARE, ShrinkOptions
+from prunecli.shrinking.search import Search, Shares, Sizes
+from prunecli.tensors.documents import partial_path, refuse_unwritable, write_json
+from prunecli.tensors.transaction import refuse_target
+from prunecli.tensors.unfinished import Store, digest
+from prunecli.text.choice import Dataset, Lines, TextChoice, columns
+from prunecli.text.parallel import ParallelText
+from prunecli.text.plain import PlainText
+from prunecli.text.tasks import task_of
+from prunecli.training.finetune import Destination, finetune
+from prunecli.training.options import LossOptions, TrainingOptions
+from prunecli.training.start import Start
+
+WARMUP, EVERY = 20, 100
+"""Updates of the warm-up and between validations, if the healing is bounded by time."""
+CLOSING = 4
+"""The closing table is measured on as many times more text as a trial."""
+
+
+def figures_path(output: Path) -> Path:
+    """The file beside a result that holds everything that was tried."""
+    return output.with_name(f"{output.name}.shrink.json")
+
+
+class Shrinking:
+    """One run: tries mixtures, and carries out the best one.
+
+    Attributes:
+        closing: the part of the text that the result is reported on.
+
+    Args:
+        source: the original.
+        choice: the text.
+        options: see `ShrinkOptions`.
+        output: directory of the result, beside which an unfinished run is kept. If None, nothing is kept.
+    """
+
+    def __init__(
+        self,
+        source: Checkpoint,
+        choice: TextChoice,
+        options: ShrinkOptions,
+        output: Path | None,
+        progress: Progress,
+        say: Say,
+    ) -> None:
+        options.check_target()
+        source.check()
+        task = task_of(source)
+        choice.check_task(task)
+        data = choice.read(task, say)
+        if task == "embedding":
+            data = replace(data, text=_plain(data))
+        first, second, third = parts(windowed(data, source.config))
+        self._source, self._options, self._progress, self._say = source, options, progress, say
+        self._choice, self._parts = choice, (first, second, third)
+        self.closing = little(third, CLOSING * options.trial_tokens)
+        scored, tried = little(first, options.score_tokens), little(second, options.trial_tokens)
+        # A run for another target can use these measurements too.
+        given = [options.uniform, options.score_tokens, options.trial_tokens, options.speed is not None]
+        work = digest(
+            [__version__, source.fingerprint, data.text.sha256, data.pairs, first.context, task, given]
+        )
+        self._store = Store(None if output is None else partial_path(output), work)
+        if self._store.records:
+            say(f"Resuming an unfinished run: {len(self._store.records)} results are there.")
+        levers = Levers(source, scored, _lines(first), options, self._store, progress, say)
+        self._levers: Mapping[str, Lever] = levers.find()
+        self._measurer = Measurer(source, tried, options.device, progress)
+        self._end = None if options.minutes is None else time.monotonic() + 60 * options.minutes
+
+    def search(self) -> tuple[Tried, list[Tried]]:
+        """The best mixture, and everything that was tried.
+
+        Raises:
+            UsageError: no mixture reaches the target.
+        """
+        options = self._options
+        in_bytes = options.size is not None or options.fit is not None
+        sizes = Sizes.of(self._source, self._levers, in_bytes=in_bytes)
+        whole = sizes({})
+        if options.speed is not None:
+            search = self._search(lambda shares: sizes(shares) / whole, _time, 1 / options.speed)
+        elif in_bytes:
+            search = self._search(sizes, lambda one: one.bytes, self._most_bytes())
+        else:
+            share = DEFAULT_SHARE if options.params is None else options.params
+            search = self._search(sizes, lambda one: one.parameters, share * whole)
+        best = search.run(options.trials)
+        return best, search.tried
+
+    def _search(self, size: Any, value: Any, most: float) -> Search:
+        base = self._measurer.original.cost or 0.0
+        return Search(self._levers, size, value, most, base, self._attempt)
+
+    def _most_bytes(self) -> int:
+        """Bytes that the weights may have.
+
+        Raises:
+            UsageError: decoding alone needs more.
+        """
+        options = self._options
+        if options.fit is None:
+            return options.size or 0
+        left = (
+            options.fit
+            - margin_bytes(options.fit)
+            - sum(decoding_bytes(self._source, usual_load(self._source), None))
+        )
+        if left <= 0:
+            raise UsageError(f"`fit={options.fit}`: decoding alone needs more memory.", "Give more memory.")
+        return left
+
+    def selection(self, shares: Shares, metrics: Mapping[str, str]) -> Selection:
+        """The units that stay after these shares are removed."""
+        own = [
+            named(self._levers[name].select(shares[name], metrics[name]), self._options.target)
+            for name in KINDS
+            if shares.get(name)
+        ]
+        return together(own)
+
+    def _attempt(self, shares: Shares, metrics: dict[str, str], stage: str) -> Tried | None:
+        """Cut the model in a temporary directory and measure it, or return what an earlier run measured."""
+        key = f"trial {sorted(shares.items())} {sorted(metrics.items())}"
+        if key in self._store.records:
+            return Tried.model_validate(self._store.records[key]).model_copy(update={"stage": stage})
+        if self._end is not None and time.monotonic() > self._end:
+            return None
+        rewrite = cut(self._source, self.selection(shares, metrics))
+        with TemporaryDirectory(prefix="prunecli-") as folder:
+            path = Path(folder) / "trial"
+            applied = apply(self._source, rewrite, path)
+            what = ", ".join(f"{name} -{share:.0%}" for name, share in shares.items())
+            quality = self._measurer.measure(path, what, same_tokens="tokens" not in shares)
+            speedup = None if self._options.speed is None else self._speedup(path)
+        made = Tried(
+            shares=dict(shares),
+            metrics=dict(metrics),
+            stage=stage,
+            parameters=applied.summary.parameters_after,
+            bytes=applied.summary.bytes_after,
+            **({} if speedup is None else {"speedup": speedup}),
+            quality=quality,
+        )
+        self._store.put(key, made.to_json())
+        return made
+
+    def _speedup(self, path: Path) -> float:
+        """How many times faster than the original a model decodes, measured in turns."""
+        options = LatencyOptions(
+            sentences=2, new_tokens=16, runs=3, memory=False, device=self._options.device
+        )
+        models = {"original": self._source.path, "smaller": path}
+        found = bench_latency(models, self._choice, options, task=self._parts[0].task)
+        timings = found.results[1].timings
+        return float(timings[-1].speedup.median)
+
+    def carry_out(self, best: Tried, output: Path, *, force: bool) -> tuple[Applied, list[Stage]]:
+        """Write the result, healed if that is asked for, and measure it on text that nothing was chosen by."""
+        options, source = self._options, self._source
+        selection = self.selection(best.shares, best.metrics)
+        healing = options.heal is not None or options.heal_steps is not None
+        work = output.with_name(f"{output.name}.cut")
+        cut_path = work / "model" if healing else output
+        cut_path.parent.mkdir(parents=True, exist_ok=True)
+        rewrite, same = cut(source, selection), "tokens" not in best.shares
+        applied = apply(
+            source, rewrite, cut_path, force=force or healing, progress=self._progress, say=self._say
+        )
+        measurer = Measurer(source, self.closing, options.device, self._progress)
+        sizes = applied.summary
+        before = {"parameters": sizes.parameters_before, "bytes": sizes.bytes_before}
+        stages = [Stage(model="original", **before, quality=measurer.original)]
+        stages.append(self._stage("cut", cut_path, measurer, sizes, same_tokens=same))
+        if healing:
+            teacher = source.path
+            if not same:  # a teacher needs the student's vocabulary
+                teacher = work / "teacher"
+                alone = self.selection({"tokens": best.shares["tokens"]}, {"tokens": best.metrics["tokens"]})
+                apply(source, cut(source, alone), teacher, force=True)
+            destination = Destination(output, force=force)
+            heal(cut_path, teacher, self._parts, options, destination, self._progress, self._say)
+            stages.append(self._stage("healed", output, measurer, sizes, same_tokens=same))
+            shutil.rmtree(work)
+            applied = replace(applied, output=output)
+        self._store.remove()
+        return applied, stages
+
+    def _stage(
+        self, model: str, path: Path, measurer: Measurer, sizes: Summary, *, same_tokens: bool
+    ) -> Stage:
+        """A row of the closing table."""
+        quality = measurer.measure(path, f"the {model} model", same_tokens=same_tokens)
+        speedup = None if self._options.speed is None else self._speedup(path)
+        fields: dict[str, Any] = {} if speedup is None else {"speedup": speedup}
+        fields |= {"parameters": sizes.parameters_after, "bytes": sizes.bytes_after}
+        return Stage(model=model, **fields, quality=quality)
+
+
+def shrink(
+    model: Checkpoint | Path | str,
+    choice: TextChoice,
+    options: ShrinkOptions | None = None,
+    output: Path | str | None = None,
+    *,
+    force: bool = False,
+    progress: Progress = silent,
+    say: Say = unsaid,
+) -> Shrunk:
+    """Make a model smaller or faster by removing units of all kinds, those whose removal costs least on a text.
+
+    Args:
+        model: an open model, a directory or a name of the hub.
+        choice: the text. Units are scored on its first 60 %, mixtures chosen on the next 20 %, and the result reported
+            on the last 20 %.
+        options: the target, and what may be removed.
+        output: a new directory. If None, mixtures are tried and nothing is written.
+        force: replace `output`.
+        say: called with lines about choices made by default.
+
+    Raises:
+        PruneError: a model, text, option or output that cannot be used; a target that no mixture reaches.
+    """
+    options = options or ShrinkOptions()
+    source = model if isinstance(model, Checkpoint) else open_model(model)
+    path = None if output is None else Path(output)
+    if path is not None:
+        refuse_target(path, force=force, source=source.path)
+        refuse_unwritable(figures_path(path), force=force)
+    run = Shrinking(source, choice, options, path, progress, say)
+    best, tried = run.search()
+    if path is None:
+        applied = apply(source, cut(source, run.selection(best.shares, best.metrics)))
+        stages: list[Stage] = []
+    else:
+        applied, stages = run.carry_out(best, path, force=force)
+    document = Shrunk(
+        **header(Shrunk.FORMAT, [source], None),
+        left_out=[*applied.left_out],
+        output=None if path is None else str(path),
+        stock=applied.stock_support.to_json(),
+        arguments=options.recorded(),
+        **asdict(applied.summary),
+        target=options.target,
+        shares=best.shares,
+        tried=tried,
+        stages=stages,
+    )
+    if path is not None:
+        write_json(figures_path(path), document.to_json(), force=True)
+    return document
+
+
+def heal(
+    path: Path,
+    teacher: Path,
+    divided: tuple[Dataset, Dataset, Dataset],
+    options: ShrinkOptions,
+    destination: Destination,
+    progress: Progress,
+    say: Say,
+) -> None:
+    """Train a cut model on the text that it was chosen by, with a teacher; the last part of the text stays unseen.
+
+    Args:
+        path: the cut model.
+        teacher: the original, or a copy with the same vocabulary as the cut model.
+        divided: the parts of the text, see `parts`.
+        destination: where the healed model goes.
+    """
+    first, second, _ = divided
+    folder = path.parent / "text"
+    train, valid = written(first, folder, "train"), written(second, folder, "val")
+    steps = options.heal_steps
+    training = TrainingOptions(
+        teacher=teacher,
+        steps=steps,
+        minutes=options.heal,
+        warmup=WARMUP if steps is None else max(steps // 10, 1),
+        eval_every=EVERY if steps is None else max(steps // 4, 1),
+        batch_tokens=options.batch_tokens,
+        device=options.device,
+        loss=LossOptions(label_smoothing=0.0, distill=0.5),
+        context=first.context,
+    )
+    finetune(
+        Start(path), train, destination, training, valid=valid, task=first.task, progress=progress, say=say
+    )
+
+
+def _time(one: Tried) -> float:
+    """Time of a mixture relative to the original's."""
+    return 1 / (one.speedup or 1.0)
+
+
+def _plain(data: Dataset) -> PlainText:
+    """All texts of an embedding model, one a line."""
+    texts = [" ".join(one.split()) for column in columns(data.text, data.pairs).values() for one in column]
+    files = () if isinstance(data.text, ParallelText) else data.text.files
+    return PlainText(tuple(files), tuple(filter(None, texts)))
+
+
+def _lines(data: Dataset) -> Lines:
+    """The lines of a part of the text, for the vocabulary."""
+    text = data.text
+    whole = [one for column in columns(text, data.pairs).values() for one in column]
+    plain = text if isinstance(text, PlainText) and text.whole_files else None
+    lines = [line for one in whole for line in one.split("\n") if line.strip()]
+    languages = text.languages if isinstance(text, ParallelText) else ()
+    return Lines(tuple(lines), (), (), languages, plain)

@@ -1,0 +1,126 @@
+"""`prunecli shrink` from the command line to the written directory, and every refusal."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from prunecli import results
+from prunecli.analysis.explanation import explain
+from prunecli.commands.shrink import shrink
+from prunecli.model.checkpoint import open_model
+from prunecli.results.shrinking import Shrunk
+from prunecli.shrinking import levers
+from prunecli.shrinking import shrink as module
+from tests.commands import calls
+from tests.commands.calls import call, refused
+from tests.families import tiny_family
+
+run, done = partial(call, shrink), partial(calls.done, shrink)
+QUICK = ("--score-tokens", "64", "--trial-tokens", "64", "--trials", "1")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_family(tmp_path_factory.mktemp("models") / "llama", "llama", tie_word_embeddings=True)
+
+
+@pytest.fixture(autouse=True)
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("the hen\nten tins on it\nthen no hen\na tin, then ten\nno tins\n" * 8)
+    return path
+
+
+def test_a_model_is_shrunk_by_all_kinds(model: Path) -> None:
+    result = done(model, "--text", "text.txt", "--params", "70%", *QUICK)
+    assert "On text that nothing was chosen by" in result.out
+    assert "A stock model" in result.out
+    assert "--heal 10m" in result.out
+    document = results.read("shrunk.shrink.json")
+    assert isinstance(document, Shrunk)
+    assert document.parameters_after is not None
+    assert document.parameters_before is not None
+    assert document.parameters_after <= 0.7 * document.parameters_before
+    assert [one.model for one in document.stages] == ["original", "cut"]
+    curves = {kind for one in document.tried if one.stage == "curve" for kind in one.shares}
+    assert {"layers", "units", "heads"} <= curves
+    assert {*document.tables()} == {"sizes", "tried", "stages"}
+    with open_model("shrunk") as opened:
+        opened.check()
+        assert opened.total_parameters == document.parameters_after
+        steps = [step["command"] for step in opened.structure.history]
+    assert len(steps) == len(document.shares)
+    # Each kind has its own decision, which `explain` reads.
+    kind = next(iter(document.shares))
+    question = {"units": "unit 0 of layer 0", "layers": "layer 0", "heads": "head 0 of layer 0"}
+    assert explain(Path("shrunk"), question.get(kind, "token hen"))
+
+
+def test_an_interrupted_search_is_resumed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = (model, "--text", "text.txt", "--only", "units,layers", *QUICK)
+    apply, made = module.apply, []
+
+    def broken(*arguments: object, **options: object) -> object:
+        made.append(arguments)
+        if len(made) > 3:
+            raise KeyboardInterrupt
+        return apply(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "apply", broken)
+    assert run(*given).status != 0
+    monkeypatch.setattr(module, "apply", apply)
+    monkeypatch.setattr(levers, "score_units", None)  # the scores are there
+    result = done(*given)
+    assert "Resuming an unfinished run" in result.err
+    assert not list(Path().glob("*unfinished*"))
+
+
+def test_a_healed_model_learns_from_the_original(model: Path) -> None:
+    result = done(
+        *(model, "--text", "text.txt", "--only", "units", "--heal-steps", "2"),
+        *("--batch-tokens", "64", *QUICK),
+    )
+    document = results.read("shrunk.shrink.json")
+    assert isinstance(document, Shrunk)
+    assert [one.model for one in document.stages] == ["original", "cut", "healed"]
+    assert "Written: shrunk" in result.out
+    with open_model("shrunk") as opened:
+        assert opened.structure.history[-1]["command"] == "finetune"
+    assert not Path("shrunk.cut").exists()
+
+
+def test_a_dry_run_writes_nothing(model: Path) -> None:
+    result = done(model, "--text", "text.txt", "--only", "layers", "--dry-run", "--json", *QUICK)
+    assert json.loads(result.out)["shares"] == {"layers": pytest.approx(0.3333)}
+    assert [path.name for path in Path().iterdir()] == ["text.txt"]
+
+
+def test_bytes_are_a_target(model: Path) -> None:
+    with open_model(model) as opened:
+        size = int(0.8 * opened.total_bytes)
+    done(model, "--text", "text.txt", "--only", "units", "--size", str(size), *QUICK)
+    with open_model("shrunk") as opened:
+        assert opened.total_bytes <= size
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "status"),
+    [
+        (("--params", "0.5", "--size", "1MiB"), "--params does not go with --size", 2),
+        (("--params", "1"), "is outside", 2),
+        (("--heal", "soon"), "not a duration", 2),
+        (("--heal", "1m", "--heal-steps", "2"), "--heal does not go with --heal-steps", 2),
+        (("--only", "experts"), "has no experts", 1),
+        (("--only", "heads", "--params", "0.01"), "smallest mixture", 2),
+    ],
+)
+def test_refusals(model: Path, options: tuple[str, ...], message: str, status: int) -> None:
+    refused(run(model, "--text", "text.txt", *options, *QUICK), message, status)
+
+
+def test_text_is_needed(model: Path) -> None:
+    refused(run(model), "lm needs text", 2)

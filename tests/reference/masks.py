@@ -1,0 +1,65 @@
+"""|dL/dxi| for masks xi that are tensors in the graph (1905.10650, eq. 2, for units of any kind), slowly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+
+def mask_gradients(
+    model: nn.Module,
+    loss: Callable[[Callable[..., Any]], Tensor],
+    inputs: Mapping[str, tuple[str, int]],
+    layers: Mapping[str, Sequence[str]] | None = None,
+    experts: Mapping[str, str] | None = None,
+) -> dict[str, Tensor]:
+    """Name -> `[units]` of dL/dxi at xi = 1.
+
+    Args:
+        loss: from a function that runs the model to the loss of one example.
+        inputs: name -> module whose inputs are those of so many units side by side, each of which xi multiplies.
+        layers: name -> modules of a stack; xi multiplies what a layer adds to its input.
+        experts: name -> parameter with the output weights of all experts, of which xi multiplies each.
+    """
+    masks = {name: torch.ones(units, requires_grad=True) for name, (_, units) in inputs.items()}
+    masks |= {name: torch.ones(len(own), requires_grad=True) for name, own in (layers or {}).items()}
+    parameters = dict(model.named_parameters())
+    masks |= {
+        name: torch.ones(len(parameters[own]), requires_grad=True) for name, own in (experts or {}).items()
+    }
+    with ExitStack() as hooks:
+        for name, (module, units) in inputs.items():
+
+            def multiply(_: Any, given: Any, name: str = name, units: int = units) -> Any:
+                wide = masks[name].repeat_interleave(given[0].shape[-1] // units)
+                return (given[0] * wide, *given[1:])
+
+            hooks.callback(model.get_submodule(module).register_forward_pre_hook(multiply).remove)
+        for name, modules in (layers or {}).items():
+            for number, module in enumerate(modules):
+
+                def mix(
+                    _: Any, given: Any, options: Any, made: Any, name: str = name, number: int = number
+                ) -> Any:
+                    before = given[0] if given else options["hidden_states"]
+                    after = made[0] if isinstance(made, tuple) else made
+                    mixed = before + masks[name][number] * (after - before)
+                    return (mixed, *made[1:]) if isinstance(made, tuple) else mixed
+
+                handle = model.get_submodule(module).register_forward_hook(mix, with_kwargs=True)
+                hooks.callback(handle.remove)
+        scaled = {
+            own: parameters[own] * masks[name].view(-1, *[1] * (parameters[own].dim() - 1))
+            for name, own in (experts or {}).items()
+        }
+        value = loss(lambda **rows: functional_call(model, scaled, kwargs=rows))
+        found = torch.autograd.grad(value, [*masks.values()], allow_unused=True)
+    return {
+        name: torch.zeros_like(mask) if own is None else own
+        for (name, mask), own in zip(masks.items(), found, strict=True)
+    }

@@ -1,0 +1,97 @@
+"""The search over mixtures, with costs that are known formulas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prunecli.errors import UsageError
+from prunecli.model.checkpoint import open_model
+from prunecli.model.find_axes import axes_of
+from prunecli.results.shrinking import Quality, Tried
+from prunecli.selection.cut import cut
+from prunecli.selection.selection import Selection
+from prunecli.shrinking.levers import Lever
+from prunecli.shrinking.search import Curve, Search, Sizes
+from tests.families import tiny_family
+
+SHARES = tuple(step / 16 for step in range(16))
+
+
+def lever(name: str, shares: tuple[float, ...] = SHARES, metrics: tuple[str, ...] = ("gradient",)) -> Lever:
+    return Lever(name, (), shares, metrics, lambda *_: pytest.fail("nothing is cut here"))
+
+
+def search(costs: dict[str, Any], *, most: float = 0.6, minutes: int = 1000, **levers: Lever) -> Search:
+    """Two halves of a model, of which each kind has one; a mixture costs what its kinds cost alone."""
+    calls = iter(range(minutes))
+
+    def size(shares: Any) -> float:
+        return sum(0.5 * (1 - shares.get(name, 0.0)) for name in levers)
+
+    def attempt(shares: Any, metrics: Any, stage: str) -> Tried | None:
+        if next(calls, None) is None:
+            return None
+        cost = 1 + sum(costs[name](share, metrics[name]) for name, share in shares.items())
+        sizes = {"parameters": round(1000 * size(shares)), "bytes": 1}
+        return Tried(shares=shares, metrics=metrics, stage=stage, quality=Quality(cost=cost), **sizes)
+
+    return Search(levers, size, lambda one: one.parameters / 1000, most, 1.0, attempt)
+
+
+def test_the_cheaper_kind_gives_more() -> None:
+    costs = {"units": lambda share, _: share**2, "layers": lambda share, _: 4 * share**2}
+    found = search(costs, units=lever("units"), layers=lever("layers"))
+    best = found.run(4)
+    # With 0.8 to remove, u^2 + 4 l^2 is least at u = 0.64, l = 0.16.
+    assert best.shares["units"] == pytest.approx(0.64, abs=0.07)
+    assert best.shares["layers"] == pytest.approx(0.16, abs=0.07)
+    assert best.parameters <= 600
+    whole = [one for one in found.tried if one.stage == "whole"]
+    assert {"units": 0.8125} in [one.shares for one in whole]
+    assert {"layers": 0.8125} in [one.shares for one in whole]
+    assert best.quality.cost == min(one.quality.cost for one in whole if one.quality.cost is not None)
+
+
+def test_the_better_metric_is_taken() -> None:
+    costs = {"units": lambda share, metric: share * (1 if metric == "second" else 2)}
+    best = search(costs, most=0.3, units=lever("units", metrics=("first", "second"))).run(0)
+    assert best.metrics == {"units": "second"}
+
+
+def test_equal_costs_are_the_simplest_mixture() -> None:
+    costs = {"units": lambda share, _: 1e-4 * share, "layers": lambda share, _: 2e-4 * share}
+    best = search(costs, most=0.7, units=lever("units"), layers=lever("layers")).run(4)
+    assert [*best.shares] == ["units"]
+
+
+def test_what_cannot_be_reached_is_refused() -> None:
+    with pytest.raises(UsageError, match="smallest mixture"):
+        search({}, most=0.01, units=lever("units"), layers=lever("layers")).run(1)
+    with pytest.raises(UsageError, match="No mixture that was measured"):
+        search({"units": lambda share, _: share}, most=0.3, minutes=0, units=lever("units")).run(1)
+
+
+def test_a_ruined_model_is_a_point_of_no_curve() -> None:
+    curve = Curve.of({0.0: 0.0, 0.5: 1.0, 0.25: 2.0})
+    assert [curve(share) for share in (0.0, 0.25, 0.5, 0.6)] == [0.0, 2.0, 2.0, float("inf")]
+
+
+def test_sizes_of_mixtures_are_those_of_cut_models(tmp_path: Path) -> None:
+    checkpoint = open_model(tiny_family(tmp_path / "model", "llama"))
+    levers = {
+        name: Lever(name, tuple(axes_of(checkpoint, kind)), (), (), lambda *_: Selection({}))
+        for name, kind in (("units", "unit"), ("heads", "head"), ("layers", "layer"))
+    }
+    sizes = Sizes.of(checkpoint, levers, in_bytes=False)
+    assert sizes({}) == checkpoint.total_parameters
+    kept = {
+        axis.name: axis.ids[: len(axis.ids) // 2] if axis.kind != "layer" else axis.ids[:2]
+        for one in levers.values()
+        for axis in one.axes
+    }
+    rewrite = cut(checkpoint, Selection(kept, step={"command": "test", "arguments": {}}))
+    made = sum(output.info.numel for output in rewrite.outputs)
+    assert sizes({"units": 0.5, "heads": 0.5, "layers": 1 / 3}) == pytest.approx(made, rel=0.01)
