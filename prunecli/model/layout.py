@@ -186,7 +186,7 @@ def resolve(family: Architecture, config: Mapping[str, Any], structure: Structur
     if family.stacks:  # else its experts alone are known
         check_layers(sizes, structure)
         check_parts(sizes, structure)
-    tables = resolve_tables(sizes, structure)
+    tables = resolve_tables(sizes, structure) if family.stacks else None
     return ModelLayout(
         sizes,
         structure,

@@ -132,6 +132,8 @@ def _experts(source: Checkpoint, result: ModelLayout) -> StockSupport:
         if (name := rename(layer.name)) is not None
     ]
     kept = {count for count in counts if count}
+    if not kept:  # every layer with experts is gone
+        return StockSupport()
     if len(kept) > 1:
         reason = f"experts differ between layers ({_range(kept)})"
         sides = {layer.side for layer in source.mixtures}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from io import StringIO
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -217,16 +217,15 @@ LAYERS = (
 VALUES = {"encoder.0": [1.0, 2.0, 3.0], "encoder.1": [], "encoder.2": [5.0, 4.0], "cross.0": [-1.0]}
 
 
-def lines(table: console.Shown, width: int = 200) -> list[list[str]]:
-    from rich.console import Console
-
-    screen = Console(file=StringIO(), width=width)
-    screen.print(*table)
-    return [line.split() for line in screen.file.getvalue().splitlines() if line.strip()]  # type: ignore[attr-defined]
+@pytest.fixture
+def lines(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[list[str]]]:
+    """The words of each line that was printed."""
+    return lambda: [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
 
 
-def test_pruned_heads_have_no_value() -> None:
-    title, columns, _, *rows = lines(head_table(VALUES, LAYERS, "Importance"))
+def test_pruned_heads_have_no_value(lines: Callable[[], list[list[str]]]) -> None:
+    head_table(VALUES, LAYERS, "Importance")
+    title, columns, _, *rows = lines()
     assert title == ["Importance"]
     assert columns == ["attention", "layer", "head", "0", "1", "2"]
     assert rows == [
@@ -237,25 +236,17 @@ def test_pruned_heads_have_no_value() -> None:
     ]
 
 
-def test_layers_of_many_heads_take_several_lines() -> None:
-    wide = layer("decoder", 3, tuple(range(18)), original=18)
-    _, _, _, first, second = lines(head_table({wide.name: [n / 7 for n in range(18)]}, [wide]))
-    assert first[:5] == ["decoder", "3", "0", "0.143", "0.286"]
-    assert len(first) == 2 + 9
-    assert second[:4] == ["from", "9", "1.29", "1.43"]
-
-
-@pytest.mark.parametrize(("heads", "in_a_line"), [(4, 4), (12, 6), (7, 6)])
+@pytest.mark.parametrize("heads", [4, 7, 16])
 def test_no_value_is_broken_in_a_terminal_of_80_columns(
-    monkeypatch: pytest.MonkeyPatch, heads: int, in_a_line: int
+    monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[list[str]]], heads: int
 ) -> None:
+    """Heads that do not fit beside the others are below them, the layer before them again."""
     monkeypatch.setattr(console, "width", lambda: 80)
     wide = layer("decoder", 3, tuple(range(heads)), original=heads)
-    table = head_table({wide.name: [0.001234 + n / 1e6 for n in range(heads)]}, [wide])
-    _, columns, _, first, *more = lines(table, width=80)
-    assert len(columns) - 3 == in_a_line
-    shown = [text for line in (first[2:], *(line[2:] for line in more)) for text in line]
-    assert shown == [f"{0.001234 + n / 1e6:.3g}" for n in range(heads)]
+    head_table({wide.name: [0.001234 + n / 1e6 for n in range(heads)]}, [wide])
+    shown = [line[2:] for line in lines() if line[:2] == ["decoder", "3"]]
+    assert [text for line in shown for text in line] == [f"{0.001234 + n / 1e6:.3g}" for n in range(heads)]
+    assert (len(shown) > 1) == (heads > 6)
 
 
 PAIR = ("--pairs", "eng_Latn-fra_Latn")

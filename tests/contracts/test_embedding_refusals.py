@@ -46,7 +46,7 @@ def test_a_side_that_the_class_lacks(model_type: str, name: str, side: str, tmp_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"map_dim": 33}, "above the model's width 32: the table would grow\nGive --map-dim 32 or less"),
+        ({"map_dim": 33}, "above the model's width 32: the table would grow\nGive `map_dim=32` or less"),
         ({"side": "output", "cache": True}, "`cache` writes the rows of the input's unit"),
         ({"side": "output"}, "are for the unit of the input"),
     ],

@@ -118,7 +118,7 @@ def test_every_class_opens_a_result(model_type: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "side"),
-    [("granite", "input"), ("umt5", "both"), ("gpt_neox", "input"), ("modernbert", "both")],
+    [("granite", "input"), ("umt5", "both"), ("qwen3_moe", "input"), ("modernbert", "both")],
 )
 def test_embeddings_are_factorised(model_type: str, side: str, tmp_path: Path) -> None:
     model = cutting.saved(model_type, tmp_path / "model")

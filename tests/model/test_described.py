@@ -100,7 +100,7 @@ def test_pickles_are_not_fetched_unasked(folder, hub):
     ("content", "message"),
     [
         (b"version https://git-lfs.github.com/spec/v1\n" * 3, "its header would be .* bytes long"),
-        (struct.pack("<Q", 2) + b"{]", "its header cannot be read"),
+        (struct.pack("<Q", 2) + b"{]", "its header is not of the safetensors form"),
         (
             b"\x40" + bytes(7) + b'{"a":{"dtype":"F5","shape":[1],"data_offsets":[0,4]}, "x": 0   }',
             "is not of the safetensors form",

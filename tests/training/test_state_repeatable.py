@@ -11,9 +11,8 @@ import torch
 from prunecli.errors import UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.processes import ALONE
-from prunecli.running.layerwise.budget import WORKSPACE
 from prunecli.training import trainer as training
-from prunecli.training.state import forwards_only, repeatable
+from prunecli.training.state import WORKSPACE, forwards_only, repeatable
 from prunecli.training.trainer import training_arguments
 from tests.families import tiny_family
 from tests.training.runs import options, train, translation
