@@ -216,7 +216,7 @@ def test_every_checkpoint_of_a_command_may_be_of_the_hub():
         for name, parameter in parameters.items()
         if parameter.role == "checkpoint"
     }
-    assert {command for command, _ in roles} == {*COMMANDS, "bench-latency", "finetune", "report"}
+    assert {command for command, _ in roles} == {*COMMANDS, "bench-latency", "finetune", "report", "shrink"}
     assert {("finetune", "teacher"), ("compare-models", "other"), ("compare-models", "benchmarks")} <= roles
 
 
