@@ -249,10 +249,11 @@ def require_replaceable(trial: Trial) -> None:
     model = copy.deepcopy(trial.model)
     source, head = model.get_input_embeddings(), model.get_output_embeddings()
     kind, (vocabulary, width) = source.weight.dtype, source.weight.shape
-    unit = DefineEmbedding(
-        UnitShape(vocabulary, 2, width, kind="projective"), scale=_scale(source, kind), dtype=kind
-    )
-    output = DefineOutput(UnitShape(vocabulary, 2, width, kind="projective"), dtype=kind)
+    shape = UnitShape(vocabulary, 2, width, kind="projective")
+    with torch.random.fork_rng(devices=[]):  # random numbers of the caller stay as they are
+        torch.manual_seed(0)
+        unit = DefineEmbedding(shape, scale=_scale(source, kind), dtype=kind)
+        output = DefineOutput(shape, dtype=kind)
     shared = [name for name, part in model.named_modules() if getattr(part, "weight", None) is source.weight]
     with torch.no_grad():
         if head is not None:

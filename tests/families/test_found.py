@@ -15,6 +15,7 @@ from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.stock import uniform_heads
+from prunecli.modules.define import require_replaceable
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
@@ -214,4 +215,5 @@ def test_random_numbers_of_the_caller_are_left_alone(tmp_path: Path) -> None:
     torch.manual_seed(5)
     with open_model(tmp_path) as checkpoint:
         checkpoint.require_architecture()
+        require_replaceable(checkpoint.probed.trial)
     assert torch.rand(1) == expected
