@@ -182,22 +182,13 @@ class Trial:
         self, held: int, carriers: Mapping[str, Carrier], kept: Mapping[str, Sequence[int]]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The tensors in files without the units that go, and with them as zeros."""
-        import torch
 
         stored = stored_form(self.model)
         cut, masked = dict(stored), dict(stored)
         for name, carrier in carriers.items():
             tensor = stored[name]
-            stays, goes = (
-                torch.cat(
-                    [
-                        torch.arange(*each)
-                        for each in ((0, 0), *carrier.ranges(own, tensor.shape[carrier.dim], held))
-                    ]
-                )
-                for own in (kept[name], sorted({*range(held)}.difference(kept[name])))
-            )
-            cut[name] = tensor.index_select(carrier.dim, stays)
+            goes = _rows(tensor, carrier, sorted({*range(held)}.difference(kept[name])), held)
+            cut[name] = tensor.index_select(carrier.dim, _rows(tensor, carrier, kept[name], held))
             masked[name] = tensor.index_fill(carrier.dim, goes, 0)
         return cut, masked
 
@@ -209,6 +200,10 @@ class Trial:
         """
         stored = stored_form(self.model)
         cut = {new: stored[name] for new, name in stack.renamed(stored, kept).items()}
+        for name, carrier in stack.shares.items():
+            cut[name] = stored[name].index_select(
+                carrier.dim, _rows(stored[name], carrier, kept, stack.depth)
+            )
         smaller = self._opened(self.skeleton.changed(stack.changes(self.skeleton, kept)), cut)
         whole = self._whole
         hooks = [
@@ -404,7 +399,7 @@ class Trial:
         kinds = ("missing_keys", "mismatched_keys", *(() if surplus else ("unexpected_keys",)))
         if odd := [name for kind in kinds for name in told[kind]]:
             raise ValueError(f"its tensors do not fit the smaller config: {odd[0]}")
-        return _plain(model)
+        return _plain(model.to(self.model.dtype))  # some classes make parameters of another type
 
 
 class _Stopped(BaseException):
@@ -483,7 +478,15 @@ def _apart(expected: Tensor, found: Tensor, whole: Tensor) -> float:
 
 def _hand_on(_: Any, args: Any, kwargs: Any, output: Any) -> Any:
     given = args[0] if args else kwargs["hidden_states"]
-    return (given, *output[1:]) if isinstance(output, tuple) else given
+    return type(output)([given, *output[1:]]) if isinstance(output, (tuple, list)) else given
+
+
+def _rows(tensor: Tensor, carrier: Carrier, places: Sequence[int], held: int) -> Tensor:
+    """Indices of the units at `places`, of `held`, on the dimension of a tensor where they lie."""
+    import torch
+
+    ranges = carrier.ranges(places, tensor.shape[carrier.dim], held)
+    return torch.cat([torch.arange(*each) for each in ((0, 0), *ranges)])
 
 
 def _scaled(values: Mapping[str, Any], scale: int) -> dict[str, Any]:

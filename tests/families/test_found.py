@@ -35,6 +35,12 @@ FOUND: dict[str, set[str]] = {
     "minicpm3": {"unit", "head", "uneven head"},
     "lfm2": {"layer", "head", "uneven head"},
     "gpt_oss": {"layer", "head", "uneven head", "expert unit"},
+    "gemma4_text": {
+        *EVERY,
+        "expert unit",
+    },  # a table with a share for each layer, settings by number of layer
+    "nemotron_h": {*BOTH, "expert unit"},  # a list says how many layers there are
+    "xlnet": {"layer", "unit"},  # parameters that keep their type whatever the class is opened in
 }
 
 
