@@ -55,7 +55,7 @@ from prunecli.model.probe import (
 from prunecli.model.skeleton import Changes, Shape, Skeleton, cannot_make, skeleton_of
 from prunecli.model.structure import Structure
 from prunecli.model.traced import traced_heads
-from prunecli.model.trial import NEAR, Trial, few_experts, first_and_last
+from prunecli.model.trial import NEAR, Trial, few_experts
 from prunecli.tensors.json_files import parsed
 
 if TYPE_CHECKING:
@@ -504,7 +504,7 @@ def _in_like_layers(
     """Carriers of the model, by those of its small copy: in each layer that has the tensors of one of the copy's."""
     found: dict[str, Carrier] = {}
     for stack, short in zip(layers, small_layers, strict=True):
-        kept = first_and_last(stack.depth) if short.depth < stack.depth else range(stack.depth)
+        kept = stack.samples if short.depth < stack.depth else range(stack.depth)
         for prefix in stack.prefixes:
             tensors = [_of_module(f"{prefix}.{number}", skeleton.stored) for number in range(stack.depth)]
             for place, number in enumerate(kept):

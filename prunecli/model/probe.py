@@ -46,6 +46,7 @@ class LayerKey:
         last: keys of how many of the last layers do.
         by_number: keys of objects whose keys are numbers of layers.
         period: key of a period by which layers differ, and key of the list of layers that do not follow it.
+        samples: numbers of the first two and the last two layers, and of the first of each other kind of layer.
         shares: name of a tensor outside of the layers that holds a share for each of them -> where the shares lie.
     """
 
@@ -59,6 +60,7 @@ class LayerKey:
     last: tuple[str, ...] = ()
     by_number: tuple[str, ...] = ()
     period: tuple[str, str] | None = None
+    samples: tuple[int, ...] = ()
     shares: Mapping[str, Carrier] = field(default_factory=dict, compare=False)
 
     def renamed(self, names: Iterable[str], kept: Sequence[int]) -> dict[str, str]:
@@ -242,7 +244,22 @@ def _confirmed(skeleton: Skeleton, rules: LayerKey, kept: Sequence[int]) -> Laye
         for name, (dim, before, after) in moved.items()
         if before * (depth - 1) == after * depth
     }
-    return replace(made, shares=shares)
+    return replace(made, shares=shares, samples=_samples(skeleton, made))
+
+
+def _samples(skeleton: Skeleton, stack: LayerKey) -> tuple[int, ...]:
+    """The layers that a small copy has of a stack; layers differ in their tensors, or in what lists say of them."""
+    start = re.compile(rf"(?:{'|'.join(map(re.escape, stack.prefixes))})\.(\d+)\.")
+    kinds: list[list[object]] = [[] for _ in range(stack.depth)]
+    for name, shape in skeleton.stored.items():
+        if match := start.match(name):
+            kinds[int(match[1])].append((start.sub("", name), shape))
+    for name in stack.lists:
+        for kind, value in zip(kinds, value_of(skeleton.effective, name), strict=True):
+            kind += [value] if isinstance(value, str) else []
+    texts = [*map(str, kinds)]
+    ends = {*range(stack.depth)[:2], *range(stack.depth)[-2:]}
+    return tuple(sorted(ends | {texts.index(kind) for kind in texts}))
 
 
 def _only_layer(skeleton: Skeleton, rules: LayerKey) -> list[LayerKey]:
@@ -255,6 +272,7 @@ def _only_layer(skeleton: Skeleton, rules: LayerKey) -> list[LayerKey]:
         for before, after in ((skeleton.shapes, other.shapes), (skeleton.stored, other.stored))
     )
     made = replace(rules, prefixes=prefixes, modules=modules)
+    made = replace(made, samples=(0,))
     return [made] if prefixes and {*made.renamed(other.stored, (0,))} == {*skeleton.stored} else []
 
 
