@@ -367,7 +367,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
         attributes={
             **dict(numbers(values)),
             **{one.key: value_of(values, one.key) for one in layers},
-            TIE_KEY: bool(values.get(TIE_KEY)),
+            TIE_KEY: bool(loose or values.get(TIE_KEY)),  # some configs do not have the key
             **declared.attributes,
             **{key: str(one.held) for one, _ in widths for key in one.keys},  # where config.json holds a null
             **({} if units is None else units.stated),

@@ -71,6 +71,7 @@ def test_a_cut_model_is_the_masked_one(model_type: str, tmp_path: Path) -> None:
         ("drop", "electra", "ffn"),
         ("drop", "modernbert", "attention"),
         ("share", "gptj", "attention"),
+        ("share", "gemma4", "attention"),  # heads of two widths
     ],
 )
 def test_layers_share_or_drop(treatment: str, model_type: str, part: str, tmp_path: Path) -> None:
@@ -240,3 +241,10 @@ def test_the_small_copy_ignores_the_type_of_the_weights(tmp_path: Path) -> None:
         assert {*cutting.axes_found(checkpoint)} == {"layer", "unit", "head"}
         (axis,) = axes_of(checkpoint, "token")
         assert axis.carriers
+
+
+def test_tensors_are_tied_where_no_key_says_so(tmp_path: Path) -> None:
+    cutting.saved("nomic_bert", tmp_path / "model")
+    with open_model(tmp_path / "model") as checkpoint:
+        assert "tie_word_embeddings" not in checkpoint.config
+        checkpoint.check()

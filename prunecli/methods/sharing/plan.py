@@ -148,7 +148,7 @@ def _plan(checkpoint: Checkpoint, layers: Sequence[Layer], options: SharingOptio
             "width": options.width,
             "seed": options.seed,
         }
-    plan = arrange(layers, options, chosen)
+    plan = arrange(layers, options, chosen, checkpoint.layout.shapes)
     reasons = []
     if options.preset is None and chosen.name:
         reasons.append(f"No `preset` given: {chosen.name}.")
