@@ -487,9 +487,9 @@ def _traced(
     """Heads whose width follows from their number, of which each layer may keep another one."""
     confirmed: list[tuple[UnitKeys, Carriers]] = []
     for small in traced_heads(trial, small_layers):
-        (key,) = small.keys
-        held = head_counts(skeleton.effective)[key]
-        units = with_scaled(UnitKeys({key: 1}, held, {}), skeleton)
+        counts, key = head_counts(skeleton.effective), [*small.keys][-1]
+        keys = {name: counts[name] // counts[key] for name in small.keys}
+        units = with_scaled(UnitKeys(keys, counts[key], {}), skeleton)
         for layout in small.layouts:
             if units.scaled and (least := _uneven(trial, small, layout, owners(layout), 0)) is not None:
                 confirmed.append((units, _in_like_layers(skeleton, layers, small_layers, layout)))

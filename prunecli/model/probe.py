@@ -349,6 +349,12 @@ def is_key_value(key: str) -> bool:
     return bool(_KEY_VALUE.search(_last(key)))
 
 
+def shared_keys(counts: Iterable[str], key: str) -> list[str]:
+    """The keys that count the heads of keys and values beside the one that counts those of queries."""
+    within = key[: -len(_last(key))]
+    return [one for one in counts if is_key_value(one) and one[: -len(_last(one))] == within]
+
+
 def head_keys(skeleton: Skeleton) -> list[UnitKeys]:
     """The numbers of heads that a stock config can say; those of key/value heads where several queries share one."""
     counts = head_counts(skeleton.effective)
@@ -356,10 +362,7 @@ def head_keys(skeleton: Skeleton) -> list[UnitKeys]:
     for key, queries in counts.items():
         if queries < 2 or is_key_value(key):
             continue
-        shared = [
-            one for one in counts if is_key_value(one) and one[: -len(_last(one))] == key[: -len(_last(key))]
-        ]
-        for pair in (*shared, None):
+        for pair in (*shared_keys(counts, key), None):
             held = queries if pair is None else counts[pair]
             if held < 2 or queries % held:
                 continue
