@@ -30,6 +30,7 @@ from prunecli.architectures.records import (
 from prunecli.errors import UnsupportedModelError, kind_and_reason
 from prunecli.model.axes import Carrier
 from prunecli.model.declared import TIE_KEY, value_of, with_keys
+from prunecli.model.depth import DEPTH_ALIAS
 from prunecli.model.found_experts import NotFoundError, found_mixture
 from prunecli.model.patchwork import remove_attention, remove_ffn
 from prunecli.model.probe import (
@@ -142,7 +143,16 @@ class Found:
     def with_layers(self, config: Mapping[str, Any], kept: Mapping[str, Sequence[int]]) -> dict[str, Any]:
         """config.json of the model that has only these layers of the stacks under these keys."""
         skeleton = replace(self.skeleton, config=config)
-        return skeleton.settled(self._changes(skeleton, kept))
+        found = skeleton.settled(self._changes(skeleton, kept))
+        for stack in self.layers:
+            numbers = kept.get(stack.key, ())
+            for key, value in [*found.items()] if numbers and stack.key in stack.lists else ():
+                # Where a list counts the layers, the class no longer reads these, and other programs do.
+                if isinstance(value, str) and key.endswith("pattern") and len(value) == stack.depth:
+                    found[key] = "".join(value[number] for number in numbers)
+                elif key == DEPTH_ALIAS and value == stack.depth:
+                    found[key] = len(numbers)
+        return found
 
     def try_layers(self, kept: Mapping[str, Sequence[int]]) -> None:
         """Cut a small copy of the whole depth to these layers, and compare.

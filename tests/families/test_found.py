@@ -248,3 +248,21 @@ def test_tensors_are_tied_where_no_key_says_so(tmp_path: Path) -> None:
     with open_model(tmp_path / "model") as checkpoint:
         assert "tie_word_embeddings" not in checkpoint.config
         checkpoint.check()
+
+
+def test_a_pattern_that_the_class_no_longer_reads_follows(tmp_path: Path) -> None:
+    """Published Nemotron-H say their layers in letters, which vLLM reads; transformers makes a list of these."""
+    cutting.saved("nemotron_h", tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text())
+    letters = {"linear_attention": "M", "moe": "E", "full_attention": "*", "mlp": "-"}
+    pattern = "".join(letters[kind] for kind in config.pop("layers_block_type"))
+    path.write_text(
+        json.dumps({**config, "hybrid_override_pattern": pattern, "num_hidden_layers": len(pattern)})
+    )
+    with open_model(tmp_path / "model") as checkpoint:
+        (axis,) = axes_of(checkpoint, "layer")
+        apply(checkpoint, cut(checkpoint, Selection({axis.name: axis.ids[1:]})), tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["hybrid_override_pattern"], config["num_hidden_layers"]) == (pattern[1:], len(pattern) - 1)
+    assert len(config["layers_block_type"]) == len(pattern) - 1
