@@ -40,7 +40,7 @@ NEVER = -1e4
 """Score of an expert that is never picked; finite, so that what multiplies it does not spread."""
 _TOKENS, _POSITIONS, _WINDOW, _HEAD = 96, 64, 4, 4
 _UNLIKE = 16
-_MOST = 1 << 24
+_MOST = 1 << 25
 """Numbers that the small model has at most."""
 
 
@@ -69,8 +69,10 @@ class Trial:
         short = skeleton.explicit
         for stack in () if whole else layers:
             short = short.changed(stack.changes(short, stack.samples)) or short
-        for scale in (128, 64, 32, 16, 8, 4, 2, 1):
-            made = Skeleton(skeleton.model_class, skeleton.config_class, _scaled(short.effective, scale))
+        # Where a list says how the width of a head is divided, heads have to stay as wide.
+        for kept, scale in product(((), HEAD_WIDTHS), (128, 64, 32, 16, 8, 4, 2, 1)):
+            values = _scaled(short.effective, scale, kept)
+            made = Skeleton(skeleton.model_class, skeleton.config_class, values)
             for kind, cached in product(("float64", "float32"), (True, False)):
                 with suppress(Exception):  # of any kind: what a class makes of sizes that it does not like
                     is_alike = _divided(made.config) == _divided(skeleton.effective)
@@ -487,12 +489,16 @@ def _rows(tensor: Tensor, carrier: Carrier, places: Sequence[int], held: int) ->
     return torch.cat([torch.arange(*each) for each in ((0, 0), *ranges)])
 
 
-def _scaled(values: Mapping[str, Any], scale: int) -> dict[str, Any]:
-    """A config with sizes divided by `scale`."""
+def _scaled(values: Mapping[str, Any], scale: int, kept: tuple[str, ...]) -> dict[str, Any]:
+    """A config with sizes divided by `scale`, but for those under keys that end like these."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and "model_type" in value:
-            found[key] = _scaled(value, scale)
+            found[key] = _scaled(value, scale, kept)
+        elif isinstance(value, Mapping) and key.startswith("rope_"):  # with a factor for each frequency
+            found[key] = {name: _fewer(one, 1 if kept else scale) for name, one in value.items()}
+        elif kept and key.endswith(kept):
+            found[key] = value
         elif type(value) is int:
             found[key] = _small(key, value, scale)
         elif isinstance(value, list) and all(type(one) is int for one in value):
@@ -500,6 +506,12 @@ def _scaled(values: Mapping[str, Any], scale: int) -> dict[str, Any]:
         else:
             found[key] = value
     return found
+
+
+def _fewer(value: Any, scale: int) -> Any:
+    """The first of a list of factors, as many as there are frequencies in a head `scale` times narrower."""
+    is_factors = isinstance(value, list) and any(isinstance(one, float) for one in value)
+    return value[: max(len(value) // scale, 1)] if is_factors else value
 
 
 def _divided(values: Mapping[str, Any]) -> list[bool]:

@@ -266,3 +266,21 @@ def test_a_pattern_that_the_class_no_longer_reads_follows(tmp_path: Path) -> Non
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["hybrid_override_pattern"], config["num_hidden_layers"]) == (pattern[1:], len(pattern) - 1)
     assert len(config["layers_block_type"]) == len(pattern) - 1
+
+
+def test_positions_that_say_how_wide_a_head_is(tmp_path: Path) -> None:
+    """Long contexts have a factor for each frequency: the small copy, whose heads are narrower, has fewer."""
+    config = tiny.tiny_config("phimoe")
+    config.hidden_size = 256
+    config.rope_parameters = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 32,
+        "short_mscale": 1.0,
+        "long_mscale": 1.0,
+        "short_factor": [1.1] * 32,
+        "long_factor": [2.1] * 32,
+    }
+    tiny.auto_class("phimoe")(config).save_pretrained(tmp_path / "model")
+    with open_model(tmp_path / "model") as checkpoint:
+        assert {"layer", "head"} <= {*cutting.axes_found(checkpoint)}
