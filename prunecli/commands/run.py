@@ -102,8 +102,7 @@ def run(options: Run) -> None:
         )
         raise typer.Exit(last.status)
     if plan.report is not None and not quiet:
-        columns, rows = closing_table(plan.report)
-        console.table(plan.report.title, columns, rows)
+        console.show(closing_table(plan.report))
         if names := needing_prunecli(plan.report):
             console.out(f"Open only where prunecli is installed: {'; '.join(names)}.")
 
@@ -111,8 +110,11 @@ def run(options: Run) -> None:
 def _list() -> None:
     from prunecli.recipes.text import bundled_recipes, read_recipe
 
-    rows = [(known, read_recipe(path).description) for known, path in bundled_recipes().items()]
-    console.table("", ("recipe", "what it does"), rows, text_columns=2)
+    rows = [
+        {"recipe": known, "what it does": read_recipe(path).description}
+        for known, path in bundled_recipes().items()
+    ]
+    console.table("", rows, text_columns=2)
 
 
 def builtin_variables() -> Mapping[str, str]:

@@ -90,13 +90,12 @@ def head_table(
     for layer in layers:
         if layer.name in values:
             by_head = dict(zip(layer.heads, values[layer.name], strict=True))
-            cells = (
-                f"{by_head[head]:.3g}" if head in by_head else "-" for head in range(layer.original_heads)
-            )
-            rows.append([layer.kind, str(layer.layer), *cells])
-    count = max((len(row) - 2 for row in rows), default=0)
-    columns = ["attention", "layer", *(f"head {n}" if n == 0 else str(n) for n in range(count))]
-    console.table(title, columns, rows, keys=2)
+            cells = {
+                str(head) if head else "head 0": f"{by_head[head]:.3g}" if head in by_head else None
+                for head in range(layer.original_heads)
+            }
+            rows.append({"attention": layer.kind, "layer": str(layer.layer), **cells})
+    console.table(title, rows, keys=2)
 
 
 def _values(scores: Scores) -> dict[str, list[float]]:
@@ -179,14 +178,18 @@ def _show_significant(scores: Scores) -> None:
 
 def _show_best(scores: Scores, *, tested: bool) -> None:
     """Print the best single head of each layer; if `tested`, with a mark for significant changes."""
-    rows = []
+    metric, rows = _metric(scores), []
     for best in scores.tables()["best"]:
         mark = "*" if tested and best["p_value"] < LEVEL else ""
         rows.append(
-            [best["attention"], str(best["head"]), f"{best['only']:.4g}", f"{best['change']:+.4g}{mark}"]
+            {
+                "attention": best["attention"],
+                "head": str(best["head"]),
+                metric: f"{best['only']:.4g}",
+                "change": f"{best['change']:+.4g}{mark}",
+            }
         )
     where = "chosen on other text" if scores.reported is not None else "chosen on the same text"
-    columns = ("attention", "head", _metric(scores), "change")
-    console.table(f"The best single head of each layer, {where}", columns, rows)
+    console.table(f"The best single head of each layer, {where}", rows)
     if tested:
         console.out(f"* differs from the whole model with p < {LEVEL}.")

@@ -28,11 +28,13 @@ from prunecli.results.similarity import Similarity, axis_title, by_kind, ends_of
 
 if TYPE_CHECKING:
     from prunecli.analysis.removed import Kept, Removed
-    from prunecli.results.languages import ExpertsPerLayer, Tree
+    from prunecli.results.languages import ExpertsPerLayer, Languages, Texts, Tree
     from prunecli.results.shrinking import Shrunk
     from prunecli.results.similarity import HeadComparison
 
 MEASURES = {"cka": "CKA", "lns": "LNS"}
+MOST_PAIRS = 120
+"""With more pairs, the matrices of their similarities are not drawn."""
 UNIT_RANGE = (0.0, 1.0)
 """Ends of the colour scale for similarities."""
 
@@ -205,6 +207,29 @@ def trees(clusters: Mapping[str, Tree | None], families: dict[str, str]) -> list
 def similarity_map(caption: str, matrix: Grid, names: Sequence[str]) -> Picture:
     """Draw a matrix of similarities of `names` with each other."""
     return heat_map(caption, matrix, names, names, UNIT_RANGE)
+
+
+def language_pictures(languages: Languages) -> list[list[Picture]]:
+    """Draw the trees, the similarities of pairs if there are few, and the experts of each layer."""
+    clusters, similarity = languages.clustering, languages.similarity
+    by_side = {
+        "Languages by the encoder experts of their source": clusters.encoder,
+        "Languages by the decoder experts of their target": clusters.decoder,
+    }
+    sides = {} if similarity is None else {"encoder": similarity.encoder, "decoder": similarity.decoder}
+    maps = [
+        similarity_map(f"Jaccard similarity, {side} experts", matrix, languages.pairs)
+        for side, matrix in sides.items()
+        if matrix is not None and len(languages.pairs) <= MOST_PAIRS
+    ]
+    layers = languages.experts_per_layer
+    return [trees(by_side, languages.families), maps, [] if layers is None else [experts_per_layer(layers)]]
+
+
+def text_pictures(texts: Texts) -> list[list[Picture]]:
+    """Draw the tree and the similarities of texts."""
+    shared = similarity_map("Jaccard similarity of the selected experts", texts.similarity, texts.texts)
+    return [[*trees({"Texts by their experts": texts.clustering}, texts.families), shared]]
 
 
 def head_maps(

@@ -11,9 +11,20 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from prunecli.errors import StatisticsError
-from prunecli.model.attention import KINDS, kind_and_layer
+from prunecli.model.attention import KIND_NAMES, KINDS, kind_and_layer
 from prunecli.model.axes import module_of
-from prunecli.results.document import Count, Document, Model, Number, Record, Tables, header, picked
+from prunecli.results.document import (
+    Count,
+    Document,
+    Model,
+    Number,
+    Record,
+    Shown,
+    Tables,
+    header,
+    maybe,
+    picked,
+)
 from prunecli.results.unit_scores import LOWER_IS_BETTER, Scores
 
 
@@ -65,14 +76,61 @@ class Similarity(Document):
                     raise ValueError(f"matrices: {name} has not a row and a column for each component")
         return self
 
+    @property
+    def pairs(self) -> list[dict[str, Any]]:
+        """The corresponding components of two models, or the successive components of one."""
+        return self.corresponding or self.successive or []
+
+    @property
+    def shown(self) -> list[Shown]:
+        """Similarities of `pairs` by side and layer, then their means."""
+        known = {component.name: component for component in self.components["first"]}
+        names, tables = " and ".join(self.checkpoints[:2]), []
+        for side in self.mean:
+            pairs = [row for row in self.pairs if known[row["first"]].side == side]
+            if self.corresponding is None:
+                rows = [
+                    {
+                        "component": known[row["first"]].label,
+                        "next": known[row["second"]].label,
+                        **{measure.upper(): maybe("{:.3f}", row.get(measure)) for measure in self.matrices},
+                    }
+                    for row in pairs
+                ]
+            else:
+                cells = {(known[row["first"]].layer, known[row["first"]].kind): row for row in pairs}
+                rows = [
+                    {
+                        "layer": str(layer),
+                        **{
+                            f"{measure.upper()} {name}": maybe(
+                                "{:.3f}", cells.get((layer, kind), {}).get(measure)
+                            )
+                            for measure in self.matrices
+                            for kind, name in COLUMNS.items()
+                        },
+                    }
+                    for layer in dict.fromkeys(layer for layer, _ in cells)
+                ]
+            tables.append(Shown(f"{names}, {side}", rows, 1 if self.corresponding else 2))
+        means = [
+            {
+                "mean of the": side,
+                **{
+                    title.format(measure.upper()): maybe(form, mean.get(f"{measure}{end}"))
+                    for measure in self.matrices
+                    for end, (title, form) in MEANS.items()
+                },
+            }
+            for side, mean in self.mean.items()
+        ]
+        return [*tables, Shown("Means", means)]
+
     def _tables(self) -> Tables:
         """`corresponding` or `successive`, `mean`, and `matrices`: a row for each cell and measure."""
         key = "successive" if self.corresponding is None else "corresponding"
         known = {component.name: component.to_json() for component in self.components["first"]}
-        pairs = [
-            {**picked(known[row["first"]], ("side", "layer", "kind")), **row}
-            for row in self.corresponding or self.successive or ()
-        ]
+        pairs = [{**picked(known[row["first"]], ("side", "layer", "kind")), **row} for row in self.pairs]
         mean = [{"side": side, **values} for side, values in self.mean.items()]
         rows = [
             {"measure": measure, "matrix": name, "row": row.name, "column": column.name, "similarity": value}
@@ -83,6 +141,16 @@ class Similarity(Document):
             )
         ]
         return {key: pairs, "mean": mean, "matrices": rows}
+
+
+COLUMNS = {"self": "self", "cross": "cross", "ffn": "FFN"}
+"""Kind of a component -> its column: self-attention, cross-attention, FFN."""
+MEANS = {
+    "": ("{}", "{:.3f}"),
+    "_normalised": ("{}, % of the benchmarks", "{:.1f}"),
+    "_random": ("{}, random", "{:.3f}"),
+}
+"""End of the name of a mean -> its column and the form of its numbers."""
 
 
 def ends_of(matrix: str) -> tuple[str, str]:
@@ -155,6 +223,22 @@ class HeadComparison(Document):
     correlations: list[Correlation] = Field(min_length=1)
     left_out: Count = 0
     heads: list[ComparedHead] = Field(min_length=1)
+
+    @property
+    def shown(self) -> list[Shown]:
+        """The correlations."""
+        rows = [
+            {
+                "attention": KIND_NAMES.get(row.of, row.of),
+                "heads": f"{row.heads:,}",
+                "Pearson r": maybe("{:.3f}", row.pearson),
+                "p": maybe("{:.2g}", row.pearson_p),
+                "Spearman r": maybe("{:.3f}", row.spearman),
+                "p of its rank": maybe("{:.2g}", row.spearman_p),
+            }
+            for row in self.correlations
+        ]
+        return [Shown(f"Importance of heads, {self.first.file} and {self.second.file}", rows)]
 
 
 LEAST_HEADS = 3

@@ -98,7 +98,7 @@ def test_quality_beside_size_and_speed_of_checkpoints_that_are_gone(tmp_path):
 def test_scores_by_text_and_divergence_by_position(tmp_path):
     write_json(tmp_path / "lm.json", results.language_model_by_text())
     found = page(tmp_path)
-    for text in ("Quality by text", "code", "5.25", "6.25", "prose", "40.5", "41.5"):
+    for text in ("By text", "code", "5.25", "6.25", "prose", "40.5", "41.5"):
         assert text in found.text, text
     assert "KL divergence, nats by position" in found.figures
     assert ("small", 1, 0.5) in points(found, "KL divergence, nats by position")
@@ -107,7 +107,7 @@ def test_scores_by_text_and_divergence_by_position(tmp_path):
     )
     write_json(tmp_path / "lm.json", results.language_model())
     assert not page(tmp_path).charts.keys() & {"KL divergence, nats by position"}
-    assert "Quality by text" not in page(tmp_path).text
+    assert "By text" not in page(tmp_path).text
 
 
 def test_an_original_elsewhere_has_its_point_in_every_chart(tmp_path, tmp_path_factory):
