@@ -208,7 +208,7 @@ def _show_surmise(opened: Checkpoint, inventory: Inventory, found: Surmise) -> N
         return
     parts = [f"{sizes.depth(stack):,} {stack.side} layers ({stack.depth})" for stack in family.stacks]
     parts += [
-        f"{sizes.count(key):,} hidden units of an FFN ({key})"
+        f"{sizes.count(key):,} hidden units in each layer ({key})"
         for key in dict.fromkeys(stack.ffn.width for stack in family.stacks if stack.ffn.tensors)
     ]
     parts += [f"{sizes.count(key)} heads ({key})" for key in family.head_counts]

@@ -134,14 +134,14 @@ def _plan(checkpoint: Checkpoint, layers: Sequence[Layer], options: SharingOptio
     """The plan, but for the hidden units that stay."""
     if not layers:
         raise CheckpointError(f"{checkpoint.path}: config.json names no layers", "Copy the file again.")
-    chosen = chosen_configuration(options, {layer.stack.side for layer in layers})
+    sides = {layer.stack.side for layer in layers}
+    chosen = chosen_configuration(options, sides)
     arguments = {**options.recorded(), "preset": chosen.name or None, "text": options.text}
     if isinstance(options, FfnOptions):
         if chosen.match and options.width is None:
             options = options.model_copy(update={"width": "match"})
         arguments |= {
-            "encoder": None if chosen.name else chosen.encoder,
-            "decoder": None if chosen.name else chosen.decoder,
+            **{side: None if chosen.name else getattr(chosen, side) for side in sorted(sides)},
             "width": options.width,
             "seed": options.seed,
         }
