@@ -121,7 +121,7 @@ def _charts(
             points = {i: Point(x, rows[i].scores[key], rows[i].result.checkpoint) for i, x in values.items()}
             joined = values is not by_speed
             titles = (x_title, y_title)
-            yield reduction_curves(caption, points, lost, titles, least=2, is_joined=joined, has_names=True)
+            yield reduction_curves(caption, points, lost, titles, least=2, is_joined=joined)
 
 
 def _by_position(rows: Sequence[Row]) -> list[Picture]:

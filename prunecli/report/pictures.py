@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
@@ -29,6 +30,7 @@ from prunecli.results.similarity import Similarity, axis_title, by_kind, ends_of
 if TYPE_CHECKING:
     from prunecli.analysis.removed import Kept, Removed
     from prunecli.results.languages import ExpertsPerLayer, Languages, Texts, Tree
+    from prunecli.results.latency import Timing
     from prunecli.results.shrinking import Shrunk
     from prunecli.results.similarity import HeadComparison
 
@@ -48,7 +50,6 @@ def reduction_curves(
     least: int = 1,
     is_joined: bool = True,
     references: Sequence[float] = (),
-    has_names: bool = False,
 ) -> Picture:
     """Draw a series for each way in which models were reduced.
 
@@ -61,36 +62,29 @@ def reduction_curves(
             original.
         is_joined: whether series may be lines at all.
         references: y values of thin horizontal lines.
-        has_names: whether names stand beside the points.
     """
-    originals = [index for index in models if index in lost and lost[index].is_original]
     members: dict[str, list[int]] = {}
+    originals = [index for index in models if index in lost and lost[index].is_original]
     for index in models:
         if index in lost and index not in originals:
-            members.setdefault(lost[index].lines[0], []).append(index)
-    series: dict[str, list[int]] = {}
-    joined = []
-    for line, own in members.items():
-        is_line = is_joined and len({models[index].x for index in own}) >= least
-        starts = [index for index in originals if is_line and line in lost[index].lines]
-        name = line or "reduced"
-        joined += [name] if is_line else []
-        series[name] = sorted([*starts, *own], key=lambda index: (models[index].x, index))
-    started = {index for own in series.values() for index in own}
-    series["not reduced"] = [index for index in originals if index not in started]
-    series["not in this directory"] = [index for index in models if index not in lost]
-    points = [
-        Point(models[index].x, models[index].y, models[index].name, name)
-        for name, own in series.items()
-        for index in own
-    ]
-    dashed = [
+            members.setdefault(lost[index].lines[0] or "reduced", []).append(index)
+    joined = [
         name
-        for name, own in series.items()
-        if any(index in lost and lost[index].by_ablation for index in own)
+        for name, own in members.items()
+        if is_joined and len({models[index].x for index in own}) >= least
     ]
-    options = {"joined": joined, "dashed": dashed, "references": references, "has_names": has_names}
-    return curves(caption, points, *titles, **options)
+    for index in originals:
+        starts = [name for line in lost[index].lines if (name := line or "reduced") in joined]
+        for name in starts or ["not reduced"]:
+            members.setdefault(name, []).append(index)
+    members["not in this directory"] = [index for index in models if index not in lost]
+    points = [
+        replace(models[index], series=name)
+        for name, own in members.items()
+        for index in sorted(own, key=lambda index: (models[index].x, index))
+    ]
+    dashed = [name for name in joined if any(lost[index].by_ablation for index in members[name])]
+    return curves(caption, points, *titles, joined=joined, dashed=dashed, references=references)
 
 
 def training_curves(
@@ -148,28 +142,42 @@ def shrink_picture(caption: str, shrunk: Shrunk) -> Picture:
 
 def speed_pictures(latency: Latency) -> list[Picture]:
     """Draw speed against batch size for each beam or phase (2309.01826, appendix D), bars for a single batch size."""
-    timings = [(result.checkpoint, timing) for result in latency.results for timing in result.timings]
+    settings: dict[str, list[tuple[str, Timing]]] = {}
+    for result in latency.results:
+        for timing in result.timings:
+            settings.setdefault(timing.setting, []).append((result.checkpoint, timing))
     pictures = []
-    for setting in dict.fromkeys(timing.setting for _, timing in timings):
-        own = sorted((row for row in timings if row[1].setting == setting), key=lambda row: row[1].batch_size)
+    for setting, own in settings.items():
         unit = own[0][1].rate[0]
         caption = ", ".join(filter(None, [unit.capitalize(), setting]))
         sizes = sorted({timing.batch_size for _, timing in own})
-        spreads = [timing.rate[1] for _, timing in own]
-        ends = [(one.median - one.deviation, one.median + one.deviation) for one in spreads]
         if len(sizes) == 1:
             rows = [
-                Bar(name, one.median, one.text(1), low=low, high=high)
-                for (name, _), one, (low, high) in zip(own, spreads, ends, strict=True)
+                Bar(
+                    name,
+                    one.median,
+                    one.text(1),
+                    low=one.median - one.deviation,
+                    high=one.median + one.deviation,
+                )
+                for name, timing in own
+                for one in [timing.rate[1]]
             ]
             pictures.append(bars(f"{caption}; error bars: one deviation", rows, unit))
             continue
         points = [
-            Point(timing.batch_size, one.median, f"{name}, batch {timing.batch_size}", name, low, high)
-            for (name, timing), one, (low, high) in zip(own, spreads, ends, strict=True)
+            Point(
+                timing.batch_size,
+                one.median,
+                f"{name}, batch {timing.batch_size}",
+                name,
+                one.median - one.deviation,
+                one.median + one.deviation,
+            )
+            for name, timing in sorted(own, key=lambda row: row[1].batch_size)
+            for one in [timing.rate[1]]
         ]
-        names = {name for name, _ in own}
-        options = {"joined": names, "x_ticks": sizes, "y_from_zero": True}
+        options = {"joined": {name for name, _ in own}, "x_ticks": sizes, "y_from_zero": True}
         pictures.append(curves(f"{caption}, against batch size", points, "batch size", unit, **options))
     return pictures
 

@@ -140,8 +140,8 @@ def _plan(checkpoint: Checkpoint, layers: Sequence[Layer], options: SharingOptio
     if isinstance(options, FfnOptions):
         if chosen.match and options.width is None:
             options = options.model_copy(update={"width": "match"})
+        arguments |= {side: None if chosen.name else getattr(chosen, side) for side in sorted(sides)}
         arguments |= {
-            **{side: None if chosen.name else getattr(chosen, side) for side in sorted(sides)},
             "width": options.width,
             "seed": options.seed,
         }
