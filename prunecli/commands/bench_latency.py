@@ -76,13 +76,7 @@ def bench_latency(options: BenchLatency) -> None:
         }
     )
     latency = run(labels, options, options, console.progress(options.quiet), console.note, task=options.task)
-    options.write(latency)
-    if options.plot is not None:
-        from prunecli.report.pictures import speed_pictures
-        from prunecli.report.render import save_pictures
-
-        save_pictures([speed_pictures(latency)], options.plot)
-    options.show(latency.to_json, lambda: _show(latency))
+    options.finish(latency, lambda: _show(latency), lambda draw: [draw.speed_pictures(latency)])
 
 
 def _show(latency: Latency) -> None:

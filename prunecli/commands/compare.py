@@ -15,7 +15,7 @@ from prunecli.commands.checkpoints import (
     with_demo_text,
 )
 from prunecli.commands.command import OutputOptions, command, plot_option, result_option
-from prunecli.errors import PruneError, StatisticsError, UsageError
+from prunecli.errors import StatisticsError, UsageError
 from prunecli.evaluation.options import SimilarityOptions
 from prunecli.methods.options import LanguageOptions
 from prunecli.options import (
@@ -29,7 +29,6 @@ from prunecli.options import (
 from prunecli.text.choice import TextChoice
 
 if TYPE_CHECKING:
-    from prunecli.results.document import Document
     from prunecli.results.languages import Languages, Texts
     from prunecli.results.similarity import HeadComparison, Similarity
 
@@ -141,12 +140,6 @@ def compare_models(options: CompareModels) -> None:
             for portion in portions
         ],
     )
-    options.write(result, leave_out=("matrices",))
-    if options.plot is not None:
-        from prunecli.report.pictures import component_maps
-        from prunecli.report.render import save_pictures
-
-        save_pictures(component_maps(result), options.plot)
 
     def show() -> None:
         show_comparison(result)
@@ -159,7 +152,7 @@ def compare_models(options: CompareModels) -> None:
                 "give more, or --benchmarks to compare with."
             )
 
-    options.show(result.to_json, show)
+    options.finish(result, show, lambda draw: draw.component_maps(result), leave_out=("matrices",))
 
 
 def show_comparison(result: Similarity) -> None:
@@ -202,13 +195,9 @@ def compare_heads(options: CompareHeads) -> None:
 
     same_name = first.name == second.name
     comparison = compare(scores, (str(first), str(second)) if same_name else (first.name, second.name))
-    options.write(comparison)
-    if options.plot is not None:
-        from prunecli.report.pictures import head_comparison
-        from prunecli.report.render import save_pictures
-
-        save_pictures([[head_comparison(comparison)]], options.plot)
-    options.show(comparison.to_json, lambda: show_heads(comparison))
+    options.finish(
+        comparison, lambda: show_heads(comparison), lambda draw: [[draw.head_comparison(comparison)]]
+    )
 
 
 def show_heads(comparison: HeadComparison) -> None:
@@ -244,7 +233,6 @@ def compare_languages(options: CompareLanguages) -> None:
     """
     from prunecli.analysis.language_comparison import compare_by_language, compare_by_text
     from prunecli.results.gates import merge, read_gates
-    from prunecli.results.languages import Texts
     from prunecli.text.plain import MIXED
 
     files = options.gates
@@ -261,7 +249,7 @@ def compare_languages(options: CompareLanguages) -> None:
     names = [path.name for path in files]
     if statistics.mixed:
         console.note(MIXED)
-    result: Document
+    result: Languages | Texts
     leave_out: tuple[str, ...] = ()
     if is_text:
         for name in ("strategy", "balance", "langs", "layer_metric", "groups"):
@@ -270,28 +258,24 @@ def compare_languages(options: CompareLanguages) -> None:
                     f"`{name}` is for translation; these statistics are of texts.",
                     "`texts` chooses among the texts.",
                 )
-        result = found = compare_by_text(statistics, options, names)
-        show = partial(show_texts, found)
+        result = compare_by_text(statistics, options, names)
+        show = partial(show_texts, result)
     else:
         if options.texts:
             raise UsageError(
                 "`texts` names texts of language models; these statistics are by pairs of languages.",
                 "Name languages with `langs`.",
             )
-        result = languages = compare_by_language(statistics, options, names)
-        show = partial(show_languages, languages)
-        if len(languages.pairs) > TABLE_PAIRS:
+        result = compare_by_language(statistics, options, names)
+        show = partial(show_languages, result)
+        if len(result.pairs) > TABLE_PAIRS:
             leave_out = ("similarity",)
-    options.write(result, leave_out)
-    if options.plot is not None:
-        from prunecli.report.pictures import language_pictures, text_pictures
-        from prunecli.report.render import save_pictures
-
-        pictures = text_pictures(result) if isinstance(result, Texts) else language_pictures(languages)
-        if not any(pictures):
-            raise PruneError("There is nothing to draw: the statistics hold fewer than two languages.")
-        save_pictures(pictures, options.plot)
-    options.show(result.to_json, show)
+    options.finish(
+        result,
+        show,
+        lambda draw: draw.text_pictures(result) if is_text else draw.language_pictures(result),
+        leave_out=leave_out,
+    )
 
 
 TABLE_PAIRS = 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prunecli import processes
 from prunecli.commands import console
@@ -21,7 +21,7 @@ from prunecli.commands.checkpoints import (
     running_by_layer,
     texts_or_demo,
 )
-from prunecli.commands.command import OutputOptions, command, plot_option, result_option, write_table
+from prunecli.commands.command import OutputOptions, command, plot_option, result_option
 from prunecli.errors import PruneError
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.options import TEXT, CheckpointPath, option
@@ -30,6 +30,7 @@ from prunecli.text.files import given_names
 from prunecli.text.tasks import TaskName
 
 if TYPE_CHECKING:
+    from prunecli.report.charts import Picture
     from prunecli.results.evaluation import Evaluation
 
 ABOUT_A_MINUTE = 2400
@@ -114,10 +115,12 @@ def evaluate(options: Evaluate) -> None:
     )
     if result is None:  # one of several processes: the first goes on
         return
-    write_table(options.table, result, force=options.force)
-    if options.plot is not None:
-        _plot(options.plot, result, labels)
-    options.show(result.to_json, lambda: _show(result, options.all_pairs))
+    options.finish(
+        result,
+        lambda: _show(result, options.all_pairs),
+        lambda draw: [_pictures(draw, result, labels)],
+        is_written=True,
+    )
     if missed := list(gate.missed(result)):
         raise PruneError("\n".join(missed))
 
@@ -153,13 +156,11 @@ def _show(evaluation: Evaluation, all_pairs: bool) -> None:
     console.table(title, rows[:-1], text_columns=2)
 
 
-def _plot(path: Path, evaluation: Evaluation, checkpoints: Mapping[str, Path]) -> None:
-    """Draw evaluation.json; `checkpoints` are the directories of its labels."""
+def _pictures(draw: Any, evaluation: Evaluation, checkpoints: Mapping[str, Path]) -> list[Picture]:
+    """Draw the scores by what was removed; `checkpoints` are the directories of the labels."""
     from prunecli.analysis.removed import kept_of_one_training, removed
     from prunecli.model.checkpoint import open_model
     from prunecli.report.charts import Point
-    from prunecli.report.pictures import reduction_curves, training_curves
-    from prunecli.report.render import save_pictures
 
     results = evaluation.results
     opened = [open_model(checkpoints[result.checkpoint]) for result in results]
@@ -174,7 +175,7 @@ def _plot(path: Path, evaluation: Evaluation, checkpoints: Mapping[str, Path]) -
         scores = [float((result.scores or result.mean).get(name, 0.0)) for result in results]
         if kept is not None:
             caption = f"{title} through the training"
-            pictures.append(training_curves(caption, scores, fractions, kept, (unit, title)))
+            pictures.append(draw.training_curves(caption, scores, fractions, kept, (unit, title)))
             continue
         points = {
             index: Point(100 * fraction, score, result.checkpoint)
@@ -182,5 +183,7 @@ def _plot(path: Path, evaluation: Evaluation, checkpoints: Mapping[str, Path]) -
         }
         wholes = [score for score, one in zip(scores, lost, strict=True) if one.is_original]
         axes, caption = (f"% of {unit} removed", title), f"{title} against the {unit} removed"
-        pictures.append(reduction_curves(caption, points, dict(enumerate(lost)), axes, references=wholes))
-    save_pictures([pictures], path)
+        pictures.append(
+            draw.reduction_curves(caption, points, dict(enumerate(lost)), axes, references=wholes)
+        )
+    return pictures

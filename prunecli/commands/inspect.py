@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import CHECKPOINT, DEMO, DemoName, checkpoint_or_demo
-from prunecli.commands.command import OutputOptions, check_table, command, write_table, written
+from prunecli.commands.command import OutputOptions, command, written
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.methods.options import Balance, LoadOptions
 from prunecli.options import ADVANCED, CheckpointPath, Size, option
@@ -68,7 +68,7 @@ def inspect(options: Inspect) -> None:
             if name in options.changed:
                 raise UsageError(f"`{name}` goes with `fit`", "Give `fit`, or leave it out.")
     table, answer = options.table, None
-    check_table(table, force=options.force)
+    options.check_table()
     # For a hub model that is not here, what config.json and headers say.
     checkpoint = options.checkpoint or checkpoint_or_demo(None, options.demo_model)
     with describe_checkpoint(checkpoint, say=console.note, progress=console.progress()) as opened:
@@ -84,7 +84,7 @@ def inspect(options: Inspect) -> None:
             from prunecli.results.inspection import Inspection
 
             inspection = Inspection.of(opened, inventory, answer)
-            write_table(table, inspection, force=options.force)
+            options.write_table(inspection)
         if options.as_json:
             console.print_json(inspection.to_json())
             return

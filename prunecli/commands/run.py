@@ -7,8 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -148,7 +147,7 @@ def _execute(step: Step, replace: bool, quiet: bool) -> int:
 
 def wait(child: subprocess.Popen[bytes]) -> int:
     """The child's exit status as a shell says it; Ctrl-C and SIGTERM end the child first, then this."""
-    with _terminable():
+    with processes.terminations_as_exit():
         try:
             status = child.wait()
         except BaseException as error:
@@ -177,17 +176,3 @@ def _shares_terminal() -> bool:
         return True
     except (OSError, ValueError):
         return False
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends the run as an exception, so that the child is stopped first."""
-
-    def leave(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    previous = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

@@ -16,8 +16,7 @@ from prunecli.commands.checkpoints import (
     running_by_layer,
     with_demo_text,
 )
-from prunecli.commands.command import OutputOptions, command, plot_option, result_option, write_table
-from prunecli.errors import PruneError
+from prunecli.commands.command import OutputOptions, command, plot_option, result_option
 from prunecli.methods.scoring import ScoreOptions
 from prunecli.options import CheckpointPath
 from prunecli.text.choice import TextChoice
@@ -64,10 +63,13 @@ def score_heads(options: ScoreHeads) -> None:
             say=console.note,
             report=partial(report_run, back=True),
         )
-    write_table(options.table, scores, force=options.force)
-    if options.plot is not None:
-        draw(scores, options.plot)
-    options.show(scores.to_json, lambda: show(scores, layers))
+    options.finish(
+        scores,
+        lambda: show(scores, layers),
+        lambda draw: [_pictures(draw, scores)],
+        title=_title(scores),
+        is_written=True,
+    )
 
 
 LEVEL = 0.01
@@ -125,23 +127,14 @@ def _metric(scores: Scores) -> str:
     return str(scores.metric) if known is None else known.title
 
 
-def draw(scores: Scores, path: Path) -> None:
-    """Draw a heat map for each kind of attention; for ablation also a histogram.
-
-    Raises:
-        PruneError: no head has a value.
-    """
+def _pictures(draw: Any, scores: Scores) -> Any:
+    """Draw a heat map for each kind of attention; for ablation also a histogram."""
     from prunecli.model.axes import module_of
-    from prunecli.report.pictures import head_maps
-    from prunecli.report.render import save_pictures
 
     changes = f"change of {_metric(scores)}" if scores.method == "ablation" else None
     heads = {module_of(name): ids for name, ids in scores.ids.items()}
     values = {name: dict(zip(heads[name], own, strict=True)) for name, own in _values(scores).items()}
-    pictures = head_maps(scores.model_type, values, changes)
-    if not pictures:
-        raise PruneError("There is nothing to draw: no head has a value.")
-    save_pictures([pictures], path, _title(scores))
+    return draw.head_maps(scores.model_type, values, changes)
 
 
 def show(scores: Scores, layers: Any) -> None:
