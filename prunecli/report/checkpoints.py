@@ -153,18 +153,17 @@ def sizes_section(data: ReportData) -> Iterator[Block]:
     )
     parts = [part for part in PARTS if any(part in entry.inventory.parts for entry in entries)]
     amounts = [(entry, part, entry.inventory.parts.get(part)) for entry in entries for part in parts]
-    rows = [
+    drawn = [
         Bar(e.name, amount.bytes, bytes_text(amount.bytes), part) for e, part, amount in amounts if amount
     ]
-    yield Pictures([bars("Bytes of weights by part", rows, "bytes")])
-    for caption, field, form in (("Parameters", "parameters", "{:,}".format), ("Bytes", "bytes", bytes_text)):
-        cells = [
-            {"checkpoint": entry.name}
-            | {part: maybe(form, getattr(entry.inventory.parts.get(part), field, None)) for part in parts}
-            | {"total": form(getattr(entry.inventory.total, field))}
-            for entry in entries
-        ]
-        yield Shown(f"{caption} by part", cells)
+    yield Pictures([bars("Bytes of weights by part", drawn, "bytes")])
+    rows = [
+        {"checkpoint": entry.name}
+        | {part: maybe("{0.parameters:,}", entry.inventory.parts.get(part)) for part in parts}
+        | {"total": f"{entry.inventory.total.parameters:,}"}
+        for entry in entries
+    ]
+    yield Shown("Parameters by part", rows)
 
 
 def _overview(entry: CheckpointEntry) -> dict[str, str | None]:
