@@ -157,7 +157,11 @@ def _show(shown: Shown) -> None:
     from rich.text import Text
 
     console = _stdout()
-    columns = {name: [plain(row.get(name) or NOTHING) for row in shown.rows] for name in shown.columns}
+    cells = ([row.get(name) for row in shown.rows] for name in shown.columns)
+    columns = {
+        name: [NOTHING if text is None else plain(text) for text in own]
+        for name, own in zip(shown.columns, cells, strict=True)
+    }
     texts = shown.texts
     with console.capture() as captured:
         if shown.title:
