@@ -285,6 +285,8 @@ TABLE_PAIRS = 12
 def show_languages(languages: Languages) -> None:
     """Print similarities, trees, and experts of each layer."""
     similarity, pairs, clusters = languages.similarity, languages.pairs, languages.clustering
+    first = int(similarity is not None)
+    console.show(*languages.shown[:first])
     if similarity is not None and len(pairs) <= TABLE_PAIRS:
         # Table 4: the encoder below the diagonal, the decoder above.
         sides = similarity.encoder or [], similarity.decoder or []
@@ -308,7 +310,7 @@ def show_languages(languages: Languages) -> None:
         if tree is not None:
             console.out(f"Clusters of languages, {side} ({clusters.linkage} linkage)")
             console.out("\n".join(tree.lines) + "\n")
-    console.show(*languages.shown)
+    console.show(*languages.shown[first:])
 
 
 def show_texts(texts: Texts) -> None:

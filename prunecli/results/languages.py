@@ -197,9 +197,9 @@ class Languages(Document):
             for side in dict.fromkeys(layers.sides):
                 held = zip(layers.mean, layers.sides, strict=True)
                 whole = sum(mean for mean, own in held if own == side)
-                rows.append({"layer": f"{side}, all layers", "experts": f"{whole:.1f}"})
-            by = f"{self.ratio:.0%} of the experts removed by {layers.metric}, mean over {len(self.pairs)} pairs"
-            tables.append(Shown(f"Experts kept by each layer under the global threshold ({by})", rows))
+                rows.append({"layer": f"{side}, all layers", "experts": f"{whole:.1f}", "range": ""})
+            by = f"({self.ratio:.0%} of the experts removed by {layers.metric}), mean over {len(self.pairs)} pairs"
+            tables.append(Shown(f"Experts per layer under the global threshold {by}", rows))
             groups = [
                 {
                     "from": group.source,
