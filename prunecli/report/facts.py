@@ -45,18 +45,18 @@ class Row:
     @property
     def parameters(self) -> int | None:
         """Number of parameters: from the headers, else as the quality or the speed was measured."""
-        if self.entry is not None:
-            return self.entry.inventory.total.parameters
-        measured = self.result.parameters
-        return self.timed.parameters if measured is None and self.timed is not None else measured
+        known = None if self.entry is None else self.entry.inventory.total.parameters
+        return self._first(known, self.result.parameters, getattr(self.timed, "parameters", None))
 
     @property
     def bytes(self) -> int | None:
         """Bytes of the weights, from the same sources."""
-        if self.entry is not None:
-            return self.entry.inventory.total.bytes
-        measured = self.result.checkpoint_bytes
-        return self.timed.checkpoint_bytes if measured is None and self.timed is not None else measured
+        known = None if self.entry is None else self.entry.inventory.total.bytes
+        return self._first(known, self.result.checkpoint_bytes, getattr(self.timed, "checkpoint_bytes", None))
+
+    @staticmethod
+    def _first(*known: int | None) -> int | None:
+        return next((one for one in known if one is not None), None)
 
 
 def rows_of(evaluation: Evaluation, data: ReportData) -> list[Row]:

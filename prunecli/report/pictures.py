@@ -254,26 +254,23 @@ def head_maps(
     for attention in values:
         kind, layer = kind_and_layer(model_type, attention)
         grouped.setdefault(kind, []).append((layer, attention))
-    grids: dict[str, Grid] = {}
-    rows: dict[str, list[str]] = {}
+    names, grids, rows = [], [], []
     for kind in sorted(grouped, key=lambda kind: [*KINDS, kind].index(kind)):
-        own = sorted(grouped[kind])
-        if any(values[attention] for _, attention in own):
-            heads = range(1 + max(head for _, attention in own for head in values[attention]))
-            grids[kind] = [[values[attention].get(head) for head in heads] for _, attention in own]
-            rows[kind] = [str(layer) if kind in KIND_NAMES else attention for layer, attention in own]
-    ends = colour_range([*grids.values()])
+        layers = [(layer, values[attention]) for layer, attention in sorted(grouped[kind])]
+        heads = range(1 + max((head for _, own in layers for head in own), default=-1))
+        if heads:
+            names.append(KIND_NAMES.get(kind, kind))
+            grids.append([[own.get(head) for head in heads] for _, own in layers])
+            rows.append([str(layer) if kind in KIND_NAMES else name for layer, name in sorted(grouped[kind])])
+    ends = colour_range(grids)
     pictures = [
-        heat_map(
-            KIND_NAMES.get(kind, kind), grid, rows[kind], [str(head) for head in range(len(grid[0]))], ends,
-            titles=("layer", "head"),
-        )
-        for kind, grid in grids.items()
-    ]  # fmt: skip
+        heat_map(name, grid, own, [*map(str, range(len(grid[0])))], ends, titles=("layer", "head"))
+        for name, grid, own in zip(names, grids, rows, strict=True)
+    ]
     if counted is not None and grids:
         drawn = {
-            KIND_NAMES.get(kind, kind): [value for row in grid for value in row if value is not None]
-            for kind, grid in grids.items()
+            name: [value for row in grid for value in row if value is not None]
+            for name, grid in zip(names, grids, strict=True)
         }
         pictures.append(histogram(f"Number of heads by {counted}", drawn, counted, "heads"))
     return pictures
