@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from fractions import Fraction
+from itertools import product
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -186,25 +187,21 @@ def _by_group(
     """`by_group`: means over the pairs of each two groups, in the groups' order; `counts` are `[pairs, layers]`."""
     if not groups:
         return {}
-    import pandas as pd
-
-    order = list(dict.fromkeys(groups.values()))
-    ends = [tuple(order.index(groups[language]) for language in split_pair(pair)) for pair in pairs]
     sides = np.array([side_of(layer) for layer in layers])
-    held = pd.DataFrame({side: counts[:, sides == side].sum(axis=1) for side in ("encoder", "decoder")})
-    grouped = held.groupby([list(side) for side in zip(*ends, strict=True)])
-    return {
-        "by_group": [
-            ExpertsByGroup(
-                source=order[source],
-                target=order[target],
-                pairs=len(rows),
-                encoder=round(float(rows["encoder"].mean()), 4),
-                decoder=round(float(rows["decoder"].mean()), 4),
+    ends = [tuple(groups[language] for language in split_pair(pair)) for pair in pairs]
+    found = []
+    for source, target in product(dict.fromkeys(groups.values()), repeat=2):
+        rows = counts[[end == (source, target) for end in ends]]
+        if len(rows):
+            encoder, decoder = (
+                round(float(rows[:, sides == side].sum(axis=1).mean()), 4) for side in ("encoder", "decoder")
             )
-            for (source, target), rows in grouped
-        ]
-    }
+            found.append(
+                ExpertsByGroup(
+                    source=source, target=target, pairs=len(rows), encoder=encoder, decoder=decoder
+                )
+            )
+    return {"by_group": found}
 
 
 def compare_by_text(

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from itertools import chain, product
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from prunecli.errors import StatisticsError
@@ -305,21 +303,15 @@ def by_kind(heads: Sequence[ComparedHead]) -> list[tuple[str, list[ComparedHead]
 
 def correlation(of: str, heads: Sequence[ComparedHead]) -> Correlation:
     """Pearson's r of the two importances and Spearman's of their ranks, with two-sided p-values."""
-    pair = points(heads)
+    pair = [one.first for one in heads], [one.second for one in heads]
     found: dict[str, float] = {}
-    if len(heads) >= LEAST_HEADS and all(len(np.unique(values)) > 1 for values in pair):
+    if len(heads) >= LEAST_HEADS and all(len(set(values)) > 1 for values in pair):
         from scipy.stats import pearsonr, spearmanr
 
         for name, test in (("pearson", pearsonr), ("spearman", spearmanr)):
             result = test(*pair)
             found |= {name: round(float(result.statistic), 6), f"{name}_p": float(result.pvalue)}
     return Correlation(of=of, heads=len(heads), **found)
-
-
-def points(heads: Sequence[ComparedHead]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The two importances: `[heads]` each."""
-    values = np.array([(head.first, head.second) for head in heads], np.float64)
-    return values[:, 0], values[:, 1]
 
 
 def stated_correlation(correlation: Correlation | None) -> str:
