@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -208,53 +208,51 @@ class Evaluation(Document):
             for one in self.results
         ]
         tables = [Shown(title, main)]
-        second = "spbleu" if "spbleu" in scores else "bleu"
-        few = {name: scores[name] for name in ("chrf++", second) if name in scores}
-        few = few if len(self.results) <= WIDE else dict([*few.items()][:1])
-
-        def beside(own: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
-            """Scores of each checkpoint, side by side."""
-            return {
-                f"{result.checkpoint} {title}": text
-                for result, values in zip(self.results, own, strict=True)
-                for title, text in self._texts(result, values, few).items()
-            }
-
         if count > 1 and (pairs is None or count <= pairs):
             rows = [
-                {"pair": pair, **beside([one.pairs.get(pair, {}) for one in self.results])}
-                for pair in self.pairs
+                ({"pair": pair}, [one.pairs.get(pair, {}) for one in self.results]) for pair in self.pairs
             ]
-            rows.append({"pair": "mean", **beside([one.mean for one in self.results])})
-            tables.append(Shown("By pair", rows))
+            rows.append(({"pair": "mean"}, [one.mean for one in self.results]))
+            tables.append(self._beside("By pair", rows, 1))
         if self.groups:
-            tables += self._by_group(beside)
-        texts = dict.fromkeys(text for one in self.results for text in one.by_text)
-        every = self.shown_scores
+            tables += self._by_group()
         by_text = [
             {
                 "text": text,
                 "checkpoint": one.checkpoint,
-                **self._texts(one, one.by_text[text], every, mark=False),
+                **self._texts(one, one.by_text[text], self.shown_scores, mark=False),
             }
-            for text in texts
+            for text in dict.fromkeys(text for one in self.results for text in one.by_text)
             for one in self.results
             if text in one.by_text
         ]
         return [*tables, Shown("By text", by_text, 2, 2)] if by_text else tables
 
-    def _by_group(
-        self, beside: Callable[[Sequence[Mapping[str, Any]]], dict[str, str | None]]
-    ) -> list[Shown]:
+    def _beside(
+        self, title: str, rows: Sequence[tuple[dict[str, str], Sequence[Mapping[str, Any]]]], keys: int
+    ) -> Shown:
+        """Scores of the checkpoints side by side; a row has its first cells, and the values of each checkpoint."""
+        second = "spbleu" if "spbleu" in self.shown_scores else "bleu"
+        names = ("chrf++", second) if len(self.results) <= WIDE else ("chrf++",)
+        few = {name: score for name, score in self.shown_scores.items() if name in names}
+        cells = [
+            {
+                f"{result.checkpoint} {title}": text
+                for result, own in zip(self.results, values, strict=True)
+                for title, text in self._texts(result, own, few).items()
+            }
+            for _, values in rows
+        ]
+        return Shown(title, [{**key, **own} for (key, _), own in zip(rows, cells, strict=True)], keys, keys)
+
+    def _by_group(self) -> list[Shown]:
         """Means by group of languages; differences from the first checkpoint by group and over all pairs."""
         first, *others = self.results
         groups = [
             {"from": one["source"], "to": one["target"], "pairs": str(one["pairs"])} for one in first.by_group
         ]
-        rows = [
-            {**group, **beside([one.by_group[at] for one in self.results])} for at, group in enumerate(groups)
-        ]
-        tables = [Shown("Means by group of languages", rows, 2, 2)]
+        rows = [(group, [one.by_group[at] for one in self.results]) for at, group in enumerate(groups)]
+        tables = [self._beside("Means by group of languages", rows, 2)]
         spreads = []
         for at, group in enumerate([*groups, {"from": "all", "to": "", "pairs": str(len(self.pairs))}]):
             own = {one.checkpoint: [*one.by_group, one.mean][at]["difference"]["chrf++"] for one in others}
