@@ -19,6 +19,7 @@ from prunecli.results.document import (
     Shown,
     Tables,
     first_fault,
+    maybe,
     numbers,
     picked,
     scalars,
@@ -195,10 +196,10 @@ class Evaluation(Document):
             pairs: with more pairs than this, the scores are not shown by pair. If None, all are shown.
         """
         scores, count = self.shown_scores, len(self.pairs)
-        tokens = {one.main.get("tokens") for one in self.results}
+        tokens = {numbers(one.main).get("tokens", 0.0) for one in self.results}
         title = self._title
         if "tokens" in scores and len(tokens) == 1:
-            title += f", {tokens.pop():,} {scores.pop('tokens').title}"
+            title += f", {tokens.pop():,.0f} {scores.pop('tokens').title}"
         main = [
             {
                 "checkpoint": one.checkpoint,
@@ -249,18 +250,22 @@ class Evaluation(Document):
         """Means by group of languages; differences from the first checkpoint by group and over all pairs."""
         first, *others = self.results
         groups = [
-            {"from": one["source"], "to": one["target"], "pairs": str(one["pairs"])} for one in first.by_group
+            {"from": str(one.get("source")), "to": str(one.get("target")), "pairs": str(one.get("pairs"))}
+            for one in first.by_group
         ]
-        rows = [(group, [one.by_group[at] for one in self.results]) for at, group in enumerate(groups)]
+        by_group = [dict(enumerate(one.by_group)) for one in self.results]
+        rows = [(group, [own.get(at, {}) for own in by_group]) for at, group in enumerate(groups)]
         tables = [self._beside("Means by group of languages", rows, 2)]
         spreads = []
         for at, group in enumerate([*groups, {"from": "all", "to": "", "pairs": str(len(self.pairs))}]):
-            own = {one.checkpoint: [*one.by_group, one.mean][at]["difference"]["chrf++"] for one in others}
-            figures = {
-                f"{label} {name}": format(spread[name], form)
-                for label, spread in own.items()
-                for name, form in SPREAD.items()
-            }
+            figures: dict[str, str | None] = {}
+            for one, own in zip(others, by_group[1:], strict=True):
+                values = one.mean if at == len(groups) else own.get(at, {})
+                spread = values.get("difference", {}).get("chrf++", {})
+                figures |= {
+                    f"{one.checkpoint} {name}": maybe(f"{{:{form}}}", spread.get(name))
+                    for name, form in SPREAD.items()
+                }
             spreads.append({**group, **figures})
         title = f"chrF++, difference from {first.checkpoint} over the pairs"
         return [*tables, Shown(title, spreads, 2, 2)] if others else tables

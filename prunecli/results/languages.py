@@ -195,7 +195,7 @@ class Languages(Document):
                 for layer, mean, lowest, highest in counts
             ]
             for side in dict.fromkeys(layers.sides):
-                held = zip(layers.mean, layers.sides, strict=True)
+                held = zip(layers.mean, layers.sides, strict=False)
                 whole = sum(mean for mean, own in held if own == side)
                 rows.append({"layer": f"{side}, all layers", "experts": f"{whole:.1f}", "range": ""})
             by = f"({self.ratio:.0%} of the experts removed by {layers.metric}), mean over {len(self.pairs)} pairs"

@@ -201,8 +201,9 @@ class Latency(Document):
 
     def _timings(self) -> Iterator[tuple[Timed, Timing]]:
         """The timings of all checkpoints at each setting together."""
-        for timings in zip(*(result.timings for result in self.results), strict=True):
-            yield from zip(self.results, timings, strict=True)
+        for at in range(max(len(result.timings) for result in self.results)):
+            for result in self.results:
+                yield from ((result, timing) for timing in result.timings[at : at + 1])
 
     def _tables(self) -> Tables:
         """`speed`, in the terminal's order, and `size`."""

@@ -21,6 +21,7 @@ from prunecli.results.document import (
     Tables,
     header,
     maybe,
+    numbers,
     picked,
 )
 from prunecli.results.unit_scores import LOWER_IS_BETTER, Scores
@@ -72,6 +73,10 @@ class Similarity(Document):
                 rows, columns = (self.components.get(key, []) for key in ends_of(name))
                 if len(matrix) != len(rows) or any(len(row) != len(columns) for row in matrix):
                     raise ValueError(f"matrices: {name} has not a row and a column for each component")
+        names = {component.name for component in self.components.get("first", [])}
+        ends = ("first",) if self.corresponding is not None else ("first", "second")
+        if any(row.get(end) not in names for row in self.pairs for end in ends):
+            raise ValueError("a pair of components that are not there")
         return self
 
     @property
@@ -91,7 +96,10 @@ class Similarity(Document):
                     {
                         "component": known[row["first"]].label,
                         "next": known[row["second"]].label,
-                        **{measure.upper(): maybe("{:.3f}", row.get(measure)) for measure in self.matrices},
+                        **{
+                            measure.upper(): maybe("{:.3f}", numbers(row).get(measure))
+                            for measure in self.matrices
+                        },
                     }
                     for row in pairs
                 ]
@@ -102,7 +110,7 @@ class Similarity(Document):
                         "layer": str(layer),
                         **{
                             f"{measure.upper()} {name}": maybe(
-                                "{:.3f}", cells.get((layer, kind), {}).get(measure)
+                                "{:.3f}", numbers(cells.get((layer, kind), {})).get(measure)
                             )
                             for measure in self.matrices
                             for kind, name in COLUMNS.items()

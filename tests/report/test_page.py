@@ -381,6 +381,26 @@ def test_names_in_files_stay_text(tmp_path):
     source.encode("utf-8")
 
 
+def test_results_with_values_of_another_kind_leave_cells_empty(tmp_path):
+    payload = results.evaluation()
+    payload |= {"groups": {"eng_Latn": "high"}, "pairs": ["a-b", "c-d"]}
+    payload["results"][0]["by_group"] = [{"source": "high", "chrf++": 7.125}, {}]
+    payload["results"][1]["by_group"] = [{"chrf++": "many"}]
+    write_json(tmp_path / "evaluation.json", payload)
+    model = results.language_model()
+    model["results"][0]["scores"]["tokens"] = "many"
+    write_json(tmp_path / "lm.json", model)
+    timed = results.latency((1, 4))
+    del timed["results"][1]["timings"][1]
+    write_json(tmp_path / "latency.json", timed)
+    similar = results.similarity()
+    similar["successive"] = [{"first": "no such component"}]
+    write_json(tmp_path / "similarity.json", similar)
+    found = page(tmp_path)
+    assert "7.1" in found.text
+    assert "a pair of components that are not there" in found.text
+
+
 def test_training(tmp_path):
     write_json(tmp_path / "recovered.finetune.json", results.finetune())
     found = page(tmp_path)
