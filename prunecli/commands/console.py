@@ -168,10 +168,10 @@ def _show(shown: Shown) -> None:
             console.print(Text(plain(shown.title), style="bold"))  # a table wraps a title at its own width
         for widths in blocks(columns, width(), texts, max(shown.keys, texts)):
             part = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-            for name, columns_width in widths.items():
+            for name, size in widths.items():
                 is_text = name in shown.columns[:texts]
                 justify: Any = "left" if is_text else "right"
-                part.add_column(plain(name), justify=justify, overflow="fold", width=columns_width)
+                part.add_column(plain(name), justify=justify, overflow="fold", width=size)
             for row in zip(*(columns[name] for name in widths), strict=True):
                 part.add_row(*row)
             console.print(part)
