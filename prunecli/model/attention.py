@@ -11,7 +11,7 @@ from prunecli.architectures import FAMILIES, REDUCED_PREFIX
 from prunecli.architectures.records import Attention, Stack
 from prunecli.errors import CheckpointError
 from prunecli.model.axes import Carrier
-from prunecli.model.declared import Sizes
+from prunecli.model.declared import Sizes, value_of
 from prunecli.model.ffn import own_norms
 from prunecli.model.structure import Structure
 
@@ -174,7 +174,10 @@ def _layer(
 def layer_windows(sizes: Sizes, stack: Stack) -> list[str]:
     """What each layer sees, in the words of config.json's `layer_types`; empty where all see the same."""
     config, family, depth = sizes.config, sizes.family, sizes.depth(stack)
-    types = config.get("layer_types")
+    key = f"{stack.depth.rpartition('.')[0]}.layer_types".removeprefix(".")
+    types = value_of(config, key)
+    if types is None and family.found is not None:
+        types = value_of(family.found.skeleton.effective, key)
     if isinstance(types, list) and len(types) == depth:
         return [str(name) for name in types]
     if family.window_period is not None:

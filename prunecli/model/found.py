@@ -30,6 +30,7 @@ from prunecli.architectures.records import (
 from prunecli.errors import UnsupportedModelError, kind_and_reason
 from prunecli.model.axes import Carrier
 from prunecli.model.declared import TIE_KEY, value_of, with_keys
+from prunecli.model.depth import DEPTH_ALIAS
 from prunecli.model.found_experts import NotFoundError, found_mixture
 from prunecli.model.patchwork import remove_attention, remove_ffn
 from prunecli.model.probe import (
@@ -55,7 +56,7 @@ from prunecli.model.probe import (
 from prunecli.model.skeleton import Changes, Shape, Skeleton, cannot_make, skeleton_of
 from prunecli.model.structure import Structure
 from prunecli.model.traced import traced_heads
-from prunecli.model.trial import NEAR, Trial, few_experts, first_and_last
+from prunecli.model.trial import NEAR, Trial, few_experts
 from prunecli.tensors.json_files import parsed
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Found:
         small: of a small copy.
         layers: its stacks.
         movable: keys of those whose layers a small copy can lose.
-        vocabulary: key of config.json of the number of tokens; None: none was found.
+        vocabulary: keys of config.json of the number of tokens; empty: none was found.
         uneven: key of the heads or hidden units of which each layer may keep another number -> what it moves.
         parts: names of the tensors of FFNs and attentions that can be cut.
         experts: key of the hidden units of experts, of which all keep as many -> name of a tensor without numbers, see
@@ -90,7 +91,7 @@ class Found:
     small: Skeleton
     layers: tuple[LayerKey, ...]
     movable: tuple[str, ...]
-    vocabulary: str | None
+    vocabulary: tuple[str, ...]
     uneven: Mapping[str, UnitKeys]
     parts: frozenset[str]
     experts: Mapping[str, Carriers]
@@ -142,7 +143,16 @@ class Found:
     def with_layers(self, config: Mapping[str, Any], kept: Mapping[str, Sequence[int]]) -> dict[str, Any]:
         """config.json of the model that has only these layers of the stacks under these keys."""
         skeleton = replace(self.skeleton, config=config)
-        return skeleton.settled(self._changes(skeleton, kept))
+        found = skeleton.settled(self._changes(skeleton, kept))
+        for stack in self.layers:
+            numbers = kept.get(stack.key, ())
+            for key, value in [*found.items()] if numbers and stack.key in stack.lists else ():
+                # Where a list counts the layers, the class no longer reads these, and other programs do.
+                if isinstance(value, str) and key.endswith("pattern") and len(value) == stack.depth:
+                    found[key] = "".join(value[number] for number in numbers)
+                elif key == DEPTH_ALIAS and value == stack.depth:
+                    found[key] = len(numbers)
+        return found
 
     def try_layers(self, kept: Mapping[str, Sequence[int]]) -> None:
         """Cut a small copy of the whole depth to these layers, and compare.
@@ -366,7 +376,8 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
         heads_divide=None if units is None or _takes_any(skeleton, units) else hidden,
         attributes={
             **dict(numbers(values)),
-            TIE_KEY: bool(values.get(TIE_KEY)),
+            **{one.key: value_of(values, one.key) for one in layers},
+            TIE_KEY: bool(loose or values.get(TIE_KEY)),  # some configs do not have the key
             **declared.attributes,
             **{key: str(one.held) for one, _ in widths for key in one.keys},  # where config.json holds a null
             **({} if units is None else units.stated),
@@ -376,7 +387,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
             own.trial.skeleton,
             tuple(layers),
             movable,
-            next((key for units, _ in tokens for key in units.keys), None),
+            next((tuple(units.keys) for units, _ in tokens), ()),
             uneven,
             frozenset(cut).union(_beside(whole.stored, cut)),
             {
@@ -486,9 +497,9 @@ def _traced(
     """Heads whose width follows from their number, of which each layer may keep another one."""
     confirmed: list[tuple[UnitKeys, Carriers]] = []
     for small in traced_heads(trial, small_layers):
-        (key,) = small.keys
-        held = head_counts(skeleton.effective)[key]
-        units = with_scaled(UnitKeys({key: 1}, held, {}), skeleton)
+        counts, key = head_counts(skeleton.effective), [*small.keys][-1]
+        keys = {name: counts[name] // counts[key] for name in small.keys}
+        units = with_scaled(UnitKeys(keys, counts[key], {}), skeleton)
         for layout in small.layouts:
             if units.scaled and (least := _uneven(trial, small, layout, owners(layout), 0)) is not None:
                 confirmed.append((units, _in_like_layers(skeleton, layers, small_layers, layout)))
@@ -503,7 +514,7 @@ def _in_like_layers(
     """Carriers of the model, by those of its small copy: in each layer that has the tensors of one of the copy's."""
     found: dict[str, Carrier] = {}
     for stack, short in zip(layers, small_layers, strict=True):
-        kept = first_and_last(stack.depth) if short.depth < stack.depth else range(stack.depth)
+        kept = stack.samples if short.depth < stack.depth else range(stack.depth)
         for prefix in stack.prefixes:
             tensors = [_of_module(f"{prefix}.{number}", skeleton.stored) for number in range(stack.depth)]
             for place, number in enumerate(kept):
@@ -532,9 +543,10 @@ def _uneven(
 
 
 def _is_same(trial: Trial, stack: LayerKey) -> bool:
-    for gone in (1, 0, stack.depth - 1):  # a class may need layers of each kind
+    for gone in (1, 0, stack.depth - 1):  # a class may need layers of each kind, or count them
         with suppress(Exception):  # as above
-            return trial.of_layers(stack, [number for number in range(stack.depth) if number != gone]) < NEAR
+            if trial.of_layers(stack, [number for number in range(stack.depth) if number != gone]) < NEAR:
+                return True
     return False
 
 

@@ -193,7 +193,7 @@ def _sparse_layer(
             raise CheckpointError(f"{where}.{suffix} is quantised ({rest[suffix].dtype})", UNDECLARED)
     for suffix, info in rest.items():
         is_known = suffix in cut or suffix.startswith(mixture.shared)
-        if not is_known and count in info.shape and not _is_of_a_width(sizes, suffix, count):
+        if not is_known and count in info.shape and not _is_of_a_width(sizes, structure, suffix, count):
             raise CheckpointError(
                 f"{where}.{suffix} {list(info.shape)} has an entry for each of {count} experts, or so it seems: "
                 f"no part of a model of type {sizes.family.model_type}",
@@ -233,10 +233,11 @@ def _sparse_layer(
     )
 
 
-def _is_of_a_width(sizes: Sizes, suffix: str, count: int) -> bool:
+def _is_of_a_width(sizes: Sizes, structure: Structure, suffix: str, count: int) -> bool:
     """Whether an axis of `count` entries is a width of the model, by the tensor's name, not one entry per expert."""
     held = (sizes.config, *(value for value in sizes.config.values() if isinstance(value, Mapping)))
     widths = {value for values in held for key, value in values.items() if key.endswith(_WIDTH_KEYS)}
+    widths.update(structure.widths.values())
     return count in widths and bool(_OF_A_WIDTH.search(suffix)) and not _ROUTING.search(suffix)
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from prunecli.model.axes import Carrier
-from prunecli.model.probe import LayerKey, UnitKeys, head_counts, is_key_value, with_scaled
+from prunecli.model.probe import LayerKey, UnitKeys, head_counts, is_key_value, shared_keys, with_scaled
 
 if TYPE_CHECKING:
     from prunecli.model.trial import Trial
@@ -29,11 +29,13 @@ def traced_heads(trial: Trial, layers: Sequence[LayerKey]) -> list[UnitKeys]:
         layers: of the model.
     """
     found = []
-    counts = {
-        key: count for key, count in head_counts(trial.skeleton.effective).items() if not is_key_value(key)
-    }
-    for key in counts:
-        units = with_scaled(UnitKeys({key: 1}, counts[key], {}), trial.skeleton)
+    every = head_counts(trial.skeleton.effective)
+    counts = {key: count for key, count in every.items() if not is_key_value(key)}
+    for key, queries in counts.items():
+        shared = next((one for one in shared_keys(every, key) if every[one] < queries), None)
+        held = queries if shared is None else every[shared]
+        keys = {key: 1} if shared is None else {key: queries // held, shared: 1}
+        units = with_scaled(UnitKeys(keys, held, {}), trial.skeleton)
         if not units.scaled or units.held < 2:
             continue
         carriers: Options = {}
@@ -46,7 +48,7 @@ def traced_heads(trial: Trial, layers: Sequence[LayerKey]) -> list[UnitKeys]:
             ]
             if not others:
                 for own in _attentions(trial.model.get_submodule(module), module):
-                    carriers |= _carriers(trial, own, units.held)
+                    carriers |= _carriers(trial, own, units.held, queries)
         files = {name: file for file, name in trial.modules.items()}
         if carriers and files.keys() >= carriers.keys():  # else the files hold several of them in one
             found.append(replace(units, carriers={files[name]: own for name, own in carriers.items()}))
@@ -66,8 +68,13 @@ def _attentions(module: Any, name: str) -> Iterator[str]:
             yield from _attentions(child, own)
 
 
-def _carriers(trial: Trial, attention: str, heads: int) -> Options:
-    """Where the heads of one attention lie; empty where that cannot be."""
+def _carriers(trial: Trial, attention: str, held: int, heads: int) -> Options:
+    """Where the heads of one attention lie; empty where that cannot be.
+
+    Args:
+        held: heads of keys and values.
+        heads: of queries.
+    """
     linears = [name for name in trial.linears if name.startswith(f"{attention}.")]
     if len(linears) < 2:
         return {}
@@ -80,12 +87,15 @@ def _carriers(trial: Trial, attention: str, heads: int) -> Options:
     for name in inputs:
         dim = 1 if is_turned else 0
         blocks, rest = divmod(shapes[f"{name}.weight"][dim], width)
+        if heads > held and shapes[f"{name}.weight"][dim] * heads == width * held:  # keys, or values
+            blocks, rest = 1, 0
         if rest or blocks not in (1, 2, 3) or width % heads:
             return {}
         for tensor, axis in ((f"{name}.weight", dim), (f"{name}.bias", 0)):
             if tensor in shapes:
                 found[tensor] = (Carrier(axis), Carrier(axis, (1,) * blocks))[: min(blocks, 2)]
-    for name, shape in shapes.items():
+    # A tensor as long as there are heads may be a norm over the width of one where both are the same.
+    for name, shape in shapes.items() if width != heads * heads else ():
         if name.startswith(f"{attention}.") and name.rpartition(".")[0] not in linears and heads in shape:
             found[name] = (Carrier(shape.index(heads)),)
     return found

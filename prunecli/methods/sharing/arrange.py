@@ -102,15 +102,39 @@ def own_tensors(layer: Layer) -> tuple[str, ...]:
     return tuple(f"{layer.name}.{suffix}" for suffix in layer.tensors)
 
 
-def arrange(layers: Sequence[Layer], options: SharingOptions, chosen: Configuration) -> SharePlan:
+def _form(layer: Layer, shapes: Mapping[str, tuple[int, ...]]) -> object:
+    """The names of the tensors of an FFN or attention, and their shapes but for the number of its units."""
+    start, owner = layer.name, layer.owner
+    if isinstance(layer, AttentionLayer):
+        start, owner = (name.removesuffix(layer.spec.name) for name in (start, owner))
+    form = []
+    for name in own_tensors(layer):
+        suffix = name.removeprefix(start)
+        shape = [*shapes.get(owner + suffix, ())]
+        if isinstance(layer, AttentionLayer):
+            if name in layer.tensors and shape and layer.num_heads:
+                shape[layer.tensors[name].dim] //= layer.num_heads
+        elif shape and (dim := layer.tensors[suffix.removeprefix(".")]) is not None:
+            shape[dim] = 0
+        form.append((suffix, *shape))
+    return tuple(form)
+
+
+def arrange(
+    layers: Sequence[Layer],
+    options: SharingOptions,
+    chosen: Configuration,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> SharePlan:
     """Merge and drop as asked. Layers that share already count as one wherever they are merged.
 
-    Attentions that see windows of different kinds never share: each kind of window has groups of its own.
+    Attentions that see windows of different kinds never share, nor layers of other sizes: each has groups of its own.
 
     Args:
         layers: every FFN, or every attention, of the model.
         options: the options of the command.
         chosen: the treatment of each kind.
+        shapes: of the tensors of the model.
 
     Raises:
         UnsupportedModelError: mixtures of experts on a side that is to be shared or dropped.
@@ -124,12 +148,10 @@ def arrange(layers: Sequence[Layer], options: SharingOptions, chosen: Configurat
     for layer in layers:
         if layer.name not in sparse:
             treated["drop" if layer.removed else getattr(chosen, kind_of(layer))].append(layer)
-    alike: dict[tuple[AttentionKind, str, tuple[str, ...]], list[Any]] = defaultdict(list)
+    alike: dict[tuple[AttentionKind, str, object], list[Any]] = defaultdict(list)
     for layer in treated["share"]:
-        start = layer.name if is_ffn else layer.name.removesuffix(layer.spec.name)
-        names = tuple(name.removeprefix(start) for name in own_tensors(layer))
         kind: AttentionKind = "encoder" if chosen.across else kind_of(layer)
-        alike[kind, getattr(layer, "window", ""), names].append(layer)
+        alike[kind, getattr(layer, "window", ""), _form(layer, shapes)].append(layer)
     clusters: list[list[Any]] = []
     counts = options.groups or (1,)
     for (kind, window, _), own in alike.items():

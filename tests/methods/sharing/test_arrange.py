@@ -80,7 +80,7 @@ ALL_E, ALL_D = "e0 e1 e2 e3 e4 e5", "d0 d1 d2 d3 d4 d5"
     ],
 )
 def test_groups(request_: Any, groups: list[str], removed: str) -> None:
-    found = arrange(model(), *request_)
+    found = arrange(model(), *request_, {})
     assert members(found) == groups
     assert " ".join(found.removed) == removed
     assert all(group.owner == group.members[0] for group in found.groups)
@@ -125,7 +125,7 @@ ENCODER = tuple(ALL_E.split())
     ],
 )
 def test_widths_and_initialisations(options: dict[str, Any], group: Group) -> None:
-    assert arrange(model(), *asked("share", "drop", **options)).groups == (group,)
+    assert arrange(model(), *asked("share", "drop", **options), {}).groups == (group,)
 
 
 def test_a_matching_width_has_as_many_hidden_units_as_before() -> None:
@@ -138,7 +138,7 @@ def test_a_matching_width_has_as_many_hidden_units_as_before() -> None:
         (asked("share", "drop", width="match", groups=(2,)), [24, 24]),
         (asked("drop", "share", width="match"), [48]),
     ):
-        found = arrange(layers, *request)
+        found = arrange(layers, *request, {})
         assert [group.width for group in found.groups if len(group.members) > 1] == widths
         assert sum(group.width for group in found.groups) == 48
 
@@ -146,10 +146,10 @@ def test_a_matching_width_has_as_many_hidden_units_as_before() -> None:
 def test_different_widths_have_no_mean() -> None:
     layers = [*model(2, 0), *(ffn(f"d{n}", width=6) for n in range(2))]
     with pytest.raises(UsageError, match=r"different widths \(6, 8\)"):
-        arrange(layers, *asked("share", "share", across=True))
-    found = arrange(layers, *asked("share", "share", across=True, init="concat"))
+        arrange(layers, *asked("share", "share", across=True), {})
+    found = arrange(layers, *asked("share", "share", across=True, init="concat"), {})
     assert [(group.init_width, group.scale) for group in found.groups] == [(28, 0.25)]
-    assert arrange(layers, *asked("share", "share", across=True, init="last")).groups[0].width == 6
+    assert arrange(layers, *asked("share", "share", across=True, init="last"), {}).groups[0].width == 6
 
 
 def shared(layers: list[FfnLayer], owners: dict[str, str]) -> list[FfnLayer]:
@@ -159,17 +159,17 @@ def shared(layers: list[FfnLayer], owners: dict[str, str]) -> list[FfnLayer]:
 
 def test_what_shares_already_counts_once() -> None:
     layers = shared(model(4, 2), {"e1": "e0", "e3": "e2"})
-    (group,) = arrange(layers, *asked("share", "drop", init="concat")).groups
+    (group,) = arrange(layers, *asked("share", "drop", init="concat"), {}).groups
     assert (group.members, group.sources) == (("e0", "e1", "e2", "e3"), ("e0", "e2"))
     assert (group.init_width, group.scale) == (16, 0.5)
-    kept = arrange(layers, *asked(decoder="drop"))
+    kept = arrange(layers, *asked(decoder="drop"), {})
     assert members(kept) == ["e0 e1", "e2 e3"]
     assert not any(group.is_merged for group in kept.groups)
 
 
 def test_an_owner_that_goes_leaves_its_tensors_to_the_next() -> None:
     layers = shared(model(2, 2), {"e1": "e0", "d0": "e0", "d1": "e0"})
-    (group,) = arrange(layers, *asked("drop")).groups
+    (group,) = arrange(layers, *asked("drop"), {}).groups
     assert (group.owner, group.members, group.sources) == ("d0", ("d0", "d1"), ("e0",))
     assert not group.is_merged
 
@@ -183,18 +183,18 @@ def test_experts_are_left_alone_only_when_told() -> None:
         with pytest.raises(
             UnsupportedModelError, match="2 of the 4 FFNs of the encoder are mixtures"
         ) as caught:
-            arrange(mixed(), *request)
+            arrange(mixed(), *request, {})
         assert "Add `dense_only`" in str(caught.value)
-    assert members(arrange(mixed(), *asked(decoder="drop"))) == ["e0", "e2"]
-    found = arrange(mixed(), *asked("share", dense_only=True))
+    assert members(arrange(mixed(), *asked(decoder="drop"), {})) == ["e0", "e2"]
+    found = arrange(mixed(), *asked("share", dense_only=True), {})
     assert (members(found), found.sparse) == (["e0 e2", "d0", "d1"], ("e1", "e3"))
-    assert arrange(mixed(), *asked("drop", dense_only=True)).removed == ("e0", "e2")
+    assert arrange(mixed(), *asked("drop", dense_only=True), {}).removed == ("e0", "e2")
 
 
 def test_nothing_left_to_share() -> None:
     layers = [ffn("d0", width=0, removed=True, tensors={}, norm_tensors=())]
     with pytest.raises(UsageError, match="no FFN left to share"):
-        arrange(layers, *asked(decoder="share"))
+        arrange(layers, *asked(decoder="share"), {})
 
 
 def test_layers_that_share_are_not_parted() -> None:
@@ -205,6 +205,6 @@ def test_layers_that_share_are_not_parted() -> None:
         asked("share", "drop", groups=(2,)),
     ):
         with pytest.raises(UsageError, match="share one FFN already and would be parted"):
-            arrange(layers, *request)
-    assert len(arrange(layers, *asked("share", "drop")).groups) == 1
-    assert len(arrange(layers, *asked("share", "share", across=True)).groups) == 1
+            arrange(layers, *request, {})
+    assert len(arrange(layers, *asked("share", "drop"), {}).groups) == 1
+    assert len(arrange(layers, *asked("share", "share", across=True), {}).groups) == 1
