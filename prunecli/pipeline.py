@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,7 +36,7 @@ from prunecli.tensors.documents import write_json
 from prunecli.tensors.dtypes import config_dtype
 from prunecli.tensors.json_files import refuse_pointers_beside_weights
 from prunecli.tensors.quantities import bytes_text
-from prunecli.tensors.stream import Generated, Output, check_expressions
+from prunecli.tensors.stream import Generated, check_expressions
 from prunecli.tensors.transaction import new_directory
 from prunecli.tensors.unfinished import Journal, digest
 from prunecli.tensors.writer import SHARD_BYTES, write_tensors
@@ -255,19 +256,15 @@ def _card(source: Checkpoint, rewrite: Rewrite, summary: Summary, *, weights: bo
 
 
 def _with_dtype(rewrite: Rewrite) -> dict[str, Any]:
+    """The config with the type that most bytes have, unless it states the type that a quantised model computes in."""
     config = dict(rewrite.config)
-    if settings_of(config):  # there it is the type that the model computes in, not the one that is stored
+    if settings_of(config):
         return config
+    held: Counter[str] = Counter()
+    for output in rewrite.outputs:
+        held[output.dtype] += output.nbytes
     key = "torch_dtype" if "torch_dtype" in config and "dtype" not in config else "dtype"
-    return {**config, key: config_dtype(_main_dtype(rewrite.outputs))}
-
-
-def _main_dtype(outputs: Sequence[Output]) -> str:
-    """The type that most bytes have."""
-    held: dict[str, int] = {}
-    for output in outputs:
-        held[output.dtype] = held.get(output.dtype, 0) + output.nbytes
-    return max(held, key=held.__getitem__)
+    return {**config, key: config_dtype(max(held, key=held.__getitem__))}
 
 
 def plan_ffn_on_text(checkpoint: Checkpoint, options: FfnOptions, run: TextRun) -> SharePlan:

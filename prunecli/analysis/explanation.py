@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import starmap
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 
@@ -31,6 +31,7 @@ FORMS = (
 )
 _FIELDS = {"encoder": "side", "decoder": "side", "cross": "kind", "self": "kind"}
 """Word of a question -> field that it fills."""
+_NUMBERED = re.compile(rf"\b({'|'.join(PARTS)})s? +(\d{{1,15}})(?!\S)")
 _FILLERS = {"of", "the", "ffn", "attention", "in", "its"}
 
 
@@ -71,18 +72,14 @@ def parse_question(words: Sequence[str]) -> Question:
         return Question("token", text=rest)
     if first.lower().removesuffix("s") not in (*PARTS, "encoder", "decoder"):
         raise refusal("no part of a model.")
-    numbers: dict[Kind, int] = {}
-    fields: dict[str, Any] = {}
-    left = iter(re.sub(r"[,:]|(?<=cross|.self)-(?=attention)", " ", text.lower()).split())
-    for word in left:
-        if (part := word.removesuffix("s")) in PARTS:
-            number = next(left, "")
-            if not number.isdecimal():
-                raise refusal(f"which {part}?")
-            numbers[part] = int(number[:15])
-        elif word in _FIELDS:
-            fields[_FIELDS[word]] = word
-        elif word not in _FILLERS:
+    asked = re.sub(r"[,:]|(?<=cross|.self)-(?=attention)", " ", text.lower())
+    numbers: dict[str, int] = {part: int(number) for part, number in _NUMBERED.findall(asked)}
+    words = _NUMBERED.sub(" ", asked).split()
+    fields: dict[str, Any] = {_FIELDS[word]: word for word in words if word in _FIELDS}
+    for word in words:
+        if word.removesuffix("s") in PARTS:
+            raise refusal(f"which {word.removesuffix('s')}?")
+        if word not in _FIELDS and word not in _FILLERS:
             raise refusal(f"what is {word!r}?")
     layer = numbers.pop("layer", None)
     if len(numbers) > 1 or (layer is None and not numbers):
@@ -90,7 +87,7 @@ def parse_question(words: Sequence[str]) -> Question:
     if not numbers:
         return Question("layer", layer, **fields)
     ((kind, id_),) = numbers.items()
-    return Question(kind, id_, layer=layer, **fields)
+    return Question(cast("Kind", kind), id_, layer=layer, **fields)
 
 
 def explain(directory: Path | str, question: str) -> tuple[Answer, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from fractions import Fraction
+from itertools import product
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -134,28 +135,19 @@ def _select(
     return [select(statistics.axes, own, budget) for own in values]
 
 
-def similarity_matrices(
-    statistics: GateStatistics, options: LanguageOptions, pairs: Sequence[str]
-) -> dict[str, NDArray[np.float64]]:
-    """Side -> Jaccard similarities of the experts that the pairs select there, [len(pairs), len(pairs)]."""
-    options, matrices = _for_languages(options), {}
+def _similarity(statistics: GateStatistics, options: LanguageOptions, pairs: Sequence[str]) -> Similarities:
+    """Jaccard similarities of the experts that the pairs select, by side; without matrices for many pairs."""
     selections = _select(statistics, options, pairs, options.strategy, options.metric)
+    relations, listed = {}, {}
     for side in ("encoder", "decoder"):
         chosen = [
             {(name, expert) for name, ids in kept.items() if side_of(name) == side for expert in ids}
             for kept in selections
         ]
-        matrices[side] = jaccard_matrix(chosen)
-    return matrices
-
-
-def _similarity(statistics: GateStatistics, options: LanguageOptions, pairs: Sequence[str]) -> Similarities:
-    matrices = similarity_matrices(statistics, options, pairs)
-    split: list[Pair] = [split_pair(pair) for pair in pairs]
-    relations = {side: spread_by_relation(split, matrix) for side, matrix in matrices.items()}
-    if len(pairs) > MOST_PAIRS:
-        return Similarities(relations=relations)
-    listed = {side: np.round(matrix, 6).tolist() for side, matrix in matrices.items()}
+        matrix = jaccard_matrix(chosen)
+        relations[side] = spread_by_relation([split_pair(pair) for pair in pairs], matrix)
+        if len(pairs) <= MOST_PAIRS:
+            listed[side] = np.round(matrix, 6).tolist()
     return Similarities(relations=relations, **listed)
 
 
@@ -195,25 +187,21 @@ def _by_group(
     """`by_group`: means over the pairs of each two groups, in the groups' order; `counts` are `[pairs, layers]`."""
     if not groups:
         return {}
-    import pandas as pd
-
-    order = list(dict.fromkeys(groups.values()))
-    ends = [tuple(order.index(groups[language]) for language in split_pair(pair)) for pair in pairs]
     sides = np.array([side_of(layer) for layer in layers])
-    held = pd.DataFrame({side: counts[:, sides == side].sum(axis=1) for side in ("encoder", "decoder")})
-    grouped = held.groupby([list(side) for side in zip(*ends, strict=True)])
-    return {
-        "by_group": [
-            ExpertsByGroup(
-                source=order[source],
-                target=order[target],
-                pairs=len(rows),
-                encoder=round(float(rows["encoder"].mean()), 4),
-                decoder=round(float(rows["decoder"].mean()), 4),
+    ends = [tuple(groups[language] for language in split_pair(pair)) for pair in pairs]
+    found = []
+    for source, target in product(dict.fromkeys(groups.values()), repeat=2):
+        rows = counts[[end == (source, target) for end in ends]]
+        if len(rows):
+            encoder, decoder = (
+                round(float(rows[:, sides == side].sum(axis=1).mean()), 4) for side in ("encoder", "decoder")
             )
-            for (source, target), rows in grouped
-        ]
-    }
+            found.append(
+                ExpertsByGroup(
+                    source=source, target=target, pairs=len(rows), encoder=encoder, decoder=decoder
+                )
+            )
+    return {"by_group": found}
 
 
 def compare_by_text(
@@ -321,13 +309,6 @@ def spread_by_relation(pairs: Sequence[Pair], matrix: NDArray[np.float64]) -> di
             mean, lowest, highest = (round(float(f(values)), 6) for f in (np.mean, np.min, np.max))
             found[relation] = Relation(comparisons=len(values), mean=mean, lowest=lowest, highest=highest)
     return found
-
-
-def two_triangles(lower: NDArray[np.float64], upper: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Table 4's layout: the lower triangle of one matrix, the upper of another, diagonal nan."""
-    joined: NDArray[np.float64] = np.tril(lower, -1) + np.triu(upper, 1)
-    np.fill_diagonal(joined, np.nan)
-    return joined
 
 
 def feature_vector(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:

@@ -348,7 +348,8 @@ def similarity_of(
             found[f"{measure}_normalised"] = 100 * share
         for measure in measures if randoms else ():
             found[f"{measure}_random"] = own[f"{measure}_random"][own[measure].notna()].mean()
-        means[str(side)] = {name: _rounded(value, digits[name]) for name, value in found.items()}
+        means[str(side)] = {name: _listed(np.array(value), digits[name]) for name, value in found.items()}
+    listed = pairs[["first", "second", *digits]].round(digits).astype(object)
     same = np.isnan(np.diagonal(comparison.similarities[measures[0]]))
     models = (
         {"first": comparison.first} if alone else {"first": comparison.first, "second": comparison.second}
@@ -364,22 +365,18 @@ def similarity_of(
             "left_out": left_out,
             "matrices": {
                 measure: {
-                    name: [
-                        [_rounded(value, 6) for value in row]
-                        for row in comparison.part(name, measure).tolist()
-                    ]
+                    name: _listed(comparison.part(name, measure))
                     for name in (*models, *(() if alone else ("between",)))
                 }
                 for measure in measures
             },
-            "successive" if alone else "corresponding": [
-                {key: _rounded(value, digits[key]) if key in digits else value for key, value in row.items()}
-                for row in pairs[["first", "second", *digits]].to_dict("records")
-            ],
+            "successive" if alone else "corresponding": listed.where(listed.notna(), None).to_dict("records"),
             "mean": {side: means[side] for side in ("encoder", "decoder") if side in means},
         }
     )
 
 
-def _rounded(value: float, digits: int) -> float | None:
-    return None if np.isnan(value) else round(float(value), digits)
+def _listed(values: NDArray[np.float64], digits: int = 6) -> Any:
+    """Rounded numbers as JSON has them, None for NaN."""
+    missing: Any = None
+    return np.where(np.isnan(values), missing, np.round(values, digits)).tolist()

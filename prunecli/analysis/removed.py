@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -76,7 +76,7 @@ def _in_lines(checkpoints: Sequence[Checkpoint], fractions: Sequence[float]) -> 
     if not reduced:
         return [Removed(fraction, ("",), is_original=True) for fraction in fractions]
     settings = [
-        setting(one.structure.history, Value(origin(one.path)["path"], one.fingerprint))
+        setting(one.structure.history, f"{origin(one.path)['path']} ({_short(one.fingerprint)})")
         for one in (checkpoints[index] for index in members)
     ]
     named = dict(zip(members, names(settings), strict=True))
@@ -193,97 +193,82 @@ OUTCOMES = frozenset({"keep", "removed", "best"})
 """Arguments that are results."""
 
 Step = Mapping[str, Any]
+Setting = Mapping[tuple[int, str], str]
+"""(place in the history, argument) -> text. Steps of one command one after another, with equal arguments, are one."""
+
+COMMANDS, ORIGIN = (-1, ""), (-1, "of")
 
 
-@dataclass(frozen=True)
-class Value:
-    """A value of a step: `identity` decides whether two values are equal, `text` is shown."""
-
-    text: str = field(compare=False)
-    identity: str
-
-
-Setting = Mapping[tuple[int, str], Value]
-"""(place in the history, argument) -> value. Steps of one command one after another, with equal arguments, are one."""
-
-COMMANDS = (-1, "")
-ORIGIN = (-1, "of")
-
-
-def setting(history: Sequence[Step], own: Value | None = None) -> Setting:
+def setting(history: Sequence[Step], own: str = "") -> Setting:
     """Commands and arguments of a history, without the amount of the last reduction.
 
     Args:
-        history: of a checkpoint, oldest step first.
-        own: the checkpoint itself, the origin where the history names none.
+        history: steps of a checkpoint, oldest first.
+        own: name of the checkpoint itself, which is the origin if the history is empty.
     """
-    runs: list[tuple[str, dict[str, Value], list[Value]]] = []
     commands = [str(step.get("command", "?")) for step in history]
     last = max((place for place, command in enumerate(commands) if command != "finetune"), default=0)
     while last and commands[last - 1] == commands[last]:
         last -= 1
+    runs: list[tuple[str, dict[str, str], str]] = []
     for place, (command, step) in enumerate(zip(commands, history, strict=True)):
-        values, files = _arguments(step, is_last=place >= last), _statistics(step)
+        values = _arguments(step, is_last=place >= last)
+        files = ", ".join(
+            f"{one.get('file')} ({_short(one.get('sha256'))})" for one in statistics_files(step)
+        )
         if runs and runs[-1][:2] == (command, values):
-            runs[-1][2].append(files)
-        else:
-            runs.append((command, values, [files]))
-    said = ", ".join(command for command, _, _ in runs)
-    found = {COMMANDS: Value(said, said)} if said else {}
-    origin = _origin(history) if history else own
-    if origin is not None:
-        found[ORIGIN] = origin
-    for place, (command, values, scored) in enumerate(runs):
-        found[place, ""] = Value(command, command)
+            files = files if files == runs[-1][2] else "of each step"
+            runs.pop()
+        runs.append((command, values, files))
+    if history:
+        source = history[0].get("source")
+        own = f"{source.get('path', '?')} ({_short(source.get('fingerprint'))})" if source else ""
+    found = {COMMANDS: ", ".join(command for command, _, _ in runs), ORIGIN: own}
+    found = {key: text for key, text in found.items() if text}
+    for place, (command, values, files) in enumerate(runs):
+        found[place, ""] = command
         found |= {(place, name): value for name, value in values.items()}
-        if len(set(scored)) > 1:
-            found[place, "statistics"] = Value("of each step", "of each step")
-        elif scored[0].identity:
-            found[place, "statistics"] = scored[0]
+        found |= {(place, "statistics"): files} if files else {}
     return found
 
 
 def names(settings: Sequence[Setting]) -> list[str]:
-    """A name for each: what differs between them and nothing else; equal ones have equal names, a single one "".
+    """A name for each setting: the values that differ between them; equal settings have equal names, a single one "".
 
-    What only some say at all is left out where the names differ without it, and so are statistics and texts.
+    Values that only some settings state are left out if the names differ without them, and so are statistics and text.
     """
-    distinct: list[Setting] = []
-    for one in settings:
-        if one not in distinct:
-            distinct.append(one)
+    distinct = [one for place, one in enumerate(settings) if one not in settings[:place]]
+
+    def differ(key: tuple[int, str]) -> bool:
+        """Whether those that ran a command at this place state different values; where commands differ, these tell."""
+        held = [one for one in distinct if key[0] < 0 or (key[0], "") in one]
+        return len({one.get(key) for one in held}) > 1
+
+    def name(one: Setting, chosen: Sequence[tuple[int, str]]) -> str:
+        return ", ".join(f"{_words(key)} {one[key]}".strip() for key in chosen if key in one)
+
     keys = [key for key in dict.fromkeys(key for one in distinct for key in one) if key == COMMANDS or key[1]]
-    keys = [key for key in keys if _differs(key, distinct)]
+    keys = [key for key in keys if differ(key)]
     for key in reversed(keys):
-        fewer = [_name(one, [other for other in keys if other != key], distinct) for one in distinct]
+        fewer = [other for other in keys if other != key]
         may_go = key[1] in ("statistics", "text") or any(key not in one for one in distinct)
-        if may_go and all(fewer) and len(set(fewer)) == len(fewer):
-            keys.remove(key)
-    called = [_name(one, keys, distinct) for one in distinct]
-    if len(distinct) > 1:
-        absent = ", ".join(f"no {key[1].replace('_', ' ')}" for key in keys)
-        called = [name or absent for name in called]
-    return [called[distinct.index(one)] for one in settings]
+        shorter = {name(one, fewer) for one in distinct}
+        if may_go and "" not in shorter and len(shorter) == len(distinct):
+            keys = fewer
+    absent = ", ".join(f"no {_words(key)}" for key in keys)
+    return [name(one, keys) or absent for one in settings]
 
 
-def _differs(key: tuple[int, str], settings: Sequence[Setting]) -> bool:
-    """Whether those that ran a command at this place say different things; where commands differ, these tell."""
-    held = [one for one in settings if key[0] < 0 or (key[0], "") in one]
-    return len({one.get(key) for one in held}) > 1
+def _words(key: tuple[int, str]) -> str:
+    return key[1].replace("_", " ")
 
 
-def _name(one: Setting, keys: Sequence[tuple[int, str]], settings: Sequence[Setting]) -> str:
-    said = []
-    for key in keys:
-        if key in one:
-            alike = {other[key] for other in settings if key in other and other[key].text == one[key].text}
-            digest = one[key].identity.rpartition(":")[2][:8]
-            value = one[key].text if len(alike) == 1 else f"{one[key].text} ({digest})"
-            said.append(f"{key[1].replace('_', ' ')} {value}".strip())
-    return ", ".join(said)
+def _short(digest: Any) -> str:
+    """The first digits of a digest such as "sha256:0123…"."""
+    return str(digest).rpartition(":")[2][:8]
 
 
-def _arguments(step: Step, *, is_last: bool) -> dict[str, Value]:
+def _arguments(step: Step, *, is_last: bool) -> dict[str, str]:
     """The settings of a step. The amounts of earlier steps count too: they make another source."""
     arguments, command = step.get("arguments", {}), step.get("command")
     amounts = AMOUNTS.get(str(command), frozenset())
@@ -316,30 +301,12 @@ def kinds_of(arguments: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(map(str, stated)) if isinstance(stated, (list, tuple)) else (str(stated),)
 
 
-def _value(value: Any) -> Value:
-    """A path with a fingerprint is told by the path and known by the fingerprint."""
-    identity = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+def _value(value: Any) -> str:
     if isinstance(value, Mapping):
-        files = value.get("files", value.get("pairs"))
-        text = ", ".join(map(str, files)) if isinstance(files, list) else str(value.get("path", identity))
-        return Value(text, str(value.get("fingerprint", identity)))
-    if value is True:
-        return Value("", identity)
+        files = value.get("files", value.get("pairs", value.get("path")))
+        digest = value.get("fingerprint", value.get("sha256"))
+        if files is not None:
+            return f"{_value(files)} ({_short(digest)})" if digest else _value(files)
+        return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
     text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-    return Value(text if len(text) <= 40 else f"{text[:39]}…", identity)
-
-
-def _statistics(step: Step) -> Value:
-    files = statistics_files(step)
-    return Value(
-        ", ".join(str(file.get("file")) for file in files),
-        ", ".join(str(file.get("sha256")) for file in files),
-    )
-
-
-def _origin(history: Sequence[Step]) -> Value | None:
-    source = history[0].get("source") if history else None
-    if source is None:
-        return None
-    path = str(source.get("path", "?"))
-    return Value(path, str(source.get("fingerprint") or path))
+    return "" if value is True else text if len(text) <= 40 else f"{text[:39]}…"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -26,7 +25,7 @@ from prunecli.text.choice import TextChoice
 from prunecli.text.tasks import TaskName
 
 if TYPE_CHECKING:
-    from prunecli.results.latency import Latency, Timed, Timing
+    from prunecli.results.latency import Latency
 
 MANY = 4
 """With more checkpoints than this in the folder, and none named, less is measured of each."""
@@ -77,27 +76,13 @@ def bench_latency(options: BenchLatency) -> None:
         }
     )
     latency = run(labels, options, options, console.progress(options.quiet), console.note, task=options.task)
-    options.write(latency)
-    if options.plot is not None:
-        from prunecli.report.pictures import speed_pictures
-        from prunecli.report.render import save_pictures
-
-        save_pictures([speed_pictures(latency)], options.plot)
-    options.show(latency.to_json, lambda: _show(latency))
+    options.finish(latency, lambda: _show(latency), lambda draw: [draw.speed_pictures(latency)])
 
 
 def _show(latency: Latency) -> None:
     from prunecli.results.latency import NOISY
 
-    cells = _cells(latency.results[0].timings[0])
-    rows = [
-        [result.checkpoint, *(cell(result.timings[index]) for cell in cells.values())]
-        for index in range(len(latency.results[0].timings))
-        for result in latency.results
-    ]
-    keys = 3 if latency.results[0].timings[0].setting else 2
-    console.table(latency.described, ["checkpoint", *cells], rows, keys=keys)
-    console.table("Size", ["checkpoint", *_SIZES], [_sizes(row) for row in latency.results])
+    console.show(*latency.shown)
     console.out(
         f"Median ± deviation of {counted(latency.runs, 'run')} after {latency.warm_up} of warm-up, "
         f"{counted(latency.threads or 0, 'CPU thread')}, {latency.device}."
@@ -108,34 +93,3 @@ def _show(latency: Latency) -> None:
         console.out(f"Repeat on a quiet machine, or with more runs: --runs {2 * latency.runs + 1}.")
     if not latency.interleaved:
         console.out("Not enough memory for all at once: the checkpoints were timed one after the other.")
-
-
-def _cells(timing: Timing) -> dict[str, Callable[[Timing], str]]:
-    """Column -> what it says of a timing like this one."""
-    columns: dict[str, Callable[[Timing], str]] = {"batch": lambda row: str(row.batch_size)}
-    if timing.beam is not None:
-        columns["beam"] = lambda row: str(row.beam)
-    if timing.phase is not None:
-        columns["phase"] = lambda row: str(row.phase)
-    if timing.examples_per_second is not None:
-        columns["examples/s"] = lambda row: row.rate[1].text(1)
-    columns["tokens/s"] = lambda row: row.tokens_per_second.text(1)
-    if timing.examples_per_second is None:
-        columns["s/sentence" if timing.phase is None else "s/prompt"] = lambda row: (
-            row.seconds_per_sentence.text(3)
-        )
-    return {**columns, "speed-up": lambda row: f"{row.speedup.median:.2f}x"}
-
-
-_SIZES = ("parameters", "on disk", "load", "peak memory", "peak on GPU")
-
-
-def _sizes(result: Timed) -> list[str]:
-    return [
-        result.checkpoint,
-        f"{result.parameters / 1e6:,.2f}M",
-        console.bytes_text(result.checkpoint_bytes),
-        "-" if result.load_s is None else f"{result.load_s:.1f} s",
-        "-" if result.resident_peak is None else console.bytes_text(result.resident_peak),
-        "-" if result.device_peak is None else console.bytes_text(result.device_peak),
-    ]

@@ -135,33 +135,23 @@ def _show(statistics: GateStatistics) -> None:
 
     is_text = statistics.mode == "text"
     sides = np.array([side_of(layer) for layer in statistics.layers])
-    rows: list[tuple[str, ...]] = []
+    rows: list[dict[str, str | None]] = []
     for name, sums in list(statistics.entries.items())[:ROWS_SHOWN]:
         running = np.cumsum(-np.sort(-sums.top1, axis=1), axis=1)
         busy = (running < 0.9 * running[:, -1:]).sum(axis=1) + 1
-        shares = [
-            f"{busy[sides == side].mean():.1f}" if side in sides else "-" for side in ("encoder", "decoder")
-        ]
         first, last = f"{int(sums.tokens[0]):,}", f"{int(sums.tokens[-1]):,}"
-        if is_text:
-            shown = " / ".join(share for share in shares if share != "-")
-            rows.append((name, first, shown, f"{int((sums.routed == 0).sum()):,} of {sums.routed.size:,}"))
-        else:
-            rows.append((name, first, last, *shares))
-    columns: tuple[str, ...] = (
-        "pair",
-        "encoder tokens",
-        "decoder tokens",
-        "busy experts, encoder",
-        "decoder",
-    )
-    if is_text:
-        columns = ("text", "tokens", "busy experts", "experts without a token")
-    console.table("Gate statistics", columns, rows)
+        tokens = {"text": name, "tokens": first}
+        if not is_text:
+            tokens = {"pair": name, "encoder tokens": first, "decoder tokens": last}
+        shares = {
+            f"busy experts, {side}": f"{busy[sides == side].mean():.1f}" if side in sides else None
+            for side in ("encoder", "decoder")
+        }
+        idle = f"{int((sums.routed == 0).sum()):,} of {sums.routed.size:,}" if is_text else None
+        rows.append({**tokens, **shares, "experts without a token": idle})
+    console.table("Gate statistics", rows)
     hidden = len(statistics.entries) - len(rows)
-    more = f"{hidden} more {columns[0]}s in the file. " if hidden else ""
-    both = "; of the encoder / of the decoder" if is_text and "/" in rows[0][2] else ""
+    more = f"{hidden} more {'text' if is_text else 'pair'}s in the file. " if hidden else ""
     console.out(
-        f"{more}Busy: those that take 90% of a layer's first choices, of {statistics.num_experts}; mean over layers"
-        f"{both}."
+        f"{more}Busy: those that take 90% of a layer's first choices, of {statistics.num_experts}; mean over layers."
     )

@@ -209,26 +209,64 @@ class OutputOptions(Options):
 
         Raises:
             OutputError: one of them exists and `force` is not given, is a directory, or lies in none.
-            UsageError, PruneError: as `check_plot` and `check_table`; the table has the name of the output.
+            UsageError, PruneError: as `check_plot` and `refuse_table`; the table has the name of the output.
         """
         refuse_unwritable(self.output, force=self.force)
         if self.plot is not None:
             check_plot(self.plot, force=self.force)
-        check_table(self.table, force=self.force)
+        self.check_table()
         if self.table is not None and self.table.absolute() == self.output.absolute():
             raise UsageError(f"`table={self.table}`: the result is written there", "Choose another name.")
 
-    def write(self, result: Any, leave_out: Sequence[str] = ()) -> None:
-        """Write a result and its tables.
-
-        Args:
-            leave_out: see `write_table`.
+    def check_table(self) -> None:
+        """Refuse a table that could not be written in the end.
 
         Raises:
-            OutputError, UsageError: as `write_json` and `write_table`.
+            OutputError, UsageError: as `refuse_table`.
         """
-        write_json(self.output, result.to_json(), force=self.force)
-        write_table(self.table, result, force=self.force, leave_out=leave_out)
+        if self.table is not None:
+            from prunecli.results.document import refuse_table
+
+            refuse_table(self.table, force=self.force)
+
+    def write_table(self, result: Document, leave_out: Sequence[str] = ()) -> None:
+        """Write the tables of a result if --table asks for them, except those of these names."""
+        if self.table is not None:
+            from prunecli.results.document import write_tables
+
+            tables = {name: rows for name, rows in result.tables().items() if name not in leave_out}
+            write_tables(self.table, tables, force=self.force)
+
+    def finish(
+        self,
+        result: Document,
+        show: Callable[[], None],
+        pictures: Callable[[Any], Any] | None = None,
+        *,
+        title: str = "",
+        leave_out: Sequence[str] = (),
+        is_written: bool = False,
+    ) -> None:
+        """Write a result, its tables and its plot, and print the result.
+
+        Args:
+            show: prints the result as tables.
+            pictures: from the module `report.pictures` to rows of pictures.
+            title: title of the plot.
+            leave_out: names of tables that are not written.
+            is_written: whether the file of the result is there already.
+        """
+        if not is_written:
+            write_json(self.output, result.to_json(), force=self.force)
+        self.write_table(result, leave_out)
+        if self.plot is not None and pictures is not None:
+            from prunecli.report.render import save_pictures
+
+            rows = pictures(import_module("prunecli.report.pictures"))
+            if not any(rows):
+                raise PruneError("There is nothing to draw.")
+            save_pictures(rows, self.plot, title)
+        self.show(result.to_json, show)
 
     def show(self, document: Callable[[], Any], tables: Callable[[], None]) -> None:
         """Print the result as JSON, or as tables with the names of its files; nothing with --quiet alone."""
@@ -237,35 +275,6 @@ class OutputOptions(Options):
         elif not self.quiet:
             tables()
             console.note(written(self.output, self.plot, self.table))
-
-
-def check_table(table: Path | None, *, force: bool) -> None:
-    """Refuse a table that could not be written in the end.
-
-    Raises:
-        OutputError, UsageError: as `refuse_table`.
-    """
-    if table is not None:
-        from prunecli.results.document import refuse_table
-
-        refuse_table(table, force=force)
-
-
-def write_table(path: Path | None, result: Document, *, force: bool, leave_out: Sequence[str] = ()) -> None:
-    """Write the tables of a result where --table asks for them.
-
-    Args:
-        leave_out: names of tables that the terminal does not show.
-
-    Raises:
-        OutputError, UsageError: as `refuse_table`.
-    """
-    if path is None:
-        return
-    from prunecli.results.document import write_tables
-
-    tables = {name: rows for name, rows in result.tables().items() if name not in leave_out}
-    write_tables(path, tables, force=force)
 
 
 def written(*paths: Path | None) -> str:

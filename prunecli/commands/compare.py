@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import (
@@ -16,7 +15,7 @@ from prunecli.commands.checkpoints import (
     with_demo_text,
 )
 from prunecli.commands.command import OutputOptions, command, plot_option, result_option
-from prunecli.errors import PruneError, StatisticsError, UsageError
+from prunecli.errors import StatisticsError, UsageError
 from prunecli.evaluation.options import SimilarityOptions
 from prunecli.methods.options import LanguageOptions
 from prunecli.options import (
@@ -30,10 +29,6 @@ from prunecli.options import (
 from prunecli.text.choice import TextChoice
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from prunecli.results.document import Document
     from prunecli.results.languages import Languages, Texts
     from prunecli.results.similarity import HeadComparison, Similarity
 
@@ -145,15 +140,9 @@ def compare_models(options: CompareModels) -> None:
             for portion in portions
         ],
     )
-    options.write(result, leave_out=("matrices",))
-    if options.plot is not None:
-        from prunecli.report.pictures import component_maps
-        from prunecli.report.render import save_pictures
-
-        save_pictures(component_maps(result), options.plot)
 
     def show() -> None:
-        show_comparison(result, shown)
+        show_comparison(result)
         least, width = min(map(len, portions)), max(main.widths)
         many = f"each of {len(portions)} pairs, averaged" if len(portions) > 1 else portions[0].name
         console.out(f"{least:,} sentences of {many}.")
@@ -163,74 +152,20 @@ def compare_models(options: CompareModels) -> None:
                 "give more, or --benchmarks to compare with."
             )
 
-    options.show(result.to_json, show)
+    options.finish(result, show, lambda draw: draw.component_maps(result), leave_out=("matrices",))
 
 
-KINDS = {"self": "self", "cross": "cross", "ffn": "FFN"}
-"""Kind of a component -> its column: self-attention, cross-attention, FFN."""
-MEANS = {"": ("{}", 3), "_normalised": ("% of the benchmarks", 1), "_random": ("{}, random", 3)}
-"""End of the name of a mean -> its column and digits."""
-
-
-def show_comparison(result: Similarity, names: Sequence[str]) -> None:
-    """Print the diagonal of two models, layer by layer, or the successive components of one model; then the means.
-
-    Args:
-        names: of the first model, and of the second if there are two.
-    """
-    known = {component.name: component for component in result.components["first"]}
-    measures, alone = list(result.matrices), result.corresponding is None
-    rows = (result.successive if alone else result.corresponding) or []
-    if not rows:
+def show_comparison(result: Similarity) -> None:
+    """Print the similarities, their means, and the components that are left out."""
+    if result.pairs:
+        console.show(*result.shown)
+    else:
         console.out("The models have no component in common: only the matrices are written.")
-    for side in result.mean:
-        own = [row for row in rows if known[row["first"]].side == side]
-        title, columns, cells = f"{' and '.join(names)}, {side}", ["component", "next"], []
-        if alone:
-            columns += [measure.upper() for measure in measures]
-            for row in own:
-                labels = [known[row[end]].label for end in ("first", "second")]
-                cells.append([*labels, *(_text(row[measure]) for measure in measures)])
-        else:
-            kinds = [kind for kind in KINDS if any(known[row["first"]].kind == kind for row in own)]
-            columns = [
-                "layer",
-                *(f"{measure.upper()} {KINDS[kind]}" for measure in measures for kind in kinds),
-            ]
-            found = {(known[row["first"]].layer or 0, known[row["first"]].kind): row for row in own}
-            for layer in sorted({layer for layer, _ in found}):
-                values = (found.get((layer, kind), {}).get(measure) for measure in measures for kind in kinds)
-                cells.append([str(layer), *map(_text, values)])
-        console.table(title, columns, cells, text_columns=2 if alone else 1)
-    if rows:
-        _show_means(result.mean, measures)
-    for name, left_out in zip(names, result.left_out.values(), strict=False):
+    for name, left_out in zip(result.checkpoints, result.left_out.values(), strict=False):
         for what, why in (("removed", "removed"), ("constant", "the same output for every sentence")):
             if parts := left_out[what]:
                 shown = ", ".join(parts[:3]) + (f", … ({len(parts)} in all)" if len(parts) > 3 else "")
                 console.out(f"Left out of {name}, {why}: {shown}.")
-
-
-def _show_means(means: Mapping[str, Mapping[str, Any]], measures: Sequence[str]) -> None:
-    stated = next(iter(means.values()))
-    columns = [
-        (f"{measure}{end}", title.format(measure.upper()), digits)
-        for measure in measures
-        for end, (title, digits) in MEANS.items()
-        if f"{measure}{end}" in stated
-    ]
-    rows = [
-        [side, *(_text(mean[name], digits) for name, _, digits in columns)] for side, mean in means.items()
-    ]
-    console.table("Means", ["mean of the", *(title for _, title, _ in columns)], rows)
-
-
-def _text(value: float | None, digits: int = 3) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-FORMS = ("3f", "2g", "3f", "2g")
-"""Decimal places of r and p, of both correlations."""
 
 
 class CompareHeads(OutputOptions):
@@ -260,25 +195,13 @@ def compare_heads(options: CompareHeads) -> None:
 
     same_name = first.name == second.name
     comparison = compare(scores, (str(first), str(second)) if same_name else (first.name, second.name))
-    options.write(comparison)
-    if options.plot is not None:
-        from prunecli.report.pictures import head_comparison
-        from prunecli.report.render import save_pictures
-
-        save_pictures([[head_comparison(comparison)]], options.plot)
-    options.show(comparison.to_json, lambda: show_heads(comparison))
+    options.finish(
+        comparison, lambda: show_heads(comparison), lambda draw: [[draw.head_comparison(comparison)]]
+    )
 
 
 def show_heads(comparison: HeadComparison) -> None:
-    rows = []
-    for one in comparison.correlations:
-        values = one.pearson, one.pearson_p, one.spearman, one.spearman_p
-        texts = [
-            "-" if value is None else f"{value:.{form}}" for value, form in zip(values, FORMS, strict=True)
-        ]
-        rows.append([one.of, f"{one.heads:,}", *texts])
-    title = f"Importance of heads, {comparison.first.file} and {comparison.second.file}"
-    console.table(title, ["attention", "heads", "Pearson r", "p", "Spearman r", "p"], rows)
+    console.show(*comparison.shown)
     if comparison.left_out:
         console.out(f"Heads that only one of the two has are left out: {comparison.left_out:,}.")
     fingerprints = {model.fingerprint for model in comparison.models}
@@ -308,13 +231,7 @@ def compare_languages(options: CompareLanguages) -> None:
     have like importance vectors, and how many experts each layer keeps under a global threshold. Of texts: how alike
     the experts are that they select, and which are those of one alone.
     """
-    import numpy as np
-
-    from prunecli.analysis.language_comparison import (
-        compare_by_language,
-        compare_by_text,
-        similarity_matrices,
-    )
+    from prunecli.analysis.language_comparison import compare_by_language, compare_by_text
     from prunecli.results.gates import merge, read_gates
     from prunecli.text.plain import MIXED
 
@@ -332,7 +249,7 @@ def compare_languages(options: CompareLanguages) -> None:
     names = [path.name for path in files]
     if statistics.mixed:
         console.note(MIXED)
-    result: Document
+    result: Languages | Texts
     leave_out: tuple[str, ...] = ()
     if is_text:
         for name in ("strategy", "balance", "langs", "layer_metric", "groups"):
@@ -341,34 +258,24 @@ def compare_languages(options: CompareLanguages) -> None:
                     f"`{name}` is for translation; these statistics are of texts.",
                     "`texts` chooses among the texts.",
                 )
-        result = found = compare_by_text(statistics, options, names)
-        show = partial(show_texts, found)
-        if options.plot is not None:
-            plot_texts(options.plot, found)
+        result = compare_by_text(statistics, options, names)
+        show = partial(show_texts, result)
     else:
         if options.texts:
             raise UsageError(
                 "`texts` names texts of language models; these statistics are by pairs of languages.",
                 "Name languages with `langs`.",
             )
-        result = languages = compare_by_language(statistics, options, names)
-        show = partial(show_languages, languages)
-        if len(languages.pairs) > TABLE_PAIRS:
+        result = compare_by_language(statistics, options, names)
+        show = partial(show_languages, result)
+        if len(result.pairs) > TABLE_PAIRS:
             leave_out = ("similarity",)
-        if options.plot is not None:
-            similarity = languages.similarity
-            if similarity is None:
-                matrices = None
-            elif similarity.encoder is None or similarity.decoder is None:
-                matrices = similarity_matrices(statistics, options, languages.pairs)
-            else:
-                matrices = {
-                    "encoder": np.array(similarity.encoder),
-                    "decoder": np.array(similarity.decoder),
-                }
-            plot_languages(options.plot, languages, matrices)
-    options.write(result, leave_out)
-    options.show(result.to_json, show)
+    options.finish(
+        result,
+        show,
+        lambda draw: draw.text_pictures(result) if is_text else draw.language_pictures(result),
+        leave_out=leave_out,
+    )
 
 
 TABLE_PAIRS = 12
@@ -377,136 +284,50 @@ TABLE_PAIRS = 12
 
 def show_languages(languages: Languages) -> None:
     """Print similarities, trees, and experts of each layer."""
-    removed = f"{languages.ratio:.0%} of the experts removed by {languages.metric}"
     similarity, pairs, clusters = languages.similarity, languages.pairs, languages.clustering
-    if similarity is not None:
+    first = int(similarity is not None)
+    console.show(*languages.shown[:first])
+    if similarity is not None and len(pairs) <= TABLE_PAIRS:
+        # Table 4: the encoder below the diagonal, the decoder above.
+        sides = similarity.encoder or [], similarity.decoder or []
         rows = [
-            [
-                side,
-                relation,
-                str(spread.comparisons),
-                f"{spread.mean:.0%}",
-                f"{spread.lowest:.0%} to {spread.highest:.0%}",
-            ]
-            for side, by_relation in similarity.relations.items()
-            for relation, spread in by_relation.items()
-            if spread is not None
+            {
+                "pair": f"{row + 1} {pair}",
+                **{
+                    str(column + 1): None
+                    if row == column
+                    else f"{100 * sides[column > row][row][column]:.0f}"
+                    for column in range(len(pairs))
+                },
+            }
+            for row, pair in enumerate(pairs)
         ]
-        title = f"Jaccard similarity of the selected experts ({removed}, {languages.strategy})"
-        console.table(title, ["experts of the", "pairs with", "compared", "mean", "range"], rows, 2)
-        if len(pairs) <= TABLE_PAIRS and similarity.encoder is not None and similarity.decoder is not None:
-            _show_triangles(pairs, similarity.encoder, similarity.decoder)
-        else:
-            console.out(f"{len(pairs)} pairs; --langs A,B,C lists those between a few languages.\n")
+        title = "Jaccard similarity in %, encoder below the diagonal and decoder above"
+        console.table(title, rows)
+    elif similarity is not None:
+        console.out(f"{len(pairs)} pairs; --langs A,B,C lists those between a few languages.\n")
     for side, tree in (("encoder by source", clusters.encoder), ("decoder by target", clusters.decoder)):
         if tree is not None:
             console.out(f"Clusters of languages, {side} ({clusters.linkage} linkage)")
             console.out("\n".join(tree.lines) + "\n")
-    if (layers := languages.experts_per_layer) is None:
-        return
-    counts = zip(layers.layers, layers.mean, layers.lowest, layers.highest, strict=True)
-    rows = [[layer, f"{mean:.1f}", f"{lowest} to {highest}"] for layer, mean, lowest, highest in counts]
-    for side in dict.fromkeys(layers.sides):
-        means = [mean for mean, own in zip(layers.mean, layers.sides, strict=True) if own == side]
-        rows.append([f"{side}, all layers", f"{sum(means):.1f}", ""])
-    removed = f"{languages.ratio:.0%} of the experts removed by {layers.metric}"
-    title = f"Experts per layer under the global threshold ({removed}), mean over {len(layers.by_pair)} pairs"
-    console.table(title, ["layer", "experts", "range"], rows)
-    if layers.by_group:
-        rows = [
-            [group.source, group.target, str(group.pairs), f"{group.encoder:.1f}", f"{group.decoder:.1f}"]
-            for group in layers.by_group
-        ]
-        title = "The same by group of languages: experts of a side"
-        console.table(title, ["from", "to", "pairs", "encoder", "decoder"], rows, 2)
-
-
-def _show_triangles(
-    pairs: Sequence[str], encoder: Sequence[Sequence[float]], decoder: Sequence[Sequence[float]]
-) -> None:
-    """Print Table 4: the encoder below the diagonal, the decoder above, where a source or target is shared."""
-    rows = []
-    for row, pair in enumerate(pairs):
-        cells = ["-" if pair == other else "" for other in pairs]
-        for column, other in enumerate(pairs):
-            ends = zip(pair.split("-"), other.split("-"), strict=True)
-            if pair != other and any(first == second for first, second in ends):
-                cells[column] = f"{100 * (encoder if column < row else decoder)[row][column]:.0f}"
-        rows.append([f"{row + 1} {pair}", *cells])
-    columns = ["pair", *(str(number) for number in range(1, len(pairs) + 1))]
-    console.table("The same in %, encoder below the diagonal and decoder above", columns, rows)
-
-
-def plot_languages(
-    path: Path, languages: Languages, similarity: Mapping[str, NDArray[np.float64]] | None
-) -> None:
-    """Draw trees, experts per layer and similarities.
-
-    Args:
-        path: file to write.
-        languages: the result.
-        similarity: side -> `[pairs, pairs]`. The map has the encoder below the diagonal and the decoder above.
-
-    Raises:
-        PruneError: there is nothing to draw.
-    """
-    from prunecli.analysis.language_comparison import two_triangles
-    from prunecli.report.pictures import experts_per_layer, similarity_map, trees
-    from prunecli.report.render import save_pictures
-
-    clusters, layers = languages.clustering, languages.experts_per_layer
-    by_side = {
-        "Encoder experts, by source language": clusters.encoder,
-        "Decoder experts, by target language": clusters.decoder,
-    }
-    pictures = trees(by_side, languages.families)
-    if layers is not None:
-        pictures.append(experts_per_layer(layers))
-    if similarity is not None:
-        triangles = two_triangles(similarity["encoder"], similarity["decoder"])
-        caption = "Jaccard similarity: encoder below the diagonal, decoder above"
-        pictures.append(similarity_map(caption, triangles.tolist(), languages.pairs))
-    if not pictures:
-        raise PruneError("There is nothing to draw: the statistics hold fewer than two languages.")
-    save_pictures([pictures[:2], pictures[2:]], path)
+    console.show(*languages.shown[first:])
 
 
 def show_texts(texts: Texts) -> None:
     """Jaccard similarities, the tree, and experts by layer."""
     removed = f"{texts.ratio:.0%} of the experts removed by {texts.metric}"
     rows = [
-        [
-            text,
-            *(
-                "" if other == text else f"{100 * value:.0f}"
+        {
+            "text": text,
+            **{
+                other: None if other == text else f"{100 * value:.0f}"
                 for other, value in zip(texts.texts, row, strict=True)
-            ),
-        ]
+            },
+        }
         for text, row in zip(texts.texts, texts.similarity, strict=True)
     ]
-    title = f"Jaccard similarity of the selected experts in % ({removed})"
-    console.table(title, ["text", *texts.texts], rows)
+    console.table(f"Jaccard similarity of the selected experts in % ({removed})", rows)
     if texts.clustering is not None:
         console.out(f"Clusters of texts ({texts.linkage} linkage)")
         console.out("\n".join(texts.clustering.lines) + "\n")
-    columns = ["layer", "experts", "all texts", *(f"only {text}" for text in texts.texts), "similarity"]
-    counts = [
-        [
-            layer.layer,
-            str(layer.kept),
-            str(len(layer.common)),
-            *(str(len(layer.own.get(text, []))) for text in texts.texts),
-            "-" if layer.jaccard is None else f"{layer.jaccard:.0%}",
-        ]
-        for layer in texts.layers
-    ]
-    console.table("Experts of each layer that texts select", columns, counts)
-
-
-def plot_texts(path: Path, texts: Texts) -> None:
-    """Draw the tree and the matrix."""
-    from prunecli.report.pictures import similarity_map, trees
-    from prunecli.report.render import save_pictures
-
-    drawn = trees({"Experts, by text": texts.clustering}, texts.families)
-    save_pictures([[*drawn, similarity_map("Jaccard similarity", texts.similarity, texts.texts)]], path)
+    console.show(*texts.shown)

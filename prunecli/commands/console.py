@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from prunecli import processes
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from prunecli.options import Options
+    from prunecli.results.document import Shown
 
 REPORT_EVERY_S = 10.0
 """Seconds between the plain progress lines of an output that is not a terminal."""
@@ -30,6 +30,9 @@ DUMB = ("dumb", "unknown")
 
 LONGEST_LINE = 1000
 """Characters of a message's line; the rest is left out."""
+
+NOTHING = "-"
+"""A cell of a table without a value."""
 
 NO_TERMINAL_WIDTH = 160
 """Columns of a table in a file or a pipe, where COLUMNS does not say them."""
@@ -133,37 +136,43 @@ def print_json(payload: Mapping[str, Any]) -> None:
     _print(json.dumps(payload, indent=1, ensure_ascii=False, allow_nan=False))
 
 
-def table(
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    text_columns: int = 1,
-    keys: int = 1,
-) -> None:
-    """Print a table on stdout, or several below one another where the output is too narrow for one.
+def show(*tables: Shown) -> None:
+    """Print tables on stdout, each as several below one another if the output is too narrow for one."""
+    for one in tables:
+        _show(one)
 
-    Args:
-        text_columns: so many of the first hold text and names, aligned left; the others values, aligned right.
-        keys: so many of the first are in each of several.
-    """
-    if processes.rank() != 0:
+
+def table(title: str, rows: Sequence[Mapping[str, str | None]], text_columns: int = 1, keys: int = 1) -> None:
+    """Print one table; see `Shown`."""
+    from prunecli.results.document import Shown
+
+    _show(Shown(title, rows, text_columns, keys))
+
+
+def _show(shown: Shown) -> None:
+    if processes.rank() != 0 or not shown.rows:
         return
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     console = _stdout()
+    cells = ([row.get(name) for row in shown.rows] for name in shown.columns)
+    columns = {
+        name: [NOTHING if text is None else plain(text) for text in own]
+        for name, own in zip(shown.columns, cells, strict=True)
+    }
+    texts = shown.texts
     with console.capture() as captured:
-        if title:
-            console.print(Text(plain(title), style="bold"))  # a table would wrap its title at its own width
-        printed = [[*map(plain, row)] for row in rows]
-        for block in blocks([*map(plain, columns)], printed, width(), text_columns, keys):
+        if shown.title:
+            console.print(Text(plain(shown.title), style="bold"))  # a table wraps a title at its own width
+        for widths in blocks(columns, width(), texts, max(shown.keys, texts)):
             part = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-            for index, column in enumerate(block.columns):
-                is_text = index < text_columns
+            for name, size in widths.items():
+                is_text = name in shown.columns[:texts]
                 justify: Any = "left" if is_text else "right"
-                part.add_column(column, justify=justify, overflow="fold", no_wrap=not is_text)
-            for row in block.rows:
+                part.add_column(plain(name), justify=justify, overflow="fold", width=size)
+            for row in zip(*(columns[name] for name in widths), strict=True):
                 part.add_row(*row)
             console.print(part)
     text = captured.get().removesuffix("\n")
@@ -286,70 +295,59 @@ GAP = 3
 """Spaces between two columns."""
 EDGES = 2
 """Spaces before the first column and after the last."""
-SHORTEST_NAME = 12
-"""Letters that a shortened name keeps before columns go into a second block."""
-LONGEST_NAME = 20
-"""Letters of a name that every block repeats."""
+SHORTEST_NAME, LONGEST_NAME = 12, 20
+"""Letters that a name keeps in a single table before columns go into a second one, and in several tables."""
 
 
-@dataclass(frozen=True)
-class Block:
-    """Columns that stand side by side.
-
-    Attributes:
-        columns: their headings, of several lines where there is little room.
-        rows: their cells.
-    """
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-def blocks(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, text_columns: int = 1, keys: int = 1
-) -> list[Block]:
-    """The table as it is where it fits `width`; else with less of its names, else in several blocks.
+def blocks(columns: dict[str, list[str]], width: int, texts: int, keys: int) -> list[dict[str, int]]:
+    """Widths of the columns of each table that shows some of the columns; shortens names in `columns` if they must be.
 
     Args:
-        columns: headings.
-        rows: a cell for each; missing ones are empty.
-        text_columns: so many of the first hold text, which wraps at spaces, and names, which may be shortened.
-        keys: so many of the first are repeated in every block.
+        columns: heading -> cells.
+        width: number of letters of a line.
+        texts: number of the first columns, which hold text that wraps at spaces, and names that may be shortened.
+        keys: number of the first columns, which every table has.
     """
-    filled = [[*row, *[""] * (len(columns) - len(row))] for row in rows]
-    cells = [[row[index] for row in filled] for index in range(len(columns))]
-    least = [
-        max((_longest(text) if index < text_columns else len(text) for text in column), default=0)
-        for index, column in enumerate(cells)
-    ]
-    least = [max(size, _longest(name)) for size, name in zip(least, columns, strict=True)]
-    room = width - _taken(least[text_columns:], len(columns))
-    groups = [list(range(len(columns)))]
-    if sum(least[:text_columns]) > room:
-        if room < SHORTEST_NAME * text_columns:
-            repeated = max(keys, text_columns)
-            widest = [*least[text_columns:repeated], max(least[repeated:], default=0)]
-            spare = width - _taken(widest, repeated + 1)
-            room = max(
-                min(sum(min(size, LONGEST_NAME) for size in least[:text_columns]), spare), text_columns
-            )
-            groups = list(_packed(least, [*_shares(least[:text_columns], room)], width, keys))
-        for index, share in enumerate(_shares(least[:text_columns], room)):
-            cells[index] = shortened(cells[index], share)
-    fitted = []
+    names = list(columns)
+    sizes = {
+        name: max(map(_longest if name in names[:texts] else len, cells)) for name, cells in columns.items()
+    }
+
+    def least(name: str, longest: int) -> int:
+        """Width of a column whose names have at most `longest` letters."""
+        size = min(sizes[name], longest) if name in names[:texts] else sizes[name]
+        return max(size, _longest(name))
+
+    def taken(chosen: Sequence[str], longest: int) -> int:
+        return EDGES + GAP * (len(chosen) - 1) + sum(least(name, longest) for name in chosen)
+
+    widest = max(names[keys:], key=lambda name: least(name, width), default=names[0])
+    one, several = range(width, SHORTEST_NAME - 1, -1), range(LONGEST_NAME, 1, -1)
+    whole = (longest for longest in one if taken(names, longest) <= width)
+    parts = (longest for longest in several if taken([*names[:keys], widest], longest) <= width)
+    longest = next(whole, None) or next(parts, 1)
+    groups = [names[:keys]]
+    for name in names[keys:]:
+        if len(groups[-1]) > keys and taken([*groups[-1], name], longest) > width:
+            groups.append(names[:keys])
+        groups[-1].append(name)
+    for name in names[:texts]:
+        columns[name] = shortened(columns[name], longest)
+    made = []
     for group in groups:
-        names, own = [columns[index] for index in group], [cells[index] for index in group]
-        fitted.append(Block(tuple(_headings(names, own, width)), tuple(zip(*own, strict=True))))
-    return fitted
+        spare, widths = width - taken(group, longest), {}
+        for name in group:
+            widths[name] = least(name, longest)
+            more = min(max(map(len, (*name.split("\n"), *columns[name]))) - widths[name], spare)
+            widths[name], spare = widths[name] + max(more, 0), spare - max(more, 0)
+        made.append(widths)
+    return made
 
 
 def shortened(texts: Sequence[str], longest: int) -> list[str]:
     """Texts with words of at most `longest` letters, the middle left out; different ones stay different if they can."""
-    if max(map(_longest, texts), default=0) <= longest:
-        return list(texts)
-    kept = max(longest - 1, 1)
-    middle = (kept + 1) // 2
-    for head in sorted(range(kept + 1), key=lambda head: abs(head - middle)):
+    middle = longest // 2
+    for head in sorted(range(longest), key=lambda head: abs(head - middle)):
         shorter = [" ".join(_cut(word, longest, head) for word in text.split(" ")) for text in texts]
         if len(set(shorter)) == len(set(texts)):
             return shorter
@@ -357,54 +355,8 @@ def shortened(texts: Sequence[str], longest: int) -> list[str]:
 
 
 def _cut(word: str, longest: int, head: int) -> str:
-    if len(word) <= longest:
-        return word
-    tail = longest - 1 - head
-    return f"{word[:head]}…{word[len(word) - tail :]}"
+    return word if len(word) <= longest else f"{word[:head]}…{word[len(word) - (longest - 1 - head) :]}"
 
 
 def _longest(text: str) -> int:
     return max(map(len, text.split()), default=0)
-
-
-def _taken(widths: Sequence[int], columns: int) -> int:
-    """Of a line, beside the columns that are left out of `widths`."""
-    return EDGES + GAP * (columns - 1) + sum(widths)
-
-
-def _shares(least: Sequence[int], room: int) -> Iterator[int]:
-    """What of `room` each column gets: those that need little what they need, the others alike."""
-    rest, waiting = room, sorted(range(len(least)), key=least.__getitem__)
-    given = dict.fromkeys(waiting, 0)
-    for served, index in enumerate(waiting):
-        given[index] = min(least[index], rest // (len(waiting) - served))
-        rest -= given[index]
-    yield from (given[index] for index in range(len(least)))
-
-
-def _packed(least: Sequence[int], text: Sequence[int], width: int, keys: int) -> Iterator[list[int]]:
-    """Numbers of the columns of each block, the first `keys` in all of them."""
-    sizes = [*text, *least[len(text) :]]
-    repeated = list(range(max(keys, len(text))))
-    group = list(repeated)
-    for index in range(len(repeated), len(sizes)):
-        asked = [*group, index]
-        if len(group) > len(repeated) and _taken([sizes[column] for column in asked], len(asked)) > width:
-            yield group
-            asked = [*repeated, index]
-        group = asked
-    yield group
-
-
-def _headings(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[str]:
-    """The columns' names, in several lines where there is too little room."""
-    least = [
-        max(map(len, (*name.split(), *texts)), default=0) for name, texts in zip(columns, cells, strict=True)
-    ]
-    named = list(columns)
-    for index in sorted(range(len(columns)), key=lambda index: least[index] - len(columns[index])):
-        lengths = (max(map(len, name.split("\n"))) for name in named)
-        if _taken(list(map(max, zip(least, lengths, strict=True))), len(columns)) <= width:
-            break
-        named[index] = "\n".join(textwrap.wrap(columns[index], least[index]))
-    return named

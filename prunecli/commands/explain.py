@@ -56,7 +56,6 @@ def explain(options: Explain) -> None:
 
 
 def _overview(explained: Explained, *, json: bool) -> None:
-
     if json:
         from prunecli.results.decisions import document
 
@@ -91,8 +90,8 @@ def show_cuts(decision: Decision) -> None:
     for line in summary(decision):
         console.out(console.plain(line))
     if decision.metric is not None:
-        rows = [[cell(row) or "-" for cell in CUT_COLUMNS.values()] for row in place_rows(decision)]
-        console.table("Where each place was cut", tuple(CUT_COLUMNS), rows)
+        rows = [{name: cell(row) for name, cell in CUT_COLUMNS.items()} for row in place_rows(decision)]
+        console.table("Where each place was cut", rows)
 
 
 def show_components(decision: Decision) -> None:
@@ -113,15 +112,14 @@ def show_components(decision: Decision) -> None:
             if place.labels is not None:
                 name = f"{name} {place.labels[at].replace(chr(10), chr(92) + 'n')}"
             rows.append(
-                [
-                    place_name(decision, place),
-                    name,
-                    number_text(float(place.values[at])),
-                    f"{ranks[at]:,}",
-                    "-" if margins is None else number_text(float(margins[at])),
-                    "kept" if place.kept[at] else "dropped",
-                ]
+                {
+                    "place": place_name(decision, place),
+                    decision.part: name,
+                    "value": number_text(float(place.values[at])),
+                    "rank": f"{ranks[at]:,}",
+                    "margin": None if margins is None else number_text(float(margins[at])),
+                    "": "kept" if place.kept[at] else "dropped",
+                }
             )
-    columns = ("place", decision.part, "value", "rank", "margin", "")
     title = f"{decision.part.capitalize()}s" + (" on either side of the cut" if is_cut else "")
-    console.table(title, columns, rows)
+    console.table(title, rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prunecli.commands import console
 from prunecli.commands.command import check_plot, command, plot_option
@@ -130,32 +130,39 @@ def _document(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> Fac
 
 
 def _show(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> None:
-    own = ["embedding parameters", *change(*_embedding_parameters(shown.result.source, plan))]
-    rows = [own, *shown.rows()]
-    console.table("Embeddings", ("", "before", "after", "left"), rows)
-    if factors is not None and (lines := _lines(factors)):
-        columns = ("", "explained variance", "mean cosine", "parameters")
-        console.table("How near the rows come", columns, lines)
+    own = {"": "embedding parameters", **change(*_embedding_parameters(shown.result.source, plan))}
+    console.table("Embeddings", [own, *shown.rows()])
+    console.table("How near the rows come", [] if factors is None else _lines(factors))
     shown.show_place(dry="nothing is fitted or written")
 
 
-def _lines(factors: Factors) -> list[list[str]]:
+def _lines(factors: Factors) -> list[dict[str, str | None]]:
+    from prunecli.results.document import maybe
+
+    def line(name: str, explained: float, cosine: float | None, parameters: int | None = None) -> Any:
+        return {
+            "": name,
+            "explained variance": f"{explained:.2%}",
+            "mean cosine": maybe("{:.4f}", cosine),
+            "parameters": maybe("{:,}", parameters),
+        }
+
     rows = []
     if (fit := factors.fit) is not None:
-        shape = fit.unit.shape
-        rows.append([f"input, {shape.kind}", *_figures(fit.quality), f"{fit.parameters_after:,}"])
+        shape, quality, plain = fit.unit.shape, fit.quality, fit.baseline
+        rows.append(
+            line(
+                f"input, {shape.kind}", quality.explained_variance, quality.mean_cosine, fit.parameters_after
+            )
+        )
         if shape.kind != "projective":
-            plain = f"input, projective with the same n = {shape.map_dim}"
-            rows.append([plain, *_figures(fit.baseline), f"{fit.baseline_parameters:,}"])
+            name = f"input, projective with the same n = {shape.map_dim}"
+            rows.append(line(name, plain.explained_variance, plain.mean_cosine, fit.baseline_parameters))
     if (output := factors.output) is not None:
-        cosine = "-" if output.quality is None else f"{output.quality.mean_cosine:.4f}"
         of = "the input's map table" if output.table is None else "its own map table"
-        rows.append([f"output, through {of}", f"{output.explained_variance:.2%}", cosine, ""])
+        cosine = None if output.quality is None else output.quality.mean_cosine
+        rows.append(line(f"output, through {of}", output.explained_variance, cosine))
     return rows
-
-
-def _figures(quality: RowQuality) -> tuple[str, str]:
-    return f"{quality.explained_variance:.2%}", f"{quality.mean_cosine:.4f}"
 
 
 def _quality(quality: RowQuality) -> dict[str, float]:

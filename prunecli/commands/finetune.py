@@ -295,20 +295,21 @@ def _training_dtype(device: str) -> str:
 
 
 def _show(training: Training, support: StockSupport, destination: Destination) -> None:
+    from prunecli.results.document import maybe
+
     steps = training.validation
-    columns: dict[str, list[str]] = {
-        "step": [f"{step.step:,}" for step in steps],
-        "loss": [f"{step.loss:.4f}" for step in steps],
-        "perplexity": [],
-        "chrF++": [f"{step.chrf:.2f}" for step in steps if step.chrf is not None],
-        "cosine": [f"{step.cosine:.4f}" for step in steps if step.cosine is not None],
-    }
-    if training.arguments["task"] == "lm":
-        columns["perplexity"] = [f"{math.exp(min(step.loss, MOST_NATS)):,.2f}" for step in steps]
-    shown = {name: column[:1] + column[1:][-SHOWN:] for name, column in columns.items() if column}
-    if shown:
-        rows = [list(row) for row in zip(*shown.values(), strict=True)]
-        console.table("Validation", tuple(shown), rows)
+    is_lm = training.arguments["task"] == "lm"
+    rows = [
+        {
+            "step": f"{step.step:,}",
+            "loss": f"{step.loss:.4f}",
+            "perplexity": f"{math.exp(min(step.loss, MOST_NATS)):,.2f}" if is_lm else None,
+            "chrF++": maybe("{:.2f}", step.chrf),
+            "cosine": maybe("{:.4f}", step.cosine),
+        }
+        for step in (*steps[:1], *steps[1:][-SHOWN:])
+    ]
+    console.table("Validation", rows)
     best = training.best
     chosen = f"; the best, of step {best['step']:,}, is the result" if best else ""
     speed = f"{training.tokens:,} tokens, {training.tokens_per_second:,.0f} a second"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import CHECKPOINT, DEMO, DemoName, checkpoint_or_demo
-from prunecli.commands.command import OutputOptions, check_table, command, write_table, written
+from prunecli.commands.command import OutputOptions, command, written
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.methods.options import Balance, LoadOptions
 from prunecli.options import ADVANCED, CheckpointPath, Size, option
@@ -68,7 +68,7 @@ def inspect(options: Inspect) -> None:
             if name in options.changed:
                 raise UsageError(f"`{name}` goes with `fit`", "Give `fit`, or leave it out.")
     table, answer = options.table, None
-    check_table(table, force=options.force)
+    options.check_table()
     # For a hub model that is not here, what config.json and headers say.
     checkpoint = options.checkpoint or checkpoint_or_demo(None, options.demo_model)
     with describe_checkpoint(checkpoint, say=console.note, progress=console.progress()) as opened:
@@ -84,7 +84,7 @@ def inspect(options: Inspect) -> None:
             from prunecli.results.inspection import Inspection
 
             inspection = Inspection.of(opened, inventory, answer)
-            write_table(table, inspection, force=options.force)
+            options.write_table(inspection)
         if options.as_json:
             console.print_json(inspection.to_json())
             return
@@ -123,7 +123,12 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
     from prunecli.tensors.hub.names import origin
 
     rows = [
-        [part, f"{amount.tensors:,}", f"{amount.parameters:,}", *_share(amount.bytes, inventory)]
+        {
+            "part": part,
+            "tensors": f"{amount.tensors:,}",
+            "parameters": f"{amount.parameters:,}",
+            **_share(amount.bytes, inventory),
+        }
         for part, amount in {**inventory.parts, "total": inventory.total}.items()
     ]
     dtypes, count = " and ".join(map(config_dtype, inventory.dtypes)) or "empty", len(opened.files)
@@ -131,19 +136,17 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
     known = origin(opened.path)
     where = f"{known['path']} at {known['revision'][:7]}" if "revision" in known else opened.path
     console.out(f"{where}: {opened.model_type}, {dtypes}, {files}")
-    console.table("Parameters", ("part", "tensors", "parameters", "bytes", "share"), rows)
-    if inventory.layers:
-        experts = [
-            [
-                layer.name,
-                _held(len(layer.computed), layer.original_experts)
-                + (f", {len(layer.constants)} constants" if layer.constants else ""),
-            ]
-            for layer in inventory.layers
-        ]
-        console.table("Experts", ("sparse layer", "experts"), experts)
-    if inventory.attentions:
-        console.table("Heads", ("attention", "layers", "heads in each"), _heads(inventory))
+    console.table("Parameters", rows)
+    experts = [
+        {
+            "sparse layer": layer.name,
+            "experts": _held(len(layer.computed), layer.original_experts)
+            + (f", {len(layer.constants)} constants" if layer.constants else ""),
+        }
+        for layer in inventory.layers
+    ]
+    console.table("Experts", experts)
+    console.table("Heads", _heads(inventory))
     for stack in inventory.stacks:
         if len(stack.layers) < stack.original_layers:
             numbers = ranges(stack.layers)
@@ -186,8 +189,8 @@ def _show_surmise(opened: Checkpoint, inventory: Inventory, found: Surmise) -> N
     for group, names in found.modules.items():
         size = sum(opened.tensors[name].nbytes for name in names)
         label = f"{group} (embeddings?)" if group in found.tables else group
-        rows.append([label, f"{len(names):,}", *_share(size, inventory)])
-    console.table("By name of module", ("module", "tensors", "bytes", "share"), rows)
+        rows.append({"module": label, "tensors": f"{len(names):,}", **_share(size, inventory)})
+    console.table("By name of module", rows)
     for column, layers in found.layers.items():
         console.out(f"{column}: {layers} layers, by their numbers")
     for group, experts in found.experts.items():
@@ -205,7 +208,7 @@ def _show_surmise(opened: Checkpoint, inventory: Inventory, found: Surmise) -> N
         return
     parts = [f"{sizes.depth(stack):,} {stack.side} layers ({stack.depth})" for stack in family.stacks]
     parts += [
-        f"{sizes.count(key):,} hidden units of an FFN ({key})"
+        f"{sizes.count(key):,} hidden units in each layer ({key})"
         for key in dict.fromkeys(stack.ffn.width for stack in family.stacks if stack.ffn.tensors)
     ]
     parts += [f"{sizes.count(key)} heads ({key})" for key in family.head_counts]
@@ -217,22 +220,24 @@ def _show_surmise(opened: Checkpoint, inventory: Inventory, found: Surmise) -> N
     )
 
 
-def _heads(inventory: Inventory) -> list[list[str]]:
+def _heads(inventory: Inventory) -> list[dict[str, str]]:
     """A line for each kind of attention while all of its layers have their heads, else one for each layer."""
-    rows = []
-    for kind in dict.fromkeys(layer.kind for layer in inventory.attentions):
-        layers = [layer for layer in inventory.attentions if layer.kind == kind]
-        held = [(layer.num_heads, layer.original_heads) for layer in layers]
-        if len(set(held)) == 1:
-            rows.append([kind, str(len(layers)), _held(*held[0])])
-        else:
-            rows += [[layer.name, "1", _held(layer.num_heads, layer.original_heads)] for layer in layers]
-    return rows
+    counts: dict[str, list[str]] = {}
+    for layer in inventory.attentions:
+        counts.setdefault(layer.kind, []).append(_held(layer.num_heads, layer.original_heads))
+    rows = {kind: (len(own), own[0]) for kind, own in counts.items() if len(set(own)) == 1}
+    for layer in inventory.attentions:
+        if layer.kind not in rows:
+            rows[layer.name] = 1, _held(layer.num_heads, layer.original_heads)
+    return [
+        {"attention": name, "layers": str(layers), "heads in each": heads}
+        for name, (layers, heads) in rows.items()
+    ]
 
 
-def _share(size: int, inventory: Inventory) -> tuple[str, str]:
+def _share(size: int, inventory: Inventory) -> dict[str, str]:
     """Bytes, and their share of all bytes."""
-    return console.bytes_text(size), f"{size / max(1, inventory.total.bytes):.1%}"
+    return {"bytes": console.bytes_text(size), "share": f"{size / max(1, inventory.total.bytes):.1%}"}
 
 
 def _held(held: int, original: int) -> str:
@@ -257,17 +262,16 @@ def show_fits(fits: Fit, inventory: Inventory, *, is_stock: bool) -> None:
     named = [(_name(way, quantised=quantised), way) for way in (*fits.whole, *fits.pruned)]
     named += [(f"layer by layer, {way.dtype}", way) for way in fits.by_layer.ways]
     rows = [
-        [
-            name,
-            console.bytes_text(way.weight_bytes),
-            console.bytes_text(way.needed_bytes - way.weight_bytes),
-            console.bytes_text(way.needed_bytes),
-            "yes" if way.fits else "no",
-        ]
+        {
+            "way": name,
+            "weights": console.bytes_text(way.weight_bytes),
+            "besides": console.bytes_text(way.needed_bytes - way.weight_bytes),
+            "together": console.bytes_text(way.needed_bytes),
+            "fits": "yes" if way.fits else "no",
+        }
         for name, way in named
     ]
-    title = f"What fits in {console.bytes_text(fits.budget_bytes or 0)}"
-    console.table(title, ("way", "weights", "besides", "together", "fits"), rows)
+    console.table(f"What fits in {console.bytes_text(fits.budget_bytes or 0)}", rows)
     for line in (*_assumed(fits, is_stock=is_stock), *_over(fits, inventory), *_time(fits)):
         console.out(line)
 

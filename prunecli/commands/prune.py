@@ -240,8 +240,8 @@ def trim_vocabulary(options: TrimVocabulary) -> None:
 
 def _show_tokens(details: Mapping[str, Any]) -> None:
     """Print why tokens stay, and whether the text falls into the same tokens."""
-    rows = [[name, f"{count:,}"] for name, count in details["parts"].items()]
-    console.table("Tokens that stay", ("why", "tokens"), rows)
+    rows = [{"why": name, "tokens": f"{count:,}"} for name, count in details["parts"].items()]
+    console.table("Tokens that stay", rows)
     found = details["compared"]
     if found["changed"]:
         console.out(

@@ -351,31 +351,31 @@ class Shown:
         if len(forms) > 1:
             counts[f"all {kind}s"] = _added([counted for own in forms.values() for counted in own])
         rows = [
-            [name, f"{held:,}", f"{kept:,}", f"{1 - kept / held:.1%}" if held else "-"]
+            {
+                HOLDERS[kind]: name,
+                "before": f"{held:,}",
+                "kept": f"{kept:,}",
+                "removed": f"{1 - kept / held:.1%}" if held else None,
+            }
             for name, (held, kept) in counts.items()
         ]
-        console.table(
-            "Hidden units" if kind == "unit" else f"{kind}s".capitalize(),
-            (HOLDERS[kind], "before", "kept", "removed"),
-            rows,
-        )
+        console.table("Hidden units" if kind == "unit" else f"{kind}s".capitalize(), rows)
         for name, axis in axes.items() if kind == "layer" else ():
             gone = [number for number in axis.ids if number not in selection.kept[name]]
             console.out(f"Removed from the {axis.side}: {ranges(gone) or 'nothing'}")
         self.show_sizes_and_place()
 
-    def rows(self) -> list[list[str]]:
+    def rows(self) -> list[dict[str, str]]:
         """Parameters and bytes, before and after, for a table."""
         of = self.result.summary
         return [
-            ["parameters", *change(of.parameters_before, of.parameters_after)],
-            ["bytes", *change(of.bytes_before, of.bytes_after, console.bytes_text)],
+            {"": "parameters", **change(of.parameters_before, of.parameters_after)},
+            {"": "bytes", **change(of.bytes_before, of.bytes_after, console.bytes_text)},
         ]
 
     def show_sizes_and_place(self) -> None:
         """Print the rows of `rows` as a line, then what `show_place` prints."""
-        lines = (f"{name} {before} -> {after} ({left})" for name, before, after, left in self.rows())
-        console.out(", ".join(lines))
+        console.out(", ".join("{} {} -> {} ({})".format(*row.values()) for row in self.rows()))
         self.show_place()
 
     def show_place(self, dry: str = "nothing is written") -> None:
@@ -439,9 +439,9 @@ def not_opened(source: Checkpoint) -> list[str]:
     ]
 
 
-def change(before: float, after: float, text: Callable[[float], str] = "{:,}".format) -> tuple[str, str, str]:
+def change(before: float, after: float, text: Callable[[float], str] = "{:,}".format) -> dict[str, str]:
     """Cells of a table: before, after, what is left."""
-    return text(before), text(after), f"{after / before:.1%}" if before else "-"
+    return {"before": text(before), "after": text(after), "left": f"{after / before:.1%}" if before else "-"}
 
 
 def _added(counts: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -7,8 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,8 +101,7 @@ def run(options: Run) -> None:
         )
         raise typer.Exit(last.status)
     if plan.report is not None and not quiet:
-        columns, rows = closing_table(plan.report)
-        console.table(plan.report.title, columns, rows)
+        console.show(closing_table(plan.report))
         if names := needing_prunecli(plan.report):
             console.out(f"Open only where prunecli is installed: {'; '.join(names)}.")
 
@@ -111,8 +109,11 @@ def run(options: Run) -> None:
 def _list() -> None:
     from prunecli.recipes.text import bundled_recipes, read_recipe
 
-    rows = [(known, read_recipe(path).description) for known, path in bundled_recipes().items()]
-    console.table("", ("recipe", "what it does"), rows, text_columns=2)
+    rows = [
+        {"recipe": known, "what it does": read_recipe(path).description}
+        for known, path in bundled_recipes().items()
+    ]
+    console.table("", rows, text_columns=2)
 
 
 def builtin_variables() -> Mapping[str, str]:
@@ -146,7 +147,7 @@ def _execute(step: Step, replace: bool, quiet: bool) -> int:
 
 def wait(child: subprocess.Popen[bytes]) -> int:
     """The child's exit status as a shell says it; Ctrl-C and SIGTERM end the child first, then this."""
-    with _terminable():
+    with processes.terminations_as_exit():
         try:
             status = child.wait()
         except BaseException as error:
@@ -175,17 +176,3 @@ def _shares_terminal() -> bool:
         return True
     except (OSError, ValueError):
         return False
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends the run as an exception, so that the child is stopped first."""
-
-    def leave(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    previous = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

@@ -16,8 +16,7 @@ from prunecli.commands.checkpoints import (
     running_by_layer,
     with_demo_text,
 )
-from prunecli.commands.command import OutputOptions, command, plot_option, result_option, write_table
-from prunecli.errors import PruneError
+from prunecli.commands.command import OutputOptions, command, plot_option, result_option
 from prunecli.methods.scoring import ScoreOptions
 from prunecli.options import CheckpointPath
 from prunecli.text.choice import TextChoice
@@ -64,10 +63,13 @@ def score_heads(options: ScoreHeads) -> None:
             say=console.note,
             report=partial(report_run, back=True),
         )
-    write_table(options.table, scores, force=options.force)
-    if options.plot is not None:
-        draw(scores, options.plot)
-    options.show(scores.to_json, lambda: show(scores, layers))
+    options.finish(
+        scores,
+        lambda: show(scores, layers),
+        lambda draw: [_pictures(draw, scores)],
+        title=_title(scores),
+        is_written=True,
+    )
 
 
 LEVEL = 0.01
@@ -90,13 +92,12 @@ def head_table(
     for layer in layers:
         if layer.name in values:
             by_head = dict(zip(layer.heads, values[layer.name], strict=True))
-            cells = (
-                f"{by_head[head]:.3g}" if head in by_head else "-" for head in range(layer.original_heads)
-            )
-            rows.append([layer.kind, str(layer.layer), *cells])
-    count = max((len(row) - 2 for row in rows), default=0)
-    columns = ["attention", "layer", *(f"head {n}" if n == 0 else str(n) for n in range(count))]
-    console.table(title, columns, rows, keys=2)
+            cells = {
+                str(head) if head else "head 0": f"{by_head[head]:.3g}" if head in by_head else None
+                for head in range(layer.original_heads)
+            }
+            rows.append({"attention": layer.kind, "layer": str(layer.layer), **cells})
+    console.table(title, rows, keys=2)
 
 
 def _values(scores: Scores) -> dict[str, list[float]]:
@@ -126,23 +127,14 @@ def _metric(scores: Scores) -> str:
     return str(scores.metric) if known is None else known.title
 
 
-def draw(scores: Scores, path: Path) -> None:
-    """Draw a heat map for each kind of attention; for ablation also a histogram.
-
-    Raises:
-        PruneError: no head has a value.
-    """
+def _pictures(draw: Any, scores: Scores) -> Any:
+    """Draw a heat map for each kind of attention; for ablation also a histogram."""
     from prunecli.model.axes import module_of
-    from prunecli.report.pictures import head_maps
-    from prunecli.report.render import save_pictures
 
     changes = f"change of {_metric(scores)}" if scores.method == "ablation" else None
     heads = {module_of(name): ids for name, ids in scores.ids.items()}
     values = {name: dict(zip(heads[name], own, strict=True)) for name, own in _values(scores).items()}
-    pictures = head_maps(scores.model_type, values, changes)
-    if not pictures:
-        raise PruneError("There is nothing to draw: no head has a value.")
-    save_pictures([pictures], path, _title(scores))
+    return draw.head_maps(scores.model_type, values, changes)
 
 
 def show(scores: Scores, layers: Any) -> None:
@@ -179,14 +171,18 @@ def _show_significant(scores: Scores) -> None:
 
 def _show_best(scores: Scores, *, tested: bool) -> None:
     """Print the best single head of each layer; if `tested`, with a mark for significant changes."""
-    rows = []
+    metric, rows = _metric(scores), []
     for best in scores.tables()["best"]:
         mark = "*" if tested and best["p_value"] < LEVEL else ""
         rows.append(
-            [best["attention"], str(best["head"]), f"{best['only']:.4g}", f"{best['change']:+.4g}{mark}"]
+            {
+                "attention": best["attention"],
+                "head": str(best["head"]),
+                metric: f"{best['only']:.4g}",
+                "change": f"{best['change']:+.4g}{mark}",
+            }
         )
     where = "chosen on other text" if scores.reported is not None else "chosen on the same text"
-    columns = ("attention", "head", _metric(scores), "change")
-    console.table(f"The best single head of each layer, {where}", columns, rows)
+    console.table(f"The best single head of each layer, {where}", rows)
     if tested:
         console.out(f"* differs from the whole model with p < {LEVEL}.")

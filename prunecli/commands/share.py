@@ -92,24 +92,30 @@ def show_shared(shown: Shown, plan: SharePlan) -> None:
         runs = groupby((plan.layers[name] for name in parts), key=kind_of)
         return ", ".join(f"{kind} {ranges([layer.layer for layer in run])}" for kind, run in runs)
 
+    title, size = ("Feed-forward networks", "width") if plan.part == "FFN" else ("Attention", "heads")
     rows, alone = [], []
+
+    def add(parts: Iterable[str], what: str, units: int | None, total: int | None) -> None:
+        cells = {
+            size: None if units is None else f"{units:,}",
+            "parameters": None if total is None else f"{total:,}",
+        }
+        rows.append({"layers": names(parts), plan.part: what, **cells})
+
     for group in plan.groups:
         if group.is_merged or len(group.members) > 1:
-            units, total = f"{group.width:,}", f"{parameters[group.owner]:,}"
-            rows.append([names(group.members), _made(group), units, total])
+            add(group.members, _made(group), group.width, parameters[group.owner])
         else:
             alone.append(group)
     for (_, width), run in groupby(alone, key=lambda group: (kind_of(plan.layers[group.owner]), group.width)):
         owners = [group.owner for group in run]
         what = "as before" if len(owners) == 1 else "as before, one each"
-        rows.append([names(owners), what, f"{width:,}", f"{sum(map(parameters.__getitem__, owners)):,}"])
+        add(owners, what, width, sum(map(parameters.__getitem__, owners)))
     if plan.sparse:
-        rows.append([names(plan.sparse), "experts, as before", "", ""])
+        add(plan.sparse, "experts, as before", None, None)
     if plan.removed:
-        rows.append([names(plan.removed), "none", "0", "0"])
-    title, size = ("Feed-forward networks", "width") if plan.part == "FFN" else ("Attention", "heads")
-    columns = ("layers", plan.part, size, "parameters")
-    console.table(title, columns, rows, text_columns=2)
+        add(plan.removed, "none", 0, 0)
+    console.table(title, rows, text_columns=2)
     shown.show_sizes_and_place()
 
 

@@ -13,7 +13,7 @@ from prunecli.shrinking.options import TARGETS, ShrinkOptions
 from prunecli.text.choice import TextChoice
 
 if TYPE_CHECKING:
-    from prunecli.results.shrinking import Shrunk, Stage
+    from prunecli.results.shrinking import Shrunk
 
 
 class Shrink(RewritingOptions, TextChoice, ShrinkOptions):
@@ -64,17 +64,10 @@ def _show(result: Shrunk) -> None:
     console.out(f"Removed: {best}; the best of {len(result.tried)} mixtures that were tried.")
     stages = result.stages
     if stages:
-        columns = (
-            "model",
-            "parameters",
-            "bytes",
-            *(("speed",) if stages[-1].speedup else ()),
-            _measure(stages[0]),
-        )
-        console.table("On text that nothing was chosen by", columns, [_row(one) for one in stages])
+        console.show(*result.shown)
     else:
         sizes = change(result.parameters_before or 0, result.parameters_after or 0)
-        console.out(f"Parameters {sizes[0]} -> {sizes[1]} ({sizes[2]})")
+        console.out("Parameters {before} -> {after} ({left})".format(**sizes))
     console.out(StockSupport(reason=result.stock["reason"], nearest=result.stock["nearest"]).line)
     if result.output is None:
         console.out("Dry run: nothing is written.")
@@ -85,15 +78,3 @@ def _show(result: Shrunk) -> None:
 
 
 _NAMES = {"units": "hidden units", "heads": "attention heads"}
-
-
-def _measure(stage: Stage) -> str:
-    return "loss" if stage.quality.cosine is None else "cosine to the original"
-
-
-def _row(stage: Stage) -> list[str]:
-    quality = stage.quality
-    value = quality.loss if quality.cosine is None else quality.cosine
-    speed = [f"{stage.speedup:.2f}x"] if stage.speedup else []
-    sizes = [f"{stage.parameters:,}", console.bytes_text(stage.bytes)]
-    return [stage.model, *sizes, *speed, "not finite" if value is None else f"{value:.4f}"]

@@ -41,8 +41,6 @@ RATED: Mapping[str, tuple[str, ...]] = {
     "embedding": ("spearman", "retrieval"),
 }
 """Task -> the scores that `min_ratio` applies to."""
-OF_OUTPUTS = ("length_ratio", "over_generated")
-"""Scores of translation beside those of `SCORES`."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class Gate:
             raise UsageError(
                 "`min_ratio` compares checkpoints, one was given", "Name the one to compare with first."
             )
-        known = [*SCORES[task], *(OF_OUTPUTS if task == "translation" else ())]
+        known = SCORES[task]
         for name in (*self.least, *self.most):
             if name not in known:
                 raise UsageError(f"{name}: no score of {task}", f"Choose one of {', '.join(known)}.")

@@ -317,26 +317,21 @@ def _wiring_faults(steps: Sequence[Step]) -> list[str]:
 
 
 def _missing_inputs(steps: Sequence[Step], settable: Mapping[str, Resolved]) -> list[str]:
-    """One fault for each input that neither exists nor is made by then, with the variables that name it."""
-    missing: dict[tuple[Path, str], list[str]] = {}
+    """One fault for each input that neither exists nor is made by then, with the variables that name the input."""
+    faults, named = [], set[Path]()
     for number, step in enumerate(steps):
         outputs = [output for earlier in steps[:number] for output in earlier.makes]
         for source in step.inputs:
-            if any(related(source, output) for output in outputs) or source.exists():
+            if source in named or any(related(source, output) for output in outputs) or source.exists():
                 continue
-            later = [
-                other.name
-                for other in steps[number + 1 :]
-                if any(lies_in(source, output) for output in other.makes)
-            ]
-            reason = f"only the later step {later[0]!r} makes it" if later else "no step makes it"
-            missing.setdefault((source, reason), []).append(step.name)
-    faults = []
-    for (source, reason), names in missing.items():
-        where = f"step {names[0]!r}: its" if len(names) == 1 else f"steps {_joined(names)}: their"
-        given_by = [f"`assignments={name}=…`" for name, value in settable.items() if value == str(source)]
-        remedy = f"; {' or '.join(given_by)} names another" if given_by else ""
-        faults.append(f"{where} input {source} does not exist, and {reason}{remedy}")
+            named.add(source)
+            later = (
+                one for one in steps[number + 1 :] if any(lies_in(source, output) for output in one.makes)
+            )
+            reason = next((f"only the later step {one.name!r} makes it" for one in later), "no step makes it")
+            given_by = [f"`assignments={name}=…`" for name, value in settable.items() if value == str(source)]
+            remedy = f"; {' or '.join(given_by)} names another" if given_by else ""
+            faults.append(f"step {step.name!r}: its input {source} does not exist, and {reason}{remedy}")
     return faults
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.cluster.hierarchy import leaves_list
 
 from prunecli.errors import PruneError
 
@@ -36,10 +36,12 @@ WIDTH, HEIGHT = 420, 280
 """Pixels of a chart in a PNG or SVG; on the page, charts are as wide as the page allows."""
 MOST_CELLS = 20_000
 """A larger heat map shows means of neighbouring cells: every cell is an element of the page."""
-MOST_NAMED_POINTS = 10
-"""With more points than this, names would cover one another."""
 LONGEST_NAME = 32
 """Characters of a name on an axis."""
+END_OF_NAME = (
+    f"length(datum.label) > {LONGEST_NAME} ? '…' + slice(datum.label, {1 - LONGEST_NAME}) : datum.label"
+)
+"""Vega expression for labels: a long name is cut at its start, since names differ at their ends."""
 
 Grid = Sequence[Sequence["float | None"]]
 """Rows of values; None is an empty cell. Rows may differ in length."""
@@ -141,37 +143,6 @@ def _legend(**options: Any) -> Any:
     return alt.Legend(orient="bottom", title=None, labelLimit=400, **options)
 
 
-def shortened(names: Sequence[str], length: int = LONGEST_NAME) -> list[str]:
-    """Shorten names to about `length` characters such that all stay different.
-
-    First the words that all long names begin with are cut, then the middle.
-    """
-    seen: dict[str, int] = {}
-    whole = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        whole.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
-    long = [name for name in whole if len(name) > length]
-    shared = len(re.sub(r"(\d+\.)?\w*$", "", _common_start(long))) if len(long) > 1 else 0
-    for room in range(length, max(map(len, long), default=length)):
-        short = [_cut(name, shared, room) if name in long else name for name in whole]
-        if len(set(short)) == len(whole):
-            return short
-    return whole
-
-
-def _common_start(names: Sequence[str]) -> str:
-    first, last = min(names), max(names)
-    end = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-    return first[:end]
-
-
-def _cut(name: str, shared: int, length: int) -> str:
-    short = f"…{name[shared:]}" if shared > 1 else name
-    half = (length - 1) // 2
-    return short if len(short) <= length else f"{short[: length - 1 - half]}…{short[-half:]}"
-
-
 def colour_range(grids: Sequence[Grid]) -> tuple[float, float]:
     """Return the ends of a colour scale for several heat maps.
 
@@ -205,7 +176,7 @@ def heat_map(
         has_legend: whether to show the colour scale.
     """
     values = pd.DataFrame(list(grid), dtype=float).reindex(columns=range(len(columns)))
-    across, down = shortened(columns), shortened(rows)
+    across, down = list(columns), list(rows)
     while values.size > MOST_CELLS:
         if values.shape[1] >= values.shape[0]:
             values, across = values.T.groupby(np.arange(values.shape[1]) // 2).mean().T, across[::2]
@@ -227,8 +198,10 @@ def heat_map(
     width, height = (_cell_size(len(names)) for names in (across, down))
     height = height if len(across) == len(down) else max(height, min(14, 900 // max(1, len(down))))
     gap = 0.06 if min(width, height) >= 8 else 0
-    is_turned = max(map(len, across), default=0) * 7 > width and not all(map(str.isdigit, across))
-    axis = {"labelOverlap": True, "ticks": False, "domain": False}
+    is_turned = max((min(len(name), LONGEST_NAME) for name in across), default=0) * 7 > width and not all(
+        map(str.isdigit, across)
+    )
+    axis = {"labelExpr": END_OF_NAME, "labelOverlap": True, "ticks": False, "domain": False}
     base = alt.Chart(_data(cells)).encode(
         x=alt.X(
             "column:O",
@@ -290,11 +263,8 @@ def curves(
     references: Collection[float] = (),
     y_from_zero: bool = False,
     x_ticks: Sequence[float] = (),
-    has_names: bool = False,
 ) -> Any:
-    """Draw points, and lines through the points of some series.
-
-    The x axis begins at 0. If the y axis begins above 0, its title says where.
+    """Draw points, and lines through the points of some series. The x axis begins at 0.
 
     Args:
         points: in the order in which lines join them. Each series has a colour and a shape.
@@ -304,19 +274,9 @@ def curves(
         references: y values of thin horizontal lines.
         y_from_zero: whether the y axis begins at 0.
         x_ticks: if given, the x axis is logarithmic and has these ticks.
-        has_names: whether names stand beside the points while they are few.
     """
     series = list(dict.fromkeys(point.series for point in points))
-    labels = dict(zip(series, shortened(series, 56), strict=True))
-    heights = [value for p in points for value in (p.low, p.y, p.high) if value is not None]
-    heights = [*heights, *references] or [0.0]  # without points the axes are empty
-    low, high = min(heights), max(heights)
-    y_scale = alt.Scale(zero=True)
-    if low > 0 and not y_from_zero:
-        step = 10.0 ** math.floor(math.log10((high - low) or high))
-        start = min(low, math.floor(low / step + 1e-9) * step)
-        y_scale = alt.Scale(domain=[start, high + 0.05 * (high - start or high)], nice=False)
-        y_title = f"{y_title} (axis from {start:.4g})" if start > 0 else y_title
+    y_axis = alt.Y("y:Q", title=y_title, scale=alt.Scale(zero=y_from_zero))
     x_axis = alt.X("x:Q", title=x_title, scale=alt.Scale(zero=all(p.x >= 0 for p in points)))
     if x_ticks:
         x_axis = alt.X(
@@ -325,19 +285,19 @@ def curves(
             scale=alt.Scale(type="log", base=2, nice=False),
             axis=alt.Axis(values=list(x_ticks), format=","),
         )
-    shared = alt.Scale(domain=list(labels.values()))
+    shared = alt.Scale(domain=series)
     is_one = len(series) <= 1
     legend = None if is_one else _legend(columns=1, symbolStrokeWidth=2)
-    rows = [{**asdict(p), "series": labels[p.series], "order": order} for order, p in enumerate(points)]
+    rows = [{**asdict(p), "order": order} for order, p in enumerate(points)]
     base = alt.Chart(_data(rows)).encode(
         x=x_axis,
-        y=alt.Y("y:Q", title=y_title, scale=y_scale),
+        y=y_axis,
         color=alt.Color("series:N", scale=shared, legend=legend),
         tooltip=[
             alt.Tooltip("name:N"),
             *([] if is_one else [alt.Tooltip("series:N")]),
             alt.Tooltip("x:Q", title=x_title, format=",.6~g"),
-            alt.Tooltip("y:Q", title=y_title.partition(" (axis")[0], format=",.6~g"),
+            alt.Tooltip("y:Q", title=y_title, format=",.6~g"),
         ],
     )
     layers = []
@@ -353,42 +313,18 @@ def curves(
         layers.append(base.mark_rule().encode(y="low:Q", y2="high:Q"))
     shapes = alt.Shape("series:N", scale=shared, legend=legend)
     layers.append(base.mark_point(filled=True, size=60, opacity=1).encode(shape=shapes))
-    places = list({(p.name, p.x, p.y): p for p in points}.values())
-    if has_names and 0 < len(places) <= MOST_NAMED_POINTS:
-        short = shortened([point.name for point in places], 24)
-        texts = [
-            {"x": point.x, "y": point.y, "text": name}
-            for point, name, is_free in zip(places, short, _have_room(places), strict=True)
-            if is_free
-        ]
-        beside = alt.Chart(_data(texts)).mark_text(align="left", baseline="bottom", dx=6, dy=-4)
-        layers += [beside.encode(x="x:Q", y="y:Q", text="text:N")] if texts else []
     return alt.layer(*layers).properties(height=HEIGHT)
-
-
-def _have_room(points: Sequence[Point]) -> list[bool]:
-    """Tell for each point whether its name fits into the chart and covers no name of an earlier point."""
-    left, right = min([0.0, *(p.x for p in points)]), max(p.x for p in points)
-    low, high = min(p.y for p in points), max(p.y for p in points)
-    taken: list[tuple[float, float]] = []
-    found = []
-    for point in points:
-        x, y = (point.x - left) / (right - left or 1), (point.y - low) / (high - low or 1)
-        found.append(x < 0.6 and all(abs(x - a) > 0.5 or abs(y - b) > 0.08 for a, b in taken))
-        taken += [(x, y)] if found[-1] else []
-    return found
 
 
 @_drawn
 def bars(rows: Sequence[Bar], title: str) -> Any:
     """Draw a horizontal bar from 0 for each name; parts of one name are stacked."""
-    whole = list(dict.fromkeys(bar.name for bar in rows))
-    names = dict(zip(whole, shortened(whole), strict=True))
+    names = list(dict.fromkeys(bar.name for bar in rows))
     parts = list(dict.fromkeys(bar.part for bar in rows))
     legend = _legend() if len(parts) > 1 else None
-    data = _data({**asdict(bar), "label": names[bar.name], "order": i} for i, bar in enumerate(rows))
+    data = _data({**asdict(bar), "order": i} for i, bar in enumerate(rows))
     base = alt.Chart(data).encode(
-        y=alt.Y("label:N", title=None, scale=alt.Scale(domain=list(names.values()))),
+        y=alt.Y("name:N", title=None, scale=alt.Scale(domain=names), axis=alt.Axis(labelExpr=END_OF_NAME)),
         tooltip=[
             alt.Tooltip("name:N"),
             *([alt.Tooltip("part:N")] if legend else []),
@@ -408,20 +344,13 @@ def bars(rows: Sequence[Bar], title: str) -> Any:
 @_drawn
 def histogram(values: dict[str, Sequence[float]], x_title: str, y_title: str, bins: int = 20) -> Any:
     """Draw how often values occur, the named groups stacked on one another, and a line at 0."""
-    edges = np.histogram_bin_edges(np.concatenate([*values.values()]), bins)
-    counts = {name: np.histogram(own, edges)[0].tolist() for name, own in values.items()}
-    rows = [
-        {"low": low, "high": high, "count": count, "series": name}
-        for name, own in counts.items()
-        for low, high, count in zip(edges[:-1].tolist(), edges[1:].tolist(), own, strict=True)
-    ]
+    rows = [{"value": value, "series": name} for name, own in values.items() for value in own]
     legend = None if len(values) == 1 else _legend(columns=1)
     drawn = alt.Chart(_data(rows)).mark_bar().encode(
-        x=alt.X("low:Q", title=x_title, bin="binned"),
-        x2="high:Q",
-        y=alt.Y("count:Q", title=y_title, stack=True),
+        x=alt.X("value:Q", title=x_title, bin=alt.Bin(maxbins=bins)),
+        y=alt.Y("count()", title=y_title),
         color=alt.Color("series:N", scale=alt.Scale(domain=list(values)), legend=legend),
-        tooltip=["series:N", alt.Tooltip("low:Q", format=".4~g"), alt.Tooltip("high:Q", format=".4~g"), "count:Q"],
+        tooltip=["series:N", alt.Tooltip("value:Q", bin=alt.Bin(maxbins=bins), title=x_title), "count()"],
     )  # fmt: skip
     zero = alt.Chart(_data([{"x": 0.0}])).mark_rule(style="reference").encode(x="x:Q")
     return alt.layer(drawn, zero).properties(height=HEIGHT)
@@ -436,8 +365,7 @@ def dendrogram(leaves: Sequence[str], linkage: Sequence[Sequence[float]], famili
         linkage: rows of two clusters, their distance and their number of leaves.
         families: leaf -> family. A family has the same colour in every tree that gets the same `families`.
     """
-    order = leaf_order(len(leaves), linkage)
-    names = shortened(leaves)
+    order = leaves_list(np.asarray(linkage, float)).tolist()
     clusters = [(0.0, float(height)) for height in np.argsort(order)]
     edges = []
     for number, (first, second, distance, _) in enumerate(linkage):
@@ -456,18 +384,16 @@ def dendrogram(leaves: Sequence[str], linkage: Sequence[Sequence[float]], famili
         order="order:O",
         tooltip=[alt.Tooltip("distance:Q", format=".4~g")],
     )  # fmt: skip
-    rows = [{"x": 0.0, "leaf": names[leaf], "family": families.get(leaves[leaf])} for leaf in order]
+    rows = [{"x": 0.0, "leaf": leaves[leaf], "family": families.get(leaves[leaf])} for leaf in order]
     dots = alt.Chart(_data(rows)).mark_point(filled=True, size=60, opacity=1).encode(
         x="x:Q",
         y=alt.Y("leaf:N", title=None, scale=alt.Scale(domain=[row["leaf"] for row in rows]), axis=alt.Axis(
-            ticks=False, domain=False, grid=False, labelPadding=8
+            ticks=False, domain=False, grid=False, labelPadding=8, labelExpr=END_OF_NAME
         )),
         tooltip=["leaf:N"],
     )  # fmt: skip
-    if own := [
-        family for family in dict.fromkeys(families.values()) if family in {row["family"] for row in rows}
-    ]:
-        known = list(dict.fromkeys(families.values()))
+    known, held = list(dict.fromkeys(families.values())), {row["family"] for row in rows}
+    if own := [family for family in known if family in held]:
         domain, legend = alt.Scale(domain=known), _legend(columns=2, values=own)
         dots = dots.encode(
             color=alt.Color("family:N", scale=domain, legend=legend),
@@ -477,16 +403,3 @@ def dendrogram(leaves: Sequence[str], linkage: Sequence[Sequence[float]], famili
     else:
         dots = dots.mark_point(size=0)
     return alt.layer(branches, dots).resolve_scale(y="independent").properties(height=20 * len(leaves))
-
-
-def leaf_order(leaves: int, linkage: Sequence[Sequence[float]]) -> list[int]:
-    """Return the leaves from top to bottom, ordered so that no branches cross."""
-    order: list[int] = []
-    waiting = [leaves + len(linkage) - 1]
-    while waiting:  # no recursion: a tree may be a chain of thousands of clusters
-        cluster = waiting.pop()
-        if cluster < leaves:
-            order.append(cluster)
-        else:
-            waiting += [int(linkage[cluster - leaves][1]), int(linkage[cluster - leaves][0])]
-    return order

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from prunecli.analysis.explanation import CUT_COLUMNS, place_name, place_rows, summary
 from prunecli.analysis.removed import Removed, Unit, removed
-from prunecli.evaluation.scoring import LEAST
 from prunecli.model.attention import KIND_NAMES
 from prunecli.model.decision import Decision
 from prunecli.model.inventory import PARTS
 from prunecli.model.parts import describe_parts
 from prunecli.report.charts import Bar, Picture, Point, bars, colour_range, curves, heat_map, kept_units
 from prunecli.report.collect import CheckpointEntry, ReportData
-from prunecli.report.facts import LOWER_IS_BETTER, Row, rows_of, shown_scores
+from prunecli.report.facts import LOWER_IS_BETTER, Row, rows_of, tested
 from prunecli.report.history import command_lines, family_tree, original, statistics
 from prunecli.report.pictures import reduction_curves
-from prunecli.report.render import Block, Heading, Pictures, Steps, Table, Text, Tree, maybe, table
-from prunecli.results.document import numbers
-from prunecli.results.evaluation import Evaluated, Evaluation, Score
-from prunecli.tensors.quantities import bytes_text, counted
+from prunecli.report.render import Block, Heading, Pictures, Steps, Text, Tree
+from prunecli.results.document import Shown, maybe, millions, numbers
+from prunecli.results.evaluation import Evaluation, Score
+from prunecli.tensors.quantities import bytes_text
 
 MOST_PAIRS, MOST_CHECKPOINTS = 40, 8
 """Scores by pair are listed for at most so many."""
@@ -36,11 +35,10 @@ def quality_section(data: ReportData) -> Iterator[Block]:
 
 
 def _evaluation(name: str, evaluation: Evaluation, rows: Sequence[Row]) -> Iterator[Block]:
-    known = shown_scores(evaluation.task)
-    scores = {key: score for key, score in known.items() if any(key in row.scores for row in rows)}
+    evaluation, _ = tested(evaluation)
+    scores = {key: score for key, score in evaluation.shown_scores.items() if not score.form.endswith("d")}
     unit, lost = _lost(rows)
     yield Heading(name)
-    yield Text(_about(evaluation))
     first = next(iter(scores), None)
     charts = [
         *([] if first is None else _charts(first, scores[first], rows, unit, lost)),
@@ -48,28 +46,11 @@ def _evaluation(name: str, evaluation: Evaluation, rows: Sequence[Row]) -> Itera
     ]
     if charts:
         yield Pictures(charts)
-    yield _table(evaluation, rows, scores, unit, lost)
-    if first is not None and 1 < len(evaluation.pairs) <= MOST_PAIRS and len(rows) <= MOST_CHECKPOINTS:
-        by_pair = [
-            {
-                "pair": pair,
-                **{
-                    row.result.checkpoint: _cell(first, scores[first], row.result.pairs.get(pair, {}))
-                    for row in rows
-                },
-            }
-            for pair in evaluation.pairs
-        ]
-        yield table(f"{scores[first].title} by pair", by_pair)
-    names = dict.fromkeys(text for row in rows for text in row.result.by_text)
-    by_text = [
-        {"text": text, "checkpoint": row.result.checkpoint, **_cells(scores, row.result.by_text[text])}
-        for text in names
-        for row in rows
-        if text in row.result.by_text
-    ]
-    if by_text:
-        yield table("Quality by text", by_text)
+    main, *others = evaluation.shown(MOST_PAIRS if len(rows) <= MOST_CHECKPOINTS else 0)
+    yield replace(
+        main, rows=[_with_size(*both, unit, lost) for both in enumerate(zip(main.rows, rows, strict=True))]
+    )
+    yield from others
     if evaluation.examples:
         labels = dict.fromkeys(label for example in evaluation.examples for label in example.outputs)
         examples = [
@@ -77,25 +58,26 @@ def _evaluation(name: str, evaluation: Evaluation, rows: Sequence[Row]) -> Itera
             | {label: one.outputs.get(label) for label in labels}
             for one in evaluation.examples
         ]
-        yield table("Examples of outputs", examples, text_columns=3 + len(labels))
+        yield Shown("Examples of outputs", examples, text_columns=3 + len(labels))
 
 
-def _about(evaluation: Evaluation) -> str:
-    data, pairs = numbers(evaluation.data), evaluation.pairs
-    split = evaluation.data.get("split")
-    parts = [f"Task: {evaluation.task}"]
-    if isinstance(split, str):
-        parts.append(f"split {split}")
-    if pairs:
-        parts.append(", ".join(pairs[:3]) + ("…" if len(pairs) > 3 else ""))
-    if len(pairs) > 1:
-        parts.append(counted(len(pairs), "pair"))
-    unit = "sentence" if "sentences" in data else "text"
-    if f"{unit}s" in data:
-        parts.append(counted(int(data[f"{unit}s"]), unit))
-    test = evaluation.significance or {}
-    tested = f" Tested against {test.get('baseline')}: {test.get('test')}." if test else ""
-    return f"{'; '.join(parts)}.{tested}"
+def _with_size(
+    index: int, both: tuple[Mapping[str, str | None], Row], unit: Unit, lost: dict[int, Removed]
+) -> dict[str, str | None]:
+    """A row of the scores with what was removed, the size and the speed of the checkpoint."""
+    shown, row = both
+    timing = row.timed.timings[0] if row.timed else None
+    rate = timing.rate[0].replace(" per second", "/s") if timing else "speed"
+    return {
+        "checkpoint": row.result.checkpoint,
+        f"{unit} removed": f"{lost[index].fraction:.1%}" if index in lost else None,
+        "parameters": maybe(millions, row.parameters),
+        "size": maybe(bytes_text, row.bytes),
+        **shown,
+        rate: None if timing is None else timing.rate[1].text(1),
+        "speed-up": None if timing is None else timing.speedup.text(2),
+        "remark": "noisy" if timing and timing.is_noisy else None,
+    }
 
 
 def _lost(rows: Sequence[Row]) -> tuple[Unit, dict[int, Removed]]:
@@ -139,7 +121,7 @@ def _charts(
             points = {i: Point(x, rows[i].scores[key], rows[i].result.checkpoint) for i, x in values.items()}
             joined = values is not by_speed
             titles = (x_title, y_title)
-            yield reduction_curves(caption, points, lost, titles, least=2, is_joined=joined, has_names=True)
+            yield reduction_curves(caption, points, lost, titles, least=2, is_joined=joined)
 
 
 def _by_position(rows: Sequence[Row]) -> list[Picture]:
@@ -157,74 +139,6 @@ def _by_position(rows: Sequence[Row]) -> list[Picture]:
     return [curves(f"{name} by position", points, *titles, joined=names)]
 
 
-def _table(
-    evaluation: Evaluation,
-    rows: Sequence[Row],
-    scores: Mapping[str, Score],
-    unit: Unit,
-    lost: dict[int, Removed],
-) -> Table:
-    caption = "Quality, size and speed" + ("; scores are means over the pairs" if evaluation.pairs else "")
-    units = sorted({row.timed.timings[0].rate[0].replace(" per second", "/s") for row in rows if row.timed})
-    cells = []
-    for index, row in enumerate(rows):
-        timing = row.timed.timings[0] if row.timed else None
-        cells.append(
-            {
-                "checkpoint": row.result.checkpoint,
-                f"{unit} removed": f"{lost[index].fraction:.1%}" if index in lost else None,
-                "parameters": maybe(millions, row.parameters),
-                "size": maybe(bytes_text, row.bytes),
-                **_cells(scores, row.scores),
-                "difference": _test(row.result, evaluation),
-                ", ".join(units): None if timing is None else timing.rate[1].text(1),
-                "speed-up": None if timing is None else timing.speedup.text(2),
-                "remark": "noisy" if timing and timing.is_noisy else None,
-            }
-        )
-    return table(caption, cells)
-
-
-def millions(parameters: int) -> str:
-    """Format a number of parameters: 2430000 -> '2.43M'."""
-    return f"{parameters / 1e6:,.2f}M"
-
-
-def _cells(scores: Mapping[str, Score], values: Mapping[str, Any]) -> dict[str, str | None]:
-    return {score.title: _cell(key, score, values) for key, score in scores.items()}
-
-
-def _cell(key: str, score: Score, values: Mapping[str, Any]) -> str | None:
-    return maybe(f"{{:{score.form}}}", numbers(values).get(key))
-
-
-def _test(result: Evaluated, evaluation: Evaluation) -> str | None:
-    """Return the p-value of a single test, or the number of pairs that are significantly worse and better."""
-    data = numbers(evaluation.data) | numbers(evaluation.significance or {})
-    examples = data.get("examples", data.get("sentences", data.get("texts", LEAST)))
-    if evaluation.task != "classification" and examples < LEAST:
-        return None
-    if result.p_value is not None:
-        return _p_text(result.p_value)
-    if len(result.pairs) == 1:
-        (pair,) = result.pairs.values()
-        return maybe(_p_text, _chrf_numbers(pair, "bootstrap").get("p_value"))
-    counts = _chrf_numbers(result.mean, "significant")
-    if not {"worse", "better"} <= counts.keys():
-        return None
-    return f"{counts['worse']:.0f} worse, {counts['better']:.0f} better of {len(evaluation.pairs)}"
-
-
-def _chrf_numbers(values: Mapping[str, Any], key: str) -> dict[str, float]:
-    by_score = values.get(key)
-    chrf = by_score.get("chrf++") if isinstance(by_score, dict) else None
-    return numbers(chrf) if isinstance(chrf, dict) else {}
-
-
-def _p_text(value: float) -> str:
-    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
-
-
 MAPPED = ("expert", "head", "layer")
 """Kinds of units that are few enough for a map."""
 
@@ -234,23 +148,22 @@ def sizes_section(data: ReportData) -> Iterator[Block]:
     entries = [*data.elsewhere, *data.checkpoints]
     if not entries:
         return
-    yield table(
+    yield Shown(
         "The checkpoints, counted from their headers", [_overview(entry) for entry in entries], text_columns=4
     )
     parts = [part for part in PARTS if any(part in entry.inventory.parts for entry in entries)]
     amounts = [(entry, part, entry.inventory.parts.get(part)) for entry in entries for part in parts]
-    rows = [
+    drawn = [
         Bar(e.name, amount.bytes, bytes_text(amount.bytes), part) for e, part, amount in amounts if amount
     ]
-    yield Pictures([bars("Bytes of weights by part", rows, "bytes")])
-    for caption, field, form in (("Parameters", "parameters", "{:,}".format), ("Bytes", "bytes", bytes_text)):
-        cells = [
-            {"checkpoint": entry.name}
-            | {part: maybe(form, getattr(entry.inventory.parts.get(part), field, None)) for part in parts}
-            | {"total": form(getattr(entry.inventory.total, field))}
-            for entry in entries
-        ]
-        yield table(f"{caption} by part", cells)
+    yield Pictures([bars("Bytes of weights by part", drawn, "bytes")])
+    rows = [
+        {"checkpoint": entry.name}
+        | {part: maybe("{0.parameters:,}", entry.inventory.parts.get(part)) for part in parts}
+        | {"total": f"{entry.inventory.total.parameters:,}"}
+        for entry in entries
+    ]
+    yield Shown("Parameters by part", rows)
 
 
 def _overview(entry: CheckpointEntry) -> dict[str, str | None]:
@@ -325,7 +238,7 @@ def decisions_section(data: ReportData) -> Iterator[Block]:
             if decision.part in MAPPED:
                 yield Pictures([_decision_map(decision)])
             cuts = [{name: cell(row) for name, cell in CUT_COLUMNS.items()} for row in place_rows(decision)]
-            yield table("Where each place was cut", cuts)
+            yield Shown("Where each place was cut", cuts)
 
 
 def _decision_map(decision: Decision) -> Picture:

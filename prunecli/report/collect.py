@@ -16,7 +16,7 @@ from prunecli.model.inventory import Inventory, take_inventory
 from prunecli.model.opening import SHIM_FILE
 from prunecli.model.structure import KEY
 from prunecli.progress import Progress, silent
-from prunecli.results import formats
+from prunecli.results import kind_of
 from prunecli.results.decisions import FILE, Decisions, read_decisions
 from prunecli.results.document import Document
 from prunecli.results.evaluation import Evaluation
@@ -222,13 +222,10 @@ def read_document(name: str, path: Path) -> ResultFile | None:
     format_ = payload.get("format") if isinstance(payload, dict) else None
     if not isinstance(format_, str):
         return None
-    kinds = {known.rpartition("/")[0]: kind for known, kind in formats().items()}
-    kind = kinds.get(format_.rpartition("/")[0])
+    kind = kind_of(format_)
     # Of what most rewriting commands print, the checkpoints themselves are shown.
     if kind is None or (issubclass(kind, (Decisions, Inspection, Rewriting)) and kind is not Shrunk):
         return None
-    if format_ not in formats():
-        read_json(path, kind.FORMAT)  # raises: of another version
     content = kind.from_json(payload, path)
     if isinstance(content, Scores) and content.kind == "head":
         refuse_many(path, 1 + max(head for heads in content.ids.values() for head in heads))

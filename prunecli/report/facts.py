@@ -8,10 +8,11 @@ from typing import Any
 
 from prunecli import __version__
 from prunecli.analysis.explanation import place_rows
+from prunecli.evaluation.scoring import LEAST, too_few
 from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.report.history import command_lines
 from prunecli.results.document import numbers, with_fingerprints
-from prunecli.results.evaluation import SCORES, Evaluated, Evaluation, Score
+from prunecli.results.evaluation import Evaluated, Evaluation
 from prunecli.results.latency import Latency, Timed
 
 FORMAT = "prunecli.report/1"
@@ -44,18 +45,18 @@ class Row:
     @property
     def parameters(self) -> int | None:
         """Number of parameters: from the headers, else as the quality or the speed was measured."""
-        if self.entry is not None:
-            return self.entry.inventory.total.parameters
-        measured = self.result.parameters
-        return self.timed.parameters if measured is None and self.timed is not None else measured
+        known = None if self.entry is None else self.entry.inventory.total.parameters
+        return self._first(known, self.result.parameters, getattr(self.timed, "parameters", None))
 
     @property
     def bytes(self) -> int | None:
         """Bytes of the weights, from the same sources."""
-        if self.entry is not None:
-            return self.entry.inventory.total.bytes
-        measured = self.result.checkpoint_bytes
-        return self.timed.checkpoint_bytes if measured is None and self.timed is not None else measured
+        known = None if self.entry is None else self.entry.inventory.total.bytes
+        return self._first(known, self.result.checkpoint_bytes, getattr(self.timed, "checkpoint_bytes", None))
+
+    @staticmethod
+    def _first(*known: int | None) -> int | None:
+        return next((one for one in known if one is not None), None)
 
 
 def rows_of(evaluation: Evaluation, data: ReportData) -> list[Row]:
@@ -76,11 +77,17 @@ def _timed(data: ReportData, label: str, fingerprint: str) -> Timed | None:
     return None
 
 
-def shown_scores(task: str) -> dict[str, Score]:
-    """The scores of a task that are shown, the one that is drawn first."""
-    more = {"length_ratio": Score("length", ",.2f"), "over_generated": Score("over-generated", ".1%")}
-    scores = {**SCORES.get(task, {}), **(more if task == "translation" else {})}
-    return {name: score for name, score in scores.items() if not score.form.endswith("d")}
+def tested(evaluation: Evaluation) -> tuple[Evaluation, str | None]:
+    """The evaluation without its significance test if there is too little text for one, and a line that says so."""
+    test = evaluation.significance
+    # McNemar's test is exact: with too little text it finds nothing.
+    if test is None or str(test.get("test")).startswith("McNemar"):
+        return evaluation, None
+    data = numbers(evaluation.data) | numbers(test)
+    examples = data.get("examples", data.get("sentences", data.get("texts", LEAST)))
+    what = "windows" if "windows" in str(test.get("test")) else "sentences" if evaluation.pairs else "texts"
+    few = too_few(int(examples), what)
+    return (evaluation.model_copy(update={"significance": None}) if few else evaluation), few
 
 
 @dataclass(frozen=True)
@@ -144,7 +151,7 @@ def best(found: Sequence[Finding]) -> list[Finding]:
 
 def _of_evaluation(evaluation: Evaluation, data: ReportData) -> list[Finding]:
     first, *others = rows_of(evaluation, data)
-    shown = shown_scores(evaluation.task)
+    shown = {name: one for name, one in evaluation.shown_scores.items() if not one.form.endswith("d")}
     made = []
     for row in others:
         size = row.parameters, first.parameters

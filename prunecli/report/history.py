@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from prunecli.analysis.removed import AMOUNTS
 from prunecli.model.structure import statistics_files
 from prunecli.options import present_name
 from prunecli.progress import unsaid
@@ -19,15 +18,11 @@ DATA, TEXT, CONFIG = "DATA", "TEXT", "CONFIG"
 """Stand for directories and files that a history does not name: it holds hashes of the text that was read."""
 
 _FACTS = {
-    ("prune-experts", "keep"): "at most {} experts",  # of 0.1.0: the quota, not what was kept
-    ("prune-experts", "fit_bytes"): "to fit in {} bytes",
-    ("prune-heads", "removed"): "{} heads removed",
-    ("prune-heads", "method"): "scores by {}",
-    ("finetune", "valid"): "validated on {}",
-    ("finetune", "betas"): "betas {}",
-    ("finetune", "best"): "best at step {}",
+    "prune-experts": {"keep", "fit_bytes"},
+    "prune-heads": {"removed", "method"},
+    "finetune": {"valid", "betas", "best"},
 }
-"""Arguments that are not options -> how they are shown."""
+"""Command -> arguments that are no options; a comment shows them."""
 
 _OPTIONS = {("finetune", "hidden"): "--hidden-weight", ("finetune", "dtype"): "--compute-dtype"}
 """Arguments -> options of another name."""
@@ -54,14 +49,12 @@ class Node:
         how: the command that made it; empty for an original.
         is_here: whether the checkpoint lies in the directory.
         children: checkpoints made from this one.
-        short: the part of `how` that differs from the siblings'; the page shows it beside the name.
     """
 
     name: str
     how: str
     is_here: bool
     children: list[Node] = field(default_factory=list)
-    short: str = ""
 
 
 def family_tree(
@@ -74,54 +67,22 @@ def family_tree(
     """
     roots: dict[str, Node] = {}
     nodes: dict[tuple[str, ...], Node] = {}  # by the steps from the original on
-    steps: dict[int, Mapping[str, Any]] = {}  # id of a node -> the step that made it
-    names: dict[int, list[str]] = {}
     for entry in derived:
         key, fingerprint, name = original(entry)
         originals = [other.name for other in stock if fingerprint and other.fingerprint == fingerprint]
-        if key not in roots:
-            roots[key] = Node(", ".join(originals) or name, "", any(other in here for other in originals))
-        node = roots[key]
+        is_here = any(other in here for other in originals)
+        node = roots.setdefault(key, Node(", ".join(originals) or name, "", is_here))
         path: tuple[str, ...] = (key,)
-        for index, step in enumerate(entry.history):
+        # A step's result has the name under which the next step read it.
+        names = [str(step.get("source", {}).get("path", "?")) for step in entry.history[1:]]
+        for step, name in zip(entry.history, [*names, ""], strict=True):
             path = (*path, json.dumps(step, sort_keys=True, default=str))
             if path not in nodes:
-                nodes[path] = Node(_result_name(entry.history, index), step_text(step), is_here=False)
+                nodes[path] = Node(name, step_text(step), is_here=False)
                 node.children.append(nodes[path])
-                steps[id(nodes[path])] = step
             node = nodes[path]
-        names.setdefault(id(node), []).append(entry.name)
-        node.name, node.is_here = ", ".join(names[id(node)]), True
-    for parent in (*roots.values(), *nodes.values()):
-        for child in parent.children:
-            siblings = [steps[id(other)] for other in parent.children if other is not child]
-            child.short = step_difference(steps[id(child)], siblings)
+        node.name, node.is_here = f"{node.name}, {entry.name}" if node.is_here else entry.name, True
     return list(roots.values())
-
-
-def step_difference(step: Mapping[str, Any], siblings: Sequence[Mapping[str, Any]]) -> str:
-    """Of a step what differs from its siblings of the same command; of one alone how much it did."""
-    command, arguments = step.get("command", "?"), step.get("arguments", {})
-    others = [other for other in siblings if other.get("command", "?") == command]
-    amounts = AMOUNTS.get(str(command), frozenset())
-    shown = {
-        name: value
-        for name, value in arguments.items()
-        if (
-            any(other.get("arguments", {}).get(name) != value for other in others)
-            if others
-            else name in amounts
-        )
-    }
-    counted = {
-        name: step[name]
-        for name in _COUNTED
-        if name in step and (not shown or any(other.get(name) != step[name] for other in others))
-    }
-    files = statistics(step)
-    differ = any(statistics(other) != files for other in others)
-    text = step_text({"command": command, "arguments": shown, **counted}, *(files if differ else []))
-    return text if text != command or not others else step_text(step)
 
 
 def original(entry: CheckpointEntry) -> tuple[str, str, str]:
@@ -131,13 +92,6 @@ def original(entry: CheckpointEntry) -> tuple[str, str, str]:
         return f"from scratch: {entry.fingerprint}", "", "from scratch"
     fingerprint, name = str(source.get("fingerprint", "")), str(source.get("path", "?"))
     return (fingerprint or f"named {name}"), fingerprint, name
-
-
-def _result_name(history: Sequence[Mapping[str, Any]], index: int) -> str:
-    """The name that a step's result had when the next step read it."""
-    if index + 1 < len(history):
-        return str(history[index + 1].get("source", {}).get("path", "?"))
-    return "?"
 
 
 def command_lines(entry: CheckpointEntry, checkpoints: Sequence[CheckpointEntry]) -> list[str]:
@@ -181,7 +135,7 @@ def _typed(
     words = [*before, command, *source]
     facts = []
     for name, value in arguments.items():
-        known = _FACTS.get((command, name))
+        is_fact = name in _FACTS.get(command, ())
         if value is None or value is False or name in _UNSAID:
             continue
         if command == "prune-layers" and name == "removed":
@@ -192,9 +146,8 @@ def _typed(
                 facts.append(f"removed {', '.join(layers)}")
             else:
                 words += ["--remove", ",".join(layers)]
-        elif known is not None or not _OPTION.fullmatch(str(name)) or _DIGEST.fullmatch(str(value)):
-            text = f"{value:,}" if isinstance(value, int) else _value(value)
-            facts.append(known.format(text) if known is not None else f"{name} {text}")
+        elif is_fact or not _OPTION.fullmatch(str(name)) or _DIGEST.fullmatch(str(value)):
+            facts.append(f"{name} {_value(value)}")
         else:
             words += _option(command, str(name), value)
     if after:

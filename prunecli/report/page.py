@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prunecli import __version__
-from prunecli.model.attention import KIND_NAMES
 from prunecli.model.axes import module_of
 from prunecli.report.charts import Picture, Point, curves, heat_map
 from prunecli.report.checkpoints import (
@@ -13,35 +12,31 @@ from prunecli.report.checkpoints import (
     history_section,
     kept_experts,
     kept_heads,
-    millions,
     quality_section,
     sizes_section,
 )
 from prunecli.report.collect import ReportData
 from prunecli.report.facts import best, findings
 from prunecli.report.pictures import (
-    MEASURES,
     component_maps,
-    experts_per_layer,
     head_comparison,
     head_maps,
+    language_pictures,
     shrink_picture,
-    similarity_map,
     speed_pictures,
-    trees,
+    text_pictures,
 )
-from prunecli.report.render import Block, Heading, Pictures, Text, maybe, render, table
+from prunecli.report.render import Block, Heading, Pictures, Text, render
+from prunecli.results.document import Shown, maybe
 from prunecli.results.gates import GateStatistics
-from prunecli.results.languages import Languages, Similarities, Texts
+from prunecli.results.languages import Languages, Texts
 from prunecli.results.latency import Latency
 from prunecli.results.rewriting import LoggedStep, Training
 from prunecli.results.shrinking import Shrunk
 from prunecli.results.similarity import HeadComparison, Similarity
 from prunecli.results.unit_scores import Scores
-from prunecli.tensors.quantities import bytes_text, counted
+from prunecli.tensors.quantities import counted
 
-MOST_PAIRS = 120
-"""With more pairs, the matrices of their similarities are not drawn."""
 MOST_POINTS = 300
 """A longer training log is thinned to at most so many points."""
 METHODS = {
@@ -56,38 +51,10 @@ def latency_section(data: ReportData) -> Iterator[Block]:
     for name, latency in data.of(Latency):
         runs = f"{counted(latency.runs, 'run')} after {latency.warm_up} of warm-up"
         threads = "" if latency.threads is None else f", {counted(latency.threads, 'CPU thread')}"
-        speed = "Decoding speed" if latency.task == "translation" else f"Speed at {latency.task}"
         yield Heading(name)
-        yield Text(f"{latency.described}; median ± deviation of {runs}; {latency.device}{threads}.")
+        yield Text(f"Median ± deviation of {runs}; {latency.device}{threads}.")
         yield Pictures(speed_pictures(latency))
-        speeds = [
-            {
-                "checkpoint": result.checkpoint,
-                "batch": str(timing.batch_size),
-                "beam": maybe(str, timing.beam),
-                "phase": timing.phase,
-                "examples/s": maybe(lambda spread: spread.text(1), timing.examples_per_second),
-                "tokens/s": timing.tokens_per_second.text(1),
-                "s/sentence": timing.seconds_per_sentence.text(3),
-                "speed-up": timing.speedup.text(2),
-                "remark": "noisy" if timing.is_noisy else None,
-            }
-            for result in latency.results
-            for timing in result.timings
-        ]
-        yield table(f"{speed}; speed-up against {latency.results[0].checkpoint}", speeds)
-        costs = [
-            {
-                "checkpoint": result.checkpoint,
-                "parameters": millions(result.parameters),
-                "on disk": bytes_text(result.checkpoint_bytes),
-                "load": maybe("{:.1f} s", result.load_s),
-                "peak memory": maybe(bytes_text, result.resident_peak),
-                "peak on GPU": maybe(bytes_text, result.device_peak),
-            }
-            for result in latency.results
-        ]
-        yield table("Size, load time and memory", costs)
+        yield from latency.shown
 
 
 def experts_section(data: ReportData) -> Iterator[Block]:
@@ -134,75 +101,23 @@ def heads_section(data: ReportData) -> Iterator[Block]:
         yield Text(f"{about[0].upper()}{about[1:]}.")
         yield Pictures(head_maps(scores.model_type, values))
     for name, comparison in data.of(HeadComparison):
-        files = f"{comparison.first.file} and {comparison.second.file}"
-        rows = [
-            {
-                "attention": KIND_NAMES.get(row.of, row.of),
-                "heads": f"{row.heads:,}",
-                "Pearson r": maybe("{:.3f}", row.pearson),
-                "p": maybe("{:.2g}", row.pearson_p),
-                "Spearman r": maybe("{:.3f}", row.spearman),
-                "p of its rank": maybe("{:.2g}", row.spearman_p),
-            }
-            for row in comparison.correlations
-        ]
         yield Heading(name)
         if comparison.heads:
             yield Pictures([head_comparison(comparison)])
-        yield table(f"Correlation of the importance of heads in {files}", rows)
+        yield from comparison.shown
     yield from kept_heads(data)
 
 
 def languages_section(data: ReportData) -> Iterator[Block]:
     """Yield trees, matrices and counts of each languages.json."""
     for name, languages in data.of(Languages):
-        clustering, layers = languages.clustering, languages.experts_per_layer
         yield Heading(name)
         yield Text(
             f"{counted(len(languages.pairs), 'pair')}; {languages.ratio:.0%} of the experts removed by "
-            f"{languages.metric}, {languages.strategy}; clusters join by {clustering.linkage} linkage."
+            f"{languages.metric}, {languages.strategy}; clusters join by {languages.clustering.linkage} linkage."
         )
-        clusters = {
-            "Languages by the encoder experts of their source": clustering.encoder,
-            "Languages by the decoder experts of their target": clustering.decoder,
-        }
-        if drawn := trees(clusters, languages.families):
-            yield Pictures(drawn)
-        if languages.similarity is not None:
-            yield from _shared_experts(languages.similarity, languages.pairs)
-        if layers is not None:
-            yield Pictures([experts_per_layer(layers)])
-            ranges = zip(layers.layers, layers.mean, layers.lowest, layers.highest, strict=True)
-            rows = [
-                {"layer": layer, "mean": f"{mean:.1f}", "lowest": str(low), "highest": str(high)}
-                for layer, mean, low, high in ranges
-            ]
-            yield table("Experts kept by each layer under the global threshold", rows)
-
-
-def _shared_experts(similarity: Similarities, pairs: Sequence[str]) -> Iterator[Block]:
-    rows = [
-        {
-            "experts of the side, pairs with": f"{side}, {name}",
-            "compared": f"{relation.comparisons:,}",
-            "mean": f"{relation.mean:.0%}",
-            "lowest": f"{relation.lowest:.0%}",
-            "highest": f"{relation.highest:.0%}",
-        }
-        for side, relations in similarity.relations.items()
-        for name, relation in relations.items()
-        if relation is not None
-    ]
-    if rows:
-        yield table("Jaccard similarity of the selected experts", rows)
-    sides = {"encoder": similarity.encoder, "decoder": similarity.decoder}
-    maps = [
-        similarity_map(f"Jaccard similarity, {side} experts", matrix, pairs)
-        for side, matrix in sides.items()
-        if matrix is not None and len(pairs) <= MOST_PAIRS
-    ]
-    if maps:
-        yield Pictures(maps)
+        yield from (Pictures(row) for row in language_pictures(languages) if row)
+        yield from languages.shown
 
 
 def texts_section(data: ReportData) -> Iterator[Block]:
@@ -212,14 +127,8 @@ def texts_section(data: ReportData) -> Iterator[Block]:
         yield Text(
             f"{counted(len(texts.texts), 'text')}; {texts.ratio:.0%} of the experts removed by {texts.metric}."
         )
-        shared = similarity_map("Jaccard similarity of the selected experts", texts.similarity, texts.texts)
-        yield Pictures([*trees({"Texts by their experts": texts.clustering}, texts.families), shared])
-        rows = [
-            {"layer": row.layer, "all texts": str(len(row.common))}
-            | {f"only {text}": str(len(row.own.get(text, []))) for text in texts.texts}
-            for row in texts.layers
-        ]
-        yield table("Experts of each layer that texts select", rows)
+        yield from map(Pictures, text_pictures(texts))
+        yield from texts.shown
 
 
 def similarity_section(data: ReportData) -> Iterator[Block]:
@@ -234,26 +143,9 @@ def similarity_section(data: ReportData) -> Iterator[Block]:
         benchmarks = f" Benchmarks: {', '.join(similarity.benchmarks)}." if similarity.benchmarks else ""
         yield Heading(name)
         yield Text(f"{' and '.join(similarity.checkpoints[:2])} on {named}.{benchmarks}")
-        if similarity.mean:
-            pairing = "corresponding" if len(similarity.checkpoints) > 1 else "successive"
-            rows = [
-                {
-                    "side": side,
-                    **{
-                        _mean_title(key): maybe("{:.1f}" if key.endswith("_normalised") else "{:.3f}", value)
-                        for key, value in means.items()
-                    },
-                }
-                for side, means in similarity.mean.items()
-            ]
-            yield table(f"Mean over {pairing} components", rows)
+        yield from similarity.shown
         for row in component_maps(similarity):
             yield Pictures(row)
-
-
-def _mean_title(key: str) -> str:
-    measure, _, normalised = key.partition("_")
-    return f"{MEASURES.get(measure, measure)}{', % of the benchmark' if normalised else ''}"
 
 
 def training_section(data: ReportData) -> Iterator[Block]:
@@ -275,7 +167,7 @@ def training_section(data: ReportData) -> Iterator[Block]:
             }
         )
     if rows:
-        yield table("Trainings; losses and chrF++ were measured on validation text", rows, text_columns=2)
+        yield Shown("Trainings; losses and chrF++ were measured on validation text", rows, text_columns=2)
     for name, training in data.of(Training):
         yield Heading(name)
         yield Pictures(list(_training_curves(training)))
@@ -303,19 +195,8 @@ def _losses(steps: Sequence[LoggedStep], name: str) -> list[Point]:
 def shrink_section(data: ReportData) -> Iterator[Block]:
     """Yield the closing table and a chart of cost by size for each OUTPUT.shrink.json."""
     for name, shrunk in data.of(Shrunk):
-        rows = [
-            {
-                "model": one.model,
-                "parameters": millions(one.parameters),
-                "size": bytes_text(one.bytes),
-                "loss": maybe("{:.4f}", one.quality.loss),
-                "cosine to the original": maybe("{:.4f}", one.quality.cosine),
-            }
-            for one in shrunk.stages
-        ]
         yield Heading(name)
-        if rows:
-            yield table(f"{shrunk.target}; measured on text that nothing was chosen by", rows)
+        yield from shrunk.shown
         yield Pictures([shrink_picture(f"What was tried for {shrunk.output}", shrunk)])
 
 
@@ -323,7 +204,7 @@ def unreadable_section(data: ReportData) -> Iterator[Block]:
     """Yield a table of damaged files and checkpoints."""
     if data.unreadable:
         rows = [{"file": one.name, "what is wrong": one.reason} for one in data.unreadable]
-        yield table("Left out of this page", rows, text_columns=2)
+        yield Shown("Left out of this page", rows, text_columns=2)
 
 
 SECTIONS: Mapping[str, Callable[[ReportData], Iterator[Block]]] = {

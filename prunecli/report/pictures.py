@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
@@ -28,11 +29,14 @@ from prunecli.results.similarity import Similarity, axis_title, by_kind, ends_of
 
 if TYPE_CHECKING:
     from prunecli.analysis.removed import Kept, Removed
-    from prunecli.results.languages import ExpertsPerLayer, Tree
+    from prunecli.results.languages import ExpertsPerLayer, Languages, Texts, Tree
+    from prunecli.results.latency import Timing
     from prunecli.results.shrinking import Shrunk
     from prunecli.results.similarity import HeadComparison
 
 MEASURES = {"cka": "CKA", "lns": "LNS"}
+MOST_PAIRS = 120
+"""With more pairs, the matrices of their similarities are not drawn."""
 UNIT_RANGE = (0.0, 1.0)
 """Ends of the colour scale for similarities."""
 
@@ -46,7 +50,6 @@ def reduction_curves(
     least: int = 1,
     is_joined: bool = True,
     references: Sequence[float] = (),
-    has_names: bool = False,
 ) -> Picture:
     """Draw a series for each way in which models were reduced.
 
@@ -59,36 +62,29 @@ def reduction_curves(
             original.
         is_joined: whether series may be lines at all.
         references: y values of thin horizontal lines.
-        has_names: whether names stand beside the points.
     """
-    originals = [index for index in models if index in lost and lost[index].is_original]
     members: dict[str, list[int]] = {}
+    originals = [index for index in models if index in lost and lost[index].is_original]
     for index in models:
         if index in lost and index not in originals:
-            members.setdefault(lost[index].lines[0], []).append(index)
-    series: dict[str, list[int]] = {}
-    joined = []
-    for line, own in members.items():
-        is_line = is_joined and len({models[index].x for index in own}) >= least
-        starts = [index for index in originals if is_line and line in lost[index].lines]
-        name = line or "reduced"
-        joined += [name] if is_line else []
-        series[name] = sorted([*starts, *own], key=lambda index: (models[index].x, index))
-    started = {index for own in series.values() for index in own}
-    series["not reduced"] = [index for index in originals if index not in started]
-    series["not in this directory"] = [index for index in models if index not in lost]
-    points = [
-        Point(models[index].x, models[index].y, models[index].name, name)
-        for name, own in series.items()
-        for index in own
-    ]
-    dashed = [
+            members.setdefault(lost[index].lines[0] or "reduced", []).append(index)
+    joined = [
         name
-        for name, own in series.items()
-        if any(index in lost and lost[index].by_ablation for index in own)
+        for name, own in members.items()
+        if is_joined and len({models[index].x for index in own}) >= least
     ]
-    options = {"joined": joined, "dashed": dashed, "references": references, "has_names": has_names}
-    return curves(caption, points, *titles, **options)
+    for index in originals:
+        starts = [name for line in lost[index].lines if (name := line or "reduced") in joined]
+        for name in starts or ["not reduced"]:
+            members.setdefault(name, []).append(index)
+    members["not in this directory"] = [index for index in models if index not in lost]
+    points = [
+        replace(models[index], series=name)
+        for name, own in members.items()
+        for index in sorted(own, key=lambda index: (models[index].x, index))
+    ]
+    dashed = [name for name in joined if any(lost[index].by_ablation for index in members[name])]
+    return curves(caption, points, *titles, joined=joined, dashed=dashed, references=references)
 
 
 def training_curves(
@@ -146,28 +142,42 @@ def shrink_picture(caption: str, shrunk: Shrunk) -> Picture:
 
 def speed_pictures(latency: Latency) -> list[Picture]:
     """Draw speed against batch size for each beam or phase (2309.01826, appendix D), bars for a single batch size."""
-    timings = [(result.checkpoint, timing) for result in latency.results for timing in result.timings]
+    settings: dict[str, list[tuple[str, Timing]]] = {}
+    for result in latency.results:
+        for timing in result.timings:
+            settings.setdefault(timing.setting, []).append((result.checkpoint, timing))
     pictures = []
-    for setting in dict.fromkeys(timing.setting for _, timing in timings):
-        own = sorted((row for row in timings if row[1].setting == setting), key=lambda row: row[1].batch_size)
+    for setting, own in settings.items():
         unit = own[0][1].rate[0]
         caption = ", ".join(filter(None, [unit.capitalize(), setting]))
         sizes = sorted({timing.batch_size for _, timing in own})
-        spreads = [timing.rate[1] for _, timing in own]
-        ends = [(one.median - one.deviation, one.median + one.deviation) for one in spreads]
         if len(sizes) == 1:
             rows = [
-                Bar(name, one.median, one.text(1), low=low, high=high)
-                for (name, _), one, (low, high) in zip(own, spreads, ends, strict=True)
+                Bar(
+                    name,
+                    one.median,
+                    one.text(1),
+                    low=one.median - one.deviation,
+                    high=one.median + one.deviation,
+                )
+                for name, timing in own
+                for one in [timing.rate[1]]
             ]
             pictures.append(bars(f"{caption}; error bars: one deviation", rows, unit))
             continue
         points = [
-            Point(timing.batch_size, one.median, f"{name}, batch {timing.batch_size}", name, low, high)
-            for (name, timing), one, (low, high) in zip(own, spreads, ends, strict=True)
+            Point(
+                timing.batch_size,
+                one.median,
+                f"{name}, batch {timing.batch_size}",
+                name,
+                one.median - one.deviation,
+                one.median + one.deviation,
+            )
+            for name, timing in sorted(own, key=lambda row: row[1].batch_size)
+            for one in [timing.rate[1]]
         ]
-        names = {name for name, _ in own}
-        options = {"joined": names, "x_ticks": sizes, "y_from_zero": True}
+        options = {"joined": {name for name, _ in own}, "x_ticks": sizes, "y_from_zero": True}
         pictures.append(curves(f"{caption}, against batch size", points, "batch size", unit, **options))
     return pictures
 
@@ -207,6 +217,29 @@ def similarity_map(caption: str, matrix: Grid, names: Sequence[str]) -> Picture:
     return heat_map(caption, matrix, names, names, UNIT_RANGE)
 
 
+def language_pictures(languages: Languages) -> list[list[Picture]]:
+    """Draw the trees, the similarities of pairs if there are few, and the experts of each layer."""
+    clusters, similarity = languages.clustering, languages.similarity
+    by_side = {
+        "Languages by the encoder experts of their source": clusters.encoder,
+        "Languages by the decoder experts of their target": clusters.decoder,
+    }
+    sides = {} if similarity is None else {"encoder": similarity.encoder, "decoder": similarity.decoder}
+    maps = [
+        similarity_map(f"Jaccard similarity, {side} experts", matrix, languages.pairs)
+        for side, matrix in sides.items()
+        if matrix is not None and len(languages.pairs) <= MOST_PAIRS
+    ]
+    layers = languages.experts_per_layer
+    return [trees(by_side, languages.families), maps, [] if layers is None else [experts_per_layer(layers)]]
+
+
+def text_pictures(texts: Texts) -> list[list[Picture]]:
+    """Draw the tree and the similarities of texts."""
+    shared = similarity_map("Jaccard similarity of the selected experts", texts.similarity, texts.texts)
+    return [[*trees({"Texts by their experts": texts.clustering}, texts.families), shared]]
+
+
 def head_maps(
     model_type: str, values: Mapping[str, Mapping[int, float]], counted: str | None = None
 ) -> list[Picture]:
@@ -221,26 +254,23 @@ def head_maps(
     for attention in values:
         kind, layer = kind_and_layer(model_type, attention)
         grouped.setdefault(kind, []).append((layer, attention))
-    grids: dict[str, Grid] = {}
-    rows: dict[str, list[str]] = {}
+    names, grids, rows = [], [], []
     for kind in sorted(grouped, key=lambda kind: [*KINDS, kind].index(kind)):
-        own = sorted(grouped[kind])
-        if any(values[attention] for _, attention in own):
-            heads = range(1 + max(head for _, attention in own for head in values[attention]))
-            grids[kind] = [[values[attention].get(head) for head in heads] for _, attention in own]
-            rows[kind] = [str(layer) if kind in KIND_NAMES else attention for layer, attention in own]
-    ends = colour_range([*grids.values()])
+        layers = [(layer, values[attention]) for layer, attention in sorted(grouped[kind])]
+        heads = range(1 + max((head for _, own in layers for head in own), default=-1))
+        if heads:
+            names.append(KIND_NAMES.get(kind, kind))
+            grids.append([[own.get(head) for head in heads] for _, own in layers])
+            rows.append([str(layer) if kind in KIND_NAMES else name for layer, name in sorted(grouped[kind])])
+    ends = colour_range(grids)
     pictures = [
-        heat_map(
-            KIND_NAMES.get(kind, kind), grid, rows[kind], [str(head) for head in range(len(grid[0]))], ends,
-            titles=("layer", "head"),
-        )
-        for kind, grid in grids.items()
-    ]  # fmt: skip
+        heat_map(name, grid, own, [*map(str, range(len(grid[0])))], ends, titles=("layer", "head"))
+        for name, grid, own in zip(names, grids, rows, strict=True)
+    ]
     if counted is not None and grids:
         drawn = {
-            KIND_NAMES.get(kind, kind): [value for row in grid for value in row if value is not None]
-            for kind, grid in grids.items()
+            name: [value for row in grid for value in row if value is not None]
+            for name, grid in zip(names, grids, strict=True)
         }
         pictures.append(histogram(f"Number of heads by {counted}", drawn, counted, "heads"))
     return pictures

@@ -5,18 +5,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import pandas as pd
 from jinja2 import Environment
 from markupsafe import Markup
 
 from prunecli.report.charts import VEGA_LITE, WIDTH, Picture, missing_packages
+from prunecli.results.document import Shown
 from prunecli.tensors.transaction import new_file
 
 if TYPE_CHECKING:
@@ -60,16 +60,6 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table of texts. The first column names the rows; numbers follow after `text_columns` columns."""
-
-    kind: ClassVar[str] = "table"
-    caption: str
-    frame: pd.DataFrame
-    text_columns: int
-
-
-@dataclass(frozen=True)
 class Pictures:
     """Pictures beside one another, as far as the page is wide enough."""
 
@@ -105,24 +95,7 @@ class Tree:
         return [(node, depth, depth - after) for (node, depth), after in zip(walked, depths, strict=True)]
 
 
-Block = Heading | Text | Table | Pictures | Steps | Tree
-
-
-def table(
-    caption: str, rows: Sequence[Mapping[str, str | None]], text_columns: int = 1, index: int = 0
-) -> Table:
-    """Return a table of rows (column -> text). Columns without any text are left out, except the first."""
-    frame = pd.DataFrame(rows, dtype=object)
-    used = [name for place, name in enumerate(frame) if place == index or frame[name].notna().any()]
-    text_columns = sum(name in used for name in list(frame)[:text_columns])
-    return Table(caption, frame[used].where(frame[used].notna(), NOTHING), text_columns)
-
-
-def maybe(form: str | Callable[[Any], str], value: Any) -> str | None:
-    """Format a value that may be None."""
-    if value is None:
-        return None
-    return form.format(value) if isinstance(form, str) else form(value)
+Block = Heading | Text | Shown | Pictures | Steps | Tree
 
 
 def _theme(
@@ -236,6 +209,7 @@ def render(
         introduction=introduction,
         policy=policy,
         script=Markup(script),
+        nothing=NOTHING,
         missing=missing if drawn else "",
         light=LIGHT,
         dark=DARK,

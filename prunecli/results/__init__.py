@@ -31,23 +31,26 @@ def read(path: Path | str) -> Document:
         CheckpointError: invalid fields of prunecli_decisions.json.
     """
     from prunecli.errors import DataError
-    from prunecli.tensors.json_files import check_format, read_json
+    from prunecli.tensors.json_files import read_json
 
-    path, known = Path(path), formats()
+    path = Path(path)
     payload = read_json(path, error=DataError)
     format_ = payload.get("format") if isinstance(payload, dict) else None
     if not isinstance(format_, str):
         raise DataError(
             f"{path}: no result of prunecli's", "Give a JSON file that one of its commands wrote."
         )
-    if format_ not in known:
-        versions = {name.rpartition("/")[0]: name for name in known}
-        if (present := versions.get(format_.rpartition("/")[0])) is not None:
-            check_format(path, payload, present, DataError)
+    if (kind := kind_of(format_)) is None:
         raise DataError(
-            f'{path}: files of the format "{format_}" hold no tables', f"Those are {', '.join(known)}."
+            f'{path}: files of the format "{format_}" hold no tables', f"Those are {', '.join(formats())}."
         )
-    return known[format_].from_json(payload, path)
+    return kind.from_json(payload, path)
+
+
+def kind_of(format_: str) -> type[Document] | None:
+    """The class that reads files of a format, of whichever version."""
+    name = format_.rpartition("/")[0]
+    return next((kind for known, kind in formats().items() if known.rpartition("/")[0] == name), None)
 
 
 def formats() -> Mapping[str, type[Document]]:
@@ -62,4 +65,4 @@ def formats() -> Mapping[str, type[Document]]:
     return found
 
 
-__all__ = ["formats", "read"]
+__all__ = ["formats", "kind_of", "read"]

@@ -1,18 +1,18 @@
 """prunecli_decisions.json, beside config.json of a result: the values by which each step of its history chose.
 
-The pruning commands print the same JSON of one decision with `--json`, there with ranks and margins. Long lists are
-packed (`Packed`), and read with bounds, whatever a file holds.
+The pruning commands print the same JSON of one decision with `--json`, there with ranks and margins.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from prunecli.model.axes import axis_name
 from prunecli.model.decision import Decision, Ranked
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.progress import Say, unsaid
-from prunecli.results.document import Count, Document, Number, Record, Row, Tables, array_of
+from prunecli.results.document import Count, Document, Record, Row, Tables, array_of
 from prunecli.tensors.json_files import parsed
 
 if TYPE_CHECKING:
@@ -35,82 +35,29 @@ FILE = "prunecli_decisions.json"
 SHARE_FFN = "share-ffn"
 """The command that makes new hidden units, with new ids."""
 LONGEST_LIST = 65_536
-"""Largest number of units of a decision whose lists are not packed."""
+"""If a decision has more units than this, its values are rounded and its ranks and margins left out."""
 MOST_UNITS = 1 << 25
 """Largest number of units in a file; no model has more, and a hostile file would fill the memory."""
 LARGEST_BYTES = 128 << 20
-"""Largest size of a file, and of what is unpacked at once."""
+"""Largest size of a file, and of a list that is unpacked."""
 REMEDY = "Copy the file again from the result that prunecli wrote, or remove it: the model does without."
 DTYPES = {"float16": "<f2", "int32": "<i4", "uint8": "|u1", "bits": "|u1"}
 
 
-class Packed(Record):
-    """A list too long for JSON, by zlib and base64.
+def _unpacked(value: Any) -> Any:
+    """The list in a `{"count", "dtype", "scale", "data"}` of 0.2.0 (zlib in base64); other values unchanged.
 
-    Attributes:
-        dtype: type of little-endian numbers; "bits": booleans, eight in a byte, the first one highest. None: a JSON
-            list.
-        count: length of the list.
-        scale: factor of the numbers.
+    Without `dtype` the data are a JSON list; "bits" are booleans, eight in a byte, the first one highest.
     """
-
-    dtype: Literal["float16", "int32", "uint8", "bits"] | None = None
-    count: Annotated[int, Field(ge=0, le=MOST_UNITS)]
-    scale: Number = 1.0
-    data: str
-
-    def unpacked(self) -> Any:
-        """The list, or its numbers as an array. Memory is bounded by `count`, whatever the file holds.
-
-        Raises:
-            ValueError: the data are damaged, or numbers of another count.
-        """
-        dtype = np.dtype(DTYPES[self.dtype or "bits"])
-        size = -(-self.count // 8) if self.dtype == "bits" else self.count * dtype.itemsize
-        most = size if self.dtype else min(1024 * self.count + 2, LARGEST_BYTES)
-        try:
-            found = zlib.decompressobj().decompress(b64decode(self.data, validate=True), most + 1)
-        except zlib.error as error:
-            raise ValueError(f"packed values are damaged ({error})") from error
-        if self.dtype is None:
-            return parsed(found)
-        if len(found) != size:
-            raise ValueError(f"packed values of other than {size} bytes")
-        values = np.frombuffer(found, dtype)
-        return (
-            np.unpackbits(values, count=self.count).astype(np.bool_)
-            if self.dtype == "bits"
-            else values.astype(np.float64) * self.scale
-        )
-
-
-def packed(values: NDArray[Any] | Sequence[str]) -> dict[str, Any]:
-    """The JSON of a `Packed`: texts, booleans and whole numbers as they are, other numbers rounded to float16."""
-    more: dict[str, Any] = {}
-    if not isinstance(values, np.ndarray):
-        content = json.dumps(list(values)).encode()
-    else:
-        dtype, numbers = "int32", values
-        if values.dtype == np.bool_:
-            dtype, numbers = "bits", np.packbits(values)
-        elif values.dtype == np.uint8:
-            dtype = "uint8"
-        else:
-            is_finite = np.isfinite(values)
-            largest = float(np.abs(values[is_finite]).max(initial=0.0))
-            if not is_finite.all() or (values != np.rint(values)).any() or largest >= 1 << 31:
-                more = {"scale": largest or 1.0}
-                dtype, numbers = "float16", np.where(is_finite, values, np.nan) / more["scale"]
-        content, more = numbers.astype(DTYPES[dtype]).tobytes(), {"dtype": dtype, **more}
-    return {"count": len(values), **more, "data": b64encode(zlib.compress(content, 6)).decode("ascii")}
-
-
-PLACE = (
-    *("name", "side", "layer", "attention", "cut", "count", "cutoff", "tokens", "metric", "ids"),
-    *("kept", "values", "ranks", "margins", "alone", "reasons", "reason", "labels"),
-)
-DECISION = ("step", "command", "part", "metric", "how", "least", "bound", "thresholds", "origin", "places")
-"""Keys in the order in which they are written."""
+    if not isinstance(value, dict):
+        return value
+    found = zlib.decompressobj().decompress(b64decode(value["data"], validate=True), LARGEST_BYTES)
+    if (dtype := value.get("dtype")) is None:
+        return parsed(found)
+    numbers = np.frombuffer(found, DTYPES[dtype])
+    if dtype == "bits":
+        return np.unpackbits(numbers)[: value["count"]].astype(np.bool_)
+    return numbers.astype(np.float64) * float(value.get("scale", 1))
 
 
 def _written(decision: Decision, info: SerializationInfo) -> dict[str, Any]:
@@ -118,22 +65,28 @@ def _written(decision: Decision, info: SerializationInfo) -> dict[str, Any]:
     is_long = sum(place.count for place in decision.places) > LONGEST_LIST
     left_out = ("ranks", "margins") if is_long or info.context == FILE else ()
 
+    def number(value: float) -> float | None:
+        if not isfinite(value):
+            return None
+        return value if not is_long else int(value) if value.is_integer() else float(f"{value:.4g}")
+
     def place_json(place: Ranked) -> dict[str, Any]:
         def plain(value: Any) -> Any:
             if isinstance(value, Mapping):
                 return {name: plain(own) for name, own in value.items()}
             if not isinstance(value, np.ndarray):
                 return value
-            if is_long:
-                return packed(value)
-            return place.ids[value].tolist() if value.dtype == np.bool_ else _listed(value)
+            if value.dtype == np.bool_:
+                return place.ids[value].tolist()
+            return [*map(number, value.tolist())] if value.dtype.kind == "f" else value.tolist()
 
-        found = {name: plain(getattr(place, name)) for name in PLACE if name not in left_out}
+        names = ["count", *(one.name for one in fields(place)), "margins"]
+        found = {name: plain(getattr(place, name)) for name in names if name not in left_out}
         if np.array_equal(place.ids, np.arange(place.count)):
             del found["ids"]
-        return _said({**found, "labels": place.labels and packed(place.labels)})
+        return _said(found)
 
-    found = {name: getattr(decision, name) for name in DECISION}
+    found = {one.name: getattr(decision, one.name) for one in fields(decision)}
     return _said(
         {**found, "origin": _said(asdict(decision.origin)), "places": [*map(place_json, decision.places)]}
     )
@@ -148,30 +101,20 @@ def _said(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _listed(values: NDArray[Any] | None) -> list[Any] | None:
-    """The numbers as JSON holds them: None for NaN and infinity."""
-    if values is None or values.dtype.kind != "f":
-        return None if values is None else values.tolist()
-    return [value if np.isfinite(value) else None for value in values.tolist()]
-
-
 def _place(found: Any) -> dict[str, Any]:
     """The fields of a `Ranked` from its JSON: arrays for lists, booleans for the ids that stay."""
-    count = found["count"]
-    if type(count) is not int or not 0 <= count <= MOST_UNITS:
-        raise ValueError(f"count: {count!r} is no number of units")
-    there = {name: value for name, value in found.items() if value is not None}
+    there, count = {name: value for name, value in found.items() if value is not None}, found["count"]
 
-    def array(name: str, **options: bool) -> NDArray[Any]:
-        return array_of(_unpacked(there[name]), (count,), **options)
+    def array(name: str, **options: bool) -> NDArray[Any] | None:
+        return array_of(_unpacked(there[name]), (count,), **options) if name in there else None
 
-    ids = array("ids", counts=True) if "ids" in there else np.arange(count)
-    reason = array("reason", counts=True) if "reason" in there else None
-    labels = _unpacked(there.get("labels"))
+    ids, reason = array("ids", counts=True), array("reason", counts=True)
+    ids = np.arange(count) if ids is None else ids
 
     def marked(own: Any) -> NDArray[np.bool_]:
-        if isinstance(own, dict):
-            return array_of(_unpacked(own), (count,)).astype(np.bool_)
+        own = _unpacked(own)
+        if isinstance(own, np.ndarray):  # of a packed list
+            return array_of(own, (count,)).astype(np.bool_)
         held = array_of(own, (len(own),), counts=True)
         if len(np.unique(held)) < len(own) or not np.isin(held, ids).all():
             raise ValueError("ids that were not there")
@@ -180,6 +123,7 @@ def _place(found: Any) -> dict[str, Any]:
     most = 0 if reason is None else reason.max(initial=0)
     if (np.diff(ids) <= 0).any() or most > len(there.get("reasons", ())):
         raise ValueError("ids that are not in order, or a reason without its words")
+    labels = _unpacked(there.get("labels"))
     if labels is not None and len(labels) != count:
         raise ValueError(f"other than {count} labels")
     return {
@@ -190,16 +134,19 @@ def _place(found: Any) -> dict[str, Any]:
         "ids": ids,
         "reason": reason,
         "labels": labels,
-        "values": array("values", signed=True, missing=True) if "values" in there else None,
         "kept": marked(there["kept"]),
+        "values": array("values", signed=True, missing=True),
         "alone": {name: marked(own) for name, own in there.get("alone", {}).items()},
         "cutoff": None,
         "ranks": None,  # the decision finds them again
     }
 
 
-def _unpacked(value: Any) -> Any:
-    return Packed.model_validate(value).unpacked() if isinstance(value, dict) else value
+def _require_few(decisions: Sequence[Any]) -> None:
+    """Refuse more units than any model has, before memory is taken for them."""
+    counts = [place["count"] for one in decisions for place in one["places"]]
+    if any(type(count) is not int or count < 0 for count in counts) or sum(counts) > MOST_UNITS:
+        raise ValueError(f"count: no numbers of units, or more than {MOST_UNITS:,}")
 
 
 def _read(value: Any) -> Any:
@@ -207,8 +154,9 @@ def _read(value: Any) -> Any:
     if isinstance(value, Decision):
         return value
     try:
+        _require_few([value])
         return {**value, "places": [_place(place) for place in value["places"]]}
-    except (LookupError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, OverflowError, zlib.error) as error:
         raise ValueError(reason_of(error)) from error
 
 
@@ -248,9 +196,7 @@ class Decisions(Document):
     @model_validator(mode="before")
     @classmethod
     def _are_not_too_many(cls, payload: Any) -> Any:
-        read = [one for one in payload["decisions"] if isinstance(one, dict)]
-        if sum(place["count"] for one in read for place in one["places"]) > MOST_UNITS:
-            raise ValueError(f"more than {MOST_UNITS:,} units, as no model has")
+        _require_few([one for one in payload["decisions"] if isinstance(one, dict)])
         return payload
 
     def _tables(self) -> Tables:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
@@ -123,6 +125,51 @@ Row: TypeAlias = dict[str, Any]
 """Column's name -> value."""
 Tables: TypeAlias = dict[str, list[Row]]
 """Table's name -> its rows; a row lacks the columns that do not concern it."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A table of texts that the terminal and the report page show.
+
+    Attributes:
+        title: title of the table.
+        rows: column's name -> text of the cell. None, or no entry: no value.
+        text_columns: number of the first columns, which hold text and names; the others hold values.
+        keys: number of the first columns, which a narrow terminal repeats in each part of the table.
+    """
+
+    kind: ClassVar[str] = "table"
+    title: str
+    rows: Sequence[Mapping[str, str | None]]
+    text_columns: int = 1
+    keys: int = 1
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """The first column, and those in which a row has a value."""
+        names = dict.fromkeys(name for row in self.rows for name in row)
+        first = next(iter(names), None)
+        return [
+            name for name in names if name == first or any(row.get(name) is not None for row in self.rows)
+        ]
+
+    @property
+    def texts(self) -> int:
+        """Number of the shown columns that hold text."""
+        names = [*dict.fromkeys(name for row in self.rows for name in row)]
+        return sum(name in self.columns for name in names[: self.text_columns])
+
+
+def maybe(form: str | Callable[[Any], str], value: Any) -> str | None:
+    """Format a value that may be None: by a function, or by a text such as "{:.3f}"."""
+    if value is None:
+        return None
+    return form.format(value) if isinstance(form, str) else form(value)
+
+
+def millions(parameters: int) -> str:
+    """A number of parameters in millions: 2430000 -> "2.43M"."""
+    return f"{parameters / 1e6:,.2f}M"
 
 
 def picked(values: Mapping[str, Any], names: Iterable[str]) -> Row:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -16,12 +16,15 @@ from prunecli.results.document import (
     Number,
     Record,
     Row,
+    Shown,
     Tables,
     first_fault,
+    maybe,
     numbers,
     picked,
     scalars,
 )
+from prunecli.tensors.quantities import counted
 
 OVER, SHORT, LONG = 0.1, 0.7, 1.4
 """Outputs are bad above this share of over-generated ones, and outside these ratios of their length."""
@@ -37,6 +40,10 @@ COLUMNS = {
     "significant": {"": "{}_pairs_{}"},
 }
 """What is said of scores -> name of it -> column."""
+WIDE = 4
+"""With more checkpoints than this, a table with a column for each has one score."""
+SPREAD = {"mean": "+.1f", "std": ".1f", "lowest": "+.1f", "highest": "+.1f"}
+"""Figure of a difference over pairs -> its form."""
 GROUPS = {"source": "source_group", "target": "target_group"}
 MODEL = ("dtype", "parameters", "checkpoint_bytes", "context", "stride")
 
@@ -108,6 +115,12 @@ class Evaluated(Record):
     by_text: dict[str, Scores] = Field(default_factory=dict)
     p_value: Number | None = None
 
+    @property
+    def main(self) -> dict[str, Any]:
+        """The scores of the task; of a translation those of the only pair, or the means over the pairs."""
+        alone = [*self.pairs.values()] if len(self.pairs) == 1 else [{}]
+        return {**self.mean, **alone[0], **self.scores}
+
 
 class Example(Record):
     """One input, and what each checkpoint made of this input.
@@ -169,6 +182,140 @@ class Evaluation(Document):
             )
             lines.append(f"{result.checkpoint}: {fault}: {remedy}.")
         return lines
+
+    @property
+    def shown_scores(self) -> dict[str, Score]:
+        """The scores of the task that were measured, by name."""
+        measured = {name for one in self.results for name in (*one.main, *self.signatures)}
+        return {name: score for name, score in SCORES.get(self.task, {}).items() if name in measured}
+
+    def shown(self, pairs: int | None = None) -> list[Shown]:
+        """The scores of each checkpoint; then by pair, by group of languages with differences, and by text.
+
+        Args:
+            pairs: with more pairs than this, the scores are not shown by pair. If None, all are shown.
+        """
+        scores, count = self.shown_scores, len(self.pairs)
+        tokens = {numbers(one.main).get("tokens", 0.0) for one in self.results}
+        title = self._title
+        if "tokens" in scores and len(tokens) == 1:
+            title += f", {tokens.pop():,.0f} {scores.pop('tokens').title}"
+        main = [
+            {
+                "checkpoint": one.checkpoint,
+                **self._texts(one, one.main, scores),
+                "difference": self._test(one),
+            }
+            for one in self.results
+        ]
+        tables = [Shown(title, main)]
+        if count > 1 and (pairs is None or count <= pairs):
+            rows = [
+                ({"pair": pair}, [one.pairs.get(pair, {}) for one in self.results]) for pair in self.pairs
+            ]
+            rows.append(({"pair": "mean"}, [one.mean for one in self.results]))
+            tables.append(self._beside("By pair", rows, 1))
+        if self.groups:
+            tables += self._by_group()
+        by_text = [
+            {
+                "text": text,
+                "checkpoint": one.checkpoint,
+                **self._texts(one, one.by_text[text], self.shown_scores, mark=False),
+            }
+            for text in dict.fromkeys(text for one in self.results for text in one.by_text)
+            for one in self.results
+            if text in one.by_text
+        ]
+        return [*tables, Shown("By text", by_text, 2, 2)] if by_text else tables
+
+    def _beside(
+        self, title: str, rows: Sequence[tuple[dict[str, str], Sequence[Mapping[str, Any]]]], keys: int
+    ) -> Shown:
+        """Scores of the checkpoints side by side; a row has its first cells, and the values of each checkpoint."""
+        second = "spbleu" if "spbleu" in self.shown_scores else "bleu"
+        names = ("chrf++", second) if len(self.results) <= WIDE else ("chrf++",)
+        few = {name: score for name, score in self.shown_scores.items() if name in names}
+        cells = [
+            {
+                f"{result.checkpoint} {title}": text
+                for result, own in zip(self.results, values, strict=True)
+                for title, text in self._texts(result, own, few).items()
+            }
+            for _, values in rows
+        ]
+        return Shown(title, [{**key, **own} for (key, _), own in zip(rows, cells, strict=True)], keys, keys)
+
+    def _by_group(self) -> list[Shown]:
+        """Means by group of languages; differences from the first checkpoint by group and over all pairs."""
+        first, *others = self.results
+        groups = [
+            {"from": str(one.get("source")), "to": str(one.get("target")), "pairs": str(one.get("pairs"))}
+            for one in first.by_group
+        ]
+        by_group = [dict(enumerate(one.by_group)) for one in self.results]
+        rows = [(group, [own.get(at, {}) for own in by_group]) for at, group in enumerate(groups)]
+        tables = [self._beside("Means by group of languages", rows, 2)]
+        spreads = []
+        for at, group in enumerate([*groups, {"from": "all", "to": "", "pairs": str(len(self.pairs))}]):
+            figures: dict[str, str | None] = {}
+            for one, own in zip(others, by_group[1:], strict=True):
+                values = one.mean if at == len(groups) else own.get(at, {})
+                spread = values.get("difference", {}).get("chrf++", {})
+                figures |= {
+                    f"{one.checkpoint} {name}": maybe(f"{{:{form}}}", spread.get(name))
+                    for name, form in SPREAD.items()
+                }
+            spreads.append({**group, **figures})
+        title = f"chrF++, difference from {first.checkpoint} over the pairs"
+        return [*tables, Shown(title, spreads, 2, 2)] if others else tables
+
+    @property
+    def _title(self) -> str:
+        data, count = self.data, len(self.pairs)
+        over = f"mean of {count} pairs" if count > 1 else "".join(self.pairs)
+        files = data.get("files")
+        parts = [over, f"beam {self.decoding['beam']}" if "beam" in self.decoding else ""]
+        if self.task == "translation":
+            parts.insert(0, str(data.get("split", "")))
+        else:
+            texts = counted(
+                int(numbers(data).get("texts", 0)), "document" if data.get("whole_files") else "text"
+            )
+            parts = [self.task, ", ".join(map(str, files)) if isinstance(files, list) else "", texts]
+        return ", ".join(filter(None, parts))
+
+    def _texts(
+        self,
+        result: Evaluated,
+        values: Mapping[str, Any],
+        scores: Mapping[str, Score],
+        *,
+        mark: bool = True,
+    ) -> dict[str, str | None]:
+        """Title of each score -> its text, with a star if it differs significantly from the first checkpoint's."""
+        test, found = self.significance, numbers(values)
+        tested = values.get("bootstrap", {})
+        if mark and test is not None and "of" in test:
+            tested = {str(test["of"]): {"p_value": result.p_value}}
+        p_values = {name: numbers(own).get("p_value", 1.0) for name, own in tested.items()}
+        level = 0.0 if test is None else numbers(test).get("level", 0.0)
+        texts: dict[str, str | None] = {}
+        for name, score in scores.items():
+            star = "*" if p_values.get(name, 1.0) < level else ""
+            value = int(found.get(name, 0)) if score.form.endswith("d") else found.get(name, 0)
+            texts[score.title] = f"{value:{score.form}}{star}" if name in found else None
+        return texts
+
+    def _test(self, result: Evaluated) -> str | None:
+        """The p-value of a single test, or the number of pairs whose chrF++ is significantly worse and better."""
+        if self.significance is None:
+            return None
+        single = numbers(result.main.get("bootstrap", {}).get("chrf++", {})).get("p_value", result.p_value)
+        if single is not None:
+            return "p < 0.001" if single < 0.001 else f"p = {single:.3f}"
+        counts = result.mean.get("significant", {}).get("chrf++")
+        return counts and f"{counts['worse']} worse, {counts['better']} better of {len(self.pairs)}"
 
     def _tables(self) -> Tables:
         """Translation: `pairs`, `mean`, `by_source`, `by_target`, `by_group`; other tasks: `scores`, `by_text`,
@@ -252,6 +399,8 @@ SCORES: Mapping[str, Mapping[str, Score]] = {
         "bleu": Score("BLEU", ".1f", closing=True),
         "spbleu": Score("spBLEU", ".1f", closing=True),
         "comet": Score("COMET", ".1f", closing=True),
+        "length_ratio": Score("length", ".2f"),
+        "over_generated": Score("over-gen.", ".1%"),
     },
     "lm": {
         "perplexity": Score("perplexity", ",.3f", in_percent=True, closing=True),

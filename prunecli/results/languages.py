@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, model_validator
 
-from prunecli.results.document import Count, Document, Number, Record, Row, Tables
+from prunecli.results.document import Count, Document, Number, Record, Row, Shown, Tables, maybe
 
 SIDES = ("encoder", "decoder")
 
@@ -170,6 +170,49 @@ class Languages(Document):
             raise ValueError("similarity: not a row and a column for each pair")
         return self
 
+    @property
+    def shown(self) -> list[Shown]:
+        """Similarities by what pairs have in common, and the experts that each layer keeps."""
+        found, layers = self.similarity or Similarities(relations={}), self.experts_per_layer
+        relations = [
+            {
+                "experts of the": side,
+                "pairs with": relation,
+                "compared": f"{spread.comparisons:,}",
+                "mean": f"{spread.mean:.0%}",
+                "range": f"{spread.lowest:.0%} to {spread.highest:.0%}",
+            }
+            for side, by_relation in found.relations.items()
+            for relation, spread in by_relation.items()
+            if spread is not None
+        ]
+        removed = f"{self.ratio:.0%} of the experts removed by {self.metric}, {self.strategy}"
+        tables = [Shown(f"Jaccard similarity of the selected experts ({removed})", relations, 2)]
+        if layers is not None:
+            counts = zip(layers.layers, layers.mean, layers.lowest, layers.highest, strict=True)
+            rows = [
+                {"layer": layer, "experts": f"{mean:.1f}", "range": f"{lowest} to {highest}"}
+                for layer, mean, lowest, highest in counts
+            ]
+            for side in dict.fromkeys(layers.sides):
+                held = zip(layers.mean, layers.sides, strict=False)
+                whole = sum(mean for mean, own in held if own == side)
+                rows.append({"layer": f"{side}, all layers", "experts": f"{whole:.1f}", "range": ""})
+            by = f"({self.ratio:.0%} of the experts removed by {layers.metric}), mean over {len(self.pairs)} pairs"
+            tables.append(Shown(f"Experts per layer under the global threshold {by}", rows))
+            groups = [
+                {
+                    "from": group.source,
+                    "to": group.target,
+                    "pairs": str(group.pairs),
+                    "encoder": f"{group.encoder:.1f}",
+                    "decoder": f"{group.decoder:.1f}",
+                }
+                for group in layers.by_group
+            ]
+            tables.append(Shown("The same by group of languages: experts of a side", groups, 2))
+        return [table for table in tables if table.rows]
+
     def _tables(self) -> Tables:
         """`relations`, `similarity` (each two pairs once), `clusters` (as they join), experts by layer and by group."""
         found = self.similarity or Similarities(relations={})
@@ -256,6 +299,21 @@ class Texts(Document):
         if len(self.similarity) != len(self.texts):
             raise ValueError("similarity: not a row and a column for each text")
         return self
+
+    @property
+    def shown(self) -> list[Shown]:
+        """The experts of each layer that texts select."""
+        rows = [
+            {
+                "layer": row.layer,
+                "experts": str(row.kept),
+                "all texts": str(len(row.common)),
+                **{f"only {text}": str(len(row.own.get(text, []))) for text in self.texts},
+                "similarity": maybe("{:.0%}", row.jaccard),
+            }
+            for row in self.layers
+        ]
+        return [Shown("Experts of each layer that texts select", rows)]
 
     def _tables(self) -> Tables:
         """`similarity` (each two texts once), `clusters` (as they join), `layers`."""

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from pydantic import AliasChoices, Field
 
-from prunecli.results.document import Count, Document, Number, Record, Row, Tables, picked
-from prunecli.tensors.quantities import counted
+from prunecli.results.document import (
+    Count,
+    Document,
+    Number,
+    Record,
+    Row,
+    Shown,
+    Tables,
+    maybe,
+    millions,
+    picked,
+)
+from prunecli.tensors.quantities import bytes_text, counted
 
 UNITS = {
     "load_s": "load_seconds",
@@ -155,13 +166,48 @@ class Latency(Document):
             text += f", {counted(self.context, 'token')} {'each' if self.task == 'lm' else 'at most'}"
         return text if self.new_tokens is None else f"{text}, {counted(self.new_tokens, 'new token')} each"
 
+    @property
+    def shown(self) -> list[Shown]:
+        """The speed of each checkpoint at each batch size, and its size, load time and memory."""
+        sentence = "s/prompt" if self.task == "lm" else "s/sentence"
+        speeds = [
+            {
+                "checkpoint": result.checkpoint,
+                "batch": str(timing.batch_size),
+                "beam": maybe(str, timing.beam),
+                "phase": timing.phase,
+                "examples/s": maybe(lambda spread: spread.text(1), timing.examples_per_second),
+                "tokens/s": timing.tokens_per_second.text(1),
+                sentence: None if timing.examples_per_second else timing.seconds_per_sentence.text(3),
+                "speed-up": timing.speedup.text(2),
+                "remark": "noisy" if timing.is_noisy else None,
+            }
+            for result, timing in self._timings()
+        ]
+        sizes = [
+            {
+                "checkpoint": result.checkpoint,
+                "parameters": millions(result.parameters),
+                "on disk": bytes_text(result.checkpoint_bytes),
+                "load": maybe("{:.1f} s", result.load_s),
+                "peak memory": maybe(bytes_text, result.resident_peak),
+                "peak on GPU": maybe(bytes_text, result.device_peak),
+            }
+            for result in self.results
+        ]
+        title = f"{self.described}; speed-up against {self.results[0].checkpoint}"
+        keys = 3 if self.results[0].timings[0].setting else 2
+        return [Shown(title, speeds, keys=keys), Shown("Size, load time and memory", sizes)]
+
+    def _timings(self) -> Iterator[tuple[Timed, Timing]]:
+        """The timings of all checkpoints at each setting together."""
+        for at in range(max(len(result.timings) for result in self.results)):
+            for result in self.results:
+                yield from ((result, timing) for timing in result.timings[at : at + 1])
+
     def _tables(self) -> Tables:
         """`speed`, in the terminal's order, and `size`."""
-        speed = [
-            {"checkpoint": result.checkpoint, **_speed(timing)}
-            for timings in zip(*(result.timings for result in self.results), strict=True)
-            for result, timing in zip(self.results, timings, strict=True)
-        ]
+        speed = [{"checkpoint": result.checkpoint, **_speed(timing)} for result, timing in self._timings()]
         size = [
             {UNITS.get(key, key): value for key, value in picked(result.to_json(), SIZE).items()}
             for result in self.results

@@ -6,8 +6,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from prunecli.results.document import Count, Number, Record, Row, Tables
+from prunecli.results.document import Count, Number, Record, Row, Shown, Tables, maybe
 from prunecli.results.rewriting import Rewriting
+from prunecli.tensors.quantities import bytes_text
 
 
 class Quality(Record):
@@ -82,6 +83,24 @@ class Shrunk(Rewriting):
     shares: dict[str, Number]
     tried: list[Tried]
     stages: list[Stage] = Field(default_factory=list)
+
+    @property
+    def shown(self) -> list[Shown]:
+        """The original, the cut and the healed model."""
+        rows = [
+            {
+                "model": one.model,
+                "parameters": f"{one.parameters:,}",
+                "bytes": bytes_text(one.bytes),
+                "speed": maybe("{:.2f}x", one.speedup),
+                "loss": None
+                if one.quality.cosine is not None
+                else maybe("{:.4f}", one.quality.loss) or "not finite",
+                "cosine to the original": maybe("{:.4f}", one.quality.cosine),
+            }
+            for one in self.stages
+        ]
+        return [Shown("On text that nothing was chosen by", rows)]
 
     def _own_tables(self) -> Tables:
         """`tried`: a mixture; `stages`: a row of the closing table."""

@@ -6,14 +6,24 @@ from collections.abc import Sequence
 from itertools import chain, product
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from prunecli.errors import StatisticsError
-from prunecli.model.attention import KINDS, kind_and_layer
+from prunecli.model.attention import KIND_NAMES, KINDS, kind_and_layer
 from prunecli.model.axes import module_of
-from prunecli.results.document import Count, Document, Model, Number, Record, Tables, header, picked
+from prunecli.results.document import (
+    Count,
+    Document,
+    Model,
+    Number,
+    Record,
+    Shown,
+    Tables,
+    header,
+    maybe,
+    numbers,
+    picked,
+)
 from prunecli.results.unit_scores import LOWER_IS_BETTER, Scores
 
 
@@ -63,16 +73,70 @@ class Similarity(Document):
                 rows, columns = (self.components.get(key, []) for key in ends_of(name))
                 if len(matrix) != len(rows) or any(len(row) != len(columns) for row in matrix):
                     raise ValueError(f"matrices: {name} has not a row and a column for each component")
+        names = {component.name for component in self.components.get("first", [])}
+        ends = ("first",) if self.corresponding is not None else ("first", "second")
+        if any(row.get(end) not in names for row in self.pairs for end in ends):
+            raise ValueError("a pair of components that are not there")
         return self
+
+    @property
+    def pairs(self) -> list[dict[str, Any]]:
+        """The corresponding components of two models, or the successive components of one."""
+        return self.corresponding or self.successive or []
+
+    @property
+    def shown(self) -> list[Shown]:
+        """Similarities of `pairs` by side and layer, then their means."""
+        known = {component.name: component for component in self.components["first"]}
+        names, tables = " and ".join(self.checkpoints[:2]), []
+        for side in self.mean:
+            pairs = [row for row in self.pairs if known[row["first"]].side == side]
+            if self.corresponding is None:
+                rows = [
+                    {
+                        "component": known[row["first"]].label,
+                        "next": known[row["second"]].label,
+                        **{
+                            measure.upper(): maybe("{:.3f}", numbers(row).get(measure))
+                            for measure in self.matrices
+                        },
+                    }
+                    for row in pairs
+                ]
+            else:
+                cells = {(known[row["first"]].layer, known[row["first"]].kind): row for row in pairs}
+                rows = [
+                    {
+                        "layer": str(layer),
+                        **{
+                            f"{measure.upper()} {name}": maybe(
+                                "{:.3f}", numbers(cells.get((layer, kind), {})).get(measure)
+                            )
+                            for measure in self.matrices
+                            for kind, name in COLUMNS.items()
+                        },
+                    }
+                    for layer in dict.fromkeys(layer for layer, _ in cells)
+                ]
+            tables.append(Shown(f"{names}, {side}", rows, 1 if self.corresponding else 2))
+        means = [
+            {
+                "mean of the": side,
+                **{
+                    title.format(measure.upper()): maybe(form, mean.get(f"{measure}{end}"))
+                    for measure in self.matrices
+                    for end, (title, form) in MEANS.items()
+                },
+            }
+            for side, mean in self.mean.items()
+        ]
+        return [*tables, Shown("Means", means)]
 
     def _tables(self) -> Tables:
         """`corresponding` or `successive`, `mean`, and `matrices`: a row for each cell and measure."""
         key = "successive" if self.corresponding is None else "corresponding"
         known = {component.name: component.to_json() for component in self.components["first"]}
-        pairs = [
-            {**picked(known[row["first"]], ("side", "layer", "kind")), **row}
-            for row in self.corresponding or self.successive or ()
-        ]
+        pairs = [{**picked(known[row["first"]], ("side", "layer", "kind")), **row} for row in self.pairs]
         mean = [{"side": side, **values} for side, values in self.mean.items()]
         rows = [
             {"measure": measure, "matrix": name, "row": row.name, "column": column.name, "similarity": value}
@@ -83,6 +147,16 @@ class Similarity(Document):
             )
         ]
         return {key: pairs, "mean": mean, "matrices": rows}
+
+
+COLUMNS = {"self": "self", "cross": "cross", "ffn": "FFN"}
+"""Kind of a component -> its column: self-attention, cross-attention, FFN."""
+MEANS = {
+    "": ("{}", "{:.3f}"),
+    "_normalised": ("{}, % of the benchmarks", "{:.1f}"),
+    "_random": ("{}, random", "{:.3f}"),
+}
+"""End of the name of a mean -> its column and the form of its numbers."""
 
 
 def ends_of(matrix: str) -> tuple[str, str]:
@@ -156,6 +230,22 @@ class HeadComparison(Document):
     left_out: Count = 0
     heads: list[ComparedHead] = Field(min_length=1)
 
+    @property
+    def shown(self) -> list[Shown]:
+        """The correlations."""
+        rows = [
+            {
+                "attention": KIND_NAMES.get(row.of, row.of),
+                "heads": f"{row.heads:,}",
+                "Pearson r": maybe("{:.3f}", row.pearson),
+                "p": maybe("{:.2g}", row.pearson_p),
+                "Spearman r": maybe("{:.3f}", row.spearman),
+                "p of its rank": maybe("{:.2g}", row.spearman_p),
+            }
+            for row in self.correlations
+        ]
+        return [Shown(f"Importance of heads, {self.first.file} and {self.second.file}", rows)]
+
 
 LEAST_HEADS = 3
 """Two values always lie on a line."""
@@ -221,21 +311,15 @@ def by_kind(heads: Sequence[ComparedHead]) -> list[tuple[str, list[ComparedHead]
 
 def correlation(of: str, heads: Sequence[ComparedHead]) -> Correlation:
     """Pearson's r of the two importances and Spearman's of their ranks, with two-sided p-values."""
-    pair = points(heads)
+    pair = [one.first for one in heads], [one.second for one in heads]
     found: dict[str, float] = {}
-    if len(heads) >= LEAST_HEADS and all(len(np.unique(values)) > 1 for values in pair):
+    if len(heads) >= LEAST_HEADS and all(len(set(values)) > 1 for values in pair):
         from scipy.stats import pearsonr, spearmanr
 
         for name, test in (("pearson", pearsonr), ("spearman", spearmanr)):
             result = test(*pair)
             found |= {name: round(float(result.statistic), 6), f"{name}_p": float(result.pvalue)}
     return Correlation(of=of, heads=len(heads), **found)
-
-
-def points(heads: Sequence[ComparedHead]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The two importances: `[heads]` each."""
-    values = np.array([(head.first, head.second) for head in heads], np.float64)
-    return values[:, 0], values[:, 1]
 
 
 def stated_correlation(correlation: Correlation | None) -> str:

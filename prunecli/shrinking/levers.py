@@ -119,18 +119,11 @@ class Levers:
             PruneError: one that `only` names cannot be used.
         """
         found: dict[str, Lever] = {}
-        makers = {
-            "tokens": self._tokens,
-            "heads": self._heads,
-            "units": self._units,
-            "experts": self._experts,
-            "layers": self._layers,
-        }
         for name in KINDS:
             if self.options.only and name not in self.options.only:
                 continue
             try:
-                lever = makers[name]()
+                lever: Lever = getattr(self, f"_{name}")()
                 if len(lever.shares) < 2:
                     raise UsageError(f"No {name} can be removed.")
                 self._check(lever)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import inf, prod
-from typing import Any
 
 import numpy as np
 from scipy.interpolate import PchipInterpolator
@@ -32,64 +31,47 @@ AGAIN = 3
 """Times that a mixture is tried with more of the filler if its size turns out to be above the target."""
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Number of parameters or bytes of a mixture: the sum over tensors of their sizes times the shares that are left.
+def sizes_of(
+    checkpoint: Checkpoint, levers: Mapping[str, Lever], *, in_bytes: bool
+) -> Callable[[Shares], float]:
+    """The function from a mixture to its parameters or bytes: the sum over tensors of the parts that are left.
 
-    Attributes:
-        parts: kinds of units that a tensor holds -> size of all such tensors.
+    Axes that share a kind lose the same fraction.
     """
-
-    parts: Mapping[frozenset[str], int]
-
-    @classmethod
-    def of(cls, checkpoint: Checkpoint, levers: Mapping[str, Lever], *, in_bytes: bool) -> Sizes:
-        """The sizes of a checkpoint's tensors."""
-        held: dict[str, set[str]] = {name: set() for name in checkpoint.tensors}
-        for lever in levers.values():
-            for axis in lever.axes:
-                before = axis.members.partition("{}")[0]
-                own = [*axis.carriers]
-                if axis.parts:
-                    own += [
-                        f"{axis.members.format(place)}.{part}"
-                        for place in range(len(axis.ids))
-                        for part in axis.parts
-                    ]
-                elif before:
-                    own += [name for name in held if name.startswith(before)]
-                for name in own:
-                    held.setdefault(name, set()).add(lever.name)
-        parts: dict[frozenset[str], int] = {}
-        for name, info in checkpoint.tensors.items():
-            kinds = frozenset(held[name])
-            parts[kinds] = parts.get(kinds, 0) + (info.nbytes if in_bytes else info.numel)
-        return cls(parts)
-
-    def __call__(self, shares: Mapping[str, float]) -> float:
-        """Size of a mixture; axes that share a kind lose the same fraction."""
-        return sum(
-            size * prod(1 - shares.get(kind, 0.0) for kind in kinds) for kinds, size in self.parts.items()
-        )
+    held: dict[str, set[str]] = {name: set() for name in checkpoint.tensors}
+    for lever in levers.values():
+        for axis in lever.axes:
+            before = axis.members.partition("{}")[0]
+            own = [*axis.carriers]
+            if axis.parts:
+                places = map(axis.members.format, range(len(axis.ids)))
+                own += [f"{place}.{part}" for place in places for part in axis.parts]
+            elif before:
+                own += [name for name in held if name.startswith(before)]
+            for name in own:
+                held.setdefault(name, set()).add(lever.name)
+    parts: Counter[frozenset[str]] = Counter()
+    for name, info in checkpoint.tensors.items():
+        parts[frozenset(held[name])] += info.nbytes if in_bytes else info.numel
+    return lambda shares: sum(
+        size * prod(1 - shares.get(kind, 0.0) for kind in kinds) for kinds, size in parts.items()
+    )
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A value by the share of one kind that is removed, between measured points; infinite beyond them."""
+def curve(points: Mapping[float, float], accumulate: np.ufunc = np.maximum) -> Callable[[float], float]:
+    """The function from a share to a value, between measured points, of which none undercuts those before it.
 
-    last: float
-    interpolated: Any
+    Args:
+        points: share -> value.
+        accumulate: np.minimum: no point exceeds those before it.
 
-    @classmethod
-    def of(cls, points: Mapping[float, float], *, rises: bool = True) -> Curve:
-        """The curve through points, of which each is at least as high as those before it, or as low without `rises`."""
-        shares = sorted(points)
-        values = [points[share] for share in shares]
-        own = (np.maximum if rises else np.minimum).accumulate(values)
-        return cls(shares[-1], PchipInterpolator(shares, own) if len(shares) > 1 else lambda _: own[0])
-
-    def __call__(self, share: float) -> float:
-        return inf if share > self.last else float(self.interpolated(share))
+    Returns:
+        The function; infinite beyond the last point.
+    """
+    shares = sorted(points)
+    values = accumulate.accumulate([points[share] for share in shares])
+    inner = PchipInterpolator(shares, values) if len(shares) > 1 else lambda _: values[0]
+    return lambda share: inf if share > shares[-1] else float(inner(share))
 
 
 class Search:
@@ -120,7 +102,7 @@ class Search:
         self._base, self._attempt = base, attempt
         self.tried: list[Tried] = []
         self._metrics = {name: lever.metrics[0] for name, lever in levers.items()}
-        self._curves: dict[str, Curve] = {}
+        self._curves: dict[str, Callable[[float], float]] = {}
         self._grids: dict[str, tuple[float, ...]] = {}
         # The kind with most shares fills up to the target.
         self._filler = max(levers.values(), key=lambda lever: len(lever.shares)).name
@@ -173,17 +155,17 @@ class Search:
             share: _cost(one) - self._base for share in points if (one := self._single(name, share, metric))
         }
         measured = {share: cost for share, cost in measured.items() if cost < inf}
-        self._curves[name] = Curve.of(measured)
+        self._curves[name] = curve(measured)
         shares = [share for share in lever.shares if share <= max(measured)]
         self._grids[name] = tuple(shares[:: -(-len(shares) // GRID)])
 
     def _measured_size(self) -> Callable[[Shares], float]:
         """Time of a mixture relative to the original's: the product of the times with each kind alone."""
         times = {
-            name: Curve.of(
+            name: curve(
                 {0.0: 1.0}
                 | {one.shares[name]: self._value(one) for one in self.tried if [*one.shares] == [name]},
-                rises=False,
+                np.minimum,
             )
             for name in self._levers
         }

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from prunecli import __version__
 from prunecli.errors import UsageError
@@ -17,7 +16,7 @@ from prunecli.evaluation.options import LatencyOptions
 from prunecli.methods.experts.options import margin_bytes
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import decoding_bytes, usual_load
-from prunecli.pipeline import Applied, Summary, apply
+from prunecli.pipeline import Applied, apply
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.document import header
 from prunecli.results.shrinking import Shrunk, Stage, Tried
@@ -26,7 +25,7 @@ from prunecli.selection.selection import Selection, together
 from prunecli.shrinking.levers import KINDS, Lever, Levers, named
 from prunecli.shrinking.measure import Measurer, little, parts, windowed, written
 from prunecli.shrinking.options import DEFAULT_SHARE, ShrinkOptions
-from prunecli.shrinking.search import Search, Shares, Sizes
+from prunecli.shrinking.search import Search, Shares, sizes_of
 from prunecli.tensors.documents import partial_path, refuse_unwritable, write_json
 from prunecli.tensors.transaction import refuse_target
 from prunecli.tensors.unfinished import Store, digest
@@ -104,21 +103,26 @@ class Shrinking:
         """
         options = self._options
         in_bytes = options.size is not None or options.fit is not None
-        sizes = Sizes.of(self._source, self._levers, in_bytes=in_bytes)
-        whole = sizes({})
+        size = sizes_of(self._source, self._levers, in_bytes=in_bytes)
+        whole = size({})
         if options.speed is not None:
-            search = self._search(lambda shares: sizes(shares) / whole, _time, 1 / options.speed)
+            most = 1 / options.speed
         elif in_bytes:
-            search = self._search(sizes, lambda one: one.bytes, self._most_bytes())
+            most = self._most_bytes()
         else:
-            share = DEFAULT_SHARE if options.params is None else options.params
-            search = self._search(sizes, lambda one: one.parameters, share * whole)
-        best = search.run(options.trials)
-        return best, search.tried
+            most = whole * (DEFAULT_SHARE if options.params is None else options.params)
 
-    def _search(self, size: Any, value: Any, most: float) -> Search:
+        def predicted(shares: Shares) -> float:
+            return size(shares) / whole if options.speed is not None else size(shares)
+
+        def measured(one: Tried) -> float:
+            if options.speed is not None:
+                return 1 / (one.speedup or 1)
+            return one.bytes if in_bytes else one.parameters
+
         base = self._measurer.original.cost or 0.0
-        return Search(self._levers, size, value, most, base, self._attempt)
+        search = Search(self._levers, predicted, measured, most, base, self._attempt)
+        return search.run(options.trials), search.tried
 
     def _most_bytes(self) -> int:
         """Bytes that the weights may have.
@@ -160,21 +164,23 @@ class Shrinking:
             applied = apply(self._source, rewrite, path)
             what = ", ".join(f"{name} -{share:.0%}" for name, share in shares.items())
             quality = self._measurer.measure(path, what, same_tokens="tokens" not in shares)
-            speedup = None if self._options.speed is None else self._speedup(path)
+            speedup = self._speedup(path)
         made = Tried(
             shares=dict(shares),
             metrics=dict(metrics),
             stage=stage,
             parameters=applied.summary.parameters_after,
             bytes=applied.summary.bytes_after,
-            **({} if speedup is None else {"speedup": speedup}),
+            speedup=speedup,
             quality=quality,
         )
         self._store.put(key, made.to_json())
         return made
 
-    def _speedup(self, path: Path) -> float:
-        """How many times faster than the original a model decodes, measured in turns."""
+    def _speedup(self, path: Path) -> float | None:
+        """How many times faster than the original a model decodes, measured in turns, if the target is a speed."""
+        if self._options.speed is None:
+            return None
         options = LatencyOptions(
             sentences=2, new_tokens=16, runs=3, memory=False, device=self._options.device
         )
@@ -197,9 +203,15 @@ class Shrinking:
         )
         measurer = Measurer(source, self.closing, options.device, self._progress)
         sizes = applied.summary
+
+        def add(model: str, path: Path) -> None:
+            quality = measurer.measure(path, f"the {model} model", same_tokens=same)
+            after = {"parameters": sizes.parameters_after, "bytes": sizes.bytes_after}
+            stages.append(Stage(model=model, **after, speedup=self._speedup(path), quality=quality))
+
         before = {"parameters": sizes.parameters_before, "bytes": sizes.bytes_before}
         stages = [Stage(model="original", **before, quality=measurer.original)]
-        stages.append(self._stage("cut", cut_path, measurer, sizes, same_tokens=same))
+        add("cut", cut_path)
         if healing:
             teacher = source.path
             if not same:  # a teacher needs the student's vocabulary
@@ -208,21 +220,11 @@ class Shrinking:
                 apply(source, cut(source, alone), teacher, force=True)
             destination = Destination(output, force=force)
             heal(cut_path, teacher, self._parts, options, destination, self._progress, self._say)
-            stages.append(self._stage("healed", output, measurer, sizes, same_tokens=same))
+            add("healed", output)
             shutil.rmtree(work)
             applied = replace(applied, output=output)
         self._store.remove()
         return applied, stages
-
-    def _stage(
-        self, model: str, path: Path, measurer: Measurer, sizes: Summary, *, same_tokens: bool
-    ) -> Stage:
-        """A row of the closing table."""
-        quality = measurer.measure(path, f"the {model} model", same_tokens=same_tokens)
-        speedup = None if self._options.speed is None else self._speedup(path)
-        fields: dict[str, Any] = {} if speedup is None else {"speedup": speedup}
-        fields |= {"parameters": sizes.parameters_after, "bytes": sizes.bytes_after}
-        return Stage(model=model, **fields, quality=quality)
 
 
 def shrink(
@@ -314,11 +316,6 @@ def heal(
     finetune(
         Start(path), train, destination, training, valid=valid, task=first.task, progress=progress, say=say
     )
-
-
-def _time(one: Tried) -> float:
-    """Time of a mixture relative to the original's."""
-    return 1 / (one.speedup or 1.0)
 
 
 def _plain(data: Dataset) -> PlainText:

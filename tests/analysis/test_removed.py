@@ -8,7 +8,6 @@ import pytest
 from prunecli.analysis.removed import (
     Kept,
     Removed,
-    Value,
     kept_of_one_training,
     kinds_of,
     names,
@@ -194,7 +193,10 @@ def test_amounts_are_one_line(first: dict[str, Any], second: dict[str, Any]) -> 
         ([[step(seed=0)], [step(seed=1)]], ["seed 0", "seed 1"]),
         ([[step(min_per_layer=4)], [step()]], ["min per layer 4", "no min per layer"]),
         ([[step(), step(ratio=0.5)], [step(ratio=0.9)]], ["", ""]),
-        ([[step(), step(gates="2" * 64)], [step()]], ["statistics of each step", "statistics gates.json"]),
+        (
+            [[step(), step(gates="2" * 64)], [step()]],
+            ["statistics of each step", "statistics gates.json (11111111)"],
+        ),
         ([[step()], [step(), step("finetune", steps=5)]], ["prune-experts", "prune-experts, finetune"]),
         ([[step()], [step()], [step(dtype="float16")]], ["no dtype", "no dtype", "dtype float16"]),
         (
@@ -202,7 +204,7 @@ def test_amounts_are_one_line(first: dict[str, Any], second: dict[str, Any]) -> 
                 [step("prune-ffn", gates=None, text={"files": [name], "sha256": name * 64})]
                 for name in ("a", "b")
             ],
-            ["text a", "text b"],
+            ["text a (aaaaaaaa)", "text b (bbbbbbbb)"],
         ),
         (
             [[step("prune-layers", removed={"decoder": [number]})] for number in (3, 5)],
@@ -225,10 +227,10 @@ def test_lines_are_named_by_what_differs(histories: list[list[dict[str, Any]]], 
 def test_origins_are_told_apart_by_name_and_by_fingerprint() -> None:
     other = {**step(), "source": {"path": "other", "fingerprint": "sha256:bbbbbbbbbb"}}
     same = {**step(), "source": {"path": "full", "fingerprint": "sha256:bbbbbbbbbb"}}
-    assert called([step()], [other]) == ["of full", "of other"]
+    assert called([step()], [other]) == ["of full (aaaaaaaa)", "of other (bbbbbbbb)"]
     assert called([step()], [same]) == ["of full (aaaaaaaa)", "of full (bbbbbbbb)"]
-    stock = setting([], Value("stock", "sha256:c"))
-    assert names([stock, setting([step()])]) == ["of stock", "of full"]
+    stock = setting([], "stock (c)")
+    assert names([stock, setting([step()])]) == ["of stock (c)", "of full (aaaaaaaa)"]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ class _Terminal(io.StringIO):
 
 def test_a_title_is_not_wrapped_at_the_width_of_its_table(capsys):
     title = "Experts that each layer keeps under a threshold"
-    console.table(title, ["layer", "n"], [["0", "12"]])
+    console.table(title, [{"layer": "0", "n": "12"}])
     assert capsys.readouterr().out.split("\n")[0] == title
 
 
@@ -37,7 +37,7 @@ def test_a_title_is_wrapped_at_the_width_of_the_terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     terminal = _Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    console.table("word " * 12, ["layer", "n"], [["0", "12"]])
+    console.table("word " * 12, [{"layer": "0", "n": "12"}])
     lines = terminal.getvalue().splitlines()
     assert [line.count("word") for line in lines[:2]] == [8, 4]
 
@@ -48,7 +48,7 @@ def test_columns_that_are_asked_for_hold_in_a_pipe(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "30")
     console.note(line)
     console.verbatim(line)
-    console.table("", ["checkpoint"], [["x" * 40]])
+    console.table("", [{"checkpoint": "x" * 40}])
     out, err = capsys.readouterr()
     wrapped = ["  a note of words that does", "  not fit,", "  not/even/this/path/of/one/word"]
     assert err.splitlines() == [line, *wrapped]
@@ -58,7 +58,7 @@ def test_columns_that_are_asked_for_hold_in_a_pipe(monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", ["a[red]b", "a[/b]", ":smile:"])
 def test_names_are_shown_as_they_are(capsys, name):
-    console.table(f"of {name}", ["checkpoint", name], [[name, "1"]])
+    console.table(f"of {name}", [{"checkpoint": name, name: "1"}])
     assert capsys.readouterr().out.count(name) == 3
 
 

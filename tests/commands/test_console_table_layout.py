@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prunecli.commands import console
-from prunecli.commands.console import blocks, shortened
+from prunecli.commands.console import shortened
 
 HEADS = [
     f"model.{side}.layers.{layer}.{kind}"
@@ -30,13 +30,32 @@ def test_names_that_fit_stay() -> None:
     assert shortened([], 5) == []
 
 
-WIDE = (
-    ["checkpoint", "batch", "beam", "tokens/s", "s/sentence", "speed-up of the runs"],
-    [
-        ["factorised-embeddings-of-a-model", "1", "5", "124.2 ± 17.7", "0.262 ± 0.037", "1.00x"],
-        ["demo", "8", "5"],
-    ],
-)
+WIDE = [
+    {
+        "checkpoint": "factorised-embeddings-of-a-model",
+        "batch": "1",
+        "beam": "5",
+        "tokens/s": "124.2 ± 17.7",
+        "s/sentence": "0.262 ± 0.037",
+        "speed-up of the runs": "1.00x",
+    },
+    {"checkpoint": "demo", "batch": "8", "beam": "5"},
+]
+
+
+def printed(
+    rows: list[dict[str, str]],
+    width: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    **more: int,
+) -> list[str]:
+    """Lines of a table at a width; none is longer."""
+    monkeypatch.setattr(console, "width", lambda: width)
+    console.table("Speed", rows, **more)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    return lines
 
 
 @pytest.mark.parametrize("width", [48, 72, 100])
@@ -44,30 +63,32 @@ WIDE = (
 def test_every_value_is_there_once_and_whole(
     width: int, keys: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    columns, rows = WIDE
-    made = blocks(columns, rows, width, keys=keys)
-    held = [" ".join(name.split()) for block in made for name in block.columns[keys:]]
-    assert held == columns[keys:]
-    for block in made:
-        assert [" ".join(name.split()) for name in block.columns[:keys]] == columns[:keys]
-        assert [row[1:keys] for row in block.rows] == [tuple(row[1:keys]) for row in rows]
-    monkeypatch.setattr(console, "width", lambda: width)
-    console.table("Speed", *WIDE, keys=keys)
-    shown = capsys.readouterr().out
-    assert max(map(len, shown.splitlines())) <= width
-    for value in rows[0][1:]:
-        assert shown.count(f" {value}\n") + shown.count(f" {value} ") >= 1
+    shown = "\n".join(printed(WIDE, width, monkeypatch, capsys, keys=keys)) + "\n"
+    for name, value in WIDE[0].items():
+        count = shown.count(f" {value}\n") + shown.count(f" {value} ")
+        assert count >= 1 or name == "checkpoint"
+        assert count == 1 or name in ("checkpoint", "batch", "beam")
+    tables = shown.count("demo")
+    assert shown.count("beam") == (tables if keys == 3 else 1)
     assert shown.count("Speed") == 1
 
 
-def test_what_fits_is_one_table_with_whole_headings() -> None:
-    columns, rows = WIDE
-    (block,) = blocks(columns, rows, 160)
-    assert list(block.columns) == columns
-    assert [list(row) for row in block.rows] == [rows[0], ["demo", "8", "5", "", "", ""]]
+def test_what_fits_is_one_table_with_whole_headings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = printed(WIDE, 160, monkeypatch, capsys)
+    (heading,) = [line for line in lines if "checkpoint" in line]
+    assert heading.split() == " ".join(WIDE[0]).split()
+    (last,) = [line for line in lines if "demo" in line]
+    assert last.split() == ["demo", "8", "5", "-", "-", "-"]
 
 
-def test_no_rows_and_a_value_wider_than_the_terminal() -> None:
-    assert blocks(["a", "b"], [], 10)[0].rows == ()
-    made = blocks(["name", "one", "two"], [["n", "x" * 90, "y" * 90]], 60)
-    assert [block.rows[0][1][:1] for block in made] == ["x", "y"]
+def test_no_rows_and_a_value_wider_than_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console.table("nothing", [])
+    assert not capsys.readouterr().out
+    monkeypatch.setattr(console, "width", lambda: 60)
+    console.table("", [{"name": "n", "one": "x" * 90, "two": "y" * 90}])
+    shown = capsys.readouterr().out
+    assert (shown.count("x"), shown.count("y")) == (90, 90)

@@ -158,7 +158,7 @@ def test_steps_of_a_training_are_drawn_against_updates(folder, monkeypatch):
     pytest.importorskip("altair")
     written = []
     monkeypatch.setattr(
-        "prunecli.report.render.save_pictures", lambda pictures, _path: written.extend(pictures[0])
+        "prunecli.report.render.save_pictures", lambda pictures, *_: written.extend(pictures[0])
     )
     for steps in (10, 20):
         trained = {"command": "finetune", "arguments": {"steps": steps}}

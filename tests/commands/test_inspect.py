@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import MambaConfig, MambaForCausalLM
 
 from prunecli.commands.app import main
 from prunecli.model.structure import Structure
@@ -15,7 +16,7 @@ from tests.ffn_layouts import tiny as tiny_layout
 from tests.ffn_layouts import write_changed
 from tests.results.tables import rows
 from tests.structures import axes_of
-from tests.tiny import random_tensors, tiny_nllb_moe
+from tests.tiny import VOCAB, random_tensors, tiny_nllb_moe
 
 
 @pytest.fixture
@@ -43,6 +44,17 @@ def test_the_table_counts_every_part(tiny: Path, capsys: pytest.CaptureFixture[s
     assert "model.decoder.layers.3.ffn" in text
     # an expert is 16 x 32 + 32 + 32 x 16 + 16 = 1,072 parameters; 4 layers of 8
     assert "34,304" in text
+
+
+def test_a_model_without_ffns_has_hidden_units_of_its_layers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4)
+    MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
+    assert run(tmp_path / "mamba") == 0
+    told = capsys.readouterr().err
+    assert "64 hidden units in each layer (intermediate_size)" in told
+    assert "FFN" not in told
 
 
 def test_json_holds_the_same_numbers(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

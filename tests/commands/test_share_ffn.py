@@ -107,6 +107,14 @@ def test_models_with_one_stack(name: str, config: str, models: dict[str, Path]) 
     assert len(set(owners("out").values())) == 1
 
 
+def test_the_history_names_no_stack_that_the_model_lacks(models: dict[str, Path]) -> None:
+    done(models["llama"], "--decoder", "share", "-o", "shared")
+    with open_model(Path("shared")) as made:
+        arguments = made.structure.history[-1]["arguments"]
+    assert arguments["decoder"] == "share"
+    assert "encoder" not in arguments
+
+
 def test_experts_stay_when_told(models: dict[str, Path]) -> None:
     refused(run(models["nllb-moe"]), "are mixtures of experts.\nAdd --dense-only", 1)
     done(models["nllb-moe"], "--dense-only", "-o", "out")

@@ -208,7 +208,7 @@ steps:
 """
     message = refusal(workplace, text)
     assert message.count("flores does not exist") == 1
-    assert "steps 'a' and 'b': their input flores does not exist, and no step makes it" in message
+    assert "step 'a': its input flores does not exist, and no step makes it" in message
     assert "`assignments=data=…` or `assignments=other=…` names another" in message
 
 

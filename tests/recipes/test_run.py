@@ -205,6 +205,12 @@ def evaluated(tmp_path, task, first, second):
     return write(tmp_path / f"{task}.json", "prunecli.evaluation/1", results, task=task)
 
 
+def closed(report):
+    """Columns and cells of the closing table."""
+    table = closing_table(report)
+    return table.columns, [[row.get(name) or "-" for name in table.columns] for row in table.rows]
+
+
 def timed(**fields):
     spread = {"mean": 1234.4, "std": 56.0}
     ratio = {"median": 1.5, "deviation": 0.25}
@@ -224,7 +230,7 @@ def latency(tmp_path, *timings):
 
 
 def test_sizes_alone_need_no_measurement(checkpoints):
-    columns, (full, half) = closing_table(Report("", checkpoints))
+    columns, (full, half) = closed(Report("", checkpoints))
     assert columns == ["checkpoint", "experts", "parameters", "size"]
     # 4 + 4 layers, every second one sparse: 4 layers of 8 and of 4 experts.
     assert (full[:2], half[:2]) == (["full", "32"], ["half", "16"])
@@ -284,7 +290,7 @@ def test_each_task_has_its_scores_and_what_they_differ_by(
     tmp_path, checkpoints, task, first, second, columns, cells
 ):
     report = Report("", checkpoints, (evaluated(tmp_path, task, first, second),))
-    shown, rows = closing_table(report)
+    shown, rows = closed(report)
     assert shown[4:] == columns
     assert [row[4:] for row in rows] == cells
 
@@ -292,11 +298,11 @@ def test_each_task_has_its_scores_and_what_they_differ_by(
 def test_speed_is_that_of_the_first_batch_size_and_of_each_phase(tmp_path, checkpoints):
     slow = {"mean": 1.0, "std": 0.0}
     one = latency(tmp_path, timed(beam=5), timed(batch_size=8, beam=5, tokens_per_second=slow))
-    columns, rows = closing_table(Report("", checkpoints, latency=one))
+    columns, rows = closed(Report("", checkpoints, latency=one))
     assert columns[4:] == ["tokens/s", "speed-up"]
     assert [row[4:] for row in rows] == [["-", "-"], ["1,234 ± 56", "1.50 ± 0.25"]]
     phases = latency(tmp_path, timed(phase="prefill"), timed(phase="decode", tokens_per_second=slow))
-    columns, rows = closing_table(Report("", checkpoints, latency=phases))
+    columns, rows = closed(Report("", checkpoints, latency=phases))
     assert columns[4:] == [
         "prefill\ntokens/s",
         "prefill\nspeed-up",
@@ -305,14 +311,14 @@ def test_speed_is_that_of_the_first_batch_size_and_of_each_phase(tmp_path, check
     ]
     assert rows[1][4::2] == ["1,234 ± 56", "1 ± 0"]
     examples = latency(tmp_path, timed(examples_per_second={"mean": 20.0, "std": 1.0}))
-    assert closing_table(Report("", checkpoints, latency=examples))[0][4:] == ["examples/s", "speed-up"]
+    assert closed(Report("", checkpoints, latency=examples))[0][4:] == ["examples/s", "speed-up"]
 
 
 def test_texts_with_names_have_scores_of_their_own(tmp_path, checkpoints):
     full = {"prose": {"perplexity": 20.0, "loss": 3.0}, "code": {"perplexity": 50.0}}
     half = {"prose": {"perplexity": 21.0, "kl_divergence": 0.0625}, "code": {"perplexity": 60.0}}
     file = evaluated(tmp_path, "lm", {"by_text": full}, {"by_text": half, "scores": {"perplexity": 1.0}})
-    columns, rows = closing_table(Report("", checkpoints, (file,)))
+    columns, rows = closed(Report("", checkpoints, (file,)))
     assert columns[4:] == ["prose\nperplexity", "prose\nKL, nats", "code\nperplexity"]
     assert [row[4:] for row in rows] == [
         ["20.000      -", "-", "50.000     -"],
@@ -327,7 +333,7 @@ def test_a_result_belongs_to_the_checkpoint_of_its_weights(tmp_path, checkpoints
     ]
     file = tmp_path / "evaluation.json"
     write(file, "prunecli.evaluation/1", results[::-1], task="lm", models=models[::-1])
-    _, rows = closing_table(Report("", checkpoints, (file,)))
+    _, rows = closed(Report("", checkpoints, (file,)))
     assert [row[4].split()[0] for row in rows] == ["1.000", "2.000"]
 
 

@@ -98,7 +98,7 @@ def test_quality_beside_size_and_speed_of_checkpoints_that_are_gone(tmp_path):
 def test_scores_by_text_and_divergence_by_position(tmp_path):
     write_json(tmp_path / "lm.json", results.language_model_by_text())
     found = page(tmp_path)
-    for text in ("Quality by text", "code", "5.25", "6.25", "prose", "40.5", "41.5"):
+    for text in ("By text", "code", "5.25", "6.25", "prose", "40.5", "41.5"):
         assert text in found.text, text
     assert "KL divergence, nats by position" in found.figures
     assert ("small", 1, 0.5) in points(found, "KL divergence, nats by position")
@@ -107,7 +107,7 @@ def test_scores_by_text_and_divergence_by_position(tmp_path):
     )
     write_json(tmp_path / "lm.json", results.language_model())
     assert not page(tmp_path).charts.keys() & {"KL divergence, nats by position"}
-    assert "Quality by text" not in page(tmp_path).text
+    assert "By text" not in page(tmp_path).text
 
 
 def test_an_original_elsewhere_has_its_point_in_every_chart(tmp_path, tmp_path_factory):
@@ -379,6 +379,26 @@ def test_names_in_files_stay_text(tmp_path):
     assert f"script-src &#39;sha256-{digest}&#39;" in source
     assert "unsafe-eval" not in source
     source.encode("utf-8")
+
+
+def test_results_with_values_of_another_kind_leave_cells_empty(tmp_path):
+    payload = results.evaluation()
+    payload |= {"groups": {"eng_Latn": "high"}, "pairs": ["a-b", "c-d"]}
+    payload["results"][0]["by_group"] = [{"source": "high", "chrf++": 7.125}, {}]
+    payload["results"][1]["by_group"] = [{"chrf++": "many"}]
+    write_json(tmp_path / "evaluation.json", payload)
+    model = results.language_model()
+    model["results"][0]["scores"]["tokens"] = "many"
+    write_json(tmp_path / "lm.json", model)
+    timed = results.latency((1, 4))
+    del timed["results"][1]["timings"][1]
+    write_json(tmp_path / "latency.json", timed)
+    similar = results.similarity()
+    similar["successive"] = [{"first": "no such component"}]
+    write_json(tmp_path / "similarity.json", similar)
+    found = page(tmp_path)
+    assert "7.1" in found.text
+    assert "a pair of components that are not there" in found.text
 
 
 def test_training(tmp_path):

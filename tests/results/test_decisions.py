@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import zlib
+from base64 import b64encode
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +32,11 @@ def test_many_units_are_rounded_and_the_choice_is_not() -> None:
         places.append(Ranked.of((f"layers.{layer}.mlp", "decoder", layer), range(8192), kept, values))
     decision = Decision("unit", tuple(places), "norms")
     again, size = read_again(decision)
-    assert size < 3 * 9 * 8192  # bytes a unit
+    assert size < 16 * 9 * 8192  # bytes a unit
     for old, new in zip(decision.places, again.places, strict=True):
         np.testing.assert_array_equal(new.kept, old.kept)
         large = np.asarray(old.values) > 1e-3 * np.max(np.asarray(old.values))
-        np.testing.assert_allclose(
-            np.asarray(new.values)[large], np.asarray(old.values)[large], rtol=1 / 1024
-        )
+        np.testing.assert_allclose(np.asarray(new.values)[large], np.asarray(old.values)[large], rtol=1e-3)
         # Values that are equal once they are rounded do not mix what stays and what goes.
         ranks = np.asarray(new.ranks)
         assert set(ranks[new.kept]) == set(range(1, 6001))
@@ -53,12 +53,39 @@ def test_a_vocabulary_is_kept_to_the_last_count_and_letter() -> None:
     )
     decision = Decision("token", (place,), "count", "those stay", bound=2, origin=Origin(sentences=3))
     again, written = read_again(decision)
-    assert written < 12 * size
+    assert written < 32 * size
     np.testing.assert_array_equal(np.asarray(again.places[0].values), counts)
     np.testing.assert_array_equal(np.asarray(again.places[0].reason), reason)
     np.testing.assert_array_equal(again.places[0].kept, place.kept)
     assert again.places[0].labels == labels
     assert again.places[0].cutoff == 2
+
+
+def test_packed_lists_of_earlier_files_are_read() -> None:
+    def packed(values: np.ndarray | list[str], **more: object) -> dict[str, object]:
+        raw = json.dumps(values).encode() if isinstance(values, list) else values.tobytes()
+        return {"count": 3, "data": b64encode(zlib.compress(raw)).decode(), **more}
+
+    payload = {
+        "part": "unit",
+        "metric": "norms",
+        "places": [
+            {
+                "name": "layers.0.mlp.units",
+                "side": "decoder",
+                "layer": 0,
+                "count": 3,
+                "values": packed(np.array([1, 0.5, 0.25], "<f2"), dtype="float16", scale=4.0),
+                "kept": packed(np.packbits([True, False, True]), dtype="bits"),
+                "labels": packed(["a", "b", "c"]),
+            }
+        ],
+    }
+    (place,) = JSON.validate_python(payload).places
+    assert place.values is not None
+    assert place.values.tolist() == [4.0, 2.0, 1.0]
+    assert place.kept.tolist() == [True, False, True]
+    assert place.labels == ("a", "b", "c")
 
 
 def test_the_file_is_a_table_of_components(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from prunecli.results.shrinking import Quality, Tried
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from prunecli.shrinking.levers import Lever
-from prunecli.shrinking.search import Curve, Search, Sizes
+from prunecli.shrinking.search import Search, curve, sizes_of
 from tests.families import tiny_family
 
 SHARES = tuple(step / 16 for step in range(16))
@@ -75,8 +75,8 @@ def test_what_cannot_be_reached_is_refused() -> None:
 
 
 def test_a_ruined_model_is_a_point_of_no_curve() -> None:
-    curve = Curve.of({0.0: 0.0, 0.5: 1.0, 0.25: 2.0})
-    assert [curve(share) for share in (0.0, 0.25, 0.5, 0.6)] == [0.0, 2.0, 2.0, float("inf")]
+    found = curve({0.0: 0.0, 0.5: 1.0, 0.25: 2.0})
+    assert [found(share) for share in (0.0, 0.25, 0.5, 0.6)] == [0.0, 2.0, 2.0, float("inf")]
 
 
 def test_sizes_of_mixtures_are_those_of_cut_models(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_sizes_of_mixtures_are_those_of_cut_models(tmp_path: Path) -> None:
         name: Lever(name, tuple(axes_of(checkpoint, kind)), (), (), lambda *_: Selection({}))
         for name, kind in (("units", "unit"), ("heads", "head"), ("layers", "layer"))
     }
-    sizes = Sizes.of(checkpoint, levers, in_bytes=False)
+    sizes = sizes_of(checkpoint, levers, in_bytes=False)
     assert sizes({}) == checkpoint.total_parameters
     kept = {
         axis.name: axis.ids[: len(axis.ids) // 2] if axis.kind != "layer" else axis.ids[:2]

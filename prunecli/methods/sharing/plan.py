@@ -137,14 +137,14 @@ def _plan(checkpoint: Checkpoint, layers: Sequence[Layer], options: SharingOptio
         raise UnsupportedModelError(
             f"{checkpoint.path}: the model has no {what} that can be shared or removed"
         )
-    chosen = chosen_configuration(options, {layer.stack.side for layer in layers})
+    sides = {layer.stack.side for layer in layers}
+    chosen = chosen_configuration(options, sides)
     arguments = {**options.recorded(), "preset": chosen.name or None, "text": options.text}
     if isinstance(options, FfnOptions):
         if chosen.match and options.width is None:
             options = options.model_copy(update={"width": "match"})
+        arguments |= {side: None if chosen.name else getattr(chosen, side) for side in sorted(sides)}
         arguments |= {
-            "encoder": None if chosen.name else chosen.encoder,
-            "decoder": None if chosen.name else chosen.decoder,
             "width": options.width,
             "seed": options.seed,
         }
