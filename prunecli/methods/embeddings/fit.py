@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from prunecli.errors import UsageError
 from prunecli.methods.embeddings.table import (
     Array,
     Goal,
@@ -68,18 +67,18 @@ class DefineFit:
 
     @property
     def parameters_before(self) -> int:
-        """Of the table."""
+        """Number of parameters of the table."""
         return self.unit.shape.table_parameters
 
     @property
     def parameters_after(self) -> int:
-        """Of the unit: map table, layers, reduction; and of the output's projection, where there is one."""
+        """Number of parameters of the unit, and of the output's projection if there is one."""
         shape = self.unit.shape
         return shape.parameters + (shape.output_parameters if self.output is not None else 0)
 
     @property
     def baseline_parameters(self) -> int:
-        """The same for the projective embedding."""
+        """Number of parameters of the projective embedding of the same n."""
         shape = self.unit.shape
         plain = UnitShape(shape.vocabulary, shape.map_dim, shape.model_dim, kind="projective")
         return plain.parameters + (shape.output_parameters if self.output is not None else 0)
@@ -114,11 +113,9 @@ def fit_define(
         progress: told of every pass over the table.
 
     Raises:
-        UsageError: a shape for another table, or a padding row that is not zero.
         CheckpointError: a value of the table is not finite.
     """
     options = options or FitOptions()
-    _check(table, shape, padding_idx)
     ignored = () if padding_idx is None else (padding_idx,)
     weights = row_weights(table.vocabulary, counts, power=options.power, ignored=ignored)
     found = moments(table, weights, progress)
@@ -143,18 +140,6 @@ def fit_define(
     if tied_output:
         output = fit_output(table, unit.map.weight.detach().numpy(), weights, progress)
     return DefineFit(unit, quality, baseline, start, errors, output)
-
-
-def _check(table: Table, shape: UnitShape, padding_idx: int | None) -> None:
-    if (shape.vocabulary, shape.model_dim) != (table.vocabulary, table.model_dim):
-        raise UsageError(
-            f"{table.name} is {table.vocabulary} x {table.model_dim}, the unit's is "
-            f"{shape.vocabulary} x {shape.model_dim}"
-        )
-    if padding_idx is not None and table.rows(padding_idx, padding_idx + 1).any():
-        raise UsageError(
-            f"{table.name}: row {padding_idx}, for padding, is not zero", "Fit it like every other row."
-        )
 
 
 def _start(

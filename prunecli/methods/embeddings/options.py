@@ -50,6 +50,7 @@ class EmbeddingOptions(Options):
     seed: int = advanced_option(
         0,
         "Seed of everything random.",
+        ge=0,
     )
     kind: UnitKind | None = hidden_option(
         None,

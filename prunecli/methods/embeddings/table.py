@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from prunecli.errors import CheckpointError, UsageError
+from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.embedding import TokenTables
 from prunecli.modules.building import stock_config
@@ -92,16 +92,11 @@ def row_weights(
         counts: occurrences of every token in a text [V].
         power: 1 weighs by frequency, 0 not at all.
         ignored: rows that weigh nothing, such as a padding row of zeros.
-
-    Raises:
-        UsageError: every row is ignored.
     """
     weights = np.ones(vocabulary, np.float64)
     if counts is not None:
         weights = (np.asarray(counts, np.float64) + 1) ** power
     weights[list(ignored)] = 0
-    if not weights.any():
-        raise UsageError("Every row of the table is left out", "Leave at least one row in.")
     return np.asarray(weights / weights.sum() * np.count_nonzero(weights), np.float32)
 
 
@@ -185,17 +180,10 @@ def projective(found: Moments, map_dim: int, parts: int = 1) -> Projective:
 
     Args:
         found: moments of the table.
-        map_dim: n.
+        map_dim: n, at most m and a multiple of `parts`.
         parts: the directions are dealt out to this many equal parts of x in turn, so that each group of the first
             expansion layer reads strong and weak ones.
-
-    Raises:
-        UsageError: n is above m, or not a multiple of `parts`.
     """
-    if not 0 < map_dim <= len(found.mean) or map_dim % parts:
-        raise UsageError(
-            f"A map dimension of {map_dim} does not fit a table of width {len(found.mean)} and {parts} parts"
-        )
     values, vectors = np.linalg.eigh(found.covariance)
     order = np.argsort(values)[::-1][:map_dim].reshape(-1, parts).T.ravel()
     largest = max(float(values[-1]), 0.0)

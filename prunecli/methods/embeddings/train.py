@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from prunecli.errors import UsageError
 from prunecli.methods.embeddings.table import Goal, Projective, Table
 from prunecli.model.define import SKIPPING, UnitShape
 from prunecli.modules.define import DefineEmbedding
@@ -47,9 +46,6 @@ class FitOptions:
         tolerance: from half way on, stop after a pass that lowers the error by less than this part.
         power: of the token frequencies as weights of the rows.
         seed: of everything random.
-
-    Raises:
-        UsageError: a negative number of epochs, or seed.
     """
 
     epochs: int | None = None
@@ -61,14 +57,6 @@ class FitOptions:
     tolerance: float = 1e-3
     power: float = 0.5
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, value in (
-            ("number of epochs", self.epochs or 0),
-            ("seed", self.seed),
-        ):
-            if value < 0:
-                raise UsageError(f"The {name} is {value}", "Give a number of at least 0.")
 
     def passes(self, vocabulary: int) -> int:
         """Passes over a table of `vocabulary` rows."""
