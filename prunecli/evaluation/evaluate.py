@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,7 @@ from prunecli.errors import PruneError, UsageError
 from prunecli.evaluation.hardware import threads, threads_for
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import LEAST, SPM_MISSING, spm_file
-from prunecli.evaluation.tasks import Classification, MaskedLanguageModel, Task
-from prunecli.evaluation.translation import TranslationTask, stored_translations
+from prunecli.evaluation.translation import stored_translations
 from prunecli.model.checkpoint import Checkpoint, directory_of
 from prunecli.model.history import pruned_pairs
 from prunecli.processes import ALONE, ProcessGroup
@@ -27,8 +27,18 @@ from prunecli.text.parallel import ParallelText
 from prunecli.text.tasks import TaskName, task_of, task_of_all
 
 if TYPE_CHECKING:
+    from prunecli.evaluation.tasks import Task
     from prunecli.results.evaluation import Evaluation
     from prunecli.running.layerwise.runner import RunReport
+
+TASK_CLASSES: Mapping[TaskName, tuple[str, str]] = {
+    "translation": ("translation", "TranslationTask"),
+    "lm": ("language_model", "CausalLanguageModel"),
+    "mlm": ("tasks", "MaskedLanguageModel"),
+    "classification": ("tasks", "Classification"),
+    "embedding": ("embedding", "Embedding"),
+}
+"""Task -> module and class that measure it."""
 
 
 def evaluate(
@@ -81,7 +91,12 @@ def evaluate(
         )
     data = choice.read(task, say)
     if choice.pairs is None:
-        data = _pruned_for(list(directories.values()), data, say)
+        kept = pruned_pairs(list(directories.values()), data.pairs) or data.pairs
+        if kept != data.pairs:
+            say(
+                f"{len(kept)} of {len(data.pairs)} pairs: those of the pruned checkpoints (`pairs` takes others)."
+            )
+            data = replace(data, pairs=kept)
     if options.most_translations is not None:
         data = _at_most(options.most_translations, len(directories), data, say)
     for path in directories.values():  # a missing checkpoint is reported before missing scores
@@ -134,7 +149,8 @@ def evaluate_data(
         if output is not None and process_group.is_main:  # before the work
             refuse_unwritable(output, force=force)
     opened = {label: open_model(path) for label, path in checkpoints.items()}
-    kind = _task_class(data.task)
+    module, name = TASK_CLASSES[data.task]
+    kind: type[Task] = getattr(import_module(f"prunecli.evaluation.{module}"), name)
     task = kind(opened, data, options, progress, say, process_group, report, output, force)
     with closing(task), threads(threads_for(opened.values())):
         for label in opened:
@@ -149,34 +165,6 @@ def evaluate_data(
     evaluation = Evaluation.model_validate(fields)
     task.save(evaluation)
     return evaluation
-
-
-def _task_class(name: TaskName) -> type[Task]:
-    if name == "lm":
-        from prunecli.evaluation.language_model import CausalLanguageModel
-
-        return CausalLanguageModel
-    if name == "embedding":
-        from prunecli.evaluation.embedding import Embedding
-
-        return Embedding
-    tasks = {
-        "translation": TranslationTask,
-        "mlm": MaskedLanguageModel,
-        "classification": Classification,
-    }
-    return tasks[name]
-
-
-def _pruned_for(checkpoints: Sequence[Path], data: Dataset, say: Say) -> Dataset:
-    """Only the pairs that the checkpoints were pruned for, if any."""
-    kept = pruned_pairs(checkpoints, data.pairs)
-    if not kept or kept == data.pairs:
-        return data
-    say(
-        f"{len(kept)} of {len(data.pairs)} pairs: what the checkpoints were pruned for (`pairs` chooses others)."
-    )
-    return replace(data, pairs=kept)
 
 
 def _at_most(count: int, checkpoints: int, data: Dataset, say: Say) -> Dataset:

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,25 +138,13 @@ class MemoryTask:
     room: int = 0
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Load time and peak memory.
-
-    Attributes:
-        load_s: seconds of `load_model`, without imports.
-        resident_before: peak resident bytes before loading: Python, torch and transformers.
-        resident_peak: peak resident bytes of the process.
-        device_peak: peak bytes that torch held on the GPUs; None on a CPU.
-    """
-
-    load_s: float
-    resident_before: int
-    resident_peak: int
-    device_peak: int | None
-
-
-def measure_cost(task: MemoryTask) -> Cost:
+def measure_cost(task: MemoryTask) -> dict[str, Any]:
     """Run `task` in a new process.
+
+    Returns:
+        `load_s`: seconds of `load_model`, without imports; `resident_before` and `resident_peak`: peak resident bytes
+        before loading (Python, torch and transformers), and of the process; `device_peak`: peak bytes that torch held
+        on the GPUs, None on a CPU.
 
     Raises:
         PruneError: the process failed; with its last line.
@@ -170,7 +158,8 @@ def measure_cost(task: MemoryTask) -> Cost:
         command, input=pickle.dumps(task), env=environment, capture_output=True, check=False
     )
     if done.returncode == 0:
-        return Cost(**parsed(done.stdout.splitlines()[-1]))
+        cost: dict[str, Any] = parsed(done.stdout.splitlines()[-1])
+        return cost
     remedy = "Leave this measurement out with `memory=False`."
     if done.returncode == -signal.SIGKILL:
         remedy = (
@@ -195,8 +184,8 @@ def peak_resident() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def run_task(task: MemoryTask) -> Cost:
-    """Load and run in this process, whose peak counts from its start."""
+def run_task(task: MemoryTask) -> dict[str, Any]:
+    """Load and run in this process, whose peak counts from its start; see `measure_cost`."""
     import torch
 
     from prunecli.modules.devices import devices_of
@@ -213,16 +202,21 @@ def run_task(task: MemoryTask) -> Cost:
     load_s = time.perf_counter() - start
     task.work.run(model, task.beam)
     device_peak = sum(int(torch.cuda.max_memory_allocated(card)) for card in cards) if cards else None
-    return Cost(load_s, before, peak_resident(), device_peak)
+    return {
+        "load_s": load_s,
+        "resident_before": before,
+        "resident_peak": peak_resident(),
+        "device_peak": device_peak,
+    }
 
 
 def main() -> None:
-    """Run the pickled task on stdin, and print its `Cost` as JSON."""
+    """Run the pickled task on stdin, and print its cost as JSON."""
     try:
         cost = run_task(pickle.load(sys.stdin.buffer))
     except PruneError as error:
         raise SystemExit(error.message) from None
-    sys.stdout.write(f"\n{json.dumps(asdict(cost))}\n")
+    sys.stdout.write(f"\n{json.dumps(cost)}\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,7 +129,7 @@ def _latency(
                     beam=beam,
                     room=rooms[label],
                 )
-                costs[label] = asdict(measure_cost(task))
+                costs[label] = measure_cost(task)
                 advance(1)
     turns = Turns(opened, workloads, rooms, options)
     seconds = _measure(turns, list(opened), options, progress)

@@ -212,10 +212,14 @@ class TranslationTask(Task):
             mean.pop("pairs")
             if compare and first is not None:
                 changes = frames[label] - first
-                mean["significant"] = {
-                    metric: self._significant(changes[metric].tolist(), metric, tests[label])
-                    for metric in metrics
-                }
+                mean["significant"] = {}
+                for metric in metrics:
+                    p_values = [tests[label][name][metric].p_value or 0.0 for name in self.names]
+                    certain = changes[metric][np.array(p_values) < options.level]
+                    mean["significant"][metric] = {
+                        "worse": int((certain < 0).sum()),
+                        "better": int((certain > 0).sum()),
+                    }
             results.append(
                 {
                     "checkpoint": label,
@@ -246,14 +250,6 @@ class TranslationTask(Task):
             "results": results,
             "examples": self._examples(),
         }
-
-    def _significant(
-        self, changes: Sequence[float], metric: str, tests: dict[str, dict[str, Significance]]
-    ) -> dict[str, int]:
-        """Number of pairs that are significantly worse and better than the baseline."""
-        p_values = [tests[name][metric].p_value or 0.0 for name in self.names]
-        certain = [c for c, p_value in zip(changes, p_values, strict=True) if p_value < self.options.level]
-        return {"worse": sum(c < 0 for c in certain), "better": sum(c > 0 for c in certain)}
 
     def _comet(self) -> dict[str, dict[str, NDArray[np.float64]]]:
         """Label -> pair -> COMET of each sentence, from one run of the program; empty without --comet."""

@@ -395,7 +395,7 @@ class LayerOptions(UnitOptions):
 
 
 class LoadOptions(Options):
-    """What is decoded at a time in the memory of `fit`."""
+    """Options of the batch that must be decodable in the memory of `fit`."""
 
     fit_batch: int | None = hidden_option(
         None,
@@ -418,7 +418,7 @@ class LoadOptions(Options):
 
     @property
     def load(self) -> dict[str, int]:
-        """What is given of batch, beam and length."""
+        """The values that are given, as `batch`, `beam` and `length`."""
         values = {"batch": self.fit_batch, "beam": self.fit_beam, "length": self.fit_length}
         return {name: value for name, value in values.items() if value is not None}
 

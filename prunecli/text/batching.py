@@ -89,7 +89,7 @@ class Marks:
 
 
 def marks_of(tokenizer: Any) -> Marks:
-    """Those of a tokenizer.
+    """Return the marks of a tokenizer.
 
     Raises:
         UnsupportedModelError: it has no sentinels.
@@ -106,7 +106,7 @@ def marks_of(tokenizer: Any) -> Marks:
 
 
 def masked(window: Sequence[int], marks: Marks) -> tuple[list[int], list[int]]:
-    """What the encoder reads, and what the decoder is to write; always the same of the same window.
+    """Return the encoder's input and the decoder's target; a function of the window alone.
 
     Args:
         window: token ids; an end at its end is none of the text.

@@ -36,7 +36,7 @@ from prunecli.training.watch import Keep
 
 @dataclass(frozen=True)
 class Destination:
-    """Where the result goes, and how.
+    """Directory, type and extras of the result.
 
     Attributes:
         output: the new checkpoint.

@@ -210,7 +210,7 @@ def asked_to_shard() -> bool:
 
 
 def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: int) -> dict[str, int]:
-    """What a training holds on its device, batches left out: part -> bytes."""
+    """Memory that a training takes on its device, without batches: part -> bytes."""
     weights = weight_bytes(checkpoint, "F32")
     trained = weights
     if options.train != "all" or options.lora is not None:

@@ -57,7 +57,7 @@ class OutputMap:
 
 @dataclass(frozen=True)
 class Factors:
-    """What was fitted, or read.
+    """Weights that were fitted or read.
 
     Attributes:
         unit: of the input, to be written or cached; None: the input is not touched.
@@ -204,7 +204,7 @@ def embedding_shapes(checkpoint: Checkpoint, change: EmbeddingChange) -> dict[st
 def _expressions(
     checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Factors | None
 ) -> dict[str, Expression]:
-    """Those that are known; without `factors` only what is copied."""
+    """Expressions of the tensors of the embeddings; without `factors` only of copied tensors."""
     source, output = plan.tables.input, plan.tables.output
     found: dict[str, Expression] = {
         name: Copy(name)

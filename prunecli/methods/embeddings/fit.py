@@ -130,7 +130,11 @@ def fit_define(
     start = quality = measure(table, goal, unit_rows, progress)
     errors: tuple[float, ...] = ()
     if options.epochs != 0 and unit.layers:
-        output_layer = _output_layer(first) if tied_output else None
+        output_layer = None
+        if tied_output:  # U P^T + a constant row, as the truncated SVD gives it
+            output_layer = nn.Linear(len(first.scales), len(first.mean))
+            output_layer.weight.data.copy_(torch.from_numpy(first.expansion.T))
+            output_layer.bias.data.copy_(torch.from_numpy(first.mean))
         errors = train(unit, table, goal, options, output_layer, progress)
         quality = measure(table, goal, unit_rows, progress)
         if not quality.error <= start.error:
@@ -162,15 +166,6 @@ def _start(
     if unit.layers:
         refine_reduction(unit, table, goal.weights, progress)
     return baseline
-
-
-def _output_layer(first: Projective) -> nn.Linear:
-    """U P^T + a constant row, as the truncated SVD gives it."""
-    layer = nn.Linear(len(first.scales), len(first.mean))
-    with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(first.expansion.T))
-        layer.bias.copy_(torch.from_numpy(first.mean))
-    return layer
 
 
 def fit_output(table: Table, mapped: Array, weights: Array, progress: Progress = silent) -> OutputFit:
@@ -259,7 +254,7 @@ def _solve(products: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _solve_shared(products: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
-    """The same with one block [1, w, o] for all groups: each group's constants are solved for first, and put in."""
+    """`_solve` with one block [1, w, o] for all groups: each group's constants are eliminated first."""
     total, means = products[0, -1, -1], products[:, :-1, -1:]
     own = products[:, :-1, :-1] - means @ means.mT / total
     across = missing[:, :-1] - means @ missing[:, -1:] / total

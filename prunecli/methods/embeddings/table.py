@@ -82,7 +82,7 @@ def row_weights(
     power: float = 0.5,
     ignored: tuple[int, ...] = (),
 ) -> Array:
-    """What each row's error counts for [V]: (count + 1)^power, divided by the mean; all 1 without counts.
+    """Weight of each row's error [V]: (count + 1)^power, divided by the mean; all 1 without counts.
 
     A token that the text lacks counts as one that it holds once, less one: a little, not nothing. The counts of a
     text fall so steeply that with power 1 a handful of tokens would decide the fit; the root evens that out.
@@ -216,7 +216,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a fit minimises: |e - o|^2 / variance + cosine_weight (1 - cos(e, o)) of a row e with the reconstruction o.
+    """The error |e - o|^2 / variance + cosine_weight (1 - cos(e, o)) of a row e and its reconstruction o.
 
     The first term is 1 minus the explained variance.
 
@@ -231,7 +231,7 @@ class Goal:
     cosine_weight: float
 
     def quality(self, squared: float, cosine: float) -> Quality:
-        """Of a table with these weighted means of |e - o|^2 and cos(e, o)."""
+        """Quality of a table with these weighted means of |e - o|^2 and cos(e, o)."""
         relative = squared / self.variance
         return Quality(1 - relative, cosine, relative + self.cosine_weight * (1 - cosine))
 
@@ -274,7 +274,7 @@ BATCH = 4096
 
 
 def described(lines: Lines) -> dict[str, Any]:
-    """What a history says of the text that tokens are counted in."""
+    """Fields of a history entry about the text that tokens are counted in."""
     said: dict[str, Any] = {}
     if lines.splits:
         said |= {"split": list(lines.splits), "langs": list(lines.asked) or None}

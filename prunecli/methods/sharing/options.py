@@ -35,7 +35,7 @@ Width: TypeAlias = (
 
 @dataclass(frozen=True)
 class Configuration:
-    """What happens to each kind of FFN or attention: one row of the table.
+    """Treatment of each kind of FFN or attention: one row of the table.
 
     Attributes:
         name: as in the paper; "" for treatments that the user gave one by one.
@@ -196,7 +196,7 @@ class AttentionOptions(SharingOptions):
 
 
 def chosen_configuration(options: SharingOptions, sides: Collection[Side]) -> Configuration:
-    """What happens to each kind of FFN or attention of a model with these stacks.
+    """Choose the treatment of each kind of FFN or attention of a model with these stacks.
 
     Raises:
         UsageError: options that contradict each other, or a configuration that the model cannot hold.
