@@ -33,16 +33,20 @@ RIDGE = 1e-5
 
 
 @dataclass(frozen=True)
-class OutputFit:
-    """The projection of hidden states for a given map table.
+class OutputMap:
+    """The output layer: logits (h P) U^T.
 
     Attributes:
         projection: P [m, n]; `DefineOutput.project.weight` is its transpose.
         explained_variance: 1 - sum of w |e - mean - P (u - mean)|^2 over sum of w |e - mean|^2.
+        table: U [V, n], computed from the output table while it is read. If None, the map table of the input's unit.
+        quality: quality of the rows P U^T with their mean, if it was measured.
     """
 
     projection: NDArray[np.float32]
     explained_variance: float
+    table: Table | None = None
+    quality: Quality | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class DefineFit:
     baseline: Quality
     start: Quality
     errors: tuple[float, ...]
-    output: OutputFit | None
+    output: OutputMap | None
 
     @property
     def parameters_before(self) -> int:
@@ -168,7 +172,7 @@ def _start(
     return baseline
 
 
-def fit_output(table: Table, mapped: Array, weights: Array, progress: Progress = silent) -> OutputFit:
+def fit_output(table: Table, mapped: Array, weights: Array, progress: Progress = silent) -> OutputMap:
     """Weighted least squares for P in E = U P^T + a constant row, from one pass over both tables, in float64.
 
     Adding one vector to every row of E adds the same number to all logits h E^T = (h P) U^T of a position, which no
@@ -203,7 +207,7 @@ def fit_output(table: Table, mapped: Array, weights: Array, progress: Progress =
     own, across = products[:, :map_dim], products[:, map_dim:]
     projection = np.linalg.pinv(own, rcond=SMALLEST_DIRECTION, hermitian=True) @ across
     explained = float((2 * projection * across).sum() - ((own @ projection) * projection).sum())
-    return OutputFit(projection.T.astype(np.float32), explained / variance if variance > 0 else 1.0)
+    return OutputMap(projection.T.astype(np.float32), explained / variance if variance > 0 else 1.0)
 
 
 @torch.no_grad()
