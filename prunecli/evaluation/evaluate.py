@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prunecli import processes
 from prunecli.errors import PruneError, UsageError
+from prunecli.evaluation.embedding import Embedding
 from prunecli.evaluation.hardware import threads, threads_for
+from prunecli.evaluation.language_model import CausalLanguageModel
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import LEAST, SPM_MISSING, spm_file
-from prunecli.evaluation.translation import stored_translations
-from prunecli.model.checkpoint import Checkpoint, directory_of
+from prunecli.evaluation.tasks import Classification, MaskedLanguageModel, Task
+from prunecli.evaluation.translation import TranslationTask, stored_translations
+from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.history import pruned_pairs
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.results.document import header
+from prunecli.results.evaluation import Evaluation
+from prunecli.running.layerwise.runner import RunReport
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.documents import refuse_unwritable
 from prunecli.tensors.quantities import counted
@@ -26,19 +30,13 @@ from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tasks import TaskName, task_of, task_of_all
 
-if TYPE_CHECKING:
-    from prunecli.evaluation.tasks import Task
-    from prunecli.results.evaluation import Evaluation
-    from prunecli.running.layerwise.runner import RunReport
-
-TASK_CLASSES: Mapping[TaskName, tuple[str, str]] = {
-    "translation": ("translation", "TranslationTask"),
-    "lm": ("language_model", "CausalLanguageModel"),
-    "mlm": ("tasks", "MaskedLanguageModel"),
-    "classification": ("tasks", "Classification"),
-    "embedding": ("embedding", "Embedding"),
+TASK_CLASSES: Mapping[TaskName, type[Task]] = {
+    "translation": TranslationTask,
+    "lm": CausalLanguageModel,
+    "mlm": MaskedLanguageModel,
+    "classification": Classification,
+    "embedding": Embedding,
 }
-"""Task -> module and class that measure it."""
 
 
 def evaluate(
@@ -141,17 +139,12 @@ def evaluate_data(
 
     Arguments, result and errors are those of `evaluate`.
     """
-    from prunecli.model.checkpoint import open_model
-    from prunecli.results.document import header
-    from prunecli.results.evaluation import Evaluation
 
     with process_group.in_step():
         if output is not None and process_group.is_main:  # before the work
             refuse_unwritable(output, force=force)
     opened = {label: open_model(path) for label, path in checkpoints.items()}
-    module, name = TASK_CLASSES[data.task]
-    kind: type[Task] = getattr(import_module(f"prunecli.evaluation.{module}"), name)
-    task = kind(opened, data, options, progress, say, process_group, report, output, force)
+    task = TASK_CLASSES[data.task](opened, data, options, progress, say, process_group, report, output, force)
     with closing(task), threads(threads_for(opened.values())):
         for label in opened:
             task.measure(label)

@@ -17,18 +17,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from prunecli.errors import PruneError
 from prunecli.evaluation.workloads import Workload
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.cost import weight_bytes
+from prunecli.modules.devices import devices_of
+from prunecli.modules.loading import load_for_decoding, load_model
+from prunecli.modules.machine import new_memory
 from prunecli.progress import Say, unsaid
+from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.json_files import parsed
 from prunecli.tensors.quantities import counted
-
-if TYPE_CHECKING:
-    import torch
-
-    from prunecli.model.checkpoint import Checkpoint
 
 SMALL = 1 << 22
 """Parameters up to which a model is computed in one thread: its products are too small to be shared.
@@ -45,9 +48,6 @@ MEMORY_SHARE = 0.8
 
 def fit_together(checkpoints: Sequence[Checkpoint], device: torch.device, dtype: torch.dtype) -> bool:
     """Whether all models, computed in `dtype`, fit in `MEMORY_SHARE` of the memory that is free."""
-    from prunecli.model.cost import weight_bytes
-    from prunecli.modules.machine import new_memory
-    from prunecli.tensors.dtypes import parse_dtype
 
     needed = sum(weight_bytes(checkpoint, parse_dtype(str(dtype))) for checkpoint in checkpoints)
     return len(checkpoints) == 1 or needed <= MEMORY_SHARE * new_memory(device)
@@ -66,8 +66,6 @@ def model_sizes(model: Any) -> dict[str, int]:
 def device_name(device: Any) -> str:
     """Name of a device with its hardware: `cpu (AMD EPYC 7B13)`, `cuda:0 (NVIDIA H100)`."""
     if device.type == "cuda":
-        import torch
-
         return f"{device} ({torch.cuda.get_device_name(device)})"
     name = platform.machine()
     with suppress(OSError):
@@ -80,7 +78,6 @@ def device_name(device: Any) -> str:
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """Compute on the CPU in `count` threads within the block."""
-    import torch
 
     before = torch.get_num_threads()
     torch.set_num_threads(count)
@@ -92,7 +89,6 @@ def threads(count: int) -> Iterator[None]:
 
 def threads_for(checkpoints: Iterable[Checkpoint]) -> int:
     """Number of CPU threads by the models' sizes alone: one if all are small, else torch's choice."""
-    import torch
 
     is_large = any(checkpoint.total_parameters > SMALL for checkpoint in checkpoints)
     return torch.get_num_threads() if is_large else 1
@@ -186,10 +182,6 @@ def peak_resident() -> int:
 
 def run_task(task: MemoryTask) -> dict[str, Any]:
     """Load and run in this process, whose peak counts from its start; see `measure_cost`."""
-    import torch
-
-    from prunecli.modules.devices import devices_of
-    from prunecli.modules.loading import load_for_decoding, load_model
 
     torch.set_num_threads(task.threads)
     before = peak_resident()
