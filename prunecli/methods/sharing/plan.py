@@ -6,7 +6,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -43,9 +43,6 @@ from prunecli.tensors.stream import (
     joined,
     shape_of,
 )
-
-if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
 
 Activations = Callable[[SharePlan], Scores]
 """Measures hidden units in the model of a plan that narrows nothing."""
