@@ -166,6 +166,16 @@ def argument(default: Any, help: str, metavar: str, **spec: Any) -> Any:  # noqa
     return option(default, help, metavar=metavar, argument=True, recorded=False, **spec)
 
 
+selection_option = partial(option, panel=SELECTION)
+text_option = partial(option, panel=TEXT)
+training_option = partial(option, panel=TRAINING)
+validation_option = partial(option, panel=VALIDATION)
+compute_option = partial(option, panel=COMPUTE)
+advanced_option = partial(option, panel=ADVANCED)
+hidden_option = partial(advanced_option, hidden=True)
+"""Fields of the panels of the help; those of the last one are shown by `--help-all` alone."""
+
+
 @dataclass(frozen=True)
 class Option:
     """One option of a class: what its field says of it.

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
+
 from prunecli.errors import CheckpointError
 from prunecli.model.cost import Load
 from prunecli.private import reorders_own_cache
 from prunecli.processes import ALONE, ProcessGroup
-from prunecli.running.encoding import length_limit, max_positions, vocabulary_size
+from prunecli.running.encoding import length_limit, max_positions, padding_id, vocabulary_size
 from prunecli.text.batching import length_bucketed, pad
 from prunecli.text.tokens import Tokenizer, encode, language_id, languages
 
@@ -76,7 +78,6 @@ def batched_search(
         DataError: the tokenizer has language tokens, but lacks one of `pair`.
         CheckpointError: the id of the target language is none of the vocabulary of the model.
     """
-    from prunecli.running.encoding import padding_id
 
     positions, vocabulary = max_positions(model.config), vocabulary_size(model.config)
     sources = encode(tokenizer, sentences, pair[0], max_length=positions, vocabulary=vocabulary)
@@ -141,7 +142,6 @@ def generate(
     Returns:
         Ids of each best hypothesis, the decoder's start included.
     """
-    import torch
 
     ids, mask = pad(sources, pad_id, left=not getattr(model.config, "is_encoder_decoder", False))
     with torch.inference_mode(), sound_settings(model):

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prunecli import processes
 from prunecli.errors import PruneError, UsageError
+from prunecli.evaluation.embedding import Embedding
 from prunecli.evaluation.hardware import threads, threads_for
+from prunecli.evaluation.language_model import CausalLanguageModel
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import LEAST, SPM_MISSING, spm_file
 from prunecli.evaluation.tasks import Classification, MaskedLanguageModel, Task
 from prunecli.evaluation.translation import TranslationTask, stored_translations
-from prunecli.model.checkpoint import Checkpoint, directory_of
+from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.history import pruned_pairs
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.results.document import header
+from prunecli.results.evaluation import Evaluation
+from prunecli.running.layerwise.runner import RunReport
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.documents import refuse_unwritable
 from prunecli.tensors.quantities import counted
@@ -26,9 +30,13 @@ from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tasks import TaskName, task_of, task_of_all
 
-if TYPE_CHECKING:
-    from prunecli.results.evaluation import Evaluation
-    from prunecli.running.layerwise.runner import RunReport
+TASK_CLASSES: Mapping[TaskName, type[Task]] = {
+    "translation": TranslationTask,
+    "lm": CausalLanguageModel,
+    "mlm": MaskedLanguageModel,
+    "classification": Classification,
+    "embedding": Embedding,
+}
 
 
 def evaluate(
@@ -81,7 +89,12 @@ def evaluate(
         )
     data = choice.read(task, say)
     if choice.pairs is None:
-        data = _pruned_for(list(directories.values()), data, say)
+        kept = pruned_pairs(list(directories.values()), data.pairs) or data.pairs
+        if kept != data.pairs:
+            say(
+                f"{len(kept)} of {len(data.pairs)} pairs: those of the pruned checkpoints (`pairs` takes others)."
+            )
+            data = replace(data, pairs=kept)
     if options.most_translations is not None:
         data = _at_most(options.most_translations, len(directories), data, say)
     for path in directories.values():  # a missing checkpoint is reported before missing scores
@@ -126,16 +139,12 @@ def evaluate_data(
 
     Arguments, result and errors are those of `evaluate`.
     """
-    from prunecli.model.checkpoint import open_model
-    from prunecli.results.document import header
-    from prunecli.results.evaluation import Evaluation
 
     with process_group.in_step():
         if output is not None and process_group.is_main:  # before the work
             refuse_unwritable(output, force=force)
     opened = {label: open_model(path) for label, path in checkpoints.items()}
-    kind = _task_class(data.task)
-    task = kind(opened, data, options, progress, say, process_group, report, output, force)
+    task = TASK_CLASSES[data.task](opened, data, options, progress, say, process_group, report, output, force)
     with closing(task), threads(threads_for(opened.values())):
         for label in opened:
             task.measure(label)
@@ -149,34 +158,6 @@ def evaluate_data(
     evaluation = Evaluation.model_validate(fields)
     task.save(evaluation)
     return evaluation
-
-
-def _task_class(name: TaskName) -> type[Task]:
-    if name == "lm":
-        from prunecli.evaluation.language_model import CausalLanguageModel
-
-        return CausalLanguageModel
-    if name == "embedding":
-        from prunecli.evaluation.embedding import Embedding
-
-        return Embedding
-    tasks = {
-        "translation": TranslationTask,
-        "mlm": MaskedLanguageModel,
-        "classification": Classification,
-    }
-    return tasks[name]
-
-
-def _pruned_for(checkpoints: Sequence[Path], data: Dataset, say: Say) -> Dataset:
-    """Only the pairs that the checkpoints were pruned for, if any."""
-    kept = pruned_pairs(checkpoints, data.pairs)
-    if not kept or kept == data.pairs:
-        return data
-    say(
-        f"{len(kept)} of {len(data.pairs)} pairs: what the checkpoints were pruned for (`pairs` chooses others)."
-    )
-    return replace(data, pairs=kept)
 
 
 def _at_most(count: int, checkpoints: int, data: Dataset, say: Say) -> Dataset:

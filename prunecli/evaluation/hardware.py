@@ -15,20 +15,23 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from prunecli.errors import PruneError
 from prunecli.evaluation.workloads import Workload
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.cost import weight_bytes
+from prunecli.modules.devices import devices_of
+from prunecli.modules.loading import load_for_decoding, load_model
+from prunecli.modules.machine import new_memory
 from prunecli.progress import Say, unsaid
+from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.json_files import parsed
 from prunecli.tensors.quantities import counted
-
-if TYPE_CHECKING:
-    import torch
-
-    from prunecli.model.checkpoint import Checkpoint
 
 SMALL = 1 << 22
 """Parameters up to which a model is computed in one thread: its products are too small to be shared.
@@ -45,9 +48,6 @@ MEMORY_SHARE = 0.8
 
 def fit_together(checkpoints: Sequence[Checkpoint], device: torch.device, dtype: torch.dtype) -> bool:
     """Whether all models, computed in `dtype`, fit in `MEMORY_SHARE` of the memory that is free."""
-    from prunecli.model.cost import weight_bytes
-    from prunecli.modules.machine import new_memory
-    from prunecli.tensors.dtypes import parse_dtype
 
     needed = sum(weight_bytes(checkpoint, parse_dtype(str(dtype))) for checkpoint in checkpoints)
     return len(checkpoints) == 1 or needed <= MEMORY_SHARE * new_memory(device)
@@ -66,8 +66,6 @@ def model_sizes(model: Any) -> dict[str, int]:
 def device_name(device: Any) -> str:
     """Name of a device with its hardware: `cpu (AMD EPYC 7B13)`, `cuda:0 (NVIDIA H100)`."""
     if device.type == "cuda":
-        import torch
-
         return f"{device} ({torch.cuda.get_device_name(device)})"
     name = platform.machine()
     with suppress(OSError):
@@ -80,7 +78,6 @@ def device_name(device: Any) -> str:
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """Compute on the CPU in `count` threads within the block."""
-    import torch
 
     before = torch.get_num_threads()
     torch.set_num_threads(count)
@@ -92,7 +89,6 @@ def threads(count: int) -> Iterator[None]:
 
 def threads_for(checkpoints: Iterable[Checkpoint]) -> int:
     """Number of CPU threads by the models' sizes alone: one if all are small, else torch's choice."""
-    import torch
 
     is_large = any(checkpoint.total_parameters > SMALL for checkpoint in checkpoints)
     return torch.get_num_threads() if is_large else 1
@@ -138,25 +134,13 @@ class MemoryTask:
     room: int = 0
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Load time and peak memory.
-
-    Attributes:
-        load_s: seconds of `load_model`, without imports.
-        resident_before: peak resident bytes before loading: Python, torch and transformers.
-        resident_peak: peak resident bytes of the process.
-        device_peak: peak bytes that torch held on the GPUs; None on a CPU.
-    """
-
-    load_s: float
-    resident_before: int
-    resident_peak: int
-    device_peak: int | None
-
-
-def measure_cost(task: MemoryTask) -> Cost:
+def measure_cost(task: MemoryTask) -> dict[str, Any]:
     """Run `task` in a new process.
+
+    Returns:
+        `load_s`: seconds of `load_model`, without imports; `resident_before` and `resident_peak`: peak resident bytes
+        before loading (Python, torch and transformers), and of the process; `device_peak`: peak bytes that torch held
+        on the GPUs, None on a CPU.
 
     Raises:
         PruneError: the process failed; with its last line.
@@ -170,7 +154,8 @@ def measure_cost(task: MemoryTask) -> Cost:
         command, input=pickle.dumps(task), env=environment, capture_output=True, check=False
     )
     if done.returncode == 0:
-        return Cost(**parsed(done.stdout.splitlines()[-1]))
+        cost: dict[str, Any] = parsed(done.stdout.splitlines()[-1])
+        return cost
     remedy = "Leave this measurement out with `memory=False`."
     if done.returncode == -signal.SIGKILL:
         remedy = (
@@ -195,12 +180,8 @@ def peak_resident() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def run_task(task: MemoryTask) -> Cost:
-    """Load and run in this process, whose peak counts from its start."""
-    import torch
-
-    from prunecli.modules.devices import devices_of
-    from prunecli.modules.loading import load_for_decoding, load_model
+def run_task(task: MemoryTask) -> dict[str, Any]:
+    """Load and run in this process, whose peak counts from its start; see `measure_cost`."""
 
     torch.set_num_threads(task.threads)
     before = peak_resident()
@@ -213,16 +194,21 @@ def run_task(task: MemoryTask) -> Cost:
     load_s = time.perf_counter() - start
     task.work.run(model, task.beam)
     device_peak = sum(int(torch.cuda.max_memory_allocated(card)) for card in cards) if cards else None
-    return Cost(load_s, before, peak_resident(), device_peak)
+    return {
+        "load_s": load_s,
+        "resident_before": before,
+        "resident_peak": peak_resident(),
+        "device_peak": device_peak,
+    }
 
 
 def main() -> None:
-    """Run the pickled task on stdin, and print its `Cost` as JSON."""
+    """Run the pickled task on stdin, and print its cost as JSON."""
     try:
         cost = run_task(pickle.load(sys.stdin.buffer))
     except PruneError as error:
         raise SystemExit(error.message) from None
-    sys.stdout.write(f"\n{json.dumps(asdict(cost))}\n")
+    sys.stdout.write(f"\n{json.dumps(cost)}\n")
 
 
 if __name__ == "__main__":

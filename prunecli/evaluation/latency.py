@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from prunecli.evaluation.hardware import (
     MemoryTask,
@@ -28,13 +30,15 @@ from prunecli.evaluation.workloads import Phase, Workload, workload
 from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.cost import Load
 from prunecli.model.history import pruned_pairs
+from prunecli.modules.devices import choose_devices, devices_of
+from prunecli.modules.fitting import COMPUTE, decoding, decoding_room, dtype_name, fitting_dtype
+from prunecli.modules.loading import load_for_decoding, load_model
 from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.results.document import header
+from prunecli.results.latency import Latency, Spread, Timing
 from prunecli.text.choice import Dataset, TextChoice, described
 from prunecli.text.parallel import pair_name
 from prunecli.text.tasks import TaskName, task_of, task_of_all
-
-if TYPE_CHECKING:
-    from prunecli.results.latency import Latency, Timing
 
 BEAM = 5
 """Default beam of translation."""
@@ -98,12 +102,6 @@ def _latency(
     progress: Progress,
     say: Say,
 ) -> Latency:
-    import torch
-
-    from prunecli.modules.devices import choose_devices
-    from prunecli.modules.fitting import COMPUTE, decoding, decoding_room, dtype_name, fitting_dtype
-    from prunecli.results.document import header
-    from prunecli.results.latency import Latency
 
     beam, largest = max(options.beams or (1,)), max(options.batch_sizes)
     longest = max(len(row) for work in workloads.values() for row in work.rows)
@@ -129,7 +127,7 @@ def _latency(
                     beam=beam,
                     room=rooms[label],
                 )
-                costs[label] = asdict(measure_cost(task))
+                costs[label] = measure_cost(task)
                 advance(1)
     turns = Turns(opened, workloads, rooms, options)
     seconds = _measure(turns, list(opened), options, progress)
@@ -193,8 +191,6 @@ class Turns:
         rooms: Mapping[str, int],
         options: LatencyOptions,
     ) -> None:
-        from prunecli.modules.devices import choose_devices
-        from prunecli.modules.fitting import COMPUTE
 
         self._opened, self._workloads, self._rooms, self._dtype = opened, workloads, rooms, options.dtype
         self._models: dict[str, Any] = {}
@@ -217,9 +213,6 @@ class Turns:
     def model(self, label: str) -> Any:
         """The model of a checkpoint, loaded at its first turn."""
         if label not in self._models:
-            from prunecli.modules.devices import devices_of
-            from prunecli.modules.loading import load_for_decoding, load_model
-
             if not self.together:
                 self._models.clear()
                 gc.collect()
@@ -254,7 +247,6 @@ def _measure(
 def _timing(
     setting: Setting, phase: Phase, seconds: Sequence[float], baseline: Sequence[float], work: Workload
 ) -> Timing:
-    from prunecli.results.latency import Spread, Timing
 
     count, tokens = len(work), work.tokens[phase]
     fields: dict[str, Any] = {}

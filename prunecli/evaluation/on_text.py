@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import model_validator
 
 from prunecli.errors import UsageError
-from prunecli.options import COMPUTE, Options, Size, option
+from prunecli.options import Options, Size, compute_option
 from prunecli.progress import Say, unsaid
 from prunecli.text.choice import Dataset, TextChoice, described
 from prunecli.text.parallel import ParallelText, pair_name
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 
 def device_option() -> Any:
     """Return the field `device`."""
-    return option(
+    return compute_option(
         "auto",
         "auto (a GPU, or all if one is too small), cpu, cuda, cuda:1, …",
         metavar="NAME",
-        panel=COMPUTE,
         recorded=False,
     )
 
@@ -37,8 +36,8 @@ def device_option() -> Any:
 class RunOptions(Options):
     """How a model runs on text."""
 
-    batch_tokens: int = option(
-        4096, "Padded tokens in a batch; fewer take less memory.", panel=COMPUTE, recorded=False, ge=1
+    batch_tokens: int = compute_option(
+        4096, "Padded tokens in a batch; fewer take less memory.", recorded=False, ge=1
     )
     device: str = device_option()
 
@@ -46,18 +45,16 @@ class RunOptions(Options):
 class MemoryOptions(Options):
     """Options of a run layer by layer."""
 
-    memory: Size | None = option(
+    memory: Size | None = compute_option(
         None,
         "Run layer by layer within this memory (8GiB).",
         metavar="SIZE",
-        panel=COMPUTE,
     )
-    spill_directory: Path | None = option(
+    spill_directory: Path | None = compute_option(
         None,
         "With --memory: directory for hidden states that do not fit. Default: that of temporary files.",
         flag="--spill-dir",
         metavar="DIR",
-        panel=COMPUTE,
         hidden=True,
     )
 

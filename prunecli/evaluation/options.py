@@ -13,15 +13,16 @@ from prunecli import demo
 from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import MemoryOptions, RunOptions, device_option
 from prunecli.options import (
-    ADVANCED,
-    COMPUTE,
     COMPUTE_DTYPE,
     RUNNING_DTYPE,
-    TEXT,
     ComputeDtype,
     Options,
     RunningDtype,
+    advanced_option,
+    compute_option,
+    hidden_option,
     option,
+    text_option,
 )
 from prunecli.tensors.hub.names import origin
 
@@ -110,107 +111,86 @@ class EvaluationOptions(MemoryOptions, RunOptions):
         most_translations: limit on the translations of all checkpoints and pairs together; None: no limit.
     """
 
-    beam: int = option(4, "Beam size; 1 is greedy search.", panel=COMPUTE, ge=1)
-    batch_tokens: int = option(2048, "Padded tokens in a batch; fewer take less memory.", panel=COMPUTE, ge=1)
+    beam: int = compute_option(4, "Beam size; 1 is greedy search.", ge=1)
+    batch_tokens: int = compute_option(2048, "Padded tokens in a batch; fewer take less memory.", ge=1)
     dtype: RunningDtype = RUNNING_DTYPE
-    max_new_tokens: int | None = option(
+    max_new_tokens: int | None = compute_option(
         None,
         "Longest output. Default: 3 x source tokens + 50 (--continuations: 64).",
-        panel=COMPUTE,
         ge=1,
     )
-    stride: int | None = option(
+    stride: int | None = text_option(
         None,
         "lm: tokens from one window to the next; fewer make windows overlap. Default: context - 1.",
-        panel=TEXT,
         ge=1,
         hidden=True,
     )
-    continuations: int = option(
+    continuations: int = text_option(
         0,
         "lm: prompts of each text whose greedy continuations are compared with the first checkpoint's.",
-        panel=TEXT,
         ge=0,
     )
-    groups: Path | None = option(
+    groups: Path | None = text_option(
         None,
         "Also means by group of languages: a language, a tab and its group on each line, or {language: group} "
         "in .json.",
-        panel=TEXT,
         role="text",
         hidden=True,
     )
-    spm: Path | None = option(
+    spm: Path | None = hidden_option(
         None,
         "FLORES-200's SentencePiece model, for spBLEU. Default: where sacrebleu stores it.",
-        panel=ADVANCED,
         role="text",
-        hidden=True,
     )
-    comet: str | None = option(
+    comet: str | None = hidden_option(
         None,
         "Also COMET with this model (Unbabel/wmt22-comet-da, or a .ckpt file); needs comet-score.",
         metavar="MODEL",
-        hidden=True,
-        panel=ADVANCED,
     )
-    hypotheses: Path | None = option(
+    hypotheses: Path | None = advanced_option(
         None,
         "Store the outputs, in a directory for each checkpoint.",
         metavar="DIR",
-        panel=ADVANCED,
         role="output",
     )
-    examples: int = option(
+    examples: int = hidden_option(
         3,
         "Number of inputs to show with all outputs, those where the outputs differ most (lm: with --continuations).",
-        panel=ADVANCED,
         ge=0,
-        hidden=True,
     )
-    samples: int = option(
+    samples: int = hidden_option(
         1000,
         "Resamples of the significance test; 0: no test.",
         flag="--bootstrap",
-        panel=ADVANCED,
         ge=0,
-        hidden=True,
     )
-    level: float = option(
+    level: float = hidden_option(
         0.05,
         "A difference counts as significant below this p-value.",
         flag="--significance",
         metavar="LEVEL",
-        panel=ADVANCED,
         gt=0,
         lt=1,
-        hidden=True,
     )
-    seed: int = option(
-        12345, "Seed of the resamples, and of the tokens that mlm hides.", panel=ADVANCED, hidden=True, ge=1
-    )
-    min_ratio: float | None = option(
+    seed: int = hidden_option(12345, "Seed of the resamples, and of the tokens that mlm hides.", ge=1)
+    min_ratio: float | None = hidden_option(
         None,
         "Exit with status 1 if another checkpoint has less than this share of the first checkpoint's score.",
         metavar="RATIO",
-        panel=ADVANCED,
         ge=0,
-        hidden=True,
     )
-    least: tuple[str, ...] = option(
+    least: tuple[str, ...] = advanced_option(
         (),
         "Exit with status 1 if a score is lower (chrF++=50); may be given again.",
         flag="--min",
         metavar="SCORE=X",
-        panel=ADVANCED,
         repeated=True,
     )
-    most: tuple[str, ...] = option(
+    most: tuple[str, ...] = advanced_option(
         (),
         "Exit with status 1 if a score is higher (perplexity=20); may be given again.",
         flag="--max",
         metavar="SCORE=X",
-        panel=ADVANCED,
         repeated=True,
     )
     most_translations: int | None = None
@@ -260,7 +240,7 @@ def _limits(name: str, given: Sequence[str]) -> dict[str, float]:
 class LatencyOptions(Options):
     """Options of `bench-latency`, apart from the checkpoints and the text."""
 
-    sentences: int = option(8, "Sentences, examples or prompts per run.", panel=TEXT, ge=1)
+    sentences: int = text_option(8, "Sentences, examples or prompts per run.", ge=1)
     batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = option(
         (1,), "Sentences at a time; several with commas. Default: 1.", flag="--batch-size", metavar="N,…"
     )
@@ -273,21 +253,19 @@ class LatencyOptions(Options):
         flag="--max-new-tokens",
         ge=2,
     )
-    runs: int = option(5, "Timed runs.", panel=COMPUTE, ge=1)
-    warm_up: int = option(1, "Runs before them that do not count.", flag="--warmup", panel=COMPUTE, ge=0)
-    threads: int | None = option(
+    runs: int = compute_option(5, "Timed runs.", ge=1)
+    warm_up: int = compute_option(1, "Runs before them that do not count.", flag="--warmup", ge=0)
+    threads: int | None = compute_option(
         None,
         "CPU threads. Default: one for small models, else the number of idle cores.",
-        panel=COMPUTE,
         ge=1,
     )
     device: str = device_option()
     dtype: RunningDtype = RUNNING_DTYPE
-    memory: bool = option(
+    memory: bool = compute_option(
         True,
         "Leave out load time and peak memory, for which each checkpoint is loaded once more.",
         flag="--no-memory",
-        panel=COMPUTE,
     )
 
     @property
@@ -311,14 +289,11 @@ class SimilarityOptions(RunOptions):
     measure: Literal["cka", "lns", "both"] = option(
         "both", "cka: linear CKA; lns: local neighbourhood similarity; both."
     )
-    neighbours: float = option(
-        0.05, "Neighbours of LNS, as a share of the sentences.", panel=ADVANCED, ge=0, le=1
-    )
-    random_baseline: int | None = option(
+    neighbours: float = advanced_option(0.05, "Neighbours of LNS, as a share of the sentences.", ge=0, le=1)
+    random_baseline: int | None = advanced_option(
         None,
         "Also the similarity to random weights of CHECKPOINT's architecture: the mean over this number of seeds.",
         metavar="SEEDS",
-        panel=ADVANCED,
         ge=1,
     )
     dtype: ComputeDtype = COMPUTE_DTYPE

@@ -27,7 +27,7 @@ from prunecli.results.rewriting import QualityChange
 from prunecli.running.batches import run_forward, task_batches
 from prunecli.running.encoding import text_examples
 from prunecli.running.examples import Batch
-from prunecli.running.losses import token_losses
+from prunecli.running.losses import sum_losses
 from prunecli.running.runner import InMemory
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.parallel import ParallelText, has_split
@@ -113,30 +113,25 @@ class QualityCheck:
     def _measure(self, path: Path) -> NDArray[Any]:
         """By task: the vectors of the texts, their logits, or the sum of all losses and the number of tokens `[2]`."""
         model, tokenizer = load_model(path, device=self._devices, dtype=self._dtype), load_tokenizer(path)
-        runner, data, found = InMemory(model), self._data, dict[tuple[int, ...], NDArray[Any]]()
-        if self._task == "embedding" and isinstance(data.text, PlainText):
-            texts = list(data.text.texts)
-            return text_vectors(runner, tokenizer, read_pooling(path), texts, BATCH_TOKENS)
+        runner, text = InMemory(model), self._data.text
+        if isinstance(text, PlainText) and self._task == "embedding":
+            return text_vectors(runner, tokenizer, read_pooling(path), list(text.texts), BATCH_TOKENS)
+        what, found = "measuring the quality", dict[int, NDArray[Any]]()
+        if not isinstance(text, PlainText) or self._task != "classification":
+            batches = chain(*task_batches(tokenizer, model, self._data, BATCH_TOKENS).values())
+            return np.array(sum_losses(runner, [*batches], what, self._progress))
 
         def forward(batch: Batch) -> Tensor:
-            if self._task == "classification":
-                logits: Tensor = model(**batch.arguments(model)).logits
-                return logits
-            losses, counts = token_losses(model, batch)
-            return losses.new_tensor([[float(losses.double().sum()), float(counts.sum())]])
+            logits: Tensor = model(**batch.arguments(model)).logits
+            return logits
 
-        def finish(batch: Batch, values: Tensor) -> int:
-            found[batch.indices] = values.double().cpu().numpy()
+        def finish(batch: Batch, logits: Tensor) -> int:
+            found.update(zip(batch.indices, logits.double().cpu().numpy(), strict=True))
             return len(batch.indices)
 
-        if self._task == "classification" and isinstance(data.text, PlainText):
-            batches = text_examples(tokenizer, model, data.text.texts).batches(1)
-        else:
-            batches = [*chain(*task_batches(tokenizer, model, data, BATCH_TOKENS).values())]
-        line = "measuring the quality", sum(len(batch.indices) for batch in batches), "examples"
-        run_forward(runner, batches, forward, finish, line, self._progress)
-        values = np.concatenate([found[rows] for rows in sorted(found)])
-        return values if self._task == "classification" else values.sum(axis=0)
+        examples = text_examples(tokenizer, model, text.texts).batches(1)
+        run_forward(runner, examples, forward, finish, (what, len(examples), "examples"), self._progress)
+        return np.stack([found[number] for number in sorted(found)])
 
 
 def little(data: Dataset, steps: Sequence[Mapping[str, Any]] = ()) -> Dataset:

@@ -8,28 +8,38 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from prunecli.errors import UsageError
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import mcnemar_test, paired_t_test
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.modules.devices import choose_device, choose_devices
+from prunecli.modules.fitting import candidates, choose_dtype, dtype_name, fitting_dtype
+from prunecli.modules.loading import load_model
+from prunecli.modules.stock_model import refused_by_layer
+from prunecli.modules.stock_names import REMEDY
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.results.document import sizes
+from prunecli.results.evaluation import Evaluation
+from prunecli.running.batches import Line, run_forward
+from prunecli.running.encoding import labelled_examples, window_length
+from prunecli.running.examples import Batch
+from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
+from prunecli.running.losses import measure_losses, require_finite
+from prunecli.running.runner import InMemory, Runner
+from prunecli.running.windows import mlm_examples
+from prunecli.tensors.documents import write_json
 from prunecli.text.choice import Dataset, described
 from prunecli.text.plain import LabelledText, PlainText, label_ids
-
-if TYPE_CHECKING:
-    import torch
-
-    from prunecli.model.checkpoint import Checkpoint
-    from prunecli.results.evaluation import Evaluation
-    from prunecli.running.batches import Line
-    from prunecli.running.layerwise.runner import RunReport
-    from prunecli.running.runner import Runner
-    from prunecli.text.tokens import Tokenizer
+from prunecli.text.tokens import Tokenizer, load_tokenizer
 
 T_TEST, MCNEMAR = "paired t-test", "McNemar, exact"
 WINDOWS_TEST = f"{T_TEST} over the windows' losses"
@@ -84,7 +94,6 @@ class Task(ABC):
 
     def save(self, evaluation: Evaluation) -> None:
         """Write the result, if it has a file."""
-        from prunecli.tensors.documents import write_json
 
         if self.output is not None:
             write_json(self.output, evaluation.to_json(), force=self.force)
@@ -140,10 +149,6 @@ class ModelTask(Task):
 
     def choose_dtype(self) -> str:
         """The type of all models: any size fits layer by layer, else the type that fits in memory."""
-        from prunecli.modules.devices import choose_devices
-        from prunecli.modules.fitting import candidates, dtype_name, fitting_dtype
-        from prunecli.modules.stock_model import refused_by_layer
-        from prunecli.modules.stock_names import REMEDY
 
         devices, asked = choose_devices(self.options.device), self.options.dtype
         if self.options.memory is None:
@@ -165,12 +170,6 @@ class ModelTask(Task):
 
     def measure(self, label: str) -> None:
         """See `Task`."""
-        from prunecli.modules.devices import choose_device
-        from prunecli.modules.fitting import choose_dtype
-        from prunecli.modules.loading import load_model
-        from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
-        from prunecli.running.runner import InMemory
-        from prunecli.text.tokens import load_tokenizer
 
         checkpoint, options, work = self.opened[label], self.options, RunReport()
         tokenizer = load_tokenizer(checkpoint.path)
@@ -190,7 +189,6 @@ class ModelTask(Task):
 
     def fields(self) -> dict[str, Any]:
         """See `Task`."""
-        from prunecli.results.document import sizes
 
         (baseline, first), rows = next(iter(self.measured.items())), []
         for label, own in self.measured.items():
@@ -235,9 +233,6 @@ class MaskedLanguageModel(ModelTask):
 
     def run(self, label: str, runner: Runner, tokenizer: Tokenizer) -> Measured:
         """See `ModelTask`."""
-        from prunecli.running.encoding import window_length
-        from prunecli.running.losses import measure_losses
-        from prunecli.running.windows import mlm_examples
 
         text, options = self.data.text, self.options
         assert isinstance(text, PlainText)
@@ -296,13 +291,6 @@ def classify(
     Raises:
         PruneError: as `labelled_examples` and `runner`; a loss that is not finite.
     """
-    from torch import Tensor
-    from torch.nn.functional import cross_entropy
-
-    from prunecli.running.batches import run_forward
-    from prunecli.running.encoding import labelled_examples
-    from prunecli.running.examples import Batch
-    from prunecli.running.losses import require_finite
 
     chosen, labels = np.zeros((2, len(text)), np.int64)
     losses = np.zeros(len(text))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,14 +27,17 @@ from prunecli.evaluation.scoring import (
     score,
 )
 from prunecli.evaluation.tasks import Task
+from prunecli.modules.devices import choose_device, choose_devices
+from prunecli.modules.fitting import COMPUTE, decoding, decoding_room, dtype_name, fitting_dtype
+from prunecli.modules.loading import load_for_decoding
 from prunecli.progress import foretelling
+from prunecli.results.document import sizes
+from prunecli.results.evaluation import Evaluation
 from prunecli.tensors.documents import partial_path, refuse_unwritable
 from prunecli.tensors.quantities import counted
 from prunecli.tensors.unfinished import Store, digest
 from prunecli.text.parallel import ParallelText, groups_of, lines_sha256, pair_name, read_groups
-
-if TYPE_CHECKING:
-    from prunecli.results.evaluation import Evaluation
+from prunecli.text.tokens import language_id, languages, load_tokenizer
 
 EXAMPLE_CANDIDATES = 200
 """Sentences of all pairs among which the examples are chosen, spread evenly."""
@@ -74,8 +77,6 @@ class TranslationTask(Task):
 
     def choose_dtype(self) -> str:
         """The dtype as asked, or of the interrupted run, or the one that fits in memory."""
-        from prunecli.modules.devices import choose_devices
-        from prunecli.modules.fitting import COMPUTE, decoding, dtype_name, fitting_dtype
 
         dtypes = {record["run"]: record["dtype"] for record in self.partial.records.values()}
         earlier = self.process_group.broadcast(dtypes.get(self.run_key))
@@ -135,10 +136,6 @@ class TranslationTask(Task):
         found = group.broadcast({name: self._finished(key) for name, key in keys.items()})
         left = [name for name, done in found.items() if done is None]
         if left:
-            from prunecli.modules.fitting import COMPUTE, decoding_room
-            from prunecli.modules.loading import load_for_decoding
-            from prunecli.text.tokens import language_id, languages, load_tokenizer
-
             tokenizer = load_tokenizer(checkpoint.path)
             if languages(tokenizer):
                 for language in {*chain(*(self.names[name] for name in left))}:
@@ -162,8 +159,6 @@ class TranslationTask(Task):
     def fields(self) -> dict[str, Any]:
         """See `Task`."""
         import pandas as pd
-
-        from prunecli.results.document import sizes
 
         options, labels = self.options, list(self.opened)
         compare = len(labels) > 1 and options.samples > 0
@@ -212,10 +207,14 @@ class TranslationTask(Task):
             mean.pop("pairs")
             if compare and first is not None:
                 changes = frames[label] - first
-                mean["significant"] = {
-                    metric: self._significant(changes[metric].tolist(), metric, tests[label])
-                    for metric in metrics
-                }
+                mean["significant"] = {}
+                for metric in metrics:
+                    p_values = [tests[label][name][metric].p_value or 0.0 for name in self.names]
+                    certain = changes[metric][np.array(p_values) < options.level]
+                    mean["significant"][metric] = {
+                        "worse": int((certain < 0).sum()),
+                        "better": int((certain > 0).sum()),
+                    }
             results.append(
                 {
                     "checkpoint": label,
@@ -247,19 +246,10 @@ class TranslationTask(Task):
             "examples": self._examples(),
         }
 
-    def _significant(
-        self, changes: Sequence[float], metric: str, tests: dict[str, dict[str, Significance]]
-    ) -> dict[str, int]:
-        """Number of pairs that are significantly worse and better than the baseline."""
-        p_values = [tests[name][metric].p_value or 0.0 for name in self.names]
-        certain = [c for c, p_value in zip(changes, p_values, strict=True) if p_value < self.options.level]
-        return {"worse": sum(c < 0 for c in certain), "better": sum(c > 0 for c in certain)}
-
     def _comet(self) -> dict[str, dict[str, NDArray[np.float64]]]:
         """Label -> pair -> COMET of each sentence, from one run of the program; empty without --comet."""
         if self.options.comet is None:
             return {}
-        from prunecli.modules.devices import choose_device
 
         sides = [[line for pair in self.data.pairs for line in self.text.sentences[pair[i]]] for i in (0, 1)]
         systems = {

@@ -18,10 +18,27 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import torch
+
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import generate
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.running.encoding import max_positions, position_count, vocabulary_size
+from prunecli.modules.building import assemble, model_class, stock_config
+from prunecli.modules.loading import load_model
+from prunecli.modules.pooling import read_pooling
+from prunecli.running.encoding import (
+    embedding_examples,
+    labelled_examples,
+    max_positions,
+    padding_id,
+    position_count,
+    require_task,
+    text_examples,
+    vocabulary_size,
+)
+from prunecli.running.examples import Batch, Sequences
+from prunecli.running.losses import batch_vectors
+from prunecli.running.windows import packed_examples
 from prunecli.text.choice import Dataset, columns
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import LabelledText, PlainText, bounded
@@ -112,7 +129,6 @@ class Continuation(Workload):
 
     def run(self, model: Any, beam: int) -> dict[Phase, float]:
         """See `Workload`."""
-        import torch
         from transformers import StoppingCriteriaList
 
         times = [time.perf_counter()]
@@ -156,11 +172,6 @@ class Passes(Workload):
 
     def run(self, model: Any, _beam: int) -> dict[Phase, float]:
         """See `Workload`."""
-        import torch
-
-        from prunecli.modules.pooling import read_pooling
-        from prunecli.running.examples import Batch, Sequences
-        from prunecli.running.losses import batch_vectors
 
         every = range(len(self))
         inputs = Sequences(self.rows).inputs(every, self.pad_id)
@@ -180,7 +191,6 @@ class Passes(Workload):
 
 def finished_at(model: Any) -> float:
     """The time at which the device has finished its work."""
-    import torch
 
     getattr(torch, model.device.type).synchronize()
     return time.perf_counter()
@@ -225,17 +235,6 @@ def workload(checkpoint: Checkpoint, data: Dataset, count: int, new_tokens: int)
         UsageError: more tokens than the model has positions, or padding that it does not have.
         DataError: fewer examples than `count`, or some that the model cannot read.
     """
-    import torch
-
-    from prunecli.modules.building import assemble
-    from prunecli.modules.loading import load_model
-    from prunecli.modules.pooling import read_pooling
-    from prunecli.running.encoding import (
-        embedding_examples,
-        labelled_examples,
-        require_task,
-        text_examples,
-    )
 
     text, directory = data.text, checkpoint.path
     if isinstance(text, ParallelText) and data.task == "translation":
@@ -279,8 +278,6 @@ def decoding(
     """
     config: Any = SimpleNamespace(**checkpoint.config)
     if checkpoint.architecture is not None:  # other families are checked once they are loaded
-        from prunecli.modules.building import model_class, stock_config
-
         stock, config = model_class(checkpoint), stock_config(checkpoint)  # with its own names and defaults
         if not stock.can_generate():
             raise UnsupportedModelError(
@@ -316,8 +313,6 @@ def _continuation(
 
     With `context`, the texts are concatenated and cut into prompts of `context` tokens.
     """
-    from prunecli.running.encoding import padding_id, require_task, text_examples
-    from prunecli.running.windows import packed_examples
 
     require_task(model, "lm")
     limit, room = position_count(model), None

@@ -11,16 +11,17 @@ from pydantic import BeforeValidator
 
 from prunecli.errors import UsageError
 from prunecli.options import (
-    ADVANCED,
-    SELECTION,
     STORED_DTYPE,
     Files,
     Options,
     Share,
     Size,
     StoredDtype,
+    advanced_option,
+    hidden_option,
     option,
     paths,
+    selection_option,
 )
 
 if TYPE_CHECKING:
@@ -113,14 +114,20 @@ class PruningOptions(Options):
         None, "Fraction of the {units} to remove, rounded up. Default: {ratio}.", metavar="R", recorded=False
     )
     count: int | None = option(None, "Number of {units} to remove in all, instead of --ratio.", ge=0)
-    least: int | None = option(
-        None, "Number of {units} that each layer keeps at least.", flag="--min", panel=SELECTION, ge=0
+    least: int | None = selection_option(
+        None, "Number of {units} that each layer keeps at least.", flag="--min", ge=0
     )
-    uniform: bool = option(
-        False, "Remove the same part of every layer.", flag="--uniform/--uneven", panel=SELECTION
+    uniform: bool = selection_option(
+        False,
+        "Remove the same part of every layer.",
+        flag="--uniform/--uneven",
     )
     dtype: StoredDtype | None = STORED_DTYPE
-    seed: int = option(0, "Seed of the metric random.", panel=ADVANCED, recorded=False, hidden=True)
+    seed: int = hidden_option(
+        0,
+        "Seed of the metric random.",
+        recorded=False,
+    )
 
     @property
     def has_amount(self) -> bool:
@@ -163,17 +170,15 @@ class UnitOptions(PruningOptions):
     """Metrics that scores are measured by; see `results.unit_scores.METHODS`."""
 
     metric: Any = None
-    keep: Path | str | None = option(
+    keep: Path | str | None = selection_option(
         None,
         "Ids of the {units} to keep, instead of ranking them: what --dry-run --json printed.",
         metavar="FILE",
-        panel=SELECTION,
         role="input",
     )
-    scores: Scores | Files | None = option(
+    scores: Scores | Files | None = selection_option(
         None,
         "Scores from --save-scores instead of text; may be given again: scores of one metric add up.",
-        panel=SELECTION,
         role="input",
     )
 
@@ -203,12 +208,12 @@ class UnitOptions(PruningOptions):
 class HeadOptions(UnitOptions):
     """Options of `prune-heads`."""
 
-    COMMAND: ClassVar[str] = "prune-heads"
-    KIND: ClassVar[Literal["head", "unit", "layer"]] = "head"
-    UNITS: ClassVar[str] = "heads"
-    DEFAULT_RATIO: ClassVar[float] = 0.2
+    COMMAND = "prune-heads"
+    KIND = "head"
+    UNITS = "heads"
+    DEFAULT_RATIO = 0.2
     """The paper removes 20 % without a noticeable loss in both of its models (4.2)."""
-    METHODS: ClassVar[tuple[str, ...]] = ("gradient", "ablation", "all-but-one")
+    METHODS = ("gradient", "ablation", "all-but-one")
 
     scores: Scores | Files = option(
         (Path("heads.json"),),
@@ -216,74 +221,72 @@ class HeadOptions(UnitOptions):
         "of the gradient method add up. Default: heads.json.",
         role="input",
     )
-    attention: tuple[AttentionKind, ...] = option(
+    attention: tuple[AttentionKind, ...] = selection_option(
         ("encoder", "decoder", "cross"),
         "Kinds of attention that may lose heads, with commas: encoder, decoder (self-attention), cross. --ratio counts "
         "their heads alone. Default: all.",
         metavar="KINDS",
-        panel=SELECTION,
     )
-    metric: HeadMetric = option("importance", "importance: by scores; random: a baseline.", panel=SELECTION)
-    normalize: Normalize | None = option(
+    metric: HeadMetric = selection_option(
+        "importance",
+        "importance: by scores; random: a baseline.",
+    )
+    normalize: Normalize | None = selection_option(
         None,
         "Divide scores by the l2 norm over their layer (per-layer), or compare them as they are (none). Default: "
         "per-layer; none for scores of score-heads --metric ablation.",
-        panel=SELECTION,
         recorded=False,
     )
-    least: int = option(
-        0, "Number of heads that each layer keeps at least.", flag="--min", panel=SELECTION, ge=0
-    )
-    uniform: bool = option(
+    least: int = selection_option(0, "Number of heads that each layer keeps at least.", flag="--min", ge=0)
+    uniform: bool = selection_option(
         False,
         "Keep the same number of heads in every layer, the largest that a stock config can hold and the amount allows: "
         "plain transformers loads the result.",
         flag="--uniform/--uneven",
-        panel=SELECTION,
     )
 
 
 class NarrowOptions(UnitOptions):
     """Options of `prune-ffn`."""
 
-    COMMAND: ClassVar[str] = "prune-ffn"
-    KIND: ClassVar[Literal["head", "unit", "layer"]] = "unit"
-    UNITS: ClassVar[str] = "hidden units"
-    AMOUNTS: ClassVar[tuple[str, ...]] = ("ratio", "count", "width")
-    METHODS: ClassVar[tuple[str, ...]] = ("activation", "activation-norm")
+    COMMAND = "prune-ffn"
+    KIND = "unit"
+    UNITS = "hidden units"
+    AMOUNTS = ("ratio", "count", "width")
+    METHODS = ("activation", "activation-norm")
 
     width: int | None = option(None, "Number of hidden units that every FFN keeps, instead of --ratio.", ge=1)
-    metric: UnitMetric | None = option(
+    metric: UnitMetric | None = selection_option(
         None,
         "activation: root mean square on text; activation-norm: the same times the norm of the output weights; norms: "
         "of all weights, without text; random. Default: that of --scores, or activation-norm.",
-        panel=SELECTION,
         recorded=False,
     )
-    side: Side | None = option(None, "Only this stack gets narrower FFNs.", panel=SELECTION)
-    least: int = option(
-        1, "Number of hidden units that each FFN keeps at least.", flag="--min", panel=SELECTION, ge=0
+    side: Side | None = selection_option(
+        None,
+        "Only this stack gets narrower FFNs.",
     )
-    multiple_of: int | None = option(
+    least: int = selection_option(
+        1, "Number of hidden units that each FFN keeps at least.", flag="--min", ge=0
+    )
+    multiple_of: int | None = selection_option(
         None,
         "Round widths down to a multiple of N. Default: 1; with --experts 8 where the width is one.",
-        panel=SELECTION,
         ge=1,
     )
-    uniform: bool = option(
+    uniform: bool = selection_option(
         True,
         "--uniform: remove the same fraction of every FFN. --uneven: rank the units of all FFNs together, each score "
         "divided by the l2 norm over its FFN; not a stock model. Default: --uniform.",
         flag="--uniform/--uneven",
-        panel=SELECTION,
     )
-    dense_only: bool = option(
-        False, "Leave mixtures of experts as they are, instead of an error.", panel=ADVANCED
+    dense_only: bool = advanced_option(
+        False,
+        "Leave mixtures of experts as they are, instead of an error.",
     )
-    experts: bool = option(
+    experts: bool = selection_option(
         False,
         "Narrow the experts of mixtures, all to the same width, instead of dense FFNs.",
-        panel=SELECTION,
     )
 
     def check_options(self) -> None:
@@ -316,12 +319,12 @@ class NarrowOptions(UnitOptions):
 class LayerOptions(UnitOptions):
     """Options of `prune-layers`. ShortGPT removes about the default ratio (2403.03853)."""
 
-    COMMAND: ClassVar[str] = "prune-layers"
-    KIND: ClassVar[Literal["head", "unit", "layer"]] = "layer"
-    UNITS: ClassVar[str] = "layers"
-    AMOUNTS: ClassVar[tuple[str, ...]] = ("ratio", "count", "encoder", "decoder")
-    METHODS: ClassVar[tuple[str, ...]] = ("cosine", "cka", "perplexity", "embedding")
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"least", "uniform"})
+    COMMAND = "prune-layers"
+    KIND = "layer"
+    UNITS = "layers"
+    AMOUNTS = ("ratio", "count", "encoder", "decoder")
+    METHODS = ("cosine", "cka", "perplexity", "embedding")
+    LEFT_OUT = frozenset({"least", "uniform"})
 
     encoder: int | None = option(None, "Number of layers to remove from the encoder.", ge=0)
     decoder: int | None = option(None, "Number of layers to remove from the decoder.", ge=0)
@@ -337,19 +340,20 @@ class LayerOptions(UnitOptions):
         metavar="LIST|FILE",
         recorded=False,
     )
-    metric: LayerMetric | None = option(
+    metric: LayerMetric | None = selection_option(
         None,
         "cosine, cka: how little a layer's output is like its input; perplexity: how much it rises without the layer; "
         "embedding: how far the text's vector moves; last: remove the last layers; random. Default: that of --scores, "
         "or cosine; embedding for a model without a head.",
-        panel=SELECTION,
         recorded=False,
     )
-    side: Side | None = option(None, "Only this stack loses layers.", panel=SELECTION)
-    contiguous: bool = option(
+    side: Side | None = selection_option(
+        None,
+        "Only this stack loses layers.",
+    )
+    contiguous: bool = selection_option(
         False,
         "Remove layers side by side: the run whose input is most like its output (by angle).",
-        panel=SELECTION,
     )
 
     @property
@@ -391,36 +395,30 @@ class LayerOptions(UnitOptions):
 
 
 class LoadOptions(Options):
-    """What is decoded at a time in the memory of `fit`."""
+    """Options of the batch that must be decodable in the memory of `fit`."""
 
-    fit_batch: int | None = option(
+    fit_batch: int | None = hidden_option(
         None,
         "For --fit: sentences or texts decoded at a time. Default: 1.",
-        panel=ADVANCED,
-        hidden=True,
         recorded=False,
         ge=1,
     )
-    fit_beam: int | None = option(
+    fit_beam: int | None = hidden_option(
         None,
         "For --fit: beam size. Default: 4; for language models 1.",
-        panel=ADVANCED,
-        hidden=True,
         recorded=False,
         ge=1,
     )
-    fit_length: int | None = option(
+    fit_length: int | None = hidden_option(
         None,
         "For --fit: tokens of a sentence. Default: 128; for language models 4,096, or all their positions.",
-        panel=ADVANCED,
-        hidden=True,
         recorded=False,
         ge=1,
     )
 
     @property
     def load(self) -> dict[str, int]:
-        """What is given of batch, beam and length."""
+        """The values that are given, as `batch`, `beam` and `length`."""
         values = {"batch": self.fit_batch, "beam": self.fit_beam, "length": self.fit_length}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -428,10 +426,10 @@ class LoadOptions(Options):
 class ExpertOptions(LoadOptions, PruningOptions):
     """Options of `prune-experts`."""
 
-    COMMAND: ClassVar[str] = "prune-experts"
-    UNITS: ClassVar[str] = "experts"
-    AMOUNTS: ClassVar[tuple[str, ...]] = ("ratio", "count", "fit", "experts_per_layer")
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"uniform"})
+    COMMAND = "prune-experts"
+    UNITS = "experts"
+    AMOUNTS = ("ratio", "count", "fit", "experts_per_layer")
+    LEFT_OUT = frozenset({"uniform"})
 
     gates: GateStatistics | Files = option(
         (Path("gates.json"),),
@@ -457,98 +455,89 @@ class ExpertOptions(LoadOptions, PruningOptions):
         metavar="E,D",
         recorded=False,
     )
-    keep: Path | str | None = option(
+    keep: Path | str | None = selection_option(
         None,
         "Ids of the experts to keep, instead of statistics: the authors' experts.json, a list, or what --dry-run "
         "--json printed.",
         metavar="FILE",
-        panel=SELECTION,
         role="input",
     )
-    metric: ExpertMetric | None = option(
+    metric: ExpertMetric | None = selection_option(
         None,
         "What experts are ranked by: importance, top1, top2, load-balance, importance-vanilla; for language models "
         "also reap, ean, weighted-ean, frequency, seer, man, msan; aimer: by weights alone; random: a baseline. "
         "Default: importance; for language models reap.",
-        panel=SELECTION,
         recorded=False,
     )
-    sources: tuple[str, ...] = option(
-        (), "Languages to translate from.", flag="--source", metavar="A,B", panel=SELECTION
+    sources: tuple[str, ...] = selection_option(
+        (),
+        "Languages to translate from.",
+        flag="--source",
+        metavar="A,B",
     )
-    targets: tuple[str, ...] = option(
-        (), "Languages to translate into.", flag="--target", metavar="C,D", panel=SELECTION
+    targets: tuple[str, ...] = selection_option(
+        (),
+        "Languages to translate into.",
+        flag="--target",
+        metavar="C,D",
     )
-    texts: tuple[str, ...] = option(
+    texts: tuple[str, ...] = selection_option(
         (),
         "Language models: texts whose statistics count. Default: all.",
         flag="--for",
         metavar="A,B",
-        panel=SELECTION,
     )
-    strategy: Strategy = option(
+    strategy: Strategy = selection_option(
         "per-layer",
         "per-layer: fixed numbers; global-threshold, side-threshold: one threshold for the model or for each side.",
-        panel=SELECTION,
         recorded=False,
     )
-    balance: Balance | None = option(
+    balance: Balance | None = selection_option(
         None,
         "Encoder experts kept per decoder expert. Default: 3:1 if a layer has 128 experts or more, else 1:1.",
         metavar="ENC:DEC",
-        panel=SELECTION,
         recorded=False,
         hidden=True,
     )
-    least: int | None = option(
+    least: int | None = selection_option(
         None,
         "Number of experts that each layer keeps at least. Default: the router's top-k; 4 under a threshold.",
         flag="--min",
-        panel=SELECTION,
         ge=0,
         recorded=False,
     )
-    multiple_of: int = option(
+    multiple_of: int = selection_option(
         1,
         "Keep a multiple of N experts in each layer, which some kernels need (4, 8).",
-        panel=SELECTION,
         ge=1,
     )
-    granularity: Granularity | None = option(
+    granularity: Granularity | None = hidden_option(
         None,
         "Statistics to add up: language: the encoder's by source and the decoder's by target; pair: those of the "
         "pairs; global: all. Default: language with --source or --target, else global.",
-        panel=ADVANCED,
         recorded=False,
-        hidden=True,
     )
-    min_tokens: int = option(
+    min_tokens: int = hidden_option(
         MIN_TOKENS,
         "Language models: warn about experts that received fewer tokens than N.",
-        panel=ADVANCED,
         recorded=False,
         ge=0,
-        hidden=True,
     )
-    mtp: Literal["prune", "drop"] = option(
+    mtp: Literal["prune", "drop"] = hidden_option(
         "prune",
         "Multi-token-prediction layers: prune their experts by weight statistics (aimer), or drop these layers.",
         metavar="prune|drop",
-        panel=ADVANCED,
-        hidden=True,
     )
-    active: int | None = option(
+    active: int | None = advanced_option(
         None,
         "Number of experts that the router picks for each token. Default: as before.",
-        panel=ADVANCED,
         ge=1,
     )
-    constant: bool = option(
+    constant: bool = advanced_option(
         False,
         "Language models: replace a removed expert by its mean output (from collect-gates --mean-outputs) and keep "
         "the router.",
         flag="--constant-experts",
-        panel=ADVANCED,
     )
 
     @property
@@ -565,9 +554,9 @@ class VocabularyOptions(PruningOptions):
         keep: further tokens to keep, as the tokenizer writes them.
     """
 
-    COMMAND: ClassVar[str] = "trim-vocabulary"
-    UNITS: ClassVar[str] = "tokens"
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"ratio", "count", "least", "uniform", "seed"})
+    COMMAND = "trim-vocabulary"
+    UNITS = "tokens"
+    LEFT_OUT = frozenset({"ratio", "count", "least", "uniform", "seed"})
 
     min_count: int = option(
         1,
@@ -575,8 +564,8 @@ class VocabularyOptions(PruningOptions):
         ge=1,
     )
     keep: tuple[str, ...] = ()
-    multiple_of: int = option(
-        1, "Keep more tokens, up to a multiple of N (8, 64: fast on GPUs).", panel=SELECTION, ge=1
+    multiple_of: int = selection_option(
+        1, "Keep more tokens, up to a multiple of N (8, 64: fast on GPUs).", ge=1
     )
 
 
@@ -586,53 +575,55 @@ class LanguageOptions(Options):
     ratio: Share = option(
         0.75, "Fraction of the experts removed, in [0, 1), such as 0.75 or 75%.", metavar="R"
     )
-    langs: tuple[str, ...] = option(
-        (), "Languages: all pairs between them.", metavar="A,B,C", panel=SELECTION
+    langs: tuple[str, ...] = selection_option(
+        (),
+        "Languages: all pairs between them.",
+        metavar="A,B,C",
     )
-    texts: tuple[str, ...] = option(
-        (), "Language models: texts to compare. Default: all.", flag="--for", metavar="A,B", panel=SELECTION
+    texts: tuple[str, ...] = selection_option(
+        (),
+        "Language models: texts to compare. Default: all.",
+        flag="--for",
+        metavar="A,B",
     )
-    metric: str | None = option(
+    metric: str | None = selection_option(
         None,
         "Metric of the experts, as in prune-experts. Default: importance; for language models reap.",
         metavar="NAME",
-        panel=SELECTION,
     )
-    strategy: Strategy | None = option(
+    strategy: Strategy | None = selection_option(
         None,
         "How experts are selected: side-threshold, global-threshold, per-layer. Default: side-threshold; for texts "
         "per-layer.",
-        panel=SELECTION,
     )
-    balance: Balance | None = option(
-        None, "Encoder experts per decoder expert. Default: 1:1.", metavar="E:D", panel=SELECTION
+    balance: Balance | None = selection_option(
+        None,
+        "Encoder experts per decoder expert. Default: 1:1.",
+        metavar="E:D",
     )
-    least: int | None = option(
+    least: int | None = selection_option(
         None,
         "Number of experts that every layer keeps. Default: 4; for texts the router's top-k.",
         flag="--min",
-        panel=SELECTION,
         ge=1,
     )
-    linkage: Literal["ward", "average", "complete", "single"] = option(
-        "ward", "How clusters of languages join: ward, average, complete, single.", panel=ADVANCED
+    linkage: Literal["ward", "average", "complete", "single"] = advanced_option(
+        "ward",
+        "How clusters of languages join: ward, average, complete, single.",
     )
-    layer_metric: str | None = option(
+    layer_metric: str | None = advanced_option(
         None,
         "Metric of the experts per layer, such as top1 in Figure 1 of the paper. Default: that of --metric.",
         metavar="NAME",
-        panel=ADVANCED,
     )
-    groups: Path | None = option(
+    groups: Path | None = advanced_option(
         None,
         "Also experts of each side by group of languages: a language, a tab and its group on each line, or {language: "
         "group} in .json.",
-        panel=ADVANCED,
         role="input",
     )
-    families: Path | None = option(
+    families: Path | None = advanced_option(
         None,
         "Colours of the trees in --plot and the report: a language, a tab and its family on each line, or .json.",
-        panel=ADVANCED,
         role="input",
     )

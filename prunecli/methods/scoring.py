@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Literal
 from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import MemoryOptions, RunOptions
 from prunecli.methods.options import EffectMetric
-from prunecli.options import ADVANCED, COMPUTE, COMPUTE_DTYPE, SELECTION, TEXT, ComputeDtype, Options, option
+from prunecli.options import (
+    COMPUTE_DTYPE,
+    ComputeDtype,
+    Options,
+    advanced_option,
+    compute_option,
+    hidden_option,
+    option,
+    selection_option,
+    text_option,
+)
 
 if TYPE_CHECKING:
     from prunecli.evaluation.decoding import DecodingOptions
@@ -21,19 +31,17 @@ class CollectOptions(Options):
         context: tokens of a window (language models). If None, see `window_length`.
     """
 
-    mode: Literal["forced", "beam"] = option(
-        "forced", "forced: run on the reference, fast; beam: search.", panel=SELECTION
+    mode: Literal["forced", "beam"] = selection_option(
+        "forced",
+        "forced: run on the reference, fast; beam: search.",
     )
-    beam: int = option(4, "Beams per sentence with --mode beam.", panel=SELECTION, ge=2)
+    beam: int = selection_option(4, "Beams per sentence with --mode beam.", ge=2)
     batch_tokens: int = 4096
     context: int | None = None
-    max_tokens: int | None = option(
-        None, "Read only the first N tokens of each --text name.", panel=TEXT, ge=1
-    )
-    mean_outputs: bool = option(
+    max_tokens: int | None = text_option(None, "Read only the first N tokens of each --text name.", ge=1)
+    mean_outputs: bool = advanced_option(
         False,
         "Language models: also write OUTPUT.outputs.safetensors, for prune-experts --constant-experts.",
-        panel=ADVANCED,
     )
 
 
@@ -45,40 +53,34 @@ class ScoreOptions(MemoryOptions, RunOptions):
         "gradient: one forward and backward pass; ablation: the score without each head; all-but-one: with each head "
         "alone in its layer.",
     )
-    measure: EffectMetric | None = option(
+    measure: EffectMetric | None = selection_option(
         None,
         "Score of ablation and all-but-one. Default: chrf++, accuracy, cosine or loss, by task; loss is fast.",
-        panel=SELECTION,
     )
-    per: Literal["example", "token"] | None = option(
+    per: Literal["example", "token"] | None = hidden_option(
         None,
         "For gradient: take the absolute value of the sum over the tokens of an example (eq. 2 of the paper), or of "
         "each token (the authors' code). Default: example.",
         flag="--importance",
-        panel=ADVANCED,
-        hidden=True,
     )
-    beam: int = option(4, "Beams per sentence for chrf++ and bleu.", panel=COMPUTE, ge=1)
-    select_data: Path | None = option(
+    beam: int = compute_option(4, "Beams per sentence for chrf++ and bleu.", ge=1)
+    select_data: Path | None = hidden_option(
         None,
         "all-but-one: choose the best heads on this text (a directory as --data, or a file as --text or --labelled) "
         "and report them on the other.",
-        panel=ADVANCED,
         role="text",
-        hidden=True,
     )
-    select_split: str | None = option(
-        None, "all-but-one: choose the best heads on this split.", panel=ADVANCED, hidden=True
+    select_split: str | None = hidden_option(
+        None,
+        "all-but-one: choose the best heads on this split.",
     )
-    samples: int = option(
+    samples: int = hidden_option(
         1000,
         "Resamples of the significance test of chrf++ and bleu.",
         flag="--bootstrap",
-        panel=ADVANCED,
         ge=1,
-        hidden=True,
     )
-    seed: int = option(12345, "Seed of the resamples.", panel=ADVANCED, hidden=True, ge=1)
+    seed: int = hidden_option(12345, "Seed of the resamples.", ge=1)
     dtype: ComputeDtype = COMPUTE_DTYPE
 
     def check_options(self) -> None:

@@ -17,9 +17,11 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Origin
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.matching import scores_for
-from prunecli.results.unit_scores import Scores, files_of, scores_of
+from prunecli.results.unit_scores import Array, Scores, files_of, scores_of
 from prunecli.selection.select import HOLDERS, Budget, Values, best, held_in, select_with_thresholds
 from prunecli.selection.selection import Selection, decision_of, num_removed, selection_of
+from prunecli.tensors.computing import values
+from prunecli.tensors.stream import Expression
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.plain import MIXED, PlainText
 from prunecli.text.tasks import TaskName
@@ -108,6 +110,15 @@ def observed(
     observe_batches(InMemory(model), observer, batches, what, run.progress)
     examples = sum(len(batch.indices) for batch in batches)
     return scores_of(checkpoint, examples=examples, per="token", **{**observer.take(), **fields})
+
+
+def squares(checkpoint: Checkpoint, expression: Expression, dim: int) -> Array:
+    """Sums of a tensor's squared values over all dimensions but `dim`, float64; the values are read block by block."""
+    found = []
+    for rows in values(checkpoint, expression, "F64"):
+        others = tuple(other for other in range(rows.ndim) if other != dim)
+        found.append(np.square(rows).sum(axis=others))
+    return np.concatenate(found) if dim == 0 else np.sum(found, axis=0)
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from prunecli.text.batching import length_bucketed
+from prunecli.text.batching import length_bucketed, pad
 
 IGNORED = -100
 """A label that is not counted, as everywhere in transformers."""
@@ -76,7 +74,7 @@ class Examples(ABC):
 
 
 class Sequences:
-    """Sequences of token ids in one array: four bytes a token."""
+    """Sequences of token ids in one array of four bytes a token."""
 
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:
         self.offsets: NDArray[np.int64] = np.zeros(len(rows) + 1, np.int64)
@@ -102,13 +100,12 @@ class Sequences:
 
     def padded(self, rows: Sequence[int], padding: int) -> Tensor:
         """`[rows, longest]` int64, filled up on the right."""
-        ids = [torch.from_numpy(self[row].astype(np.int64)) for row in rows]
-        return pad_sequence(ids, batch_first=True, padding_value=padding)
+        return pad([self[row] for row in rows], padding)[0]
 
     def inputs(self, rows: Sequence[int], pad_id: int) -> dict[str, Tensor]:
         """`input_ids`, filled up with `pad_id`, and their `attention_mask`."""
-        ids = self.padded(rows, -1)
-        return {"input_ids": ids.masked_fill(ids == -1, pad_id), "attention_mask": (ids != -1).long()}
+        ids, mask = pad([self[row] for row in rows], pad_id)
+        return {"input_ids": ids, "attention_mask": mask}
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,31 @@ def measure_losses(
     return nats, tokens
 
 
+def sum_losses(
+    runner: Runner, batches: Sequence[Batch], what: str, progress: Progress = silent
+) -> tuple[float, int]:
+    """Sum of the cross-entropies of all counted tokens of the batches, finite or not, and number of these tokens.
+
+    Args:
+        batches: of one or several texts.
+        what: text of the progress line.
+
+    Raises:
+        UsageError, CheckpointError, OutputError: as `runner` does.
+    """
+    nats, tokens = 0.0, 0
+
+    def finish(batch: Batch, losses: tuple[Tensor, Tensor]) -> int:
+        nonlocal nats, tokens
+        nats += float(losses[0].double().sum())
+        tokens += int(losses[1].sum())
+        return len(batch.indices)
+
+    line = what, sum(len(batch.indices) for batch in batches), "examples"
+    run_forward(runner, batches, partial(token_losses, runner.model), finish, line, progress)
+    return nats, tokens
+
+
 Losses = Callable[[Any, Batch], Tensor]
 """From a model and a batch to the loss of each example, `[B]`, differentiable."""
 

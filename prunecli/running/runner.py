@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from prunecli.architectures.records import Side
 from prunecli.processes import ALONE, ProcessGroup
+
+if TYPE_CHECKING:
+    from prunecli.running.layerwise.runner import Layerwise, LayerwiseRun
 
 B = TypeVar("B")
 
@@ -74,108 +77,18 @@ class Observer(Protocol):
         """Inside, hooks are on the modules of `model`."""
 
     def take(self) -> Any:
-        """What was seen since the last call."""
-
-
-class Run(Protocol):
-    """A group of batches on its way through a model."""
-
-    @property
-    def restored(self) -> Any:
-        """What `keeping` of an interrupted run of this group gave; None: the group begins."""
-
-    def forward(
-        self,
-        passes: Sequence[Pass],
-        *,
-        side: Side | None = None,
-        observer: Observer | None = None,
-        reduce: Callable[[list[Any]], None] = ignored,
-        finish: Callable[[int, Any], None] = ignored,
-        keeping: Callable[[], Any] = ignored,
-    ) -> None:
-        """Run passes without gradients.
-
-        Args:
-            passes: of this process's batches.
-            side: the stack that they go through; None: all.
-            observer: watches the runner's model.
-            reduce: is given what was seen of each pass, in their order: once, or once after each layer. All processes
-                call it equally often.
-            finish: is given the number of each pass, in order, and what it returned.
-            keeping: everything that an interrupted run needs beside the passes' states: tensors in `keep` or on the
-                CPU, in tuples, lists and dictionaries with what JSON knows.
-
-        Raises:
-            CheckpointError: weights cannot be read.
-            OutputError: no room for the batches' states.
-        """
-
-    def backward(self, passes: Sequence[Pass], start: Callable[[int, Any], Tensor]) -> None:
-        """Run passes and differentiate; parameters get no gradients, what hooks ask for does.
-
-        Args:
-            start: from a pass's number and what it returned to the scalar that is differentiated.
-
-        Raises:
-            CheckpointError: weights cannot be read.
-            OutputError: no room for what is kept.
-        """
-
-    def keep(self, tensor: Tensor) -> Any:
-        """Keep a tensor as long as the group runs."""
-
-    def fetch(self, kept: Any) -> Tensor:
-        """What was given to `keep`, on the model's device."""
-
-
-class Runner(Protocol):
-    """Has batches go through a model.
-
-    Attributes:
-        model: that passes call; its weights may be there only while it runs.
-        device: that passes compute on.
-        layerwise: whether its layers' weights are on disk.
-        process_group: the processes that share the batches.
-    """
-
-    model: Any
-    device: torch.device
-    layerwise: bool
-    process_group: ProcessGroup
-
-    def steps(self, passes: Mapping[Side, int], /) -> int:
-        """How often `advance` is called for so many passes through each stack."""
-
-    def groups(
-        self, batches: Iterable[B], cost: Callable[[Any, B], BatchCost], /, start: int = 0
-    ) -> Iterable[Group[B]]:
-        """Batches that go together, in their order: as many as find room.
-
-        Args:
-            batches: of all processes.
-            cost: from the runner and a batch to what the batch takes layer by layer, where that matters.
-            start: how many batches come before them.
-
-        Raises:
-            UsageError: too little memory; it names the smallest that works.
-            OutputError: no room for what is kept of a single batch.
-        """
-
-    def running(self, group: Group[Any], advance: Advance = ignored, /) -> AbstractContextManager[Run]:
-        """Inside, the group is run.
-
-        Args:
-            advance: is called with 1 for each pass that is through a layer, where layers are gone through one by one.
-        """
+        """Return the observations since the last call."""
 
 
 class InMemory:
-    """Runs a model that is held whole: a `Runner`, and the `Run` of each of its groups.
+    """Runs a model that is held whole; also the `Run` of each of its groups.
 
-    Args:
-        model: in evaluation mode.
-        process_group: each of its processes has a model.
+    Attributes:
+        model: the model that passes call, in evaluation mode.
+        device: the device that passes compute on.
+        layerwise: whether the layers' weights are on disk.
+        process_group: the processes that share the batches; each has a model.
+        restored: what `keeping` of an interrupted run of this group returned; None: the group begins.
     """
 
     layerwise = False
@@ -186,11 +99,16 @@ class InMemory:
         self.device: torch.device = model.device
 
     def steps(self, _passes: Mapping[Side, int]) -> int:
-        """See `Runner`."""
+        """Number of calls of `advance` for a number of passes through each stack."""
         return 0
 
     def groups(self, batches: Iterable[B], _cost: Any = None, start: int = 0) -> Iterator[Group[B]]:
-        """One batch at a time; with several processes a few for each, as they wait for the slowest."""
+        """Batches that run together, in their order: one at a time; with several processes a few for each.
+
+        Args:
+            batches: batches of all processes.
+            start: number of batches before them.
+        """
         size = self.process_group.world_size
         for together in chunks(batches, 1 if size == 1 else BATCHES_APART * size):
             yield Group(start, together)
@@ -198,7 +116,7 @@ class InMemory:
 
     @contextmanager
     def running(self, _group: Group[Any], _advance: Advance = ignored) -> Iterator[InMemory]:
-        """See `Runner`."""
+        """Within the block, the group runs."""
         yield self
 
     def forward(
@@ -210,7 +128,15 @@ class InMemory:
         finish: Callable[[int, Any], None] = ignored,
         **_layerwise: Any,
     ) -> None:
-        """See `Run`."""
+        """Run passes without gradients.
+
+        Args:
+            passes: passes of this process's batches.
+            observer: watches the model.
+            reduce: is called with what the observer saw of each pass, in the order of the passes: once, or after each
+                layer. All processes call it equally often.
+            finish: is called with the number of each pass, in order, and what the pass returned.
+        """
         seen = []
         with torch.inference_mode():
             for number, forward in enumerate(passes):
@@ -221,16 +147,28 @@ class InMemory:
         reduce(seen)
 
     def backward(self, passes: Sequence[Pass], start: Callable[[int, Any], Tensor]) -> None:
-        """See `Run`."""
+        """Run passes and differentiate; parameters get no gradients, only what hooks ask for.
+
+        Args:
+            start: from a pass's number and what it returned to the scalar that is differentiated.
+        """
         with torch.enable_grad(), frozen(self.model):
             for number, forward in enumerate(passes):
                 start(number, forward()).backward()  # type: ignore[no-untyped-call]
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """See `Run`."""
+        """Store a tensor while the group runs; `fetch` returns it on the model's device."""
         return tensor
 
     fetch = keep
+
+
+if TYPE_CHECKING:
+    Runner: TypeAlias = InMemory | Layerwise
+    Run: TypeAlias = InMemory | LayerwiseRun
+else:  # imports this module
+    Runner = Run = InMemory
+"""Runs batches through a model, and a group of batches on its way through it."""
 
 
 @contextmanager

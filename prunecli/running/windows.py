@@ -38,7 +38,7 @@ class Window:
 
     @property
     def labels(self) -> list[int]:
-        """Of each token, the one that it predicts where that is counted, else -100."""
+        """For each token the next one if it is counted, else -100."""
         before = len(self.ids) - self.counted
         return [IGNORED] * (before - 1) + [*self.ids[before:], IGNORED]
 

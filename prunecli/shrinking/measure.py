@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from prunecli.errors import DataError
 from prunecli.evaluation.divergence import Reference
@@ -22,9 +20,9 @@ from prunecli.modules.loading import load_model
 from prunecli.modules.pooling import read_pooling
 from prunecli.progress import Progress
 from prunecli.results.shrinking import Quality
-from prunecli.running.batches import run_forward, task_batches
+from prunecli.running.batches import task_batches
 from prunecli.running.examples import Batch
-from prunecli.running.losses import token_losses
+from prunecli.running.losses import sum_losses
 from prunecli.running.runner import InMemory
 from prunecli.text.choice import Dataset, Text, TextChoice, columns
 from prunecli.text.parallel import ParallelText, pair_name
@@ -178,7 +176,7 @@ class Measurer:
         if data.task == "lm" and same_tokens:
             nats, tokens, divergence = self._compared(runner, batches, what)
         else:
-            nats, tokens = _summed(runner, batches, what, self._progress)
+            nats, tokens = sum_losses(runner, batches, what, self._progress)
         self._tokens = self._tokens or tokens
         loss = nats / self._tokens  # a trimmed vocabulary cuts the text into more tokens
         if not np.isfinite(loss):
@@ -201,18 +199,3 @@ class Measurer:
             return np.inf, self._tokens, None
         tokens = int(found.tokens.sum())
         return float(found.nats.sum()), tokens, float(found.divergence.sum()) / tokens
-
-
-def _summed(runner: InMemory, batches: Sequence[Batch], what: str, progress: Progress) -> tuple[float, int]:
-    """Sum of the losses of all batches, and number of tokens."""
-    nats, tokens = 0.0, 0
-
-    def finish(batch: Batch, losses: tuple[Tensor, Tensor]) -> int:
-        nonlocal nats, tokens
-        nats += float(losses[0].double().sum())
-        tokens += int(losses[1].sum())
-        return len(batch.indices)
-
-    line = what, sum(len(batch.indices) for batch in batches), "examples"
-    run_forward(runner, batches, partial(token_losses, runner.model), finish, line, progress)
-    return nats, tokens

@@ -10,6 +10,7 @@ from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prunecli.errors import UnsupportedModelError
 
@@ -54,7 +55,7 @@ def length_bucketed(
 
 
 def pad(
-    sequences: Sequence[Sequence[int]], pad_id: int, *, left: bool = False
+    sequences: Sequence[Sequence[int] | NDArray[np.int32]], pad_id: int, *, left: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sequences of ids as one rectangle, padded on the right, or on the left.
 
@@ -62,15 +63,12 @@ def pad(
         ids `[batch, longest]` int64, and mask `[batch, longest]` int64: 1 for an id, 0 for padding.
     """
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    longest = max((len(sequence) for sequence in sequences), default=0)
-    ids = torch.full((len(sequences), longest), pad_id, dtype=torch.int64)
-    mask = torch.zeros((len(sequences), longest), dtype=torch.int64)
-    for row, sequence in enumerate(sequences):
-        start = longest - len(sequence) if left else 0
-        ids[row, start : start + len(sequence)] = torch.tensor(sequence, dtype=torch.int64)
-        mask[row, start : start + len(sequence)] = 1
-    return ids, mask
+    rows = [torch.as_tensor(sequence, dtype=torch.int64) for sequence in sequences]
+    side = "left" if left else "right"
+    ids = pad_sequence(rows, batch_first=True, padding_value=-1, padding_side=side)
+    return ids.masked_fill(ids == -1, pad_id), (ids != -1).long()
 
 
 MASKED_SHARE = 0.15
@@ -91,7 +89,7 @@ class Marks:
 
 
 def marks_of(tokenizer: Any) -> Marks:
-    """Those of a tokenizer.
+    """Return the marks of a tokenizer.
 
     Raises:
         UnsupportedModelError: it has no sentinels.
@@ -108,7 +106,7 @@ def marks_of(tokenizer: Any) -> Marks:
 
 
 def masked(window: Sequence[int], marks: Marks) -> tuple[list[int], list[int]]:
-    """What the encoder reads, and what the decoder is to write; always the same of the same window.
+    """Return the encoder's input and the decoder's target; a function of the window alone.
 
     Args:
         window: token ids; an end at its end is none of the text.

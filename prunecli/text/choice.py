@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator
 
 from prunecli.errors import DataError, UsageError
-from prunecli.options import TEXT, Files, Options, option, paths
+from prunecli.options import Files, Options, option, paths, text_option
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.quantities import Names, parse_names
 from prunecli.text.files import TextFile, parse_text_file
@@ -72,6 +73,9 @@ NAMED_TEXT = option(
 """Field `text` of commands that tell texts apart by name."""
 
 
+_text_option = partial(text_option, recorded=False)
+
+
 @dataclass(frozen=True)
 class Dataset:
     """The text of a task.
@@ -131,53 +135,39 @@ class TextChoice(Options):
         role="text",
         recorded=False,
     )
-    langs: Names | None = option(
-        None, "Languages of --data, in all pairs.", metavar="A,B,C", panel=TEXT, recorded=False
-    )
-    pairs: Names | None = option(None, "Language pairs.", metavar="A-B,C-D", panel=TEXT, recorded=False)
-    split: str | None = option(None, "Split of --data. Default: val.", panel=TEXT, recorded=False)
-    source_file: Path | None = option(
+    langs: Names | None = _text_option(None, "Languages of --data, in all pairs.", metavar="A,B,C")
+    pairs: Names | None = _text_option(None, "Language pairs.", metavar="A-B,C-D")
+    split: str | None = _text_option(None, "Split of --data. Default: val.")
+    source_file: Path | None = _text_option(
         None,
         "Sentences of one pair, with --pairs.",
-        panel=TEXT,
         role="text",
-        recorded=False,
     )
-    target_file: Path | None = option(
+    target_file: Path | None = _text_option(
         None,
         "Translations of --source-file.",
-        panel=TEXT,
         role="text",
-        recorded=False,
     )
-    labelled: Path | None = option(
+    labelled: Path | None = _text_option(
         None,
         "Lines of label, tab, text, perhaps a tab and a second text; or JSON lines.",
-        panel=TEXT,
         role="text",
-        recorded=False,
     )
-    whole_files: bool | None = option(
+    whole_files: bool | None = _text_option(
         None,
         "Each --text file is one document, or each of its lines is a text. Default: documents for causal language "
         "models, lines for others.",
         flag="--whole-files/--lines",
-        panel=TEXT,
         hidden=True,
-        recorded=False,
     )
-    context: int | None = option(
+    context: int | None = _text_option(
         None,
         "Tokens in a window of plain text. Default: the model's limit, at most 2,048.",
-        panel=TEXT,
-        recorded=False,
         ge=2,
     )
-    max_sentences: int | None = option(
+    max_sentences: int | None = _text_option(
         None,
         "Read only the first N sentences or lines.",
-        panel=TEXT,
-        recorded=False,
         ge=1,
     )
     names: tuple[str, ...] = ()

@@ -63,7 +63,7 @@ def read_lines(path: Path | str) -> tuple[str, ...]:
 
 
 def near_names(name: str, known: Iterable[str], label: str = "Known") -> str:
-    """What a message adds about an unknown `name`: the nearest of `known`, or, after `label`, a few of them."""
+    """Hint about an unknown `name`: the nearest of `known`, or, after `label`, a few of them."""
     names = sorted(set(known))
     near = get_close_matches(name, names, n=3, cutoff=0.8)
     near = near or [other for other in names if name and other.startswith(name)][:3]
@@ -133,13 +133,16 @@ def document_of(row: Any) -> str | Chat | None:
     text, messages = (row.get("text"), row.get("messages")) if isinstance(row, dict) else (None, None)
     if messages is None and isinstance(text, str):
         return text
-    if text is None and isinstance(messages, list) and messages and all(map(_is_message, messages)):
-        return tuple(messages)
-    return None
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
+    if text is not None or not isinstance(messages, list) or not messages:
+        return None
+    for message in messages:
+        if (
+            not isinstance(message, dict)
+            or not isinstance(message.get("role"), str)
+            or "content" not in message
+        ):
+            return None
+    return tuple(messages)
 
 
 _SCHEME = re.compile(r"hf:/+")
@@ -184,7 +187,7 @@ def is_hub_data(path: Path | str) -> bool:
 
 
 def parse_hub_data(path: Path | str) -> HubData:
-    """What is meant by `hf://…`; without a split the one called `train`.
+    """Parse `hf://…`; the default split is `train`.
 
     Raises:
         UsageError: it is of another form.

@@ -270,7 +270,7 @@ def read_groups(path: Path) -> dict[str, str]:
 
 
 def groups_of(languages: Iterable[str], groups: Mapping[str, str], name: Path | str) -> dict[str, str]:
-    """Those of `groups` that `languages` are in, in the file's order; `name` is what messages call it.
+    """The entries of `groups` for `languages`, in the file's order; `name` is the file's name for messages.
 
     Raises:
         DataError: languages that the file lacks.

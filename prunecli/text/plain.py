@@ -168,7 +168,7 @@ AT_ONCE = 1 << 8
 
 @dataclass(frozen=True)
 class Corpus:
-    """What one name stands for.
+    """The text of one name.
 
     Attributes:
         name: under which it is measured.
@@ -340,7 +340,14 @@ def read_labelled(path: Path | str) -> LabelledText:
     rows = []
     for number, line in numbered:
         where = f"{path}, line {number:,}"
-        row = _json_fields(where, line) if is_json else line.split("\t")
+        row: list[Any] = line.split("\t")
+        if is_json:
+            fields = parsed_line(where, line, _REMEDY)
+            if not isinstance(fields, dict):
+                raise DataError(f"{where}: not a JSON object", _REMEDY)
+            label, second = fields.get("label"), fields.get("text_b")
+            label = str(label) if type(label) is int else label
+            row = [label, fields.get("text"), *([] if second is None else [second])]
         if len(row) not in (2, 3):
             what = (
                 "no label (the line holds no tab)"
@@ -358,16 +365,6 @@ def read_labelled(path: Path | str) -> LabelledText:
     labels, texts, *seconds = zip(*rows, strict=True)
     lines = tuple(number for number, _ in numbered)
     return LabelledText(path, labels, texts, seconds[0] if seconds else None, lines)
-
-
-def _json_fields(where: str, line: str) -> list[Any]:
-    row = parsed_line(where, line, _REMEDY)
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: not a JSON object", _REMEDY)
-    label, second = row.get("label"), row.get("text_b")
-    if isinstance(label, int) and not isinstance(label, bool):
-        label = str(label)
-    return [label, row.get("text"), *([] if second is None else [second])]
 
 
 def label_ids(text: LabelledText, names: Mapping[int, str]) -> list[int]:

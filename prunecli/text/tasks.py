@@ -31,7 +31,7 @@ _ENDINGS: Mapping[str, TrainingTask] = {
 
 
 def task_of_class(name: str, *, is_pair: bool) -> TrainingTask:
-    """What a class of transformers is for.
+    """The task of a class of transformers.
 
     Args:
         is_pair: whether it is an encoder with a decoder.
@@ -44,7 +44,7 @@ def task_of_class(name: str, *, is_pair: bool) -> TrainingTask:
 
 
 def training_task_of(checkpoint: Checkpoint) -> TrainingTask:
-    """What a checkpoint's model is for, of a declared family or not."""
+    """The task of a checkpoint's model, whether its family is declared or not."""
     if checkpoint.architecture is None:
         is_pair = checkpoint.config.get("is_encoder_decoder") is True
     else:
@@ -53,13 +53,13 @@ def training_task_of(checkpoint: Checkpoint) -> TrainingTask:
 
 
 def task_of(checkpoint: Checkpoint) -> TaskName:
-    """What a checkpoint's model is measured at: one without a head, at the vectors of texts."""
+    """The task that a checkpoint's model is measured at: without a head, the vectors of texts."""
     task = training_task_of(checkpoint)
     return "embedding" if task == "feature-extraction" else task
 
 
 def task_of_all(checkpoints: Sequence[Path], of: Callable[[Checkpoint], Task]) -> Task:
-    """What several checkpoints' models are for.
+    """The task that several checkpoints' models have in common.
 
     Args:
         of: says it of one.

@@ -192,7 +192,7 @@ def require_rows(tokenizer: Tokenizer, rows: Iterable[Sequence[int]], vocabulary
 
 
 def beyond(tokenizer: Tokenizer, number: int | None, vocabulary: int) -> CheckpointError:
-    """What to say of a token id without a row in the model's table of so many."""
+    """The error about a token id without a row in the model's table of `vocabulary` rows."""
     token = "" if number is None else f" ({tokenizer.convert_ids_to_tokens(max(number, 0))!r})"
     return CheckpointError(
         f"{tokenizer.name_or_path}: the tokenizer gives the id {number}{token}, "

@@ -32,7 +32,7 @@ from prunecli.training.watch import Translating, Validation
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What is trained on.
+    """Text to train on and to validate with.
 
     Attributes:
         train, valid: parallel text for translation, labelled for classification, any for embedding, plain for the
@@ -46,7 +46,7 @@ class TrainingData:
     pairs: tuple[tuple[str, str], ...] = ()
 
     def describe(self) -> dict[str, Any]:
-        """What the result depends on, as JSON."""
+        """The values that the result depends on, as JSON."""
         return {
             "task": self.task,
             "train": self.train.sha256,

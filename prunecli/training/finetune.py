@@ -36,7 +36,7 @@ from prunecli.training.watch import Keep
 
 @dataclass(frozen=True)
 class Destination:
-    """Where the result goes, and how.
+    """Directory, type and extras of the result.
 
     Attributes:
         output: the new checkpoint.
@@ -180,7 +180,7 @@ def finetune(
 
     with sole_writer(destination.output) if processes.rank() == 0 else nullcontext():
         try:
-            trained = train(
+            log = train(
                 start,
                 identity,
                 data,
@@ -194,8 +194,8 @@ def finetune(
             )
             if processes.rank() != 0:
                 return None
-            with start.open(state) as source, open_model(trained.staged) as weights:
-                step = finetune_step(source, start.config, data, options, trained.log)
+            with start.open(state) as source, open_model(state / "result") as weights:
+                step = finetune_step(source, start.config, data, options, log)
                 left_out = source.side_files.left_out
                 if left_out:
                     warn(f"Left out, as no part of the model: {in_one_line(left_out)}")
@@ -208,7 +208,7 @@ def finetune(
                     output=str(destination.output),
                     stock=support.to_json(),
                     arguments=step["arguments"],
-                    **trained.log,
+                    **log,
                 )
                 apply(weights, rewrite, destination.output, force=destination.force)
             write_json(destination.figures, training.to_json(), force=True)

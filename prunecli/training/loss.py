@@ -87,7 +87,7 @@ class Objective:
         return total
 
     def figures(self, _loss: float) -> dict[str, float]:
-        """What the mean loss of held-out text says beside itself."""
+        """Further figures that follow from the mean loss of held-out text."""
         return {}
 
 
@@ -246,7 +246,7 @@ class Lesson:
     def examples(
         self, tokenizer: Tokenizer, model: Any, texts: Sequence[str], context: int | None = None
     ) -> Examples:
-        """Of each text its tokens, and those of the teacher where they are others.
+        """The tokens of each text, and the teacher's tokens if they differ.
 
         Raises:
             PruneError: as `embedding_examples`.
@@ -262,7 +262,7 @@ class Lesson:
 def make_lesson(
     source: Path, model: Any, tokenizer: Tokenizer, path: Path, teacher: Any, say: Say = unsaid
 ) -> Lesson:
-    """What the model in `source` learns of the teacher in `path`.
+    """Prepare how the model in `source` learns vectors of texts from the teacher in `path`.
 
     Args:
         say: hears how texts are pooled where the model does not say it, and that vocabularies differ.

@@ -7,12 +7,12 @@ from typing import Literal
 
 from prunecli.evaluation.on_text import RunOptions
 from prunecli.options import (
-    COMPUTE,
-    TRAINING,
-    VALIDATION,
     CheckpointPath,
     ComputeDtype,
+    compute_option,
     option,
+    training_option,
+    validation_option,
 )
 
 ValidationMetric = Literal["loss", "chrf++"]
@@ -61,78 +61,79 @@ class TrainingOptions(RunOptions):
     steps: int | None = option(1000, "Number of updates. Default: 1000, or --minutes.", ge=1)
     epochs: float | None = option(None, "Passes over the text, instead of updates.", metavar="E", gt=0)
     minutes: float | None = option(None, "Stop after this time, validations included.", metavar="M", gt=0)
-    learning_rate: float = option(
+    learning_rate: float = training_option(
         FINETUNE_RATE,
         "Highest learning rate. Default: 1e-4; 7e-4 from scratch.",
         metavar="R",
-        panel=TRAINING,
         gt=0,
     )
-    warmup: int = option(
+    warmup: int = training_option(
         FINETUNE_WARMUP,
         "Updates in which the learning rate rises; then it falls with their inverse square root. Default: 200; 4000 "
         "from scratch.",
-        panel=TRAINING,
         hidden=True,
         ge=0,
     )
-    train: TrainedPart = option("all", "Part that learns.", panel=TRAINING)
-    lora: int | None = option(
+    train: TrainedPart = training_option(
+        "all",
+        "Part that learns.",
+    )
+    lora: int | None = training_option(
         None,
         "Learn updates of rank R of the linear layers (with --train experts of experts) and merge them; needs peft.",
         metavar="R",
-        panel=TRAINING,
         ge=1,
     )
-    dropout: float | None = option(
+    dropout: float | None = training_option(
         None,
         "Rate of all dropouts, in training alone. Default: that of config.json.",
         metavar="P",
-        panel=TRAINING,
         ge=0,
         le=0.99,
         hidden=True,
     )
-    clip_norm: float = option(
-        1.0, "Largest norm of the gradient of an update; 0: no limit.", panel=TRAINING, ge=0, hidden=True
+    clip_norm: float = training_option(
+        1.0, "Largest norm of the gradient of an update; 0: no limit.", ge=0, hidden=True
     )
-    eval_every: int = option(
+    eval_every: int = validation_option(
         500,
         "Updates between validations.",
-        panel=VALIDATION,
         ge=1,
     )
-    metric: ValidationMetric = option(
-        "loss", "Score by which the best model is chosen.", flag="--measure", panel=VALIDATION
+    metric: ValidationMetric = validation_option(
+        "loss",
+        "Score by which the best model is chosen.",
+        flag="--measure",
     )
-    beam: int = option(1, "Beams of the translations for chrf++.", panel=VALIDATION, ge=1, hidden=True)
-    patience: int | None = option(
-        None, "Stop after N validations without a better one.", panel=VALIDATION, ge=1, hidden=True
+    beam: int = validation_option(1, "Beams of the translations for chrf++.", ge=1, hidden=True)
+    patience: int | None = validation_option(
+        None, "Stop after N validations without a better one.", ge=1, hidden=True
     )
-    batch_tokens: int = option(
+    batch_tokens: int = compute_option(
         4096,
         "Padded tokens of a batch's longer side.",
-        panel=COMPUTE,
         ge=1,
     )
-    accumulate: int = option(1, "Number of batches of an update.", panel=COMPUTE, hidden=True, ge=1)
-    dtype: ComputeDtype = option(
+    accumulate: int = compute_option(1, "Number of batches of an update.", hidden=True, ge=1)
+    dtype: ComputeDtype = compute_option(
         "float32",
         "Type to compute in.",
         flag="--compute-dtype",
         metavar="TYPE",
-        panel=COMPUTE,
     )
-    device: str = option(
+    device: str = compute_option(
         "auto",
         "auto (a GPU if there is one), cpu, cuda: one for each process.",
         metavar="NAME",
-        panel=COMPUTE,
     )
-    gradient_checkpointing: bool = option(
-        False, "Recompute activations: saves memory, costs time.", panel=COMPUTE
+    gradient_checkpointing: bool = compute_option(
+        False,
+        "Recompute activations: saves memory, costs time.",
     )
-    seed: int = option(0, "Seed of everything random.", panel=TRAINING)
+    seed: int = training_option(
+        0,
+        "Seed of everything random.",
+    )
     loss: LossOptions = LossOptions()
     betas: tuple[float, float] = (0.9, 0.98)  # 1706.03762, 5.3; 2309.01826 names none
     context: int | None = None

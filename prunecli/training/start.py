@@ -47,7 +47,7 @@ TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.spm")
 
 @dataclass(frozen=True)
 class Start:
-    """What training begins with.
+    """The model that training begins with.
 
     Attributes:
         checkpoint: its directory; None: random weights.
@@ -69,7 +69,7 @@ class Start:
         return path
 
     def identity(self) -> dict[str, object]:
-        """What it is, as JSON.
+        """Hashes of the model's files, as JSON.
 
         Raises:
             PruneError: what cannot be trained.
@@ -104,7 +104,7 @@ class Start:
         return open_model(state / "initial")
 
     def task(self, say: Say = unsaid) -> TrainingTask:
-        """What the model is for; without a head, the vectors of texts where `modules.json` says how they are pooled.
+        """The model's task; without a head, the vectors of texts if `modules.json` says how they are pooled.
 
         Args:
             say: hears what is chosen for a model without a head.

@@ -41,7 +41,7 @@ WEIGHTS, TRAINER_STATE = "model.safetensors", "trainer_state.json"
 
 
 def state_directory(output: Path) -> Path:
-    """Where the run that will make `output` keeps its state: OUTPUT.training beside it."""
+    """Directory of the state of the run that makes `output`: OUTPUT.training beside it."""
     return output.absolute().with_name(f"{output.name}.training")
 
 
@@ -212,7 +212,7 @@ def trainer_state(checkpoint: Path) -> dict[str, Any]:
 
 @lenient
 def finished(state: Path) -> dict[str, Any] | None:
-    """What a training that ended left to be written; None where it has not, or where the file is damaged."""
+    """The payload of `mark_finished`; None if the training has not ended, or if the file is damaged."""
     found: dict[str, Any] = read_json(state / FINISHED, FORMAT)
     digest = found.pop("sha256", None)
     if digest != digest_of(found) or not (Path(found["weights"]) / WEIGHTS).is_file():
@@ -239,7 +239,7 @@ def save_weights(weights: Mapping[str, Tensor], directory: Path) -> None:
 
 
 def load_weights(model: Any, directory: Path) -> None:
-    """What `save_weights` kept.
+    """Load the weights that `save_weights` stored.
 
     Raises:
         CheckpointError: it is of another model.

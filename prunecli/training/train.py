@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,19 +40,6 @@ NO_END = 1 << 40
 """Updates of a run that time alone ends."""
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A finished training.
-
-    Attributes:
-        staged: directory with the trained weights, which the first process writes.
-        log: figures: steps, tokens per second, losses, validations.
-    """
-
-    staged: Path
-    log: Mapping[str, Any]
-
-
 def train(
     start: Start,
     origin: Mapping[str, object],
@@ -65,8 +52,10 @@ def train(
     progress: Progress = silent,
     report: Say = unsaid,
     keep: Keep | None = None,
-) -> Trained:
-    """Train, and keep the state in `state`. A run that was interrupted resumes from there, to the same result.
+) -> dict[str, Any]:
+    """Train; the first process writes the trained weights to the folder `result` of `state`.
+
+    An interrupted run resumes from `state`, to the same result.
 
     Each of several processes calls this; only the first reports.
 
@@ -77,6 +66,9 @@ def train(
         resume: go on from what `state` holds; else begin anew.
         report: called with a line at each validation.
         keep: which results are kept in the course of the training.
+
+    Returns:
+        Figures: steps, tokens per second, losses, validations.
 
     Raises:
         PruneError: model, text, teacher or options that cannot be used; a loss that is not finite.
@@ -170,8 +162,7 @@ def train(
             process_group.all_gather(None)  # the first removes what the others have read by now
             if process_group.is_main:
                 stage(model, source, state / "result")
-        log = {key: done[key] for key in done if key not in ("format", "weights", "target")}
-        return Trained(state / "result", log)
+        return {key: done[key] for key in done if key not in ("format", "weights", "target")}
     except (KeyboardInterrupt, SystemExit):  # the latter of a polite kill
         last = last_checkpoint(state)
         if process_group.world_size > 1 and last is not None:
@@ -219,7 +210,7 @@ def asked_to_shard() -> bool:
 
 
 def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: int) -> dict[str, int]:
-    """What a training holds on its device, batches left out: part -> bytes."""
+    """Memory that a training takes on its device, without batches: part -> bytes."""
     weights = weight_bytes(checkpoint, "F32")
     trained = weights
     if options.train != "all" or options.lora is not None:

@@ -210,7 +210,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         return loader(self.examples, sampler, pin=self.args.device.type == "cuda")
 
     def floating_point_ops(self, inputs: dict[str, Tensor]) -> int:
-        """Not counted: it costs time at every step, and the weights that run are not those that are held."""
+        """Return 0: counting would cost time at every step, and the weights that run are not those that are stored."""
         return 0
 
     def get_batch_samples(
@@ -259,7 +259,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         super().log(logs, start_time)
 
     def _summed_loss(self) -> float:
-        """Of the updates since the last log: the mean over the processes."""
+        """Sum of the losses of the updates since the last log, as a mean over the processes."""
         return sum(self.process_group.all_gather(float(self.loss_sum))) / self.process_group.world_size
 
     def compute_loss(
@@ -393,7 +393,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
             save_weights(weights, directory)
 
     def figures(self) -> dict[str, Any]:
-        """What is told of a finished training: steps, speed, losses, validations."""
+        """Figures of a finished training: steps, speed, losses, validations."""
         history: Sequence[Mapping[str, Any]] = self.state.log_history
         training = [
             {"step": row["step"], "loss": round(row["loss"], 6), "learning_rate": row["learning_rate"]}

@@ -198,7 +198,7 @@ class Keep(TrainerCallback):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Translating:
-    """What chrF++ is measured on: the directions `pairs` of `text`."""
+    """Translations that chrF++ is measured on: the directions `pairs` of `text`."""
 
     text: ParallelText
     pairs: Sequence[tuple[str, str]]

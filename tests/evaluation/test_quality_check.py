@@ -129,3 +129,14 @@ def test_text_that_gave_no_scores_comes_first(models: dict[str, Path]) -> None:
     Path("test.fra_Latn").unlink()
     found = quality(prune_layers, models["m2m_100"], *parallel, "--force")
     assert (found["text"], found["text_of_scores"]) == (["val"], True)
+
+
+def test_all_language_pairs_are_measured(models: dict[str, Path]) -> None:
+    both = ("eng_Latn-fra_Latn", "fra_Latn-eng_Latn")
+    counts = {
+        pairs: quality(
+            prune_layers, models["m2m_100"], "--data", ".", "--pairs", pairs, "--encoder", 1, "--force"
+        )["count"]
+        for pairs in (*both, ",".join(both))
+    }
+    assert counts.pop(",".join(both)) == sum(counts.values())

@@ -134,7 +134,7 @@ def test_refused_before_a_model_is_loaded(causal, classifiers, text, tmp_path, m
     def load_model(*_arguments, **_options):
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("prunecli.modules.loading.load_model", load_model)
+    monkeypatch.setattr("prunecli.evaluation.tasks.load_model", load_model)
     (tmp_path / "e.json").write_text("{}")
     with pytest.raises(OutputError, match="exists"):
         evaluate_data(causal, Dataset("lm", text), OPTIONS, tmp_path / "e.json")

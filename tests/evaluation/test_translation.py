@@ -49,7 +49,7 @@ def good_and_bad(monkeypatch):
         right = TEXT.sentences[pair[1]]
         return [Translation("x" * 200 if wrong else right[i], not wrong) for i in range(len(sentences))]
 
-    monkeypatch.setattr("prunecli.modules.loading.load_for_decoding", load_model)
+    monkeypatch.setattr(module, "load_for_decoding", load_model)
     monkeypatch.setattr(module, "translate", translate)
     return calls
 
@@ -176,7 +176,7 @@ def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, tm
 
     output = tmp_path / "e.json"
     with monkeypatch.context() as patch:
-        patch.setattr("prunecli.tensors.documents.write_json", interrupted)
+        patch.setattr("prunecli.evaluation.tasks.write_json", interrupted)
         with pytest.raises(KeyboardInterrupt):
             evaluate_data(checkpoints, DATA, OPTIONS, output)
     assert len(good_and_bad) == 4

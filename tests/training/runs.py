@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -77,8 +78,8 @@ def options(**changes):
 
 
 def train(checkpoint, state, made=OPTIONS, data=None, **more):
-    """A whole run of the library's function; returns what it returns."""
-    return train_(
+    """A whole run of the library's function: directory of the trained weights (`staged`), and figures (`log`)."""
+    log = train_(
         Start(checkpoint),
         {"source": str(checkpoint)},
         translation() if data is None else data,
@@ -86,6 +87,7 @@ def train(checkpoint, state, made=OPTIONS, data=None, **more):
         state,
         **more,
     )
+    return SimpleNamespace(staged=state / "result", log=log)
 
 
 def dying(start):

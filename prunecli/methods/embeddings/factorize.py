@@ -9,12 +9,11 @@ import torch
 from numpy.typing import NDArray
 
 from prunecli.errors import PruneError
-from prunecli.methods.embeddings.fit import DefineFit, fit_define
+from prunecli.methods.embeddings.fit import DefineFit, OutputMap, fit_define
 from prunecli.methods.embeddings.plan import EmbeddingPlan
 from prunecli.methods.embeddings.table import (
     Array,
     Goal,
-    Quality,
     Table,
     checkpoint_table,
     count_tokens,
@@ -39,25 +38,8 @@ from prunecli.tensors.stream import Copy, Expression, Generated, Output, Zeros
 
 
 @dataclass(frozen=True)
-class OutputMap:
-    """The output layer: logits (h P) U^T.
-
-    Attributes:
-        projection: P [m, n].
-        table: U [V, n], computed from the output table as it is read; None: it is the map table of the input's unit.
-        explained_variance: of the rows without their mean.
-        quality: of the rows P U^T with their mean; None: not measured.
-    """
-
-    projection: NDArray[np.float32]
-    table: Table | None
-    explained_variance: float
-    quality: Quality | None = None
-
-
-@dataclass(frozen=True)
 class Factors:
-    """What was fitted, or read.
+    """Weights that were fitted or read.
 
     Attributes:
         unit: of the input, to be written or cached; None: the input is not touched.
@@ -94,9 +76,7 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
             tied_output=plan.fits_both,
             progress=progress,
         )
-        unit = fit.unit
-        if fit.output is not None:
-            output = OutputMap(fit.output.projection, None, fit.output.explained_variance)
+        unit, output = fit.unit, fit.output
     elif plan.change.input is not None and plan.change.input.cached and tables.unit is not None:
         unit = read_unit(checkpoint, tables)
     if plan.output_dim is not None and output is None:
@@ -141,7 +121,7 @@ def _output_map(
 
     mapped = Table(table.vocabulary, map_dim, mapped_rows, table.name)
     projection = np.ascontiguousarray(first.expansion.T.astype(np.float32))
-    return OutputMap(projection, mapped, quality.explained_variance, quality)
+    return OutputMap(projection, quality.explained_variance, mapped, quality)
 
 
 Shape = tuple[int, ...]
@@ -204,7 +184,7 @@ def embedding_shapes(checkpoint: Checkpoint, change: EmbeddingChange) -> dict[st
 def _expressions(
     checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Factors | None
 ) -> dict[str, Expression]:
-    """Those that are known; without `factors` only what is copied."""
+    """Expressions of the tensors of the embeddings; without `factors` only of copied tensors."""
     source, output = plan.tables.input, plan.tables.output
     found: dict[str, Expression] = {
         name: Copy(name)

@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from prunecli.errors import UsageError
 from prunecli.methods.embeddings.table import (
     Array,
     Goal,
@@ -34,16 +33,20 @@ RIDGE = 1e-5
 
 
 @dataclass(frozen=True)
-class OutputFit:
-    """The projection of hidden states for a given map table.
+class OutputMap:
+    """The output layer: logits (h P) U^T.
 
     Attributes:
         projection: P [m, n]; `DefineOutput.project.weight` is its transpose.
         explained_variance: 1 - sum of w |e - mean - P (u - mean)|^2 over sum of w |e - mean|^2.
+        table: U [V, n], computed from the output table while it is read. If None, the map table of the input's unit.
+        quality: quality of the rows P U^T with their mean, if it was measured.
     """
 
     projection: NDArray[np.float32]
     explained_variance: float
+    table: Table | None = None
+    quality: Quality | None = None
 
 
 @dataclass(frozen=True)
@@ -64,22 +67,22 @@ class DefineFit:
     baseline: Quality
     start: Quality
     errors: tuple[float, ...]
-    output: OutputFit | None
+    output: OutputMap | None
 
     @property
     def parameters_before(self) -> int:
-        """Of the table."""
+        """Number of parameters of the table."""
         return self.unit.shape.table_parameters
 
     @property
     def parameters_after(self) -> int:
-        """Of the unit: map table, layers, reduction; and of the output's projection, where there is one."""
+        """Number of parameters of the unit, and of the output's projection if there is one."""
         shape = self.unit.shape
         return shape.parameters + (shape.output_parameters if self.output is not None else 0)
 
     @property
     def baseline_parameters(self) -> int:
-        """The same for the projective embedding."""
+        """Number of parameters of the projective embedding of the same n."""
         shape = self.unit.shape
         plain = UnitShape(shape.vocabulary, shape.map_dim, shape.model_dim, kind="projective")
         return plain.parameters + (shape.output_parameters if self.output is not None else 0)
@@ -114,11 +117,9 @@ def fit_define(
         progress: told of every pass over the table.
 
     Raises:
-        UsageError: a shape for another table, or a padding row that is not zero.
         CheckpointError: a value of the table is not finite.
     """
     options = options or FitOptions()
-    _check(table, shape, padding_idx)
     ignored = () if padding_idx is None else (padding_idx,)
     weights = row_weights(table.vocabulary, counts, power=options.power, ignored=ignored)
     found = moments(table, weights, progress)
@@ -133,7 +134,11 @@ def fit_define(
     start = quality = measure(table, goal, unit_rows, progress)
     errors: tuple[float, ...] = ()
     if options.epochs != 0 and unit.layers:
-        output_layer = _output_layer(first) if tied_output else None
+        output_layer = None
+        if tied_output:  # U P^T + a constant row, as the truncated SVD gives it
+            output_layer = nn.Linear(len(first.scales), len(first.mean))
+            output_layer.weight.data.copy_(torch.from_numpy(first.expansion.T))
+            output_layer.bias.data.copy_(torch.from_numpy(first.mean))
         errors = train(unit, table, goal, options, output_layer, progress)
         quality = measure(table, goal, unit_rows, progress)
         if not quality.error <= start.error:
@@ -143,18 +148,6 @@ def fit_define(
     if tied_output:
         output = fit_output(table, unit.map.weight.detach().numpy(), weights, progress)
     return DefineFit(unit, quality, baseline, start, errors, output)
-
-
-def _check(table: Table, shape: UnitShape, padding_idx: int | None) -> None:
-    if (shape.vocabulary, shape.model_dim) != (table.vocabulary, table.model_dim):
-        raise UsageError(
-            f"{table.name} is {table.vocabulary} x {table.model_dim}, the unit's is "
-            f"{shape.vocabulary} x {shape.model_dim}"
-        )
-    if padding_idx is not None and table.rows(padding_idx, padding_idx + 1).any():
-        raise UsageError(
-            f"{table.name}: row {padding_idx}, for padding, is not zero", "Fit it like every other row."
-        )
 
 
 def _start(
@@ -179,16 +172,7 @@ def _start(
     return baseline
 
 
-def _output_layer(first: Projective) -> nn.Linear:
-    """U P^T + a constant row, as the truncated SVD gives it."""
-    layer = nn.Linear(len(first.scales), len(first.mean))
-    with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(first.expansion.T))
-        layer.bias.copy_(torch.from_numpy(first.mean))
-    return layer
-
-
-def fit_output(table: Table, mapped: Array, weights: Array, progress: Progress = silent) -> OutputFit:
+def fit_output(table: Table, mapped: Array, weights: Array, progress: Progress = silent) -> OutputMap:
     """Weighted least squares for P in E = U P^T + a constant row, from one pass over both tables, in float64.
 
     Adding one vector to every row of E adds the same number to all logits h E^T = (h P) U^T of a position, which no
@@ -223,7 +207,7 @@ def fit_output(table: Table, mapped: Array, weights: Array, progress: Progress =
     own, across = products[:, :map_dim], products[:, map_dim:]
     projection = np.linalg.pinv(own, rcond=SMALLEST_DIRECTION, hermitian=True) @ across
     explained = float((2 * projection * across).sum() - ((own @ projection) * projection).sum())
-    return OutputFit(projection.T.astype(np.float32), explained / variance if variance > 0 else 1.0)
+    return OutputMap(projection.T.astype(np.float32), explained / variance if variance > 0 else 1.0)
 
 
 @torch.no_grad()
@@ -274,7 +258,7 @@ def _solve(products: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _solve_shared(products: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
-    """The same with one block [1, w, o] for all groups: each group's constants are solved for first, and put in."""
+    """`_solve` with one block [1, w, o] for all groups: each group's constants are eliminated first."""
     total, means = products[0, -1, -1], products[:, :-1, -1:]
     own = products[:, :-1, :-1] - means @ means.mT / total
     across = missing[:, :-1] - means @ missing[:, -1:] / total

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Literal
 
 from prunecli.model.define import UnitKind
-from prunecli.options import ADVANCED, COMPUTE, STORED_DTYPE, Options, StoredDtype, option
+from prunecli.options import (
+    STORED_DTYPE,
+    Options,
+    StoredDtype,
+    advanced_option,
+    compute_option,
+    hidden_option,
+    option,
+)
 
 Sides = Literal["input", "output", "both"]
 
@@ -32,31 +40,28 @@ class EmbeddingOptions(Options):
         "Write the rows that the unit computes as an ordinary table, so that inference skips the unit. If the "
         "checkpoint is factorized already, nothing is fitted.",
     )
-    epochs: int | None = option(
+    epochs: int | None = compute_option(
         None,
         "Largest number of passes over the table; 0: the projective embedding as a unit. Default: about a million "
         "rows, 4 to 60 passes.",
-        panel=COMPUTE,
         ge=0,
     )
     dtype: StoredDtype | None = STORED_DTYPE
-    seed: int = option(0, "Seed of everything random.", panel=ADVANCED)
-    kind: UnitKind | None = option(
+    seed: int = advanced_option(
+        0,
+        "Seed of everything random.",
+        ge=0,
+    )
+    kind: UnitKind | None = hidden_option(
         None,
         "define, an ablation of it from the paper, or projective: without expansion. Default: define.",
-        panel=ADVANCED,
-        hidden=True,
     )
-    shared_blocks: bool = option(
+    shared_blocks: bool = hidden_option(
         False,
         "One block of weights for all groups of a layer, as in appendix A.1 of the paper, instead of one for each.",
-        panel=ADVANCED,
-        hidden=True,
     )
-    reduction: bool = option(
+    reduction: bool = hidden_option(
         True,
         "No linear layer from k to the model's width: the last expansion layer makes the row (Table 8b).",
         flag="--no-reduction",
-        panel=ADVANCED,
-        hidden=True,
     )

@@ -24,7 +24,7 @@ COMMAND = "factorize-embeddings"
 
 @dataclass(frozen=True)
 class EmbeddingPlan:
-    """What is to be made.
+    """Plan of a factorisation.
 
     Attributes:
         tables: the token embeddings as they are.
@@ -76,7 +76,10 @@ def plan_embeddings(
     """
     text = text if text is not None and text.texts else None
     tables = checkpoint.layout.require_tables()
-    is_tied = _is_tied(checkpoint, tables)
+    output = f"{tables.output}.weight"
+    is_tied = (
+        _has_output(checkpoint) and output in checkpoint.layout.ties and output not in checkpoint.tensors
+    )
     asked: dict[str, Any] = {
         "tables": tables,
         "is_tied": is_tied,
@@ -128,13 +131,6 @@ def _cached(
         step=history_step(COMMAND, checkpoint, given({"cache": True, "dtype": options.dtype})),
         reasons=("The rows of its unit become the input table; nothing is fitted.",),
     )
-
-
-def _is_tied(checkpoint: Checkpoint, tables: TokenTables) -> bool:
-    """Whether the output layer has the input's table, or map table."""
-    output = f"{tables.output}.weight"
-    tied = checkpoint.layout.ties
-    return _has_output(checkpoint) and output in tied and output not in checkpoint.tensors
 
 
 def _has_output(checkpoint: Checkpoint) -> bool:
@@ -301,7 +297,7 @@ def chosen_shape(tables: TokenTables, options: EmbeddingOptions, has_unit: bool)
 
 
 def _multiple(groups: int, depth: int, kind: UnitKind) -> int:
-    """What n and the inner widths are multiples of; 1 where there can be no unit, which its own check says."""
+    """The divisor of n and of the inner widths; 1 if no unit is possible, which `UnitShape` refuses."""
     if kind == "projective" or groups < 1 or depth < 1:
         return 1
     size = 2 * lcm(*range(1, groups + 1))  # that every number of groups divides

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from prunecli.errors import CheckpointError, UsageError
+from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.embedding import TokenTables
 from prunecli.modules.building import stock_config
@@ -82,7 +82,7 @@ def row_weights(
     power: float = 0.5,
     ignored: tuple[int, ...] = (),
 ) -> Array:
-    """What each row's error counts for [V]: (count + 1)^power, divided by the mean; all 1 without counts.
+    """Weight of each row's error [V]: (count + 1)^power, divided by the mean; all 1 without counts.
 
     A token that the text lacks counts as one that it holds once, less one: a little, not nothing. The counts of a
     text fall so steeply that with power 1 a handful of tokens would decide the fit; the root evens that out.
@@ -92,16 +92,11 @@ def row_weights(
         counts: occurrences of every token in a text [V].
         power: 1 weighs by frequency, 0 not at all.
         ignored: rows that weigh nothing, such as a padding row of zeros.
-
-    Raises:
-        UsageError: every row is ignored.
     """
     weights = np.ones(vocabulary, np.float64)
     if counts is not None:
         weights = (np.asarray(counts, np.float64) + 1) ** power
     weights[list(ignored)] = 0
-    if not weights.any():
-        raise UsageError("Every row of the table is left out", "Leave at least one row in.")
     return np.asarray(weights / weights.sum() * np.count_nonzero(weights), np.float32)
 
 
@@ -185,17 +180,10 @@ def projective(found: Moments, map_dim: int, parts: int = 1) -> Projective:
 
     Args:
         found: moments of the table.
-        map_dim: n.
+        map_dim: n, at most m and a multiple of `parts`.
         parts: the directions are dealt out to this many equal parts of x in turn, so that each group of the first
             expansion layer reads strong and weak ones.
-
-    Raises:
-        UsageError: n is above m, or not a multiple of `parts`.
     """
-    if not 0 < map_dim <= len(found.mean) or map_dim % parts:
-        raise UsageError(
-            f"A map dimension of {map_dim} does not fit a table of width {len(found.mean)} and {parts} parts"
-        )
     values, vectors = np.linalg.eigh(found.covariance)
     order = np.argsort(values)[::-1][:map_dim].reshape(-1, parts).T.ravel()
     largest = max(float(values[-1]), 0.0)
@@ -228,7 +216,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a fit minimises: |e - o|^2 / variance + cosine_weight (1 - cos(e, o)) of a row e with the reconstruction o.
+    """The error |e - o|^2 / variance + cosine_weight (1 - cos(e, o)) of a row e and its reconstruction o.
 
     The first term is 1 minus the explained variance.
 
@@ -243,7 +231,7 @@ class Goal:
     cosine_weight: float
 
     def quality(self, squared: float, cosine: float) -> Quality:
-        """Of a table with these weighted means of |e - o|^2 and cos(e, o)."""
+        """Quality of a table with these weighted means of |e - o|^2 and cos(e, o)."""
         relative = squared / self.variance
         return Quality(1 - relative, cosine, relative + self.cosine_weight * (1 - cosine))
 
@@ -286,7 +274,7 @@ BATCH = 4096
 
 
 def described(lines: Lines) -> dict[str, Any]:
-    """What a history says of the text that tokens are counted in."""
+    """Fields of a history entry about the text that tokens are counted in."""
     said: dict[str, Any] = {}
     if lines.splits:
         said |= {"split": list(lines.splits), "langs": list(lines.asked) or None}

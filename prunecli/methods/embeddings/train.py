@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from prunecli.errors import UsageError
 from prunecli.methods.embeddings.table import Goal, Projective, Table
 from prunecli.model.define import SKIPPING, UnitShape
 from prunecli.modules.define import DefineEmbedding
@@ -47,9 +46,6 @@ class FitOptions:
         tolerance: from half way on, stop after a pass that lowers the error by less than this part.
         power: of the token frequencies as weights of the rows.
         seed: of everything random.
-
-    Raises:
-        UsageError: a negative number of epochs, or seed.
     """
 
     epochs: int | None = None
@@ -61,14 +57,6 @@ class FitOptions:
     tolerance: float = 1e-3
     power: float = 0.5
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, value in (
-            ("number of epochs", self.epochs or 0),
-            ("seed", self.seed),
-        ):
-            if value < 0:
-                raise UsageError(f"The {name} is {value}", "Give a number of at least 0.")
 
     def passes(self, vocabulary: int) -> int:
         """Passes over a table of `vocabulary` rows."""
@@ -134,7 +122,7 @@ def _stepper(
     warm = max(round(WARM_UP * total), 1)
 
     def part_of_rate(number: int) -> float:
-        """Of the highest learning rate: a linear rise, then half a cosine down to 0."""
+        """Fraction of the highest learning rate: a linear rise, then half a cosine down to 0."""
         if number < warm:
             return (number + 1) / warm
         return 0.5 * (1 + cos(pi * (number - warm) / max(total - warm, 1)))
@@ -196,12 +184,12 @@ class Carried:
     offset: float = 0.0
 
     def moved(self, to: Sequence[int]) -> Carried:
-        """The same value where input p lies at `to[p]`."""
+        """This value for a layer whose input p lies at `to[p]`."""
         return Carried(tuple((to[place], sign) for place, sign in self.places), self.offset)
 
 
 def input_places(shape: UnitShape, layer: int) -> tuple[list[int], list[int]]:
-    """Where the values of e, and those of the previous output, lie in the input of a layer after the first (3.3)."""
+    """Places of the values of e, and of the previous output, in the input of a layer after the first (3.3)."""
     previous = shape.widths[layer - 1]
     groups = shape.groups[layer]
     if shape.kind == "group-linear-shuffle":
@@ -267,7 +255,13 @@ def initialise(unit: DefineEmbedding, start: Projective, lowest: NDArray[np.floa
             _finish(blocks, bias, start, carried, shape)
             return len(carried) if shape.groups[last] == 1 else 0
         if number and shape.kind == "hgt-residual":
-            _leave_alone(weight, bias, carried)
+            # Units to which a residual connection adds a carried value give 0.
+            _undo_offsets(weight, bias, carried)
+            room = weight.shape[2]
+            for value in carried:
+                for place, _ in value.places if value is not None else ():
+                    weight[place // room, :, place % room] = 0
+                    bias[place] = 0
         elif number == last or shape.kind not in SKIPPING:
             pairs = number == last or _pairs_stay_together(shape, number)
             carried = _carry(weight, bias, carried, lowest, pairs=pairs, shared=shape.shared_blocks)
@@ -280,16 +274,6 @@ def _pairs_stay_together(shape: UnitShape, layer: int) -> bool:
     if shape.kind == "group-linear-shuffle":
         return shape.groups[layer] == 1
     return shape.kind == "hgt-residual" or shape.groups[layer] % shape.groups[layer + 1] == 0
-
-
-def _leave_alone(weight: Tensor, bias: Tensor, values: Sequence[Carried | None]) -> None:
-    """Units to which a residual connection adds a carried value give 0."""
-    _undo_offsets(weight, bias, values)
-    room = weight.shape[2]
-    for value in values:
-        for place, _ in value.places if value is not None else ():
-            weight[place // room, :, place % room] = 0
-            bias[place] = 0
 
 
 def _carry(

@@ -316,7 +316,16 @@ class Texts:
             for name, own in windows.items():
                 for numbers in length_bucketed([*map(len, own)], self.options.batch_tokens, equal=equal):
                     rows = [own[number] for number in numbers]
-                    cost = partial(_text_cost, len(rows), max(map(len, rows)))
+
+                    def cost(
+                        runner: Layerwise, count: int = len(rows), longest: int = len(rows[0])
+                    ) -> BatchCost:
+                        tokens = count * longest
+                        return BatchCost(
+                            activation_bytes(runner.shape, count, longest, longest),
+                            (state_bytes(runner.shape, tokens, tokens),),
+                        )
+
                     yield Batch(sum(map(len, rows)), {"decoder": [(name, partial(read, name, rows))]}, cost)
 
         return Work(
@@ -326,13 +335,6 @@ class Texts:
             "tokens",
             batches(),
         )
-
-
-def _text_cost(rows: int, length: int, runner: Layerwise) -> BatchCost:
-    """Memory of a batch of `rows` windows of at most `length` tokens."""
-    shape = runner.shape
-    tokens = rows * length
-    return BatchCost(activation_bytes(shape, rows, length, length), (state_bytes(shape, tokens, tokens),))
 
 
 def text_windows(

@@ -13,7 +13,7 @@ import numpy as np
 
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.options import NarrowOptions
-from prunecli.methods.units import Ranking, TextRun, by_scores, drawn, measured, plan
+from prunecli.methods.units import Ranking, TextRun, by_scores, drawn, measured, plan, squares
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer
@@ -22,7 +22,6 @@ from prunecli.model.probe import outputs
 from prunecli.results.unit_scores import Array
 from prunecli.selection.select import Budget
 from prunecli.selection.selection import Selection, selection_of_file
-from prunecli.tensors.computing import values as values_of
 from prunecli.tensors.stream import Copy
 
 NORMS_WARNING = (
@@ -145,10 +144,8 @@ def _norms(checkpoint: Checkpoint, axis: Axis, *, output_only: bool = False) -> 
         last = [name for name in stacked if re.search(r"down|output|w2", name)]
         matrices = last if stacked else outputs(axis.carriers)
     for name in matrices:
-        carrier, shape = axis.carriers[name], checkpoint.info(name).shape
-        others = tuple(dim for dim in range(len(shape)) if dim != carrier.dim)
-        squares = [np.square(rows).sum(axis=others) for rows in values_of(checkpoint, Copy(name), "F64")]
-        each = np.concatenate(squares) if carrier.dim == 0 else np.sum(squares, axis=0)
+        carrier = axis.carriers[name]
+        each = squares(checkpoint, Copy(name), carrier.dim)
         for block in each.reshape(len(carrier.blocks), len(axis.ids), -1):
             product *= np.sqrt(block.sum(axis=1))
     return product

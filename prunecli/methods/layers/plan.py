@@ -97,7 +97,14 @@ def _ranked(
         ranking, scores, text = _measured(checkpoint, options, metric, axes, run)
         for axis in chosen if options.contiguous else ():
             count = counts.get(axis.side) or budget.removable(chosen)
-            ranking.values[axis.name] = best_runs(_distances(axis, scores), max(count, 1))
+            if axis.name not in scores.distances:
+                raise StatisticsError(
+                    "`contiguous`: the scores hold no distances between layers.",
+                    "Measure them again, on text.",
+                )
+            places = [*scores.places(axis), len(scores.ids[axis.name])]
+            distances = np.array(scores.distances[axis.name]) / scores.counts[axis.name]
+            ranking.values[axis.name] = best_runs(distances[np.ix_(places, places)], max(count, 1))
     arguments = {
         "ratio": options.ratio,
         "metric": ranking.metric or metric,
@@ -154,16 +161,6 @@ def _measured(
         )
     shown = "angle of its best run" if options.contiguous else f"{method} score"
     return by_scores(scores, scores.picked(axes), options, method, shown, text), scores, text
-
-
-def _distances(axis: Axis, scores: Scores) -> Array:
-    """`[layers + 1, layers + 1]`: angles between the states before the layers that the checkpoint holds."""
-    if axis.name not in scores.distances:
-        raise StatisticsError(
-            "`contiguous`: the scores hold no distances between layers.", "Measure them again, on text."
-        )
-    places = [*scores.places(axis), len(scores.ids[axis.name])]
-    return (np.array(scores.distances[axis.name]) / scores.counts[axis.name])[np.ix_(places, places)]
 
 
 def best_runs(distances: Array, count: int) -> Array:

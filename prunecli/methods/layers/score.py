@@ -5,8 +5,8 @@ The states of a stack are x_0, before its first layer, to x_L, after its last. A
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -115,66 +115,49 @@ def _by_passing(
     Without a pooling, the rise of the losses, and the number of tokens; else the cosine of each text's vector with its
     vector without the layer, and the number of texts.
     """
-    model, per = runner.model, "prediction" if pooling is None else "example"
+    model, layers, by_loss = runner.model, checkpoint.layout.layers, pooling is None
     forward = partial(token_losses, model) if pooling is None else partial(batch_vectors, model, pooling)
-    what = "the loss" if pooling is None else "the vectors"
-    passes = _passes(checkpoint, runner, batches, forward, what, progress)
-    whole = next(passes)
-    if pooling is None:
-        for batch, (losses, _) in zip(batches, whole, strict=True):
-            require_finite(losses, batch)
-        base = _nats(whole)
-        values, far = [_nats(outputs) - base for outputs in passes], LARGEST
-        count = max(sum(int(counts.sum()) for _, counts in whole), 1)
-    else:
-        vectors = torch.cat([own.double().cpu() for own in whole])
-        if not vectors.isfinite().all():
+    what, total = "the loss" if by_loss else "the vectors", sum(len(batch.indices) for batch in batches)
+    outputs: list[Any] = []
+    values: list[float] = []
+    with progress(f"measuring {what} without each layer", (len(layers) + 1) * total, "examples") as advance:
+
+        def finish(batch: Batch, output: Any) -> int:
+            outputs.append(output)
+            advance(len(batch.indices))
+            return 0
+
+        def run() -> Any:
+            outputs.clear()
+            run_forward(runner, batches, forward, finish)
+            if by_loss:
+                return sum(float(losses.double().sum()) for losses, _ in outputs)
+            return torch.cat([vectors.double().cpu() for vectors in outputs])
+
+        whole = run()
+        if by_loss:
+            for batch, (losses, _) in zip(batches, outputs, strict=True):
+                require_finite(losses, batch)
+            count = max(sum(int(counts.sum()) for _, counts in outputs), 1)
+        elif whole.isfinite().all():
+            count = len(whole)
+        else:
             raise DataError("a vector is not finite", "The weights are damaged, or overflow the type.")
-        others = (torch.cat([own.double().cpu() for own in outputs]) for outputs in passes)
-        values, far = (
-            [float(functional.cosine_similarity(other, vectors).sum()) for other in others],
-            -LARGEST,
-        )
-        count = len(vectors)
+        for layer in layers:
+            with passed_by(model.get_submodule(module_name(model, layer.name))):
+                made = run()
+            values.append(made - whole if by_loss else float(functional.cosine_similarity(made, whole).sum()))
     found: dict[str, list[float]] = {}
-    for layer, value in zip(checkpoint.layout.layers, values, strict=True):
+    for layer, value in zip(layers, values, strict=True):
         # Without the layer no loss or vector may be finite: then it counts as the worst value.
-        sane = value if abs(value) < LARGEST else far
+        worst = LARGEST if by_loss else -LARGEST
+        sane = value if abs(value) < LARGEST else worst
         found.setdefault(axis_name(layer.side, "layer"), []).append(sane)
-    return {"per": per, "values": found, "counts": dict.fromkeys(found, count)}
-
-
-def _nats(outputs: Sequence[Any]) -> float:
-    """Sum of the losses of all batches."""
-    return sum(float(losses.double().sum()) for losses, _ in outputs)
-
-
-def _passes(
-    checkpoint: Checkpoint,
-    runner: Runner,
-    batches: Sequence[Batch],
-    forward: Callable[[Batch], Any],
-    what: str,
-    progress: Progress,
-) -> Iterator[list[Any]]:
-    """Yield the outputs of `forward` for all batches: of the whole model, then without each layer in turn."""
-    layers = checkpoint.layout.layers
-    total = (len(layers) + 1) * sum(len(batch.indices) for batch in batches)
-    with progress(f"measuring {what} without each layer", total, "examples") as advance:
-        for layer in (None, *layers):
-            outputs: list[Any] = []
-
-            def finish(batch: Batch, output: Any, outputs: list[Any] = outputs) -> int:
-                outputs.append(output)
-                advance(len(batch.indices))
-                return 0
-
-            with ExitStack() as hooks:
-                if layer is not None:
-                    module = runner.model.get_submodule(module_name(runner.model, layer.name))
-                    hooks.enter_context(passed_by(module))
-                run_forward(runner, batches, forward, finish)
-            yield outputs
+    return {
+        "per": "prediction" if by_loss else "example",
+        "values": found,
+        "counts": dict.fromkeys(found, count),
+    }
 
 
 @contextmanager

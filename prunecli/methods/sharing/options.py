@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 
 from prunecli.architectures.records import Side
 from prunecli.errors import UsageError
-from prunecli.options import ADVANCED, SELECTION, STORED_DTYPE, Options, StoredDtype, option
+from prunecli.options import STORED_DTYPE, Options, StoredDtype, advanced_option, option, selection_option
 
 Treatment = Literal["share", "keep", "drop"]
 Order = Literal["sequence", "cycle", "cycle-reverse"]
@@ -35,7 +35,7 @@ Width: TypeAlias = (
 
 @dataclass(frozen=True)
 class Configuration:
-    """What happens to each kind of FFN or attention: one row of the table.
+    """Treatment of each kind of FFN or attention: one row of the table.
 
     Attributes:
         name: as in the paper; "" for treatments that the user gave one by one.
@@ -84,11 +84,10 @@ class SharingOptions(Options):
     init: FfnInit | None = None
     scale: float | None = None
     groups: tuple[int, ...] | None = None
-    order: Order | None = option(
+    order: Order | None = advanced_option(
         None,
         "Layers that share one: sequence, cycle, cycle-reverse; for six layers in three groups 1 1 2 2 3 3, "
         "1 2 3 1 2 3, 1 2 3 3 2 1. Default: sequence.",
-        panel=ADVANCED,
     )
     keep_units: KeepUnits | None = None
     text: Mapping[str, object] | None = None
@@ -116,8 +115,8 @@ class FfnOptions(SharingOptions):
         text: what activations are measured on, for the history.
     """
 
-    part: ClassVar[Literal["FFN", "attention"]] = "FFN"
-    default: ClassVar[str] = "SharedEncNoDec"
+    part = "FFN"
+    default = "SharedEncNoDec"
     """What costs the paper's models least for what it saves."""
 
     preset: str | None = option(
@@ -134,43 +133,41 @@ class FfnOptions(SharingOptions):
         "it.",
         metavar="N|match",
     )
-    init: FfnInit | None = option(
+    init: FfnInit | None = selection_option(
         None,
         "How a shared FFN is made of those that it replaces: mean of their weights, first, last, or concat: side by "
         "side. Default: concat if --width is larger than theirs, else mean.",
-        panel=SELECTION,
     )
-    groups: tuple[int, ...] | None = option(
+    groups: tuple[int, ...] | None = selection_option(
         None,
         "Number of shared FFNs of a stack; or of the encoder and of the decoder. Default: 1.",
         metavar="N[,M]",
-        panel=SELECTION,
     )
-    keep_units: KeepUnits | None = option(
+    keep_units: KeepUnits | None = selection_option(
         None,
         "Hidden units to keep if an FFN gets narrower, by norms, activations: those with the largest weights, or the "
         "most active ones on --data or --text. Default: activations.",
-        panel=SELECTION,
     )
-    scale: float | None = option(
+    scale: float | None = advanced_option(
         None,
         "Factor of a shared FFN's output. Default: 1; for concat of k FFNs 1/k, so that the output is the mean.",
-        panel=ADVANCED,
     )
-    dense_only: bool = option(
-        False, "Leave mixtures of experts as they are, instead of an error.", panel=ADVANCED
+    dense_only: bool = advanced_option(
+        False,
+        "Leave mixtures of experts as they are, instead of an error.",
     )
-    seed: int = option(0, "Seed of new hidden units.", panel=ADVANCED)
+    seed: int = advanced_option(
+        0,
+        "Seed of new hidden units.",
+    )
 
 
 class AttentionOptions(SharingOptions):
     """Options of `share-attention`."""
 
-    part: ClassVar[Literal["FFN", "attention"]] = "attention"
-    configurations: ClassVar[tuple[Configuration, ...]] = tuple(
-        known for known in CONFIGURATIONS if not (known.across or known.match)
-    )
-    default: ClassVar[str] = "SharedEncSharedDec"
+    part = "attention"
+    configurations = tuple(known for known in CONFIGURATIONS if not (known.across or known.match))
+    default = "SharedEncSharedDec"
 
     preset: str | None = option(
         None,
@@ -185,23 +182,21 @@ class AttentionOptions(SharingOptions):
         None, "Self-attention of the decoder, instead of --preset: share, keep or drop."
     )
     cross: Treatment | None = option(None, "Cross-attention: share, keep or drop. Default: keep.")
-    init: Init | None = option(
+    init: Init | None = selection_option(
         None,
         "How a shared attention is made of those that it replaces: mean of their weights, first, or last. Default: "
         "mean.",
-        panel=SELECTION,
     )
-    groups: tuple[int, ...] | None = option(
+    groups: tuple[int, ...] | None = selection_option(
         None,
         "Number of shared attentions of each kind; or of the encoder and of the decoder; or of these and of "
         "cross-attention. Default: 1.",
         metavar="N[,M[,K]]",
-        panel=SELECTION,
     )
 
 
 def chosen_configuration(options: SharingOptions, sides: Collection[Side]) -> Configuration:
-    """What happens to each kind of FFN or attention of a model with these stacks.
+    """Choose the treatment of each kind of FFN or attention of a model with these stacks.
 
     Raises:
         UsageError: options that contradict each other, or a configuration that the model cannot hold.

@@ -6,7 +6,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from prunecli.methods.sharing.options import (
     SharingOptions,
     chosen_configuration,
 )
+from prunecli.methods.units import squares
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.axes import Axis, axis_name
 from prunecli.model.checkpoint import Checkpoint
@@ -26,10 +27,9 @@ from prunecli.model.ffn import FfnLayer
 from prunecli.model.history import given, history_step
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.structure import KeptUnits, Structure
-from prunecli.results.unit_scores import Scores
+from prunecli.results.unit_scores import Array, Scores
 from prunecli.selection.select import Budget, select
 from prunecli.selection.selection import decision_of
-from prunecli.tensors.computing import values
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import (
     Concat,
@@ -43,9 +43,6 @@ from prunecli.tensors.stream import (
     joined,
     shape_of,
 )
-
-if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
 
 Activations = Callable[[SharePlan], Scores]
 """Measures hidden units in the model of a plan that narrows nothing."""
@@ -340,15 +337,10 @@ def weighted_sum(parts: Sequence[Expression], weight: float) -> Expression:
     return parts[0] if len(parts) == 1 and weight == 1 else Sum(tuple(parts), (weight,) * len(parts))
 
 
-def unit_norms(
-    checkpoint: Checkpoint, layers: Mapping[str, FfnLayer], group: Group, *, output_only: bool = False
-) -> np.ndarray:
+def unit_norms(checkpoint: Checkpoint, layers: Mapping[str, FfnLayer], group: Group) -> Array:
     """The product over the FFN's matrices of the l2 norm of a unit's part: ||row of W1|| x ||column of W2||.
 
     The FFN is the one that the group's initialisation makes; its weights are read block by block.
-
-    Args:
-        output_only: ||column of W2|| alone, what an activation of 1 adds to the output.
 
     Returns:
         `[init_width]`, float64.
@@ -358,21 +350,10 @@ def unit_norms(
     """
     product = np.ones(group.init_width)
     member = layers[group.members[0]]
-    matrices = [
-        (suffix, axis, block)
-        for suffix, axis in member.tensors.items()
-        if axis is not None and suffix.endswith("weight")
-        if not output_only or is_output(member.tensors, suffix)
-        for block in range(member.blocks[suffix])
-    ]
-    for suffix, axis, block in matrices:
-        squares, row = np.zeros(group.init_width), 0
-        expression = tensor_expression(checkpoint, layers, group, suffix, block=block)
-        for rows in values(checkpoint, expression, "F64"):
-            if axis == 0:
-                squares[row : row + len(rows)] = np.square(rows).sum(axis=1)
-                row += len(rows)
-            else:
-                squares += np.square(rows).sum(axis=0)
-        product *= np.sqrt(squares)
+    for suffix, axis in member.tensors.items():
+        if axis is None or not suffix.endswith("weight"):
+            continue
+        for block in range(member.blocks[suffix]):
+            expression = tensor_expression(checkpoint, layers, group, suffix, block=block)
+            product *= np.sqrt(squares(checkpoint, expression, axis))
     return product

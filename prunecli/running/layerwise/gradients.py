@@ -187,7 +187,7 @@ class Gradients(LayerPasses):
         return swapped(mixture.module, "runner", answer)
 
     def _paired(self, stage: Stage, one: _Run) -> tuple[list[tuple[Tensor, Tensor]], dict[Side, Any]]:
-        """What the current layer returns, computed anew, with its gradients; and the outputs that the pass got."""
+        """Outputs of the current layer, computed again, with their gradients; and the stored outputs that it got."""
         output, given = self.run_pass(one.forward, one.outputs)
         tensors = leaves(output, Tensor)
         gradients = one.gradients.get(stage.side) or [None] * len(tensors)

@@ -90,7 +90,7 @@ class Mixture:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the experts' outputs: what rows and outputs are stored in."""
+        """Type of the experts' outputs, in which rows and outputs are stored."""
         if isinstance(self.module, SparseFFN):
             return torch.float32
         found: torch.dtype = getattr(self.module, self.parts[0].attribute).dtype

@@ -48,17 +48,17 @@ class CopyStream:
             self._last[buffer.data_ptr()] = self._stream.record_event()
 
     def use(self, buffer: Tensor) -> None:
-        """What this thread computes from now on comes after the copies into `buffer`."""
+        """Make this thread's further work wait for the copies into `buffer`."""
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_event(self._last[buffer.data_ptr()])
 
     def leave(self, buffer: Tensor) -> None:
-        """What this thread has computed so far comes before further copies into `buffer`."""
+        """Make further copies into `buffer` wait for this thread's work so far."""
         if self._stream is not None:
             self._last[buffer.data_ptr()] = torch.cuda.current_stream(self._device).record_event()
 
     def close(self) -> None:
-        """What comes into the buffers' memory after them comes after all copies."""
+        """Make later uses of the buffers' memory wait for all copies."""
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 

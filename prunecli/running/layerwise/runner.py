@@ -47,7 +47,7 @@ MOST_AHEAD = 128
 
 @dataclass(frozen=True)
 class Resources:
-    """What a run may use.
+    """Device, type, memory and disk of a run.
 
     Attributes:
         device: to compute on.
@@ -117,7 +117,7 @@ class Room:
 
 
 class LayerwiseRun(Gradients):
-    """A `Run` of a model whose layers' weights are read one after another.
+    """A group of batches on its way through a model whose layers' weights are read one after another.
 
     Args:
         skeleton, reader, states, advance: as of `LayerPasses`.
@@ -155,9 +155,18 @@ class LayerwiseRun(Gradients):
         finish: Callable[[int, Any], None] = ignored,
         keeping: Callable[[], Any] = ignored,
     ) -> None:
-        """See `Run`: each pass enters the layers of the stack once, in order, and no others.
+        """See `InMemory`. Each pass enters the layers of the stack once, in order, and no others.
 
         What the observer saw of a pass is taken after each layer.
+
+        Args:
+            side: the stack that the passes go through. If None, all.
+            keeping: returns everything that an interrupted run needs besides the passes' states: tensors from `keep`
+                or on the CPU, in tuples, lists and dictionaries with JSON values.
+
+        Raises:
+            CheckpointError: weights cannot be read.
+            OutputError: no room for the batches' states.
         """
         indices = [n for n, stage in enumerate(self._stages) if side in (None, stage.side)]
         # The number of the last layer that all passes are through, and the outputs of each pass.
@@ -194,21 +203,21 @@ class LayerwiseRun(Gradients):
                     self.forget(own, index)
 
     def backward(self, passes: Sequence[Pass], start: Callable[[int, Any], Tensor]) -> None:
-        """See `Run`: each pass goes through all layers once, and back."""
+        """See `InMemory`; each pass goes through all layers once, and back."""
         with frozen(self._model):
             self.run(passes, start)
 
     def keep(self, tensor: Tensor) -> Stored:
-        """See `Run`."""
+        """See `InMemory`."""
         return self._states.put(tensor)
 
     def fetch(self, kept: Stored) -> Tensor:
-        """See `Run`."""
+        """See `InMemory`."""
         return self._states.get(kept).to(self._device)
 
 
 class Layerwise:
-    """Runs a checkpoint whose layers' weights stay on disk: a `Runner`.
+    """Runs a checkpoint whose layers' weights stay on disk.
 
     Args:
         checkpoint: of a declared family, or of one of which the experts alone are declared.
@@ -292,7 +301,7 @@ class Layerwise:
     def groups(
         self, batches: Iterable[B], cost: Callable[[Layerwise, B], BatchCost], start: int = 0
     ) -> Iterable[Group[B]]:
-        """See `Runner`; reads and computes nothing. Of a sequence, all groups are made before the first runs.
+        """Groups of as many batches as fit. All groups of a sequence are made before the first runs.
 
         A group of an interrupted run that is resumed has the batches that it had then, whatever the memory is now.
         """
@@ -333,7 +342,7 @@ class Layerwise:
 
     @contextmanager
     def running(self, group: Group[B], advance: Advance = ignored) -> Iterator[LayerwiseRun]:
-        """See `Runner`; frees memory, file and threads after the block, whatever happens.
+        """Within the block, the group runs; frees memory, file and threads after the block, whatever happens.
 
         Raises:
             CheckpointError: weights that cannot be read.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prunecli.errors import UsageError
 from prunecli.methods.embeddings.table import Table, moments, projective, row_weights
 from tests.methods.embeddings.tables import bent_table, start_of, truncated_svd
 
@@ -34,9 +33,3 @@ def test_tables_of_low_rank_stay_finite() -> None:
     found = start_of(array.astype(np.float32), 4)
     assert np.isfinite(found.expansion).all()
     np.testing.assert_allclose(found.mapped(array) @ found.expansion + found.mean, array)
-
-
-@pytest.mark.parametrize(("map_dim", "parts"), [(25, 1), (0, 1), (8, 3)])
-def test_dimensions_that_do_not_fit_are_refused(map_dim: int, parts: int) -> None:
-    with pytest.raises(UsageError, match="does not fit a table of width 24"):
-        start_of(bent_table(), map_dim, parts)
