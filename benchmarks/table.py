@@ -1,4 +1,4 @@
-"""Runs the benchmarks one after another and prints docs/background/performance.md's table of ratios, each beside what was asked.
+"""Runs the benchmarks one after another and prints the table of docs/background/performance.md, each ratio beside its goal.
 
     python benchmarks/table.py MODEL DATA --pair eng_Latn-deu_Latn --work /data/scratch
 

@@ -1,4 +1,4 @@
-"""Cut the tiny models of all found families, write the table of docs/reference/families.md: `python -m tests.families`."""
+"""Cut the tiny models of found families, write the table of docs/reference/families.md: `python -m tests.families`."""
 
 from __future__ import annotations
 
