@@ -209,8 +209,8 @@ def _show_surmise(opened: Checkpoint, inventory: Inventory, found: Surmise) -> N
         for key in dict.fromkeys(stack.ffn.width for stack in family.stacks if stack.ffn.tensors)
     ]
     parts += [f"{sizes.count(key)} heads ({key})" for key in family.head_counts]
-    if family.found.vocabulary is not None:
-        parts.append(f"{sizes.count(family.found.vocabulary):,} tokens ({family.found.vocabulary})")
+    for key in family.found.vocabulary[:1]:
+        parts.append(f"{sizes.count(key):,} tokens ({key})")
     console.note(
         f"Found by asking {family.model_class}, and tried on a small copy: {'; '.join(parts)}. What is removed from "
         "these leaves a stock model."

@@ -101,7 +101,8 @@ class Sizes:
         Raises:
             CheckpointError: a key that is absent, no count, or of more layers than any model has.
         """
-        layers = self.count(stack.depth)
+        value = self.value(stack.depth)
+        layers = len(value) if isinstance(value, list) else self.count(stack.depth)
         if layers > MOST_LAYERS:
             raise CheckpointError(f'config.json: "{stack.depth}" is {layers}; no model has so many layers')
         return layers

@@ -70,7 +70,10 @@ def resolve_tables(sizes: Sizes, structure: Structure) -> TokenTables | None:
         return None
     table = f"{family.embedding.input}.weight"
     if family.found is not None:
-        vocabulary, model_dim = sizes.count(family.found.vocabulary), family.found.skeleton.stored[table][1]
+        vocabulary, model_dim = (
+            sizes.count(family.found.vocabulary[0]),
+            family.found.skeleton.stored[table][1],
+        )
     else:
         spec = next(spec for spec in family.tensors if spec.name == table)
         vocabulary, model_dim = (sizes.count(axis) for axis in spec.shape)

@@ -87,9 +87,9 @@ def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:
 
     layers = []
     for name, (stack, number) in positions.items():
-        removed, owner = name in structure.removed, structure.shared.get(name, name)
+        owner = structure.shared.get(name, name)
         sparse = is_sparse(sizes, structure, stack, number)
-        specs = () if removed or sparse else stack.ffn.tensors
+        specs = () if sparse else stack.ffn.tensors
         if (found := sizes.family.found) is None:
             specs = tuple(spec for spec in specs if sizes.holds(spec.optional))
         else:
@@ -97,7 +97,9 @@ def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:
             specs = tuple(
                 spec for spec in specs if found.holds(stack, structure, number, f"{start}{spec.name}")
             )
-            sparse = not specs and not removed
+            sparse = not specs
+        removed = name in structure.removed and not sparse
+        specs = () if removed else specs
         norms = own_norms(stack, stack.ffn)
         layers.append(
             FfnLayer(

@@ -38,12 +38,13 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
             for layer in checkpoint.mixtures
         )
     if kind == "token":
-        size, key = vocabulary_size(checkpoint), vocabulary_key(checkpoint)
-        config = checkpoint.config
+        size, config = vocabulary_size(checkpoint), checkpoint.config
         keys = [name for name, value in config.items() if name.endswith(VOCABULARY) and value == size]
         ids = tuple(range(size))
         carriers = _token_carriers(checkpoint)
-        return (Axis("tokens", kind, ids, size, carriers=carriers, keys=(key, *keys)),)
+        return (
+            Axis("tokens", kind, ids, size, carriers=carriers, keys=(*vocabulary_keys(checkpoint), *keys)),
+        )
     layout = checkpoint.layout
     if kind == "head":
         return tuple(
@@ -83,9 +84,9 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
             continue
         units = structure.units(stack.side, "layer", layout.sizes.depth(stack))
         members = stack.layers.replace("{layer}", "{}")
-        axes.append(
-            Axis(axis_name(stack.side, "layer"), kind, units.kept, units.of, stack.side, members=members)
-        )
+        shares = {} if found is None else next(one.shares for one in found.layers if one.key == stack.depth)
+        name = axis_name(stack.side, "layer")
+        axes.append(Axis(name, kind, units.kept, units.of, stack.side, carriers=shares, members=members))
     if not axes:
         raise UnsupportedModelError(
             f"{checkpoint.path}: no layer can be removed: a small copy of the model computes something else without "
@@ -120,25 +121,25 @@ def vocabulary_size(checkpoint: Checkpoint) -> int:
     Raises:
         CheckpointError: config.json holds no such number.
     """
-    key = vocabulary_key(checkpoint)
+    key, *_ = vocabulary_keys(checkpoint)
     size = checkpoint.layout.sizes.value(key)
     if type(size) is not int or size < 1:
         raise CheckpointError(f'{checkpoint.path}: config.json: "{key}" is {size!r}, not a count')
     return size
 
 
-def vocabulary_key(checkpoint: Checkpoint) -> str:
-    """The key of config.json that holds the rows of the token embeddings.
+def vocabulary_keys(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The keys of config.json that hold the rows of the token embeddings.
 
     Raises:
         UnsupportedModelError: the family is not declared, and no key of its config is known to be it.
     """
     found = checkpoint.require_architecture().found
-    if found is not None and found.vocabulary is None:
+    if found is not None and not found.vocabulary:
         raise UnsupportedModelError(
             f"{checkpoint.path}: no key of its config.json is known to hold the number of tokens and nothing else"
         )
-    return VOCABULARY if found is None else str(found.vocabulary)
+    return (VOCABULARY,) if found is None else found.vocabulary
 
 
 def _token_carriers(checkpoint: Checkpoint) -> dict[str, Carrier]:
@@ -146,7 +147,9 @@ def _token_carriers(checkpoint: Checkpoint) -> dict[str, Carrier]:
     have (`final_logits_bias`, `lm_head.bias`) the one that is as long as it."""
     layout, size = checkpoint.layout, vocabulary_size(checkpoint)
     shapes = layout.shapes
-    grown = layout.changed(config=with_keys(layout.config, {vocabulary_key(checkpoint): size + 1})).shapes
+    grown = layout.changed(
+        config=with_keys(layout.config, dict.fromkeys(vocabulary_keys(checkpoint), size + 1))
+    ).shapes
     carriers: dict[str, Carrier] = {}
     config = checkpoint.config
     for name, info in checkpoint.tensors.items():

@@ -55,7 +55,7 @@ from prunecli.model.probe import (
 from prunecli.model.skeleton import Changes, Shape, Skeleton, cannot_make, skeleton_of
 from prunecli.model.structure import Structure
 from prunecli.model.traced import traced_heads
-from prunecli.model.trial import NEAR, Trial, few_experts, first_and_last
+from prunecli.model.trial import NEAR, Trial, few_experts
 from prunecli.tensors.json_files import parsed
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Found:
         small: of a small copy.
         layers: its stacks.
         movable: keys of those whose layers a small copy can lose.
-        vocabulary: key of config.json of the number of tokens; None: none was found.
+        vocabulary: keys of config.json of the number of tokens; empty: none was found.
         uneven: key of the heads or hidden units of which each layer may keep another number -> what it moves.
         parts: names of the tensors of FFNs and attentions that can be cut.
         experts: key of the hidden units of experts, of which all keep as many -> name of a tensor without numbers, see
@@ -90,7 +90,7 @@ class Found:
     small: Skeleton
     layers: tuple[LayerKey, ...]
     movable: tuple[str, ...]
-    vocabulary: str | None
+    vocabulary: tuple[str, ...]
     uneven: Mapping[str, UnitKeys]
     parts: frozenset[str]
     experts: Mapping[str, Carriers]
@@ -366,6 +366,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
         heads_divide=None if units is None or _takes_any(skeleton, units) else hidden,
         attributes={
             **dict(numbers(values)),
+            **{one.key: value_of(values, one.key) for one in layers},
             TIE_KEY: bool(values.get(TIE_KEY)),
             **declared.attributes,
             **{key: str(one.held) for one, _ in widths for key in one.keys},  # where config.json holds a null
@@ -376,7 +377,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
             own.trial.skeleton,
             tuple(layers),
             movable,
-            next((key for units, _ in tokens for key in units.keys), None),
+            next((tuple(units.keys) for units, _ in tokens), ()),
             uneven,
             frozenset(cut).union(_beside(whole.stored, cut)),
             {
@@ -503,7 +504,7 @@ def _in_like_layers(
     """Carriers of the model, by those of its small copy: in each layer that has the tensors of one of the copy's."""
     found: dict[str, Carrier] = {}
     for stack, short in zip(layers, small_layers, strict=True):
-        kept = first_and_last(stack.depth) if short.depth < stack.depth else range(stack.depth)
+        kept = stack.samples if short.depth < stack.depth else range(stack.depth)
         for prefix in stack.prefixes:
             tensors = [_of_module(f"{prefix}.{number}", skeleton.stored) for number in range(stack.depth)]
             for place, number in enumerate(kept):
@@ -532,9 +533,10 @@ def _uneven(
 
 
 def _is_same(trial: Trial, stack: LayerKey) -> bool:
-    for gone in (1, 0, stack.depth - 1):  # a class may need layers of each kind
+    for gone in (1, 0, stack.depth - 1):  # a class may need layers of each kind, or count them
         with suppress(Exception):  # as above
-            return trial.of_layers(stack, [number for number in range(stack.depth) if number != gone]) < NEAR
+            if trial.of_layers(stack, [number for number in range(stack.depth) if number != gone]) < NEAR:
+                return True
     return False
 
 

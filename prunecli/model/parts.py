@@ -20,12 +20,16 @@ def check_parts(sizes: Sizes, structure: Structure) -> None:
         CheckpointError: an attention or FFN that the model lacks, or cannot do without; one that is shared with
             another kind, or with one that has no tensors of its own; a change of a mixture of experts.
     """
-    mixture, ffn = ("mixture",), ("FFN",)
+    mixture, ffn, found = ("mixture",), ("FFN",), sizes.family.found
     kinds: dict[str, tuple[str, ...]] = {}  # name of each -> equal for those that may share
     for stack in sizes.family.stacks:
         for number, layer in sizes.layers(stack):
             kinds[within(layer, stack.ffn)] = mixture if is_sparse(sizes, structure, stack, number) else ffn
-            kinds |= {f"{layer}.{record.name}": (stack.side, record.name) for record in stack.attentions}
+            for record in stack.attentions:
+                names = [spec.name for spec in record.tensors]
+                # Where each layer has one module, an attention and an FFN may have the same name.
+                if found is None or any(found.holds(stack, structure, number, name) for name in names):
+                    kinds[f"{layer}.{record.name}"] = stack.side, record.name
     shared, removed, widths = structure.shared, structure.removed, structure.widths
     for name in (*shared, *shared.values(), *sorted(removed), *widths):
         if name not in kinds or (name in widths and kinds[name] not in (mixture, ffn)):

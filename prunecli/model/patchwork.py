@@ -310,9 +310,9 @@ def fit_sizes(
                 setattr(module, name, value)
         config = getattr(module, "config", None)
         if config is not None:
-            counts = {
-                name: value for name, value in _numbers(other.config) if value != getattr(config, name, None)
-            }
+            # Read as they are stored: a config with settings for single layers refuses to tell what they replace.
+            stated = vars(vars(config).get("_config", config)) | vars(config)
+            counts = {name: value for name, value in _numbers(other.config) if value != stated.get(name)}
             aliases = config.attribute_map.items()
             counts |= {alias: counts[name] for alias, name in aliases if name in counts}
             module.config = OwnCounts(config, counts)

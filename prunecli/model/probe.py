@@ -16,7 +16,7 @@ from prunecli.model.declared import value_of
 from prunecli.model.skeleton import Changes, Shape, Skeleton
 
 WIDTH = re.compile(r"intermediate|ffn|(^|_)ff(_|$)|inner|mlp|feed_?forward|hidden_dim$")
-VOCABULARY = re.compile(r"(?<!type_)vocab_size$")
+VOCABULARY = re.compile(r"(?<!type_)vocab_size(_per_layer_input)?$")
 _HEADS = re.compile(r"heads?($|_kv$|_key_value$)|kv_heads")
 _KEY_VALUE = re.compile(r"kv|key_value")
 _NO_COUNT = re.compile(r"dim|size|width|index")
@@ -24,7 +24,9 @@ HEAD_WIDTHS = ("head_dim", "d_kv", "attention_head_dim", "head_size", "kv_channe
 HIDDEN = ("hidden_size", "d_model", "n_embd")
 _TABLE = re.compile(r"bias\.weight$|embeddings?\.weight$")
 _NUMBERED = re.compile(r"_layers$|layers?_idx|layer_ids$")
+_LISTS = ("layers_block_type", "layer_types")
 _FIRST = re.compile(r"first_k_dense|num_dense_layers|n_dense_layers|dense_layers$")
+_LAST = re.compile(r"num_kv_shared_layers$")
 PERIOD = ("decoder_sparse_step", "mlp_only_layers")
 _OTHER_SENSES = re.compile(r"vision|audio|image|speech|codec|video")
 
@@ -34,14 +36,18 @@ class LayerKey:
     """Layers that one key counts.
 
     Attributes:
-        key: of config.json.
+        key: of config.json, that counts them, or whose list has an entry for each.
         prefixes: what the names of their tensors begin with in files; several where lists of modules grow together.
         modules: the same in the model.
         depth: how many layers there are.
         lists: keys of lists with an entry a layer.
         numbered: keys of lists of numbers of layers.
         first: keys of how many of the first layers differ from the others.
+        last: keys of how many of the last layers do.
+        by_number: keys of objects whose keys are numbers of layers.
         period: key of a period by which layers differ, and key of the list of layers that do not follow it.
+        samples: numbers of the first two and the last two layers, and of the first of each other kind of layer.
+        shares: name of a tensor outside of the layers that holds a share for each of them -> where the shares lie.
     """
 
     key: str
@@ -51,7 +57,11 @@ class LayerKey:
     lists: tuple[str, ...] = ()
     numbered: tuple[str, ...] = ()
     first: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
+    by_number: tuple[str, ...] = ()
     period: tuple[str, str] | None = None
+    samples: tuple[int, ...] = ()
+    shares: Mapping[str, Carrier] = field(default_factory=dict, compare=False)
 
     def renamed(self, names: Iterable[str], kept: Sequence[int]) -> dict[str, str]:
         """Name of a tensor in the model with these layers alone -> its name before, of those that are in it."""
@@ -79,6 +89,10 @@ class LayerKey:
         changes |= {name: [value_of(values, name)[number] for number in kept] for name in self.lists}
         changes |= {name: [kept.index(n) for n in own if n in kept] for name, own in numbers.items()}
         changes |= {name: sum(n < value_of(values, name) for n in kept) for name in self.first}
+        changes |= {name: sum(n >= self.depth - value_of(values, name) for n in kept) for name in self.last}
+        for name in self.by_number:
+            held = {int(number): value for number, value in value_of(values, name).items()}
+            changes[name] = {str(new): held[old] for new, old in enumerate(kept) if old in held}
         return changes
 
 
@@ -191,29 +205,61 @@ def template_of(name: str) -> str:
 
 def layer_keys(skeleton: Skeleton) -> list[LayerKey]:
     """The stacks of layers whose depth a key says."""
-    depths, in_model = _depths(skeleton.stored), _depths(skeleton.shapes)
-    found = []
-    for key, depth in numbers(skeleton.effective):
-        if depth not in depths.values():
+    depths = _depths(skeleton.stored)
+    found: list[LayerKey] = []
+    for key, depth in (*_depth_lists(skeleton.effective), *numbers(skeleton.effective)):
+        if depth not in depths.values() or any(one.key in one.lists and depth == one.depth for one in found):
             continue
         rules = _layer_rules(skeleton, key, depth)
         if depth == 1:
             found += _only_layer(skeleton, rules)
             continue
         # The last goes, or the first: a class may need layers of each kind.
-        for made, kept in product(
-            dict.fromkeys((rules, replace(rules, lists=()))), (range(depth - 1), range(1, depth))
-        ):
-            other = skeleton.changed(made.changes(skeleton, kept))
-            modules = _shorter(in_model, other.shapes, depth) if other else ()
-            if other is None or not modules:
-                continue
-            prefixes = _shorter(depths, other.stored, depth)
-            made = replace(made, prefixes=prefixes, modules=modules)
-            if prefixes and {*made.renamed(skeleton.stored, kept)} == {*other.stored}:
-                found.append(made)
-                break
+        tried = product(dict.fromkeys((rules, replace(rules, lists=()))), (range(depth - 1), range(1, depth)))
+        found += [one for made, kept in tried if (one := _confirmed(skeleton, made, kept))][:1]
     return found
+
+
+def _depth_lists(values: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Key and length of the lists that may say how many layers there are, where no number does."""
+    if "num_hidden_layers" not in values:
+        yield from ((key, len(values[key])) for key in _LISTS if isinstance(values.get(key), list))
+
+
+def _confirmed(skeleton: Skeleton, rules: LayerKey, kept: Sequence[int]) -> LayerKey | None:
+    """The stack under these keys, if a model that keeps so many of its layers lacks the others' tensors alone."""
+    other = skeleton.changed(rules.changes(skeleton, kept))
+    if other is None:
+        return None
+    depths, depth = _depths(skeleton.stored), rules.depth
+    modules = _shorter(_depths(skeleton.shapes), other.shapes, depth)
+    prefixes = _shorter(depths, other.stored, depth)
+    made = replace(rules, prefixes=prefixes, modules=modules)
+    if not modules or not prefixes or {*made.renamed(skeleton.stored, kept)} != {*other.stored}:
+        return None
+    outside = {name: shape for name, shape in skeleton.stored.items() if not name.startswith(prefixes)}
+    moved = _moves(outside, other.stored)
+    shares = {
+        name: Carrier(dim)
+        for name, (dim, before, after) in moved.items()
+        if before * (depth - 1) == after * depth
+    }
+    return replace(made, shares=shares, samples=_samples(skeleton, made))
+
+
+def _samples(skeleton: Skeleton, stack: LayerKey) -> tuple[int, ...]:
+    """The layers that a small copy has of a stack; layers differ in their tensors, or in what lists say of them."""
+    start = re.compile(rf"(?:{'|'.join(map(re.escape, stack.prefixes))})\.(\d+)\.")
+    kinds: list[list[object]] = [[] for _ in range(stack.depth)]
+    for name, shape in skeleton.stored.items():
+        if match := start.match(name):
+            kinds[int(match[1])].append((start.sub("", name), shape))
+    for name in stack.lists:
+        for kind, value in zip(kinds, value_of(skeleton.effective, name), strict=True):
+            kind += [value] if isinstance(value, str) else []
+    texts = [*map(str, kinds)]
+    ends = {*range(stack.depth)[:2], *range(stack.depth)[-2:]}
+    return tuple(sorted(ends | {texts.index(kind) for kind in texts}))
 
 
 def _only_layer(skeleton: Skeleton, rules: LayerKey) -> list[LayerKey]:
@@ -226,6 +272,7 @@ def _only_layer(skeleton: Skeleton, rules: LayerKey) -> list[LayerKey]:
         for before, after in ((skeleton.shapes, other.shapes), (skeleton.stored, other.stored))
     )
     made = replace(rules, prefixes=prefixes, modules=modules)
+    made = replace(made, samples=(0,))
     return [made] if prefixes and {*made.renamed(other.stored, (0,))} == {*skeleton.stored} else []
 
 
@@ -251,7 +298,15 @@ def _layer_rules(skeleton: Skeleton, key: str, depth: int) -> LayerKey:
         return tuple(f"{start}{name}" for name in names)
 
     own_period = (f"{start}{period}", f"{start}{exceptions}") if has_period else None
-    return LayerKey(key, (), (), depth, full(whole), full(numbered), full(first), own_period)
+    last = [name for name, value in config.items() if _LAST.search(name) and type(value) is int and value]
+    by_number = [
+        name
+        for name, value in config.items()
+        if isinstance(value, Mapping) and value and all(str(number).isdecimal() for number in value)
+    ]
+    return LayerKey(
+        key, (), (), depth, full(whole), full(numbered), full(first), full(last), full(by_number), own_period
+    )
 
 
 def width_keys(skeleton: Skeleton, pattern: re.Pattern[str]) -> list[UnitKeys]:

@@ -128,7 +128,7 @@ class Skeleton:
     def changed(self, changes: Changes) -> Skeleton | None:
         """The same class with other values, all others as they were in effect; None: transformers refuses them."""
         other = Skeleton(self.model_class, self.config_class, with_keys(self.explicit.config, changes))
-        with suppress(Exception):  # of any kind: classes check their configs in many ways
+        with suppress(Exception), quiet():  # of any kind: classes check their configs in many ways
             other.shapes  # noqa: B018
             return other
         return None

@@ -85,7 +85,8 @@ def _carriers(trial: Trial, attention: str, heads: int) -> Options:
         for tensor, axis in ((f"{name}.weight", dim), (f"{name}.bias", 0)):
             if tensor in shapes:
                 found[tensor] = (Carrier(axis), Carrier(axis, (1,) * blocks))[: min(blocks, 2)]
-    for name, shape in shapes.items():
+    # A tensor as long as there are heads may be a norm over the width of one where both are the same.
+    for name, shape in shapes.items() if width != heads * heads else ():
         if name.startswith(f"{attention}.") and name.rpartition(".")[0] not in linears and heads in shape:
             found[name] = (Carrier(shape.index(heads)),)
     return found

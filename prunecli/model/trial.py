@@ -64,11 +64,11 @@ class Trial:
 
         Args:
             layers: of the model.
-            whole: whether it has all layers; else four of each stack.
+            whole: whether it has all layers; else some of each stack.
         """
         short = skeleton.explicit
         for stack in () if whole else layers:
-            short = short.changed(stack.changes(short, first_and_last(stack.depth))) or short
+            short = short.changed(stack.changes(short, stack.samples)) or short
         for scale in (128, 64, 32, 16, 8, 4, 2, 1):
             made = Skeleton(skeleton.model_class, skeleton.config_class, _scaled(short.effective, scale))
             for kind, cached in product(("float64", "float32"), (True, False)):
@@ -97,10 +97,11 @@ class Trial:
 
         drawn = torch.randperm(units.held, generator=torch.Generator().manual_seed(2)).tolist()
         half = units.held // 2
-        halves = sorted(drawn[:half]), sorted(drawn[half : 2 * half])
+        by_chance = sorted(drawn[:half]), sorted(drawn[half : 2 * half])
+        in_order = [*range(half)], [*range(half, 2 * half)]
         if not axes:
-            known = torch.tensor(halves[0])
-            cut, _ = self._without(units.held, carriers, dict.fromkeys(carriers, halves[0]))
+            known = torch.tensor(by_chance[0])
+            cut, _ = self._without(units.held, carriers, dict.fromkeys(carriers, by_chance[0]))
             smaller = self._opened(self.skeleton.changed(units.changes(half)), cut)
             text = _text(half)
             expected = self.logits(self.model, known[text])
@@ -110,8 +111,10 @@ class Trial:
         numbers_of = {axis: number % _UNLIKE for number, axis in enumerate(dict.fromkeys(axes.values()))}
         smaller_skeleton = self.skeleton.changed(units.changes(half))
         apart = 0.0
-        # Of any two axes other units go in one of these rounds: what one uses of the other then shows.
-        for bit in range(max(1, max(numbers_of.values()).bit_length())):
+        # Of any two axes other units go in one of these rounds: what one uses of the other then shows. Groups that are
+        # shared by several units may be even by chance, and are not where the first or the last half stays.
+        rounds = range(max(1, max(numbers_of.values()).bit_length()))
+        for halves, bit in ((in_order, 0), *((by_chance, bit) for bit in rounds)):
             kept = {name: halves[numbers_of[axes[name]] >> bit & 1] for name in carriers}
             cut, masked = self._without(units.held, carriers, kept)
             expected = self.logits(self._opened(self.skeleton, masked))
@@ -182,22 +185,13 @@ class Trial:
         self, held: int, carriers: Mapping[str, Carrier], kept: Mapping[str, Sequence[int]]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The tensors in files without the units that go, and with them as zeros."""
-        import torch
 
         stored = stored_form(self.model)
         cut, masked = dict(stored), dict(stored)
         for name, carrier in carriers.items():
             tensor = stored[name]
-            stays, goes = (
-                torch.cat(
-                    [
-                        torch.arange(*each)
-                        for each in ((0, 0), *carrier.ranges(own, tensor.shape[carrier.dim], held))
-                    ]
-                )
-                for own in (kept[name], sorted({*range(held)}.difference(kept[name])))
-            )
-            cut[name] = tensor.index_select(carrier.dim, stays)
+            goes = _rows(tensor, carrier, sorted({*range(held)}.difference(kept[name])), held)
+            cut[name] = tensor.index_select(carrier.dim, _rows(tensor, carrier, kept[name], held))
             masked[name] = tensor.index_fill(carrier.dim, goes, 0)
         return cut, masked
 
@@ -209,6 +203,10 @@ class Trial:
         """
         stored = stored_form(self.model)
         cut = {new: stored[name] for new, name in stack.renamed(stored, kept).items()}
+        for name, carrier in stack.shares.items():
+            cut[name] = stored[name].index_select(
+                carrier.dim, _rows(stored[name], carrier, kept, stack.depth)
+            )
         smaller = self._opened(self.skeleton.changed(stack.changes(self.skeleton, kept)), cut)
         whole = self._whole
         hooks = [
@@ -404,7 +402,7 @@ class Trial:
         kinds = ("missing_keys", "mismatched_keys", *(() if surplus else ("unexpected_keys",)))
         if odd := [name for kind in kinds for name in told[kind]]:
             raise ValueError(f"its tensors do not fit the smaller config: {odd[0]}")
-        return _plain(model)
+        return _plain(model.to(self.model.dtype))  # some classes make parameters of another type
 
 
 class _Stopped(BaseException):
@@ -414,11 +412,6 @@ class _Stopped(BaseException):
 def _takes_cache(model: Any) -> bool:
     taken = inspect.signature(model.forward).parameters.values()
     return any(one.name == "use_cache" or one.kind == one.VAR_KEYWORD for one in taken)
-
-
-def first_and_last(depth: int) -> Sequence[int]:
-    """Numbers of the layers that a small model has of a stack, where its class can be so short."""
-    return (0, 1, depth - 2, depth - 1) if depth > 4 else range(depth)
 
 
 def _never_picked() -> Any:
@@ -443,8 +436,8 @@ def _drawn(skeleton: Skeleton, kind: str) -> Any:
     config = skeleton.config_of(skeleton.config)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        model = model_from_config(skeleton.model_class, config, attn_implementation="eager")
-        model = model.to(getattr(torch, kind))
+        kinds = {"attn_implementation": "eager", "dtype": getattr(torch, kind)}
+        model = model_from_config(skeleton.model_class, config, **kinds).to(getattr(torch, kind))
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)
             if parameter.ndim > 1:
@@ -483,7 +476,15 @@ def _apart(expected: Tensor, found: Tensor, whole: Tensor) -> float:
 
 def _hand_on(_: Any, args: Any, kwargs: Any, output: Any) -> Any:
     given = args[0] if args else kwargs["hidden_states"]
-    return (given, *output[1:]) if isinstance(output, tuple) else given
+    return type(output)([given, *output[1:]]) if isinstance(output, (tuple, list)) else given
+
+
+def _rows(tensor: Tensor, carrier: Carrier, places: Sequence[int], held: int) -> Tensor:
+    """Indices of the units at `places`, of `held`, on the dimension of a tensor where they lie."""
+    import torch
+
+    ranges = carrier.ranges(places, tensor.shape[carrier.dim], held)
+    return torch.cat([torch.arange(*each) for each in ((0, 0), *ranges)])
 
 
 def _scaled(values: Mapping[str, Any], scale: int) -> dict[str, Any]:

@@ -235,4 +235,4 @@ def logits(model: PreTrainedModel, rows: dict[str, torch.Tensor]) -> torch.Tenso
 def _hand_on(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
     """What a layer is given, and what it returns beside it (T5's biases of positions)."""
     hidden = args[0] if args else kwargs["hidden_states"]
-    return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+    return type(output)([hidden, *output[1:]]) if isinstance(output, (tuple, list)) else hidden

@@ -22,8 +22,7 @@ from prunecli.selection.selection import Selection
 from tests.factorised import cached, factorised
 from tests.families import cutting, tiny
 
-EVERY = {"layer", "unit", "head"}
-BOTH = {*EVERY, "uneven head"}
+BOTH = {"layer", "unit", "head", "uneven head"}
 FOUND: dict[str, set[str]] = {
     "granite": BOTH,
     "gpt_neox": {"layer", "unit", "uneven head"},
@@ -35,6 +34,9 @@ FOUND: dict[str, set[str]] = {
     "minicpm3": {"unit", "head", "uneven head"},
     "lfm2": {"layer", "head", "uneven head"},
     "gpt_oss": {"layer", "head", "uneven head", "expert unit"},
+    "gemma4_text": {*BOTH, "expert unit"},  # a share for each layer in a table; settings by number of layer
+    "nemotron_h": {*BOTH, "expert unit"},  # a list says how many layers there are
+    "xlnet": {"layer", "unit"},  # parameters that keep their type whatever the class is opened in
 }
 
 
@@ -217,3 +219,24 @@ def test_random_numbers_of_the_caller_are_left_alone(tmp_path: Path) -> None:
         checkpoint.require_architecture()
         require_replaceable(checkpoint.probed.trial)
     assert torch.rand(1) == expected
+
+
+def test_query_heads_of_some_layers_share_others_keys(tmp_path: Path) -> None:
+    """Gemma 4's layers that see all tokens have fewer key/value heads: half of the queries may fit them by chance."""
+    config = tiny.tiny_config("gemma4_text")
+    config.attention_k_eq_v, config.num_attention_heads, config.num_key_value_heads = True, 16, 8
+    config.per_layer_config = {2: {"head_dim": 8, "num_key_value_heads": 2}}
+    transformers.Gemma4ForCausalLM(config).save_pretrained(tmp_path / "model")
+    with open_model(tmp_path / "model") as checkpoint:
+        assert not checkpoint.probed.units.heads
+
+
+def test_the_small_copy_ignores_the_type_of_the_weights(tmp_path: Path) -> None:
+    """Gemma multiplies embeddings by a buffer that is rounded to the type in which a class is made."""
+    config = tiny.tiny_config("gemma3")
+    config.dtype = "bfloat16"
+    tiny.auto_class("gemma3")(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    with open_model(tmp_path / "model") as checkpoint:
+        assert {*cutting.axes_found(checkpoint)} == {"layer", "unit", "head"}
+        (axis,) = axes_of(checkpoint, "token")
+        assert axis.carriers

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prunecli.errors import CheckpointError, UsageError
+from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.sharing.arrange import Group, Layer, SharePlan, arrange, kind_of, own_tensors
 from prunecli.methods.sharing.options import (
     AttentionOptions,
@@ -133,7 +133,10 @@ def narrows(checkpoint: Checkpoint, options: FfnOptions) -> bool:
 def _plan(checkpoint: Checkpoint, layers: Sequence[Layer], options: SharingOptions) -> SharePlan:
     """The plan, but for the hidden units that stay."""
     if not layers:
-        raise CheckpointError(f"{checkpoint.path}: config.json names no layers", "Copy the file again.")
+        what = "FFN" if isinstance(options, FfnOptions) else "attention"
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: the model has no {what} that can be shared or removed"
+        )
     chosen = chosen_configuration(options, {layer.stack.side for layer in layers})
     arguments = {**options.recorded(), "preset": chosen.name or None, "text": options.text}
     if isinstance(options, FfnOptions):
