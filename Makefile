@@ -41,7 +41,7 @@ pytest: $(INSTALLED)
 gpu: $(INSTALLED)  # on the card at hand, and on pretended ones
 	$(BIN)/python -m pytest -rs tests/gpu
 
-families: $(INSTALLED)  # what can be removed from which type; writes docs/families.md
+families: $(INSTALLED)  # what can be removed from which type; writes docs/reference/families.md
 	.venv/bin/python -m tests.families
 
 coverage: $(INSTALLED)

@@ -1,6 +1,6 @@
 """What pyproject.toml cannot say: recipes/ becomes a folder of the package, and links of README.md become absolute.
 
-The package index shows README.md, whose links to files of the repository lead nowhere there.
+The package index shows README.md, where relative links and pictures would be broken.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from pathlib import Path
 from setuptools import find_namespace_packages, setup
 
 ROOT = Path(__file__).parent
-LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?![a-z]+:|#)([^)\s]+)\)")
-"""A link of Markdown to a file beside the text."""
+LINK = re.compile(r"(!?)\[([^\]]+)\]\((?![a-z]+:|#)([^)\s]+)\)")
+"""A link of Markdown, or a picture, to a file beside the text."""
 
 
 def long_description(readme: str, repository: str | None) -> str:
-    """`readme` with links to the files in `repository`, `[project.urls] Repository` of pyproject.toml.
+    """Return `readme` with links to the files in `repository` (`[project.urls] Repository` in pyproject.toml).
 
-    As long as none is known, the links' text alone is left.
+    If there is no repository, only the text of each link is left.
     """
     if repository is None:
-        return LINK.sub(r"\1", readme)
-    return LINK.sub(lambda found: f"[{found[1]}]({repository.rstrip('/')}/blob/HEAD/{found[2]})", readme)
+        return LINK.sub(r"\2", readme)
+    files = {"": f"{repository.rstrip('/')}/blob/HEAD", "!": f"{repository.rstrip('/')}/raw/HEAD"}
+    return LINK.sub(lambda found: f"{found[1]}[{found[2]}]({files[found[1]]}/{found[3]})", readme)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs the benchmarks one after another and prints docs/performance.md's table of ratios, each beside what was asked.
+"""Runs the benchmarks one after another and prints the table of docs/background/performance.md, beside the goals.
 
     python benchmarks/table.py MODEL DATA --pair eng_Latn-deu_Latn --work /data/scratch
 

@@ -335,7 +335,7 @@ class Options(BaseModel):
                     return own.negative if value == "False" else flag
             return f"{flag} {value}" if equals else flag
 
-        return re.sub(r"`(\w+)(=?)([^`]*)`", spelt, text)
+        return re.sub(r"`(\w+)(=?)((?:(?<==)[^`]*)?)`", spelt, text)
 
     @classmethod
     def words(cls) -> Mapping[str, str]:

@@ -19,8 +19,9 @@ import prunecli
 PUBLIC = [
     getattr(prunecli, name) for name in prunecli.__all__ if name not in ("demo", "results", "__version__")
 ]
-PAGE = Path(__file__).parent.parent / "docs" / "api.md"
-NOTEBOOK = PAGE.with_name("prune-experts.ipynb")
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = DOCS / "reference" / "api.md"
+NOTEBOOK = DOCS / "tutorials" / "prune-experts.ipynb"
 
 
 def test_every_public_name_is_there() -> None:

@@ -138,7 +138,7 @@ def test_every_page_is_reached_from_the_readme_and_from_the_index() -> None:
 
 
 def test_every_command_has_a_page_and_every_page_a_command() -> None:
-    assert {path.stem for path in (DOCS / "commands").iterdir()} == COMMANDS
+    assert {path.stem for path in (DOCS / "reference" / "commands").iterdir()} == COMMANDS
 
 
 @pytest.mark.parametrize("path", PAGES, ids=of)
@@ -149,7 +149,7 @@ def test_options_that_a_page_names_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_option_of_a_command_is_on_its_page(name: str) -> None:
-    page = read(DOCS / "commands" / f"{name}.md")
+    page = read(DOCS / "reference" / "commands" / f"{name}.md")
     found = {
         option
         for text in (*page.code, *page.typed)

@@ -1,4 +1,4 @@
-"""What a program may give in place of a path, a tuple or a list of names."""
+"""Options: what a program may give in place of a path or a tuple, and how messages spell fields."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import prunecli
+from prunecli.commands.collect_gates import CollectGates
 from prunecli.errors import UsageError
 
 DATA = prunecli.demo.DATA
@@ -52,3 +53,10 @@ def test_a_list_may_stand_for_a_tuple_and_one_name_for_several():
     assert prunecli.VocabularyOptions(keep=["<x>"]).keep == ("<x>",)
     assert prunecli.HeadOptions(attention="cross").attention == ("cross",)
     assert prunecli.Destination(Path("out"), keep_at=[5]).keep_at == (5,)
+
+
+def test_fields_in_a_message_are_spelt_as_options_and_commands_stay():
+    text = "Lower `batch_tokens`, or `mode=beam`; run `git lfs pull`, then `prunecli collect-gates`."
+    assert CollectGates.as_typed(text) == (
+        "Lower --batch-tokens, or --mode beam; run `git lfs pull`, then `prunecli collect-gates`."
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import shutil
 import subprocess
@@ -29,7 +30,7 @@ def setup() -> dict[str, Any]:
 def test_links_to_files_become_absolute(setup: dict[str, Any]) -> None:
     links = parse(setup["long_description"](README, ADDRESS)).links
     assert all(link.startswith("https://") for link in links)
-    own = [link.removeprefix(f"{ADDRESS}/blob/HEAD/") for link in links if link.startswith(ADDRESS)]
+    own = [re.sub(rf"^{ADDRESS}/(blob|raw)/HEAD/", "", link) for link in links if link.startswith(ADDRESS)]
     assert own == [link for link in parse(README).links if "://" not in link]
     assert own
     assert all((ROOT / path.partition("#")[0]).exists() for path in own)
@@ -39,6 +40,7 @@ def test_links_to_files_become_absolute(setup: dict[str, Any]) -> None:
     ("text", "absolute", "bare"),
     [
         ("[a `b`](docs/x.md#y)", f"[a `b`]({ADDRESS}/blob/HEAD/docs/x.md#y)", "a `b`"),
+        ("![a](docs/x.png)", f"![a]({ADDRESS}/raw/HEAD/docs/x.png)", "a"),
         ("[a](https://b.invalid/c)", "[a](https://b.invalid/c)", "[a](https://b.invalid/c)"),
         (
             "[a](mailto:b@c.invalid) [d](#e)",

@@ -1,4 +1,4 @@
-"""Write the tables of options in docs/commands/ from the options classes of the commands.
+"""Write the tables of options in docs/reference/commands/ from the options classes of the commands.
 
 python -m tools.option_tables            # write
 python -m tools.option_tables --check    # exit with status 1 if a page is out of date
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from prunecli.commands.command import functions, options_of, table
 
-PAGES = Path(__file__).parents[1] / "docs" / "commands"
+PAGES = Path(__file__).parents[1] / "docs" / "reference" / "commands"
 BEGIN, END = "<!-- options, from tools/option_tables.py -->\n", "<!-- end of options -->\n"
 
 

@@ -6,7 +6,7 @@ The paper fixes the first and the last width and the groups; the rest is chosen 
   that the unit uses (the paper assumes that it divides); the last is k itself. Residual connections need equal
   widths: k / 2 everywhere, as in 4.4.
 - Every layer and the reduction have a bias. The parameters that the paper's tables count do not follow from its text,
-  with biases or without (docs/commands/factorize-embeddings.md).
+  with biases or without (docs/reference/commands/factorize-embeddings.md).
 - Without the reduction (Table 8b) the last layer itself makes the m values.
 """
 

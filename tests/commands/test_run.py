@@ -204,7 +204,9 @@ def test_a_failing_step_ends_the_run_with_its_status(workplace):
 
 
 def test_the_recipe_of_the_page_is_one(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "commands" / "run.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "commands" / "run.md").read_text(
+        encoding="utf-8"
+    )
     path = tmp_path / "page.yaml"
     path.write_text(page.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
     recipe = resolve(path, read_recipe(path), parameters(), {}, run.builtin_variables())

@@ -1,4 +1,4 @@
-"""Cut the tiny models of all found families, write the table of docs/families.md: `python -m tests.families`."""
+"""Cut the tiny models of found families, write the table of docs/reference/families.md: `python -m tests.families`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import transformers
 from prunecli.architectures import FAMILIES
 from tests.families import cutting, tiny
 
-PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "families.md"
 NAMES = {
     "layer": "layers",
     "unit": "hidden units",

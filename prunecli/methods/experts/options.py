@@ -160,7 +160,7 @@ MARGIN = Fraction(1, 10)
 UNBALANCED = Fraction(3)
 UNBALANCED_FROM = 128
 """Experts per layer from which the paper's 3:1 is the default: as many as the only model that it was found best for.
-With 32 and 64 a layer, 1:1 is as good or better at every ratio (docs/performance.md)."""
+With 32 and 64 a layer, 1:1 is as good or better at every ratio (docs/guides/quality.md)."""
 MIN_PER_LAYER = 4
 """Experts that the paper keeps at least in each layer under a threshold."""
 
