@@ -125,7 +125,9 @@ class Levers:
             try:
                 lever: Lever = getattr(self, f"_{name}")()
                 if len(lever.shares) < 2:
-                    raise UsageError(f"No {name} can be removed.")
+                    raise UsageError(
+                        f"No smaller number of {name} is the same in every layer and can be stated in config.json."
+                    )
                 self._check(lever)
                 found[name] = lever
             except PruneError as error:

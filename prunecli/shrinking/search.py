@@ -188,15 +188,15 @@ class Search:
         )
 
     def _simple(self) -> Iterator[Shares]:
-        """Each kind alone, and the same share of all kinds, as far as these reach the target."""
-        for lever in self._levers.values():
-            if (alone := self._alone(lever)) is not None:
-                yield {lever.name: alone}
+        """The same share of all kinds, and each kind alone, as far as these reach the target."""
         for step in range(1, EVEN):
             even = {name: _nearest(lever.shares, step / EVEN) for name, lever in self._levers.items()}
             if self._size(even) <= self._most:
                 yield {name: share for name, share in even.items() if share}
-                return
+                break
+        for lever in self._levers.values():
+            if (alone := self._alone(lever)) is not None:
+                yield {lever.name: alone}
 
     def _neighbours(self) -> list[Shares]:
         """Mixtures beside the best one: a kind a step up or down, the filler adjusted; the cheapest first."""

@@ -93,7 +93,7 @@ class Shrinking:
         levers = Levers(source, scored, _lines(first), options, self._store, progress, say)
         self._levers: Mapping[str, Lever] = levers.find()
         self._measurer = Measurer(source, tried, options.device, progress)
-        self._end = None if options.minutes is None else time.monotonic() + 60 * options.minutes
+        self._begun, self._is_tried = time.monotonic(), False
 
     def search(self) -> tuple[Tried, list[Tried]]:
         """The best mixture, and everything that was tried.
@@ -156,7 +156,7 @@ class Shrinking:
         key = f"trial {sorted(shares.items())} {sorted(metrics.items())}"
         if key in self._store.records:
             return Tried.model_validate(self._store.records[key]).model_copy(update={"stage": stage})
-        if self._end is not None and time.monotonic() > self._end:
+        if self._is_late(stage):
             return None
         rewrite = cut(self._source, self.selection(shares, metrics))
         with TemporaryDirectory(prefix="prunecli-") as folder:
@@ -176,6 +176,16 @@ class Shrinking:
         )
         self._store.put(key, made.to_json())
         return made
+
+    def _is_late(self, stage: str) -> bool:
+        """Whether the time is over: half of it for the curves. One mixture is tried at least."""
+        if self._options.minutes is None:
+            return False
+        spent = time.monotonic() - self._begun
+        if stage == "curve":
+            return spent > 30 * self._options.minutes
+        is_first, self._is_tried = not self._is_tried, True
+        return spent > 60 * self._options.minutes and not is_first
 
     def _speedup(self, path: Path) -> float | None:
         """How many times faster than the original a model decodes, measured in turns, if the target is a speed."""
@@ -214,7 +224,8 @@ class Shrinking:
         add("cut", cut_path)
         if healing:
             teacher = source.path
-            if not same:  # a teacher needs the student's vocabulary
+            # A teacher needs the student's vocabulary, unless it teaches sentence embeddings.
+            if not same and self._parts[0].task != "embedding":
                 teacher = work / "teacher"
                 alone = self.selection({"tokens": best.shares["tokens"]}, {"tokens": best.metrics["tokens"]})
                 apply(source, cut(source, alone), teacher, force=True)

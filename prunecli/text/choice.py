@@ -232,7 +232,7 @@ class TextChoice(Options):
                 name = _spelt(name, self.whole_files)
                 raise UsageError(f"{name} goes with `task={' or '.join(tasks)}`, not {task}", _NEEDS[task])
         if task in (*_PLAIN, *also_plain) and not self.files:
-            raise UsageError(f"{task} needs text", _NEEDS[task])
+            raise UsageError(f"A model for the task {task} needs text", _NEEDS[task])
         if task == "classification" and self.labelled is None:
             raise UsageError("classification needs labels", _NEEDS[task])
         if task == "embedding":

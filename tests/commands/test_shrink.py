@@ -99,6 +99,13 @@ def test_a_dry_run_writes_nothing(model: Path) -> None:
     assert [path.name for path in Path().iterdir()] == ["text.txt"]
 
 
+def test_a_mixture_is_tried_however_short_the_time(model: Path) -> None:
+    done(model, "--text", "text.txt", "--params", "70%", "--minutes", "0.0001", *QUICK)
+    document = results.read("shrunk.shrink.json")
+    assert isinstance(document, Shrunk)
+    assert [one.stage for one in document.tried].count("whole") == 1
+
+
 def test_bytes_are_a_target(model: Path) -> None:
     with open_model(model) as opened:
         size = int(0.8 * opened.total_bytes)

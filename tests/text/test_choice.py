@@ -88,7 +88,7 @@ def test_options_of_other_tasks_are_refused() -> None:
         TextChoice(files=(Path("a"),)).check_task("translation")
     with pytest.raises(UsageError, match="`stride` goes with `task=lm`, not mlm"):
         TextChoice(files=(Path("a"),)).check_task("mlm", {"stride": True, "spm": False})
-    with pytest.raises(UsageError, match="feature-extraction needs text"):
+    with pytest.raises(UsageError, match="task feature-extraction needs text"):
         TextChoice().check_task("feature-extraction", also_plain=("feature-extraction",))
 
 
