@@ -58,6 +58,7 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
         elapsed: seconds of everything, earlier sittings of the same run included.
         unlogged: sum of the losses since the last log, and the step of that log.
         interrupted: a signal asked to stop.
+        start: value of the metric before the first update; None without validation.
     """
 
     def __init__(
@@ -74,11 +75,12 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
         self.unlogged: tuple[float, int] | None = None
         self.interrupted = False
         self.training_loss: float | None = None
+        self.start: float | None = None
         self._mark = self._began = time.perf_counter()
 
     def state(self) -> dict[str, Any]:
         """The counters, from which a resumed run counts on."""
-        kept: dict[str, Any] = {"seconds": self.seconds, "tokens": self.tokens, "unlogged": self.unlogged}
+        kept = {name: getattr(self, name) for name in ("seconds", "tokens", "unlogged", "start")}
         kept["elapsed"] = self.elapsed + time.perf_counter() - self._began
         return {"args": {}, "attributes": kept}
 
@@ -130,12 +132,17 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
         if "eval_chrf++" in metrics:
             parts.append(f"chrF++ {metrics['eval_chrf++']:.1f}")
         value = metrics[f"eval_{args.metric_for_best_model}"]
-        better = state.best_metric is None or (
-            value > state.best_metric if args.greater_is_better else value < state.best_metric
-        )
-        speed = f"; {self.tokens_per_second:,.0f} tokens a second" if state.global_step else ""
-        best = " (best)" if better and state.global_step else ""
-        self.report(f"step {state.global_step:,}: {', '.join(parts)}{best}{speed}")
+        sign = 1 if args.greater_is_better else -1
+        note = speed = ""
+        if state.global_step:
+            speed = f"; {self.tokens_per_second:,.0f} tokens a second"
+            if self.start is not None and sign * value <= sign * self.start:
+                note = " (no better than the start)"
+            elif state.best_metric is None or sign * value > sign * state.best_metric:
+                note = " (best)"
+        else:
+            self.start = value
+        self.report(f"step {state.global_step:,}: {', '.join(parts)}{note}{speed}")
         self._mark = time.perf_counter()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -56,6 +56,16 @@ def test_the_loss_falls_and_the_best_model_is_staged(model, tmp_path):
         assert made.fingerprint != source.fingerprint
 
 
+def test_what_is_worse_than_the_start_is_not_called_the_best(model, tmp_path):
+    said = []
+    good = train(model, tmp_path / "state", options(steps=40, eval_every=40, learning_rate=5e-3))
+    ruinous = options(steps=2, eval_every=1, learning_rate=1.0)
+    train(good.staged, tmp_path / "ruined", ruinous, report=said.append)
+    steps = [line for line in said if line.startswith(("step 1", "step 2"))]
+    assert len(steps) == 2
+    assert all("(no better than the start)" in line for line in steps)
+
+
 def test_the_schedule_is_the_inverse_square_root(model, tmp_path):
     trained = train(model, tmp_path / "state", options(steps=9, eval_every=1, learning_rate=3e-4, warmup=4))
     rates = [row["learning_rate"] for row in trained.log["training"]]
