@@ -168,7 +168,7 @@ class Explained:
     def untold(self, step: int) -> str:
         """Why there is no decision for a step."""
         if self._command(step) not in CHOOSING:
-            return "Chooses nothing by a value, or among parts: its options say it all."
+            return "This step ranks nothing: its options say what it did."
         return f"Nothing tells by what it chose: {_LOST}"
 
     def _told(self, decision: Decision, place: Ranked, at: int) -> Answer:

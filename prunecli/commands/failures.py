@@ -30,7 +30,7 @@ LOOP = "Symlink loop from "
 
 REMEDIES: dict[type[PruneError], str] = {
     CheckpointError: "Fetch or copy the checkpoint again; if its files are as published, report this message.",
-    UnsupportedModelError: "Choose another model or method; docs/reference/families.md lists what each type supports.",
+    UnsupportedModelError: "Choose another model or method; `prunecli inspect` shows what a model consists of.",
     StatisticsError: "Collect the statistics again, or name another file.",
     DataError: "Correct the file, or name another file.",
 }

@@ -197,7 +197,7 @@ def _show_surmise(opened: Checkpoint, inventory: Inventory, found: Surmise) -> N
         console.out(f"{group}: {experts} experts, by their names")
     if opened.family is not None:
         console.note(
-            f'Of the family "{opened.model_type}" the experts are declared: prune-experts and collect-gates work. Its '
+            f'prunecli knows the experts of the type "{opened.model_type}": prune-experts and collect-gates work. Its '
             "layers, heads, hidden units and tokens are found by asking its class when a command needs them."
         )
         return

@@ -271,7 +271,7 @@ def too_few(examples: int, what: str) -> str | None:
     """The message that replaces a test on too few examples; None if there are enough."""
     if examples >= LEAST:
         return None
-    return f"{examples:,} {what} are too few for a test of significance: {LEAST} or more would do."
+    return f"Too few {what} for a test of significance: {examples:,}; give {LEAST} or more."
 
 
 def paired_bootstrap(

@@ -170,7 +170,7 @@ class Evaluation(Document):
             comparable = "kl_divergence" in found and base.get("perplexity")
             perplexity = found.get("perplexity", 0.0) / base["perplexity"] if comparable else 0.0
             if over > OVER:
-                fault = f"{over:.0%} of the outputs run on: the model repeats itself"
+                fault = f"{over:.0%} of the outputs run on as if the model repeats itself"
             elif not SHORT < length < LONG:
                 fault = f"the outputs are {length:.2f} times as long as the references"
             elif perplexity > RUINED:
@@ -178,9 +178,11 @@ class Evaluation(Document):
             else:
                 continue
             remedy = (
-                "check the languages and `max_new_tokens`" if result is first else "remove less, or finetune"
+                "Check the languages and the longest output"
+                if result is first
+                else "Remove less, or finetune"
             )
-            lines.append(f"{result.checkpoint}: {fault}: {remedy}.")
+            lines.append(f"{result.checkpoint}: {fault}. {remedy}.")
         return lines
 
     @property

@@ -89,8 +89,9 @@ def _preview(start: Start, data: TrainingData, options: TrainingOptions, destina
     ends = {"updates": options.steps, "epochs": options.epochs, "minutes": options.minutes}
     until = " or ".join(f"{count:g} {name}" for name, count in ends.items() if count is not None)
     beside = "" if options.teacher is None else f", taught by {options.teacher}"
+    texts = len(data.train) * max(len(data.pairs), 1)
     return (
-        f"Dry run: would train {start.path} for {data.task} on {len(data.train):,} texts{beside}, for {until}, and "
+        f"Dry run: would train {start.path} for {data.task} on {texts:,} texts{beside}, for {until}, and "
         f"write {destination.output}; nothing is trained or written."
     )
 

@@ -52,7 +52,7 @@ def test_two_checkpoints_side_by_side(folder):
         "eng_Latn-deu_Latn",
     ):
         assert text in result.stdout
-    assert "2 sentences are too few for a test of significance: 30 or more would do." in result.stderr
+    assert "Too few sentences for a test of significance: 2; give 30 or more." in result.stderr
     assert "*" not in result.stdout
     assert "worse" not in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 120

@@ -41,7 +41,7 @@ def test_perplexity(folder):
         assert text in result.stdout
     assert "paired t-test" not in result.stdout
     assert "*" not in result.stdout
-    assert "4 texts are too few for a test of significance" in result.stderr
+    assert "Too few texts for a test of significance: 4;" in result.stderr
     assert "Text: 2 files, each line a text (--whole-files takes each file as one text)." in result.stderr
     assert "Written to evaluation.json." in result.stderr
     payload = json.loads((folder / "evaluation.json").read_text())
@@ -58,7 +58,7 @@ def test_enough_texts_for_a_test(folder):
     assert "too few" not in result.stderr
     result = _run("full", "small", "--text", "many.txt", "-o", "documents.json")
     assert "lm, many.txt, 1 document, 168 tokens\n" in result.stdout
-    assert "3 windows are too few for a test of significance" in result.stderr
+    assert "Too few windows for a test of significance: 3;" in result.stderr
     assert "Text: 1 file as a whole document (--lines takes each line as a text)." in result.stderr
     result = _run("full", "small", "--text", "many.txt", "--context", "5", "-o", "windows.json")
     assert "(paired t-test over the windows' losses)" in result.stdout
@@ -174,7 +174,7 @@ def test_steps_of_a_training_are_drawn_against_updates(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (("full", "--task", "lm"), UsageError, "lm needs text"),
+        (("full", "--task", "lm"), UsageError, "task lm needs text"),
         (("c-full", "--text", "a.txt"), UsageError, "--text goes with --task mlm or lm, not classification"),
         (("full", "c-full", "--text", "a.txt"), UsageError, "full is for lm, c-full for classification"),
         (("full", "--text", "a.txt", "--context", "65"), UsageError, "--context 65: the model has 64 pos"),

@@ -130,4 +130,4 @@ def test_refusals(model: Path, options: tuple[str, ...], message: str, status: i
 
 
 def test_text_is_needed(model: Path) -> None:
-    refused(run(model), "lm needs text", 2)
+    refused(run(model), "task lm needs text", 2)

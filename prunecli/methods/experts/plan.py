@@ -275,9 +275,9 @@ def scarcity_warning(few: Mapping[str, Sequence[int]], kept: Kept, held: int, mi
     named = [f"{name} {len(experts)}" for name, experts in few.items()]
     more = f", {len(named) - LAYERS_SHOWN} more layers" if len(named) > LAYERS_SHOWN else ""
     return (
-        f"{sum(map(len, few.values()))} of {held} experts saw fewer than {min_tokens} tokens of this text, too few to "
-        f"judge them by; {lost} of these go ({', '.join(named[:LAYERS_SHOWN])}{more}). Collect more text, or lower "
-        "`min_tokens`."
+        f"{sum(map(len, few.values()))} of {held} experts received fewer than {min_tokens} tokens of this text "
+        f"({', '.join(named[:LAYERS_SHOWN])}{more}), too few to judge them by; {lost} of them are removed. Collect "
+        "more text, or lower `min_tokens`."
     )
 
 
