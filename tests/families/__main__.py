@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import tempfile
@@ -37,7 +38,10 @@ def main() -> None:
     wrong = []
     for model_type in sys.argv[1:] or types:
         with tempfile.TemporaryDirectory() as directory:
-            told = cutting.outcome(model_type, Path(directory))
+            try:
+                told = cutting.outcome(model_type, Path(directory))
+            except Exception as error:  # a result that does not open, or does not run
+                told = {"layer": math.nan, "why": repr(error)}
         sys.stdout.write(f"{model_type}: {told}\n")
         wrong += [model_type for value in told.values() if isinstance(value, float) and not value < NEAR]
         able = [name for kind, name in NAMES.items() if isinstance(told.get(kind), float)]

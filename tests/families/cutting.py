@@ -210,7 +210,10 @@ def outcome(model_type: str, directory: Path) -> dict[str, str | float]:
                     told[kind] = str(error)
             if can_differ(checkpoint, kind):
                 output = directory / f"uneven {kind}"
-                told[f"uneven {kind}"] = apart(model, checkpoint, axes, output, uneven=True)
+                try:
+                    told[f"uneven {kind}"] = apart(model, checkpoint, axes, output, uneven=True)
+                except PruneError as error:
+                    told[f"uneven {kind}"] = str(error)
         for treatment, part in product(("share", "drop"), ("ffn", "attention")):
             try:
                 told[f"{treatment} {part}"] = treated_apart(
