@@ -30,8 +30,6 @@ FOUND: dict[str, set[str]] = {
     "modernbert": {"layer", "unit", "uneven head"},
     "umt5": BOTH,
     "qwen3_5_text": BOTH,
-    "gemma3": BOTH,
-    "minicpm3": {"unit", "head", "uneven head"},
     "lfm2": {"layer", "head", "uneven head"},
     "gpt_oss": {"layer", "head", "uneven head", "expert unit"},
     "gemma4_text": {*BOTH, "expert unit"},  # a share for each layer in a table; settings by number of layer
