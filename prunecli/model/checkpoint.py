@@ -28,7 +28,7 @@ from prunecli.tensors.reader import Stored, TensorInfo, TensorReader, WeightFile
 from prunecli.tensors.side_files import SideFiles, side_files
 
 if TYPE_CHECKING:
-    from prunecli.model.found import Probed
+    from prunecli.model.probed import Probed
 
 
 class Checkpoint(TensorReader):
@@ -81,7 +81,7 @@ class Checkpoint(TensorReader):
             UnsupportedModelError: it says nothing.
             CheckpointError: config.json names no type.
         """
-        from prunecli.model.found import probed
+        from prunecli.model.probed import probed
 
         return probed(self)
 

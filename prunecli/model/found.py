@@ -6,13 +6,12 @@ import re
 from collections import ChainMap
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import takewhile
-from json import dumps
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from prunecli.architectures.mixtures import experts_alone
 from prunecli.architectures.records import (
@@ -31,16 +30,12 @@ from prunecli.errors import UnsupportedModelError, kind_and_reason
 from prunecli.model.axes import Carrier
 from prunecli.model.declared import TIE_KEY, value_of, with_keys
 from prunecli.model.depth import DEPTH_ALIAS
-from prunecli.model.found_experts import NotFoundError, found_mixture
+from prunecli.model.found_experts import NotFoundError
 from prunecli.model.patchwork import remove_attention, remove_ffn
 from prunecli.model.probe import (
     HIDDEN,
-    VOCABULARY,
-    WIDTH,
     LayerKey,
     UnitKeys,
-    head_counts,
-    head_keys,
     is_of_experts,
     layer_keys,
     layer_of,
@@ -48,25 +43,18 @@ from prunecli.model.probe import (
     outputs,
     owners,
     template_of,
-    unit_owner,
-    width_keys,
-    with_scaled,
-    without_tables,
 )
-from prunecli.model.skeleton import Changes, Shape, Skeleton, cannot_make, skeleton_of
+from prunecli.model.probed import REMEDY, Carriers, Probed
+from prunecli.model.skeleton import Changes, Shape, Skeleton, cannot_make
 from prunecli.model.structure import Structure
-from prunecli.model.traced import traced_heads
-from prunecli.model.trial import NEAR, Trial, few_experts
-from prunecli.tensors.json_files import parsed
+from prunecli.model.trial import NEAR, Trial
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
 Value = TypeVar("Value")
 Part = TypeVar("Part", Attention, FeedForward)
-Carriers = Mapping[str, Carrier]
 _CROSS = re.compile(r"cross|encoder_attn|enc_?dec", re.IGNORECASE)
-_REMEDY = "inspect, evaluate and bench-latency work all the same."
 _NO_FFN = FeedForward("", "0", (), ())
 
 
@@ -190,121 +178,6 @@ class Found:
         return changes
 
 
-@dataclass(frozen=True)
-class Probed:
-    """A class that can be asked.
-
-    Attributes:
-        whole: of the model.
-        skeleton: the same with few experts: names in files take long where there are thousands.
-        layers: its stacks.
-        trial: a small copy of it.
-        removable: each stack that was tried -> see `tried`.
-    """
-
-    whole: Skeleton
-    skeleton: Skeleton
-    layers: list[LayerKey]
-    trial: Trial
-    removable: dict[Stack, Stack] = field(default_factory=dict)
-
-    @cached_property
-    def mixture(self) -> Mixture:
-        """How the class stores its mixtures of experts.
-
-        Raises:
-            NotFoundError: as `found_mixture`.
-            Exception: of any kind: transformers opens no smaller model.
-        """
-        return found_mixture(self.whole, self.skeleton, self.trial)
-
-    @cached_property
-    def small(self) -> dict[str, LayerKey]:
-        """Key -> stack of the small copy."""
-        return {stack.key: stack for stack in layer_keys(self.trial.skeleton)}
-
-    @cached_property
-    def movable(self) -> frozenset[str]:
-        """Keys of the stacks whose layers the small copy can lose."""
-        keys = [stack.key for stack in self.layers if stack.key in self.small]
-        return frozenset(key for key in keys if _is_same(self.trial, self.small[key]))
-
-    @cached_property
-    def units(self) -> Confirmed:
-        """The hidden units, heads and tokens that the small copy can lose."""
-        trial, skeleton = self.trial, self.skeleton
-        uneven: dict[str, UnitKeys] = {}
-        small_widths, small_tokens = (width_keys(trial.skeleton, names) for names in (WIDTH, VOCABULARY))
-        widths = _tried(
-            trial,
-            width_keys(skeleton, WIDTH),
-            small_widths,
-            lambda own: {name: unit_owner(name) for name in own},
-            uneven,
-        )
-        heads = _tried(trial, head_keys(skeleton), head_keys(trial.skeleton), owners, uneven, 0)
-        heads = sorted(heads, key=lambda one: -len(one[1]))[:1]  # others are of linear attentions
-        is_traced = not heads
-        if is_traced:
-            short = [self.small[stack.key] for stack in self.layers if stack.key in self.small]
-            if len(short) == len(self.layers):
-                heads = _traced(trial, skeleton, self.layers, short, uneven)
-        tokens = _tried(trial, width_keys(skeleton, VOCABULARY), small_tokens, lambda _: {}, {})
-        return Confirmed(widths, heads, tokens, uneven, is_traced)
-
-    def tried(self, stack: Stack) -> Stack:
-        """The stack, and whether its FFN and attentions can go; tried once."""
-        if stack not in self.removable:
-            self.removable[stack] = _removable(self.trial, stack)
-        return self.removable[stack]
-
-
-class Confirmed(NamedTuple):
-    """What a small copy of a model confirms.
-
-    Attributes:
-        widths: hidden units of each key, and where they lie.
-        heads: heads of each key, and where they lie.
-        tokens: tokens of each key, and where they lie.
-        uneven: see `Found`.
-        is_traced: whether the width of a head follows from their number, so that no stock config says fewer.
-    """
-
-    widths: list[tuple[UnitKeys, Carriers]]
-    heads: list[tuple[UnitKeys, Carriers]]
-    tokens: list[tuple[UnitKeys, Carriers]]
-    uneven: dict[str, UnitKeys]
-    is_traced: bool
-
-
-def probed(checkpoint: Checkpoint) -> Probed:
-    """The class of a model, and a small copy.
-
-    Raises:
-        UnsupportedModelError: transformers has no such class, cannot build it, or nothing is found.
-        CheckpointError: config.json names no type.
-    """
-    whole = skeleton_of(checkpoint)
-    where = f'{checkpoint.path}: the model family "{checkpoint.model_type}" is not supported'
-    try:
-        found = _asked(whole.model_class, whole.config_class, dumps(whole.config))
-    except Exception as error:  # of any kind: what a class makes of its config
-        raise UnsupportedModelError(f"{where} ({kind_and_reason(error)})") from error
-    if found is None:
-        raise UnsupportedModelError(f"{where}: no small copy of it can be made", _REMEDY)
-    return found
-
-
-@lru_cache(maxsize=8)  # a command opens a model, and its result, several times
-def _asked(model_class: Any, config_class: Any, config: str) -> Probed | None:
-    whole = Skeleton(model_class, config_class, parsed(config))
-    many = {key: few for key, value in numbers(whole.effective) if (few := few_experts(key, value)) != value}
-    skeleton = (whole.changed(many) if many else None) or whole
-    layers = layer_keys(skeleton)
-    trial = Trial.of(skeleton, layers)
-    return None if trial is None else Probed(whole, skeleton, layers, trial)
-
-
 def found_experts(checkpoint: Checkpoint) -> Architecture:
     """What a class of transformers says of a model's experts, as a record of them alone.
 
@@ -340,7 +213,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
         raise UnsupportedModelError(
             f'{checkpoint.path}: the model family "{checkpoint.model_type}" is not supported: no key of its '
             "config.json says how many layers it has",
-            _REMEDY,
+            REMEDY,
         )
     widths, heads, tokens, uneven, is_traced = own.units
     if not is_traced and _has_one_each(checkpoint.structure, *heads[0]):
@@ -451,105 +324,6 @@ def _loose(trial: Trial) -> tuple[list[str], bool]:
     return [trial.skeleton.stored_name(name) for name in aliases], trial.of_config({TIE_KEY: False}) == 0
 
 
-def _tried(
-    trial: Trial,
-    found: Sequence[UnitKeys],
-    small: Sequence[UnitKeys],
-    axes: Callable[[Carriers], Mapping[str, str]],
-    uneven: dict[str, UnitKeys],
-    least: int = 1,
-) -> list[tuple[UnitKeys, Carriers]]:
-    """Of what was found: what the small model confirms, in the layout in which it does.
-
-    Args:
-        uneven: takes what it confirms with another number of units in each layer too.
-        least: units that a layer keeps at least.
-    """
-    confirmed: list[tuple[UnitKeys, Carriers]] = []
-    by_keys = {frozenset(units.keys): units for units in small}
-    for units in found:
-        if (own := by_keys.get(frozenset(units.keys))) is None:
-            continue
-        for number, layout in enumerate(own.layouts):
-            with suppress(Exception):  # of any kind: transformers opens no such model
-                if trial.of_units(own, layout, axes(layout)) < NEAR:
-                    confirmed.append((units, units.layouts[min(number, len(units.layouts) - 1)]))
-                    most = None if is_of_experts(layout) else _uneven(trial, own, layout, axes(layout), least)
-                    if most is not None:
-                        uneven[[*units.keys][-1]] = replace(units, least=most)
-                    break
-        else:
-            layout = without_tables(own.layouts[-1])
-            own = replace(own, biased=len(layout) < len(own.carriers))
-            if own.biased and (most := _uneven(trial, own, layout, axes(layout), least)) is not None:
-                confirmed.append((replace(units, biased=True), without_tables(units.layouts[-1])))
-                uneven[[*units.keys][-1]] = replace(units, least=most)
-    return confirmed
-
-
-def _traced(
-    trial: Trial,
-    skeleton: Skeleton,
-    layers: Sequence[LayerKey],
-    small_layers: Sequence[LayerKey],
-    uneven: dict[str, UnitKeys],
-) -> list[tuple[UnitKeys, Carriers]]:
-    """Heads whose width follows from their number, of which each layer may keep another one."""
-    confirmed: list[tuple[UnitKeys, Carriers]] = []
-    for small in traced_heads(trial, small_layers):
-        counts, key = head_counts(skeleton.effective), [*small.keys][-1]
-        keys = {name: counts[name] // counts[key] for name in small.keys}
-        units = with_scaled(UnitKeys(keys, counts[key], {}), skeleton)
-        for layout in small.layouts:
-            if units.scaled and (least := _uneven(trial, small, layout, owners(layout), 0)) is not None:
-                confirmed.append((units, _in_like_layers(skeleton, layers, small_layers, layout)))
-                uneven[key] = replace(units, least=least)
-                break
-    return confirmed
-
-
-def _in_like_layers(
-    skeleton: Skeleton, layers: Sequence[LayerKey], small_layers: Sequence[LayerKey], small: Carriers
-) -> dict[str, Carrier]:
-    """Carriers of the model, by those of its small copy: in each layer that has the tensors of one of the copy's."""
-    found: dict[str, Carrier] = {}
-    for stack, short in zip(layers, small_layers, strict=True):
-        kept = stack.samples if short.depth < stack.depth else range(stack.depth)
-        for prefix in stack.prefixes:
-            tensors = [_of_module(f"{prefix}.{number}", skeleton.stored) for number in range(stack.depth)]
-            for place, number in enumerate(kept):
-                own = _of_module(f"{prefix}.{place}", small)
-                for other in range(stack.depth):
-                    if tensors[other] == tensors[number]:
-                        found |= {f"{prefix}.{other}.{name}": carrier for name, carrier in own.items()}
-    return found
-
-
-def _of_module(module: str, values: Mapping[str, Value]) -> dict[str, Value]:
-    """By the names within a module."""
-    start = f"{module}."
-    return {name.removeprefix(start): value for name, value in values.items() if name.startswith(start)}
-
-
-def _uneven(
-    trial: Trial, units: UnitKeys, layout: Carriers, axes: Mapping[str, str], least: int
-) -> int | None:
-    """Units that a layer keeps at least where each may keep another number; None: as many have to stay in all."""
-    for count in range(least, 2) if axes else ():
-        with suppress(Exception):  # as above
-            if trial.of_uneven(units, layout, axes, count) < NEAR:
-                return count
-    return None
-
-
-def _is_same(trial: Trial, stack: LayerKey) -> bool:
-    for gone in (1, 0, stack.depth - 1):  # a class may need layers of each kind, or count them
-        with suppress(Exception):  # as above
-            if trial.of_layers(stack, [number for number in range(stack.depth) if number != gone]) < NEAR:
-                return True
-    return False
-
-
 def _stacks(
     probed: Probed,
     widths: Sequence[tuple[UnitKeys, Carriers]],
@@ -572,7 +346,11 @@ def _stacks(
         attentions = [one for units, carriers in heads for one in _attentions(prefix, names, units, carriers)]
         layers_of = f"{prefix}.{{layer}}"
         by_side.setdefault(side, Stack(side, layers_of, stack.key, tuple(attentions), ffn, ()))
-    return tuple(probed.tried(by_side[side]) for side in ("encoder", "decoder") if side in by_side)
+    stacks = [by_side[side] for side in ("encoder", "decoder") if side in by_side]
+    for one in stacks:
+        if one not in probed.removable:
+            probed.removable[one] = _removable(probed.trial, one)
+    return tuple(probed.removable[one] for one in stacks)
 
 
 def _removable(trial: Trial, stack: Stack) -> Stack:
