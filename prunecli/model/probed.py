@@ -1,8 +1,13 @@
-"""A class of transformers that is asked what a model is made of, and what a small copy of the model confirms."""
+"""A class of transformers that is asked what a model is made of, and what a small copy of the model confirms.
+
+Where no key moves heads alone, because the width of a head follows from their number, the small copy is watched as it
+runs: the linear layers of an attention make queries, keys and values, and the last one mixes the heads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -23,17 +28,18 @@ from prunecli.model.probe import (
     UnitKeys,
     head_counts,
     head_keys,
+    is_key_value,
     is_of_experts,
     layer_keys,
     numbers,
     owners,
+    shared_keys,
     unit_owner,
     width_keys,
     with_scaled,
     without_tables,
 )
 from prunecli.model.skeleton import Skeleton, skeleton_of
-from prunecli.model.traced import traced_heads
 from prunecli.model.trial import NEAR, Trial, few_experts
 from prunecli.tensors.json_files import parsed
 
@@ -44,6 +50,11 @@ Value = TypeVar("Value")
 Carriers = Mapping[str, Carrier]
 """Name of a tensor -> where units lie in it."""
 REMEDY = "inspect, evaluate and bench-latency work all the same."
+
+_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
+
+Options = dict[str, tuple[Carrier, ...]]
+_SIDES = ("encoder", "decoder")
 
 
 @dataclass(frozen=True)
@@ -200,7 +211,7 @@ def _traced(
 ) -> list[tuple[UnitKeys, Carriers]]:
     """Heads whose width follows from their number, of which each layer may keep another one."""
     confirmed: list[tuple[UnitKeys, Carriers]] = []
-    for small in traced_heads(trial, small_layers):
+    for small in _traced_heads(trial, small_layers):
         counts, key = head_counts(skeleton.effective), [*small.keys][-1]
         keys = {name: counts[name] // counts[key] for name in small.keys}
         units = with_scaled(UnitKeys(keys, counts[key], {}), skeleton)
@@ -252,3 +263,79 @@ def _is_same(trial: Trial, stack: LayerKey) -> bool:
             if trial.of_layers(stack, [number for number in range(stack.depth) if number != gone]) < NEAR:
                 return True
     return False
+
+
+def _traced_heads(trial: Trial, layers: Sequence[LayerKey]) -> list[UnitKeys]:
+    """The heads of a small model, by the key that counts them; `carriers` by the names in files.
+
+    Args:
+        layers: of the model.
+    """
+    found = []
+    every = head_counts(trial.skeleton.effective)
+    counts = {key: count for key, count in every.items() if not is_key_value(key)}
+    for key, queries in counts.items():
+        shared = next((one for one in shared_keys(every, key) if every[one] < queries), None)
+        held = queries if shared is None else every[shared]
+        keys = {key: 1} if shared is None else {key: queries // held, shared: 1}
+        units = with_scaled(UnitKeys(keys, held, {}), trial.skeleton)
+        if not units.scaled or units.held < 2:
+            continue
+        carriers: Options = {}
+        for module in (
+            f"{one}.{number}" for stack in layers for one in stack.modules for number in range(stack.depth)
+        ):
+            # Where both stacks have a key of their own, its name says which.
+            others = [
+                other for other in counts if other != key and any(s in other and s in module for s in _SIDES)
+            ]
+            if not others:
+                for own in _attentions(trial.model.get_submodule(module), module):
+                    carriers |= _carriers(trial, own, units.held, queries)
+        files = {name: file for file, name in trial.modules.items()}
+        if carriers and files.keys() >= carriers.keys():  # else the files hold several of them in one
+            found.append(replace(units, carriers={files[name]: own for name, own in carriers.items()}))
+    return found
+
+
+def _attentions(module: Any, name: str) -> Iterator[str]:
+    """Names of the outermost attentions within a module."""
+    for piece, child in module.named_children():
+        own = f"{name}.{piece}"
+        if _ATTENTION.search(piece) or _ATTENTION.search(type(child).__name__):
+            yield own
+        else:
+            yield from _attentions(child, own)
+
+
+def _carriers(trial: Trial, attention: str, held: int, heads: int) -> Options:
+    """Where the heads of one attention lie; empty where that cannot be.
+
+    Args:
+        held: heads of keys and values.
+        heads: of queries.
+    """
+    linears = [name for name in trial.linears if name.startswith(f"{attention}.")]
+    if len(linears) < 2:
+        return {}
+    found: Options = {}
+    shapes = trial.skeleton.shapes
+    *inputs, output = linears
+    is_turned = type(trial.model.get_submodule(output)).__name__ == "Conv1D"  # its weight is [in, out]
+    width = shapes[f"{output}.weight"][0 if is_turned else 1]
+    found[f"{output}.weight"] = (Carrier(0 if is_turned else 1),)
+    for name in inputs:
+        dim = 1 if is_turned else 0
+        blocks, rest = divmod(shapes[f"{name}.weight"][dim], width)
+        if heads > held and shapes[f"{name}.weight"][dim] * heads == width * held:  # keys, or values
+            blocks, rest = 1, 0
+        if rest or blocks not in (1, 2, 3) or width % heads:
+            return {}
+        for tensor, axis in ((f"{name}.weight", dim), (f"{name}.bias", 0)):
+            if tensor in shapes:
+                found[tensor] = (Carrier(axis), Carrier(axis, (1,) * blocks))[: min(blocks, 2)]
+    # A tensor as long as there are heads may be a norm over the width of one where both are the same.
+    for name, shape in shapes.items() if width != heads * heads else ():
+        if name.startswith(f"{attention}.") and name.rpartition(".")[0] not in linears and heads in shape:
+            found[name] = (Carrier(shape.index(heads)),)
+    return found

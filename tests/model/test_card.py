@@ -8,9 +8,8 @@ import pytest
 import yaml
 
 from prunecli.architectures import FAMILIES
-from prunecli.model.card import model_card
+from prunecli.model.card import front_matter, model_card
 from prunecli.model.layout import resolve
-from prunecli.model.source_card import front_matter
 from prunecli.model.structure import Structure
 from tests.structures import axes_of
 
