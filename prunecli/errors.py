@@ -63,7 +63,7 @@ class OutputError(PruneError):
 
 @dataclass(frozen=True)
 class Shortage:
-    """What a command knows of a model that does not fit, to say what would.
+    """Facts about a model that does not fit in memory, from which a command suggests what would fit.
 
     Attributes:
         checkpoint: its directory.
@@ -95,12 +95,12 @@ class MemoryShortError(PruneError):
 
 
 def reason_of(error: BaseException) -> str:
-    """What an error says, on one line that a terminal takes; its type's name where it says nothing."""
+    """Return the message of an error on one printable line, or the name of its type if it has no message."""
     return " ".join(str(error).split())[:REASON_LETTERS] or type(error).__name__
 
 
 def kind_and_reason(error: BaseException) -> str:
-    """The same after its type's name, for errors that say little without it: `KeyError: 'a'`."""
+    """Return type and message of an error, as in `KeyError: 'a'`."""
     kind, reason = type(error).__name__, reason_of(error)
     return kind if reason == kind else f"{kind}: {reason}"
 

@@ -125,7 +125,7 @@ CheckpointPath: TypeAlias = Annotated[Path, BeforeValidator(partial(_of_text, ch
 
 @dataclass(frozen=True)
 class Spec:
-    """What the command line knows of a field, apart from its type, default and help text; see `option`."""
+    """Facts about a field for the command line, beside its type, default and help text; see `option`."""
 
     flag: str = ""
     metavar: str = ""
@@ -212,7 +212,7 @@ class Option:
 
     @property
     def metavar(self) -> str:
-        """What help calls a value; for a switch its opposite."""
+        """Name of the value in the help; for a switch, its opposite."""
         if self.is_switch:
             return self.negative if self.flag != self.negative else ""
         names = {int: "N", float: "X", Path: "FILE"}

@@ -75,7 +75,7 @@ class Applied:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What lies in the source's directory and not in the result's."""
+        """Files of the source's directory that the result does not have."""
         unfit = (name for name, content in self.rewrite.files.items() if content is None)
         return (*self.source.side_files.left_out, *unfit)
 

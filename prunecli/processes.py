@@ -100,7 +100,7 @@ class ProcessGroup:
         return items[self.rank :: self.world_size]
 
     def gather_shares(self, done: Sequence[T]) -> list[T]:
-        """What all processes made of their shares, in the order that the items had before they were shared."""
+        """Return the results of all processes, in the order that the items had before they were shared."""
         parts = self.all_gather(list(done))
         total = sum(map(len, parts))
         return [parts[number % self.world_size][number // self.world_size] for number in range(total)]

@@ -24,7 +24,7 @@ def seq2seq_classes(family: str, headed: str = "ForConditionalGeneration") -> tu
 
 
 def bart_classes(family: str) -> tuple[ModelClass, ...]:
-    """Those of BART and mBART."""
+    """Classes of BART and mBART."""
     return (
         *seq2seq_classes(family),
         ModelClass(f"{family}ForSequenceClassification", SEQUENCES, ("classification_head.",)),
@@ -33,7 +33,7 @@ def bart_classes(family: str) -> tuple[ModelClass, ...]:
 
 
 def decoder_classes(family: str) -> tuple[ModelClass, ...]:
-    """Those of Llama's kin."""
+    """Classes of Llama and families like it."""
     return (
         base_class(f"{family}Model"),
         ModelClass(f"{family}ForCausalLM", CAUSAL, ("lm_head.",)),
@@ -43,7 +43,7 @@ def decoder_classes(family: str) -> tuple[ModelClass, ...]:
 
 
 def roberta_classes(family: str) -> tuple[ModelClass, ...]:
-    """Those of RoBERTa and XLM-RoBERTa."""
+    """Classes of RoBERTa and XLM-RoBERTa."""
     return (
         base_class(f"{family}Model"),
         ModelClass(f"{family}ForMaskedLM", MASKED, ("lm_head.dense.",)),

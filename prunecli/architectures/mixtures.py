@@ -71,7 +71,7 @@ SWITCH = Mixture(
 
 
 def within(mixture: Mixture, outer: str) -> Mixture:
-    """The same where config.json keeps the keys under another: of the language model in one of text and images."""
+    """Return a mixture whose keys lie within another key of config.json: a language model with an image part."""
 
     def inner(keys: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(f"{outer}.{key}" for key in keys)

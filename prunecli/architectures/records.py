@@ -247,7 +247,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class TokenEmbedding:
-    """Where tokens come into the model and where their logits come out.
+    """Input table and output layer of the tokens.
 
     Attributes:
         input: the module of the table, whose `weight` is one of `Architecture.tensors`; modules that share it are

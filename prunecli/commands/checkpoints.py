@@ -92,7 +92,7 @@ def checkpoint_or_demo(given: Path | None, demo: DemoName = "translation") -> Pa
 
 
 def checkpoints_or_demo(given: Sequence[Path] | None, demo: DemoName = "translation") -> list[Path]:
-    """Those of `given`; else the bundled demo model and `checkpoints_here`."""
+    """Return the given checkpoints, or else the bundled demo model and `checkpoints_here`."""
     if given:
         return [checkpoint_directory(path) for path in given]
     here = checkpoints_here(demo)

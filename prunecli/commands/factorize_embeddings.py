@@ -71,7 +71,7 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
 
 
 def _embedding_parameters(checkpoint: Checkpoint, plan: EmbeddingPlan) -> tuple[int, int]:
-    """Of everything that is the token embeddings', before and after."""
+    """Return the parameters of the token embeddings before and after."""
     from math import prod
 
     from prunecli.methods.embeddings.factorize import embedding_shapes
@@ -206,7 +206,7 @@ def draw(
 
 
 def _stage(unit: DefineEmbedding, number: int) -> Iterator[NDArray[np.floating]]:
-    """What a stage of the unit makes of every token [rows, width]."""
+    """Yield the outputs of a stage of the unit for all tokens `[rows, width]`."""
     for start in range(0, unit.num_embeddings, CHUNK_ROWS):
         mapped = unit.map.weight.detach()[start : start + CHUNK_ROWS]
         yield next(islice(unit.stages(mapped), number, None)).detach().numpy()

@@ -86,12 +86,12 @@ def describe(error: BaseException) -> tuple[str, int]:
 
 
 def unforeseen(error: BaseException) -> tuple[str, int]:
-    """What is said of a bug; `--debug` shows where it is."""
+    """Return the message about a bug; `--debug` shows the traceback."""
     return f"Error: a fault in prunecli: {kind_and_reason(error)}\n{REPORT.capitalize()}", BUG
 
 
 def _full(error: BaseException) -> str | None:
-    """Where torch found no memory; None of other errors, and where torch was not imported."""
+    """Return the device without free memory; None for other errors."""
     if "torch" not in sys.modules:
         return None
     from prunecli.modules.devices import full_device
@@ -100,7 +100,7 @@ def _full(error: BaseException) -> str | None:
 
 
 def _of_transformers(error: BaseException) -> str | None:
-    """What is said where transformers failed at a model, a tokenizer or settings that it had taken before.
+    """Return the message if transformers failed at a model, a tokenizer or settings that it had accepted before.
 
     It checks few values of config.json at the making: 3 heads for 2 key/value heads, or an id beyond the table, end
     in an error of torch in the midst of a forward pass.
@@ -121,7 +121,7 @@ def _of_transformers(error: BaseException) -> str | None:
 
 
 def _of_record(error: BaseException) -> str | None:
-    """What is said of a figure that no result holds: it was computed from sizes or statistics that cannot be."""
+    """Return the message about a figure out of range, computed from impossible sizes or statistics."""
     pydantic = sys.modules.get("pydantic_core")
     if pydantic is None or not isinstance(error, pydantic.ValidationError):
         return None

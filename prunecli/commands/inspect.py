@@ -184,7 +184,7 @@ def _show_quantisation(found: Quantisation) -> None:
 
 
 def _show_surmise(opened: Checkpoint, inventory: Inventory, found: Surmise) -> None:
-    """What the names of tensors suggest, and what can be done with the checkpoint."""
+    """Print the guess from the names of tensors, and what can be done with the checkpoint."""
     rows = []
     for group, names in found.modules.items():
         size = sum(opened.tensors[name].nbytes for name in names)

@@ -90,7 +90,7 @@ class RewritingOptions(Options):
 
     @property
     def progress(self) -> Progress:
-        """Of the whole command."""
+        """Progress bars of the whole command."""
         return console.progress(self.quiet or self.as_json)
 
     def note(self, *lines: str) -> None:
@@ -204,7 +204,7 @@ class RewritingOptions(Options):
             return None
 
     def _compared(self, check: QualityCheck | None, result: Applied) -> QualityChange | None:
-        """What the reduction costs; a result that is ruined is said with --quiet, too."""
+        """Print the loss before and after; a ruined result is reported with --quiet too."""
         if check is None or result.output is None:
             return None
         try:
@@ -292,7 +292,7 @@ class ScoredOptions(TextChoice, RunOptions):
 
 @dataclass(frozen=True)
 class Shown:
-    """What every rewriting command says of a result, as a document and as lines."""
+    """Document and lines about a result that every rewriting command prints."""
 
     result: Applied
     weights: bool = True
@@ -300,7 +300,7 @@ class Shown:
     quality: QualityChange | None = None
 
     def document(self, kind: type[Document], seed: int | None, **fields: Any) -> Document:
-        """What `--json` prints: the fields that every kind has, and its own."""
+        """Document for `--json`: the fields that every kind has, and its own."""
         from prunecli.results.document import header
 
         result, decision = self.result, self.result.rewrite.decision
@@ -318,7 +318,7 @@ class Shown:
         )
 
     def selected(self, selection: Selection, seed: int | None) -> Selected:
-        """What `--json` prints of a selection."""
+        """Return the JSON of a selection for `--json`."""
         from prunecli.results.rewriting import Selected
 
         held = {name: len(axis.ids) for name, axis in selected_axes(self.result.source, selection).items()}
@@ -415,7 +415,7 @@ def _warn_of_large(decision: Decision | None) -> None:
 
 
 def opened_by(support: StockSupport) -> str:
-    """What opens a result, for the line that says where it is."""
+    """Return what opens a result, for the line that names its directory."""
     ways = "prunecli.load_model, or from_pretrained(…, trust_remote_code=True)"
     return "stock layout" if support.is_stock else f"opens only where prunecli is installed: {ways}"
 

@@ -172,7 +172,7 @@ def _layer(
 
 
 def layer_windows(sizes: Sizes, stack: Stack) -> list[str]:
-    """What each layer sees, in the words of config.json's `layer_types`; empty where all see the same."""
+    """Return the attention type of each layer as in `layer_types` of config.json; empty if all are alike."""
     config, family, depth = sizes.config, sizes.family, sizes.depth(stack)
     key = f"{stack.depth.rpartition('.')[0]}.layer_types".removeprefix(".")
     types = value_of(config, key)

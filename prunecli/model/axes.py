@@ -27,7 +27,7 @@ def module_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Carrier:
-    """Where the units of an axis lie in one tensor.
+    """Position of the units of an axis in one tensor.
 
     Attributes:
         dim: of the tensor.
@@ -38,7 +38,7 @@ class Carrier:
     blocks: tuple[int, ...] = (1,)
 
     def unit(self, size: int, held: int) -> int:
-        """What the widths in `blocks` are multiples of, on a dimension of length `size` that holds `held` units."""
+        """Return the width that `blocks` are multiples of, on a dimension of length `size` with `held` units."""
         return size // (sum(self.blocks) * held)
 
     def ranges(self, places: Sequence[int], size: int, held: int) -> tuple[tuple[int, int], ...]:

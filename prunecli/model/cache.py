@@ -41,7 +41,7 @@ WINDOWS = {
 
 @dataclass(frozen=True)
 class LayerCache:
-    """What a layer keeps, in values.
+    """Number of cached values of a layer.
 
     Attributes:
         token: of each token.
@@ -56,14 +56,14 @@ class LayerCache:
     wide_state: int = 0
 
     def bytes(self, sequences: int, length: int, itemsize: int) -> int:
-        """Of `sequences` that are `length` tokens long, values of `itemsize` bytes."""
+        """Return the bytes for `sequences` of `length` tokens, with `itemsize` bytes for each value."""
         tokens = length if self.most is None else min(length, self.most)
         return sequences * ((self.token * tokens + self.state) * itemsize + 4 * self.wide_state)
 
 
 @dataclass(frozen=True)
 class ModelCache:
-    """What all layers keep.
+    """Cache sizes of all layers.
 
     Attributes:
         layers: in their order.
@@ -74,7 +74,7 @@ class ModelCache:
     unknown: tuple[str, ...] = ()
 
     def bytes(self, sequences: int, length: int, itemsize: int) -> int:
-        """As that of a layer, of all."""
+        """Return the bytes of all layers; see `LayerCache.bytes`."""
         return sum(layer.bytes(sequences, length, itemsize) for layer in self.layers)
 
 
@@ -112,7 +112,7 @@ def text_layers(checkpoint: Checkpoint) -> dict[int, dict[str, TensorInfo]]:
 
 
 def find_cache(checkpoint: Checkpoint) -> ModelCache:
-    """What the layers of a mixture-of-experts model keep.
+    """Return the cache sizes of the layers of a mixture-of-experts model.
 
     Raises:
         UnsupportedModelError, CheckpointError: as `text_layers`.
@@ -141,7 +141,7 @@ def find_cache(checkpoint: Checkpoint) -> ModelCache:
 
 
 def _layer(tensors: Mapping[str, TensorInfo], kind: str, config: Mapping[str, Any]) -> LayerCache | None:
-    """None: it keeps something, and what is not known."""
+    """Return the cache size of a layer, or None if the size is unknown."""
 
     def rows(ending: str) -> int:
         return sum(info.shape[0] for name, info in tensors.items() if name.endswith(ending))

@@ -50,7 +50,7 @@ class Checkpoint(TensorReader):
 
     @property
     def model_type(self) -> str:
-        """As in config.json."""
+        """Model type in config.json."""
         return str(self.config.get("model_type"))
 
     @property
@@ -60,7 +60,7 @@ class Checkpoint(TensorReader):
 
     @cached_property
     def _experts(self) -> Architecture | None:
-        """What the class says of experts; None: it has none, or nothing that can be believed."""
+        """Record of the experts that the class has; None: no experts, or none that the small copy confirms."""
         with located(self.path):
             if not counts_experts(self.config):
                 return None
@@ -131,7 +131,7 @@ class Checkpoint(TensorReader):
         return values_of(self.tensors, self.quantised, value_dtype(self.config), shapes)
 
     def info(self, name: str) -> TensorInfo:
-        """What is known of one tensor.
+        """Return dtype and shape of one tensor.
 
         Raises:
             UnsupportedModelError: it is quantised, so that what is stored goes by other names.
@@ -174,7 +174,7 @@ class Checkpoint(TensorReader):
 
     @property
     def layout(self) -> ModelLayout:
-        """What config.json and structure say that it holds, layer by layer.
+        """Layers, tensors and ties by config.json and structure.
 
         Raises:
             UnsupportedModelError: the family is not declared, or no more than its experts.
@@ -185,7 +185,7 @@ class Checkpoint(TensorReader):
 
     @cached_property
     def resolved(self) -> ModelLayout:
-        """The same, without layers where the experts alone are declared.
+        """Layout, without layers if the experts alone are declared.
 
         Raises:
             UnsupportedModelError, CheckpointError: as `layout`.
@@ -257,7 +257,7 @@ class Checkpoint(TensorReader):
 
     @property
     def traffic(self) -> Traffic | None:
-        """What of it came over the wire while it was read; None: it lies here."""
+        """Bytes and requests of a streamed checkpoint; None: it is local."""
         return None
 
     def require_architecture(self) -> Architecture:
@@ -339,7 +339,7 @@ class Checkpoint(TensorReader):
         return same_values((self._descriptor(first, a.spooled), a), (self._descriptor(second, b.spooled), b))
 
     def _samples(self) -> dict[str, bytes]:
-        """Of each tensor the values that enter the fingerprint."""
+        """Values of each tensor that enter the fingerprint."""
         return samples_of(self)
 
 

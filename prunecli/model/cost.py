@@ -75,7 +75,7 @@ class Products:
 
 @dataclass(frozen=True)
 class Load:
-    """What decodes: `batch` sentences at a time, `beam` hypotheses each, of up to `length` tokens."""
+    """Load of decoding: `batch` sentences at a time, `beam` hypotheses each, of up to `length` tokens."""
 
     batch: int = 1
     beam: int = 4

@@ -33,7 +33,7 @@ _KNOWN_SETTINGS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a family's record means for one config.json: its counts, conditions and ties.
+    """Counts, conditions and ties of a family's record for one config.json.
 
     Attributes:
         family: the declared family.
@@ -129,7 +129,7 @@ class Sizes:
         return {alias: name for alias, name in self.family.tied.items() if alias not in self.family.loose}
 
     def undeclared(self) -> str | None:
-        """What config.json asks for and the family's record does not know, as a sentence; None: nothing is found."""
+        """Return a sentence about a setting of config.json that the family's record lacks; None: no such setting."""
         family, names = self.family, class_names(self.config)
         known = [known.name for known in family.classes]
         if known and names and not {*known, family.model_class} & {*names}:

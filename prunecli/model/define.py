@@ -163,7 +163,7 @@ class UnitShape:
 
     @property
     def group_multiple(self) -> int:
-        """What the map dimension and every inner width are multiples of."""
+        """Number that the map dimension and every inner width are multiples of."""
         return lcm(*self.groups)
 
     @cached_property

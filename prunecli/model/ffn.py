@@ -44,12 +44,12 @@ class FfnLayer:
 
     @property
     def kind(self) -> Side:
-        """What it is named by beside its layer, as an attention is by its kind."""
+        """Name of the FFN's kind: its side, as an attention has a kind."""
         return self.side
 
     @property
     def prefix(self) -> str:
-        """What the full names of the tensors that it runs begin with: the owner's name and a dot."""
+        """Prefix of the names of the tensors that the FFN runs: the owner's name and a dot."""
         return f"{self.owner}."
 
     @property
@@ -121,7 +121,7 @@ def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:
 
 
 def within(layer: str, ffn: FeedForward) -> str:
-    """What the names of an FFN's tensors begin with, up to a dot: the layer itself where the FFN is no module."""
+    """Return the prefix of the names of an FFN's tensors, without the dot: the layer if the FFN is no module."""
     return f"{layer}.{ffn.name}" if ffn.name else layer
 
 

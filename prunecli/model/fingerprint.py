@@ -31,7 +31,7 @@ def fingerprint(tensors: Mapping[str, TensorInfo], samples: Mapping[str, bytes])
 
 
 def samples_of(reader: TensorReader) -> dict[str, bytes]:
-    """Of each tensor the sample, read in file order, for the disk's sake.
+    """Return the sample of each tensor, read in the order of the files.
 
     Raises:
         CheckpointError: a file ends early.

@@ -87,7 +87,7 @@ class Found:
 
     @cached_property
     def classes(self) -> tuple[ModelClass, ...]:
-        """Those that open the model."""
+        """Classes that open the model."""
         return self.small.opened_as()
 
     def holds(self, stack: Stack, structure: Structure, number: int, name: str) -> bool:
@@ -179,7 +179,7 @@ class Found:
 
 
 def found_experts(checkpoint: Checkpoint) -> Architecture:
-    """What a class of transformers says of a model's experts, as a record of them alone.
+    """Return the record of a model's experts that a class of transformers has.
 
     Raises:
         UnsupportedModelError: as `probed`; or what is found of them is not confirmed.
@@ -200,7 +200,7 @@ def found_experts(checkpoint: Checkpoint) -> Architecture:
 
 
 def found_family(checkpoint: Checkpoint) -> Architecture:
-    """What a class of transformers says of a model, as a record: layers, hidden units, heads and tokens.
+    """Return the record of a model's layers, hidden units, heads and tokens that a class of transformers has.
 
     Only what a small random copy of the model confirms is in it. The result has to be a stock model.
 

@@ -109,7 +109,7 @@ def found_mixture(whole: Skeleton, skeleton: Skeleton, trial: Trial) -> Mixture:
 
 
 def _members(skeleton: Skeleton, key: str, held: int) -> set[_Member]:
-    """What moves with the number of experts; empty: other things move too."""
+    """Return the tensors that change with the number of experts; empty if others change too."""
     other = skeleton.changed({key: held + 1})
     if other is None or not skeleton.stored.keys() <= other.stored.keys():
         return set()

@@ -45,7 +45,7 @@ def history_step(
 
 
 def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `arguments` that say something: neither None nor an empty list."""
+    """Return the arguments that are neither None nor an empty list."""
     return {name: value for name, value in arguments.items() if value not in (None, [])}
 
 
@@ -73,14 +73,14 @@ def made_from(path: Path, origin: Path) -> bool:
 def pruned_pairs(
     checkpoints: Sequence[Path], pairs: Sequence[tuple[str, str]]
 ) -> tuple[tuple[str, str], ...]:
-    """Those of `pairs` (source, target) that every checkpoint pruned for certain languages was pruned for."""
+    """Return the pairs (source, target) that all checkpoints pruned for certain languages were pruned for."""
     return pairs_of_steps([step for path in checkpoints for step in _steps(path) or ()], pairs)
 
 
 def pairs_of_steps(
     steps: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, str]]
 ) -> tuple[tuple[str, str], ...]:
-    """Those of `pairs` (source, target) that the steps of a history, if any chose languages, chose."""
+    """Return the pairs (source, target) that the steps of a history chose, if any step chose languages."""
     kept = list(pairs)
     for step in steps:
         arguments = step.get("arguments")

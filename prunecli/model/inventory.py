@@ -86,7 +86,7 @@ class Quantisation:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What a checkpoint holds.
+    """Contents of a checkpoint.
 
     Attributes:
         parts: part -> amount, in the order of `PARTS`, those that occur.

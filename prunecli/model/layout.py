@@ -126,7 +126,7 @@ class ModelLayout:
     def changed(
         self, structure: Structure | None = None, config: Mapping[str, Any] | None = None
     ) -> ModelLayout:
-        """The same family with another structure, another config.json or both; None: this model's.
+        """Return the layout of another structure, another config.json or both; None: this model's.
 
         Without a `config`, this model's says how many layers there are by `structure`.
 
@@ -151,7 +151,7 @@ class ModelLayout:
         return self.tables
 
     def part(self, name: str) -> Part | Literal["other"]:
-        """What a tensor is counted under; "other" where the family does not declare it."""
+        """Return the part that a tensor is counted under, or "other" if the family does not declare the tensor."""
         # An alias that is kept because its values differ counts as what it should equal.
         declared = self.tensors.get(name) or self.tensors.get(self.family.tied.get(name, ""))
         return declared[1] if declared else "other"

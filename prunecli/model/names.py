@@ -24,7 +24,7 @@ _TABLES = ("embed_tokens", "word_embeddings", "wte", "embed_in", "tok_embeddings
 
 @dataclass(frozen=True)
 class Surmise:
-    """What the names of tensors suggest.
+    """Guess about a model from the names of its tensors.
 
     Attributes:
         modules: name of a group of tensors, layers and experts as `*` -> its tensors.
@@ -150,7 +150,7 @@ def text_type(config: Mapping[str, Any]) -> str:
 
 
 def _beginnings(family: Architecture) -> tuple[str, tuple[str, ...]]:
-    """What the names in a checkpoint of the base model lack, and what those of the stock layout begin with."""
+    """Return the prefix that names of the base model lack, and the prefixes of the stock layout's names."""
     if not family.stacks:
         return "", ()
     return family.stacks[0].layers.split(".", 1)[0] + ".", (

@@ -176,7 +176,7 @@ def auto_classes(family: Architecture, names: Collection[str], named: Sequence[s
 
 
 def lacking(source: Checkpoint) -> dict[str, str]:
-    """Of the classes that config.json names: those that the tensors do not allow -> beginning of a name that lacks.
+    """Return the classes that config.json names and the tensors do not allow -> prefix of a missing tensor.
 
     Raises:
         UnsupportedModelError: the family is not declared.

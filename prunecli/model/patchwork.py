@@ -191,7 +191,7 @@ def fit_layers(model: Any, layout: ModelLayout, skeleton: Skeleton, names: Names
 
 
 def _donor_values(layout: ModelLayout, layer: AttentionLayer, skeleton: Skeleton) -> dict[str, Any]:
-    """What the config says of a model with as many heads as an attention keeps, each as wide as here."""
+    """Return the config values of a model with as many heads as an attention keeps, each as wide as here."""
     family, kept = layout.family, max(layer.num_heads, 1)
     if family.found is not None:
         values: dict[str, Any] = family.found.uneven[layer.spec.heads].donor(kept)

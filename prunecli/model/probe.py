@@ -77,7 +77,7 @@ class LayerKey:
         return found
 
     def changes(self, skeleton: Skeleton, kept: Sequence[int]) -> dict[str, Any]:
-        """What config.json says of these layers alone."""
+        """Return the values of config.json for a model with these layers alone."""
         values = skeleton.effective
         numbers = {name: value_of(values, name) for name in self.numbered}
         changes: dict[str, Any] = {self.key: len(kept)}
@@ -98,7 +98,7 @@ class LayerKey:
 
 @dataclass(frozen=True)
 class UnitKeys:
-    """What the keys of a size move.
+    """Tensors that change with the keys of a size.
 
     Attributes:
         keys: of config.json -> how much one unit counts there.
@@ -129,11 +129,11 @@ class UnitKeys:
         ]
 
     def changes(self, kept: int) -> dict[str, Any]:
-        """What config.json says of so many units."""
+        """Return the values of config.json for a model with `kept` units."""
         return {**{key: each * kept for key, each in self.keys.items()}, **self.stated}
 
     def donor(self, kept: int) -> dict[str, Any]:
-        """What the config says of a model whose units are so many, whatever its other sizes are."""
+        """Return the values of a config for `kept` units, whatever the other sizes are."""
         return {**self.changes(kept), **{key: each * kept for key, each in self.scaled.items()}}
 
 
@@ -181,13 +181,13 @@ def owners(carriers: Mapping[str, Carrier]) -> dict[str, str]:
 
 
 def layer_of(name: str) -> str:
-    """What the name of a tensor begins with, up to the number of its layer; "" outside of layers."""
+    """Return the part of a tensor's name up to the number of its layer; "" outside of layers."""
     match = re.match(r".*?\.\d+(?=\.)", name)
     return match[0] if match else ""
 
 
 def unit_owner(name: str) -> str:
-    """What a tensor of hidden units belongs to: an expert, the experts of a layer, its shared experts, or the layer."""
+    """Return the owner of a tensor of hidden units: an expert, a layer's experts or shared experts, or the layer."""
     pattern = r".*?shared\w*(?=\.)" if "shared" in name else r".*?experts(\.(expert_)?\d+)?(?=\.)"
     match = re.match(pattern, name)
     return match[0] if match else layer_of(name)

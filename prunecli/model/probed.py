@@ -121,7 +121,7 @@ class Probed:
 
 
 class Confirmed(NamedTuple):
-    """What a small copy of a model confirms.
+    """Units that a small copy of a model confirms.
 
     Attributes:
         widths: hidden units of each key, and where they lie.
@@ -174,7 +174,7 @@ def _tried(
     uneven: dict[str, UnitKeys],
     least: int = 1,
 ) -> list[tuple[UnitKeys, Carriers]]:
-    """Of what was found: what the small model confirms, in the layout in which it does.
+    """Return the units that the small model confirms, in the layout in which it confirms them.
 
     Args:
         uneven: takes what it confirms with another number of units in each layer too.
@@ -309,7 +309,7 @@ def _attentions(module: Any, name: str) -> Iterator[str]:
 
 
 def _carriers(trial: Trial, attention: str, held: int, heads: int) -> Options:
-    """Where the heads of one attention lie; empty where that cannot be.
+    """Return the positions of the heads of one attention; empty if the shapes allow none.
 
     Args:
         held: heads of keys and values.

@@ -126,7 +126,7 @@ class Skeleton:
             return model_from_config(self.model_class, self.config_of(self.config))
 
     def changed(self, changes: Changes) -> Skeleton | None:
-        """The same class with other values, all others as they were in effect; None: transformers refuses them."""
+        """Return the class with other config values; None: transformers refuses the values."""
         other = Skeleton(self.model_class, self.config_class, with_keys(self.explicit.config, changes))
         with suppress(Exception), quiet():  # of any kind: classes check their configs in many ways
             other.shapes  # noqa: B018
@@ -155,7 +155,7 @@ class Skeleton:
 
     @cached_property
     def explicit(self) -> Skeleton:
-        """The same model, from a config that leaves nothing to defaults: no key follows from another."""
+        """Skeleton whose config leaves nothing to defaults: no key follows from another."""
         other = Skeleton(self.model_class, self.config_class, self.effective)
         with suppress(Exception):
             if other.shapes == self.shapes:
@@ -292,7 +292,7 @@ def classes_of_type(model_type: str) -> list[str]:
 
 
 def auto_classes_of(model_type: str) -> list[tuple[str, str]]:
-    """The same, each after the `AutoModel…` that opens it."""
+    """Return the classes for a model type, each after the `AutoModel…` that opens it."""
     from transformers.models.auto import modeling_auto
 
     mappings = {

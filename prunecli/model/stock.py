@@ -42,7 +42,7 @@ class StockSupport:
 
     @property
     def line(self) -> str:
-        """The same in words."""
+        """Sentence for the user."""
         if self.reason is None:
             return "A stock model: plain transformers opens it."
         nearest = f"; {self.nearest} would give one" if self.nearest else ""

@@ -51,12 +51,12 @@ class StreamedCheckpoint(Checkpoint):
 
     @property
     def is_remote(self) -> bool:
-        """It is."""
+        """True: the checkpoint is on the hub."""
         return True
 
     @property
     def traffic(self) -> Traffic:
-        """What of it came over the wire so far, headers that were read to open it among it."""
+        """Bytes and requests so far, those of the headers included."""
         return self._traffic
 
     def file_bytes(self, path: Path) -> int:
@@ -181,7 +181,7 @@ def remote_files(
 def read_headers(
     snapshot: Snapshot, files: Mapping[str, RemoteFile], progress: Progress = silent
 ) -> dict[str, WeightFile]:
-    """What .safetensors files hold, by their headers.
+    """Read the headers of .safetensors files.
 
     Raises:
         CheckpointError: a header is not a valid one.

@@ -40,7 +40,7 @@ class KeptUnits:
 
 @dataclass(frozen=True)
 class Structure:
-    """What was removed from or shared in a model. Ids are those of the original model, so that reductions compose.
+    """Removed and shared parts of a model. Ids are those of the original model, so that reductions compose.
 
     Names of modules count the layers that are kept. An FFN or attention is in at most one of `shared`, `removed` and
     `widths`.
@@ -188,7 +188,7 @@ class Structure:
 
 
 def _upgraded(old: Mapping[str, Any]) -> dict[str, Any]:
-    """What a value of version 1, 2 or 3 says, as one of version 4.
+    """Return a value of version 1, 2 or 3 as version 4.
 
     Heads were {"heads": {owner: ids}, "original_heads": {owner: count}}, experts and layers likewise. "attention" and
     "ffn" were {name: change}: {"shared_with": owner}, {"removed": true} or, of an FFN, {"width": hidden units}.

@@ -127,7 +127,7 @@ class Trial:
     def of_uneven(
         self, units: UnitKeys, carriers: Mapping[str, Carrier], axes: Mapping[str, str], least: int
     ) -> float:
-        """The same where each axis keeps another number of units, this one at least; see `of_units`.
+        """Compare the models if each axis keeps another number of units, at least `least`; see `of_units`.
 
         With a bias of positions for all heads, each attention picks that of its own.
 
@@ -198,7 +198,7 @@ class Trial:
         return cut, masked
 
     def of_layers(self, stack: LayerKey, kept: Sequence[int]) -> float:
-        """The same of layers, which hand on what they are given.
+        """Compare the model without some layers with the one whose layers hand on their inputs; see `of_units`.
 
         Raises:
             Exception: as `of_units`.
@@ -230,7 +230,7 @@ class Trial:
         norms: Mapping[str, Sequence[str]],
         remove: Callable[[Any, Sequence[str]], None],
     ) -> tuple[list[str], float]:
-        """The same where FFNs or attentions add nothing, for their outputs are zero.
+        """Compare a model without FFNs or attentions with the one whose FFNs or attentions return zero.
 
         Args:
             outputs: names of the weights and biases of their output layers, which are zero then.
@@ -311,7 +311,7 @@ class Trial:
         return float((self.logits(other) - self._whole).abs().max())
 
     def of_experts(self, changes: Changes, cut: Mapping[str, Tensor], never: Mapping[str, Tensor]) -> float:
-        """The same of experts.
+        """Compare the model without some experts with the one that never picks them.
 
         Args:
             changes: to the config, which has fewer.
@@ -329,7 +329,7 @@ class Trial:
 
     @cached_property
     def _whole(self) -> Tensor:
-        """What the model says with all that it has."""
+        """Logits of the whole small model."""
         return self.logits(self.model)
 
     def logits(self, model: Any, tokens: Tensor | None = None) -> Tensor:

@@ -198,7 +198,7 @@ def model_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
 
 
 def missing_tensors(checkpoint: Checkpoint, names: Sequence[str]) -> CheckpointError:
-    """What is said of tensors that a model needs and the checkpoint lacks."""
+    """Return the error about tensors that a model needs and the checkpoint lacks."""
     few = ", ".join((*names[:3], "…") if len(names) > 3 else names)
     what = f"{len(names)} tensors are missing ({few})" if len(names) > 1 else f"a tensor is missing ({few})"
     tied = {} if checkpoint.architecture is None else checkpoint.architecture.tied

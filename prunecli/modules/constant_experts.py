@@ -151,7 +151,7 @@ def borrow(model: Any, donor: Any, path: str, config: Any, other: Any) -> Any:
 
 
 def _configs(config: Any) -> Iterator[Any]:
-    """It, and those within it."""
+    """Yield a config and the configs within it."""
     yield config
     for name in sorted(config.sub_configs):
         if getattr(config, name, None) is not None:

@@ -134,7 +134,7 @@ class DefineEmbedding(nn.Module):
             yield self.reduce(values)
 
     def last_inputs(self, mapped: Tensor, previous: Tensor) -> Tensor:
-        """What the last linear step reads [rows, g, width], of e and the last stage but e_o: [rows, 1, k] to reduce."""
+        """Return the inputs of the last linear step `[rows, g, width]`; `[rows, 1, k]` if it reduces."""
         if self.reduce is not None:
             return previous.unsqueeze(1)
         last = len(self.layers) - 1
@@ -147,7 +147,7 @@ class DefineEmbedding(nn.Module):
         return layer.weight, layer.bias
 
     def _inputs(self, number: int, first: Tensor, previous: Tensor) -> Tensor:
-        """What layer `number` reads of e and of the output before it: split and mixed, joined, or shuffled."""
+        """Return the inputs of layer `number`: e and the output before it, split and mixed, joined, or shuffled."""
         kind, groups = self.shape.kind, self.shape.groups[number]
         if not number:
             return previous

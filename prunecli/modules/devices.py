@@ -31,7 +31,7 @@ FULL_HOST = ("can't allocate memory", "not enough memory")
 
 @dataclass(frozen=True)
 class Devices:
-    """Where a model runs.
+    """Devices that a model runs on.
 
     Attributes:
         first: that holds it where it can; inputs go there, and outputs are there.
@@ -53,7 +53,7 @@ class Devices:
 
 
 def choose_devices(name: str) -> Devices:
-    """What `choose_device` says; with `auto`, all GPUs of this process.
+    """Return the device of `choose_device`, or for `auto` all GPUs of this process.
 
     One of a lower compute capability than the first is left out, which is asked what a model may be computed in. Of
     several processes each has a GPU of its own, and that alone.
@@ -78,7 +78,7 @@ def place_name(devices: torch.device | Devices) -> str:
 
 
 def devices_of(model: Any) -> tuple[torch.device, ...]:
-    """Those that hold a model, the one of its inputs first."""
+    """Return the devices that hold a model, the one of its inputs first."""
     held: Iterable[torch.Tensor] = model.parameters()
     return tuple(dict.fromkeys((model.device, *(tensor.device for tensor in held))))
 

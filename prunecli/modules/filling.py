@@ -54,7 +54,7 @@ class Staging:
         self._raw: Tensor | None = None
 
     def room(self, nbytes: int, device: torch.device) -> memoryview:
-        """Where the next `nbytes` are read to."""
+        """Return the part of the buffer into which the next `nbytes` are read."""
         if device.type != "cuda":
             if self._host is None:
                 self._host = bytearray(self._nbytes)
@@ -88,7 +88,7 @@ class Staging:
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a tensor of the checkpoint belongs: an attribute of a module.
+    """Attribute of a module that a tensor of the checkpoint fills.
 
     Attributes:
         name: in the checkpoint.
@@ -104,7 +104,7 @@ class Destination:
 
     @property
     def tensor(self) -> Tensor:
-        """What is there now."""
+        """Present tensor of the attribute."""
         tensor: Tensor = getattr(self.module, self.attribute)
         return tensor
 

@@ -157,7 +157,7 @@ def _cpu_bfloat16() -> bool:
 
 
 def type_line(labels: Iterable[str], stored: torch.dtype, dtype: torch.dtype, device: torch.device) -> str:
-    """What is said of models that are not computed in the type that they are stored in."""
+    """Return the line about models that are computed in another type than they are stored in."""
     where = place_name(device)
     return f"{', '.join(labels)}: stored as {dtype_name(stored)}, computed in {dtype_name(dtype)} on {where}"
 
@@ -191,7 +191,7 @@ def decoding(load: Load) -> Beside:
 
 @dataclass(frozen=True)
 class Need:
-    """What one model takes in a type.
+    """Memory that one model needs in a number type.
 
     Attributes:
         parts: the weights, and what is held beside them.
@@ -259,7 +259,7 @@ class Need:
         )
 
     def _indivisible(self) -> str:
-        """What is said of a model that several GPUs do not hold, though all their memory together is enough."""
+        """Return the error about a model that several GPUs cannot hold, though their memory together is enough."""
         if len(self.free) == 1 or self.total > FREE_SHARE * sum(self.free):
             return ""
         return "; its layers do not find room side by side"
@@ -318,7 +318,7 @@ def fitting_dtype(
 
 
 def need_of(checkpoint: Checkpoint, devices: Devices, dtype: torch.dtype, room: int = 0) -> Need:
-    """What a model takes there, and `room` bytes beside its weights."""
+    """Return the memory that a model needs on a device, with `room` bytes beside its weights."""
     return Need(checkpoint, devices, dtype, _parts(checkpoint, dtype, holding(room)), _free(devices))
 
 

@@ -123,7 +123,7 @@ class Logits:
                 parameter.data = parameter.data.new_empty(0)
 
     def each(self, function: Callable[[int, slice], Tensor]) -> list[Tensor]:
-        """What `function` makes of the number of each block and of its place among the positions.
+        """Return the results of `function` for the number of each block and its place among the positions.
 
         Where gradients are asked for, what it computes is kept for the first block alone; for the others it is
         computed again on the way back.
@@ -155,7 +155,7 @@ class Logits:
         *arguments: Any,
         **options: Any,
     ) -> Any:
-        """What `part` returned in the first pass; `is_last`: with the last hidden states that are chosen."""
+        """Return the output of `part` in the first pass; if `is_last`, with the chosen last hidden states."""
         if self._is_inside:  # a part of a part
             return forward(*arguments, **options)
         if part not in self._outputs:

@@ -46,7 +46,7 @@ def unchanged_below(
 
 @contextmanager
 def recording(model: nn.Module, names: Iterable[str]) -> Iterator[Outputs]:
-    """What the named modules return within the block."""
+    """Record the outputs of the named modules within the block."""
     outputs: Outputs = {}
     with ExitStack() as hooks:
         for name in names:

@@ -48,7 +48,7 @@ class KeepsConfig:
             tie_parameters(self, *arguments, **options)
 
     def resize_token_embeddings(self, *arguments: Any, **options: Any) -> Any:
-        """As in transformers, where both embeddings are ordinary tables.
+        """Resize the embeddings as transformers does, if both are ordinary tables.
 
         Raises:
             ValueError: they are not.
@@ -96,7 +96,7 @@ class KeepsConfig:
 
 
 class SavesAsStored(KeepsConfig):
-    """The same where experts are stacked, of which the stock class knows nothing.
+    """`KeepsConfig` that also saves stacked experts, which the stock class lacks, under their names in files.
 
     What it would write, the stock class would open and fill the experts with random numbers.
     """
@@ -104,7 +104,7 @@ class SavesAsStored(KeepsConfig):
     _stored_layers: Sequence[SparseLayer]
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
-        """As in `KeepsConfig`; the tensors of stacked experts are written from views, with no second copy."""
+        """Save as `KeepsConfig` does, writing stacked experts from views, without a second copy."""
         model: Any = self
         state = options.pop("state_dict", None)
         state = stock_names(model.state_dict() if state is None else state, self._stored_layers)
@@ -231,7 +231,7 @@ def without_shared(state: Mapping[str, Tensor], shared: Mapping[str, str]) -> di
 
 
 def _own_storage(view: Tensor) -> Tensor:
-    """The same memory as a storage of its own: transformers clones tensors that lie in one storage."""
+    """Return a tensor in a storage of its own over the same memory: transformers clones tensors of one storage."""
     if type(view.detach()) is not Tensor or view.is_meta or not view.is_contiguous():
         return view
     start = view.storage_offset() * view.element_size()
@@ -248,5 +248,5 @@ def _saving_class(kind: Any, stock: Any) -> Any:
 
 
 def _empty(kind: Any, stock: Any) -> Any:
-    """What pickle and copy fill."""
+    """Return an empty instance that pickle and copy fill."""
     return object.__new__(_saving_class(kind, stock))

@@ -39,7 +39,7 @@ FOUND = "prunecli_real_rows"
 
 @dataclass(frozen=True)
 class Routing:
-    """What the router decided for the real tokens of one forward pass.
+    """Decisions of the router for the real tokens of one forward pass.
 
     Attributes:
         gates: `[tokens, num_experts]` float32, G = softmax(W_g x) over all experts (eq. 1), before renormalisation.

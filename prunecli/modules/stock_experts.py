@@ -47,7 +47,7 @@ ATTRIBUTES = ("num_experts", "has_gate", "has_bias", "is_transposed", "has_post_
 
 @dataclass(frozen=True)
 class ExpertUse:
-    """What one forward pass of a module of experts did, padding included.
+    """Inputs and outputs of one forward pass of a module of experts, padding included.
 
     Attributes:
         experts: `[tokens, top_k]` int64, the chosen experts, in no order that all routers share.
@@ -67,7 +67,7 @@ class ExpertUse:
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """Of all experts, the first axis the expert; or of one, without that axis.
+    """Weights of all experts, whose first axis is the expert, or of one expert, without that axis.
 
     Attributes:
         up: `[experts, 2 ffn, width]` with a gate, else `[experts, ffn, width]`; the last two axes the other way around
@@ -83,11 +83,11 @@ class ExpertWeights:
 
     @classmethod
     def of(cls, module: Any) -> ExpertWeights:
-        """Those that a module of experts holds."""
+        """Return the weights of a module of experts."""
         return cls(*(getattr(module, name) for name in part_names(module)))
 
     def __getitem__(self, expert: int | None) -> ExpertWeights:
-        """Of one of all experts; None: of one expert, with the first axis."""
+        """Return the weights of one expert; for None, those of a single expert with the first axis."""
         biases = (None if bias is None else bias[expert] for bias in (self.up_bias, self.down_bias))
         return ExpertWeights(self.up[expert], self.down[expert], *biases)
 
@@ -281,7 +281,7 @@ def outputs_of(
     with_norms: bool,
     watch: Watch | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """What each expert makes of its rows, and the norms of that.
+    """Return the outputs of each expert for its rows, and the norms of the outputs.
 
     Args:
         module: see `run_expert`.

@@ -155,7 +155,7 @@ def load_stock_model(
     dtype: torch.dtype,
     memory: Mapping[int, int] | None = None,
 ) -> Any:
-    """The same with its weights, read one after another: for checkpoints that transformers does not read itself.
+    """Load a stock model tensor by tensor, for checkpoints that transformers cannot read.
 
     Args:
         memory: GPU -> bytes that its weights may take there; None: all are on `device`.

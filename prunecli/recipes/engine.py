@@ -93,7 +93,7 @@ class Step:
 
     @property
     def key(self) -> str:
-        """What its record is kept under: with other outputs (`--set out=…`) it is another step."""
+        """Key of the step's record: a step with other outputs (`--set out=…`) is another step."""
         return " ".join([self.name, *map(str, self.outputs)])
 
     @property
@@ -114,7 +114,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a recipe comes to: its steps in order, the closing table, and what is left out for lack of a package."""
+    """Steps of a recipe in order, its closing table, and the steps left out because a package is missing."""
 
     steps: tuple[Step, ...]
     report: Report | None

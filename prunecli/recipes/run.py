@@ -23,7 +23,7 @@ HASHED_WHOLE_BYTES = 16 * 2**20
 
 
 def identity(path: Path, exclude: Iterable[Path] = ()) -> str | None:
-    """What is at `path`, in short: equal only while its content is; None where there is nothing.
+    """Return a digest of the content at `path`; None: there is nothing.
 
     Args:
         path: a file (hashed whole) or a directory (names, sizes, contents; hidden files left out).
@@ -64,7 +64,7 @@ def _file_hash(path: Path) -> str:
 
 
 def inputs_of(step: Step) -> dict[str, str | None]:
-    """What a step reads -> the identity of its content; of a model of the hub, the commit.
+    """Return the inputs of a step -> digest of the content; for a model of the hub, the commit.
 
     Raises:
         HubError: a model that cannot be had.
@@ -81,7 +81,7 @@ def fingerprint(step: Step, inputs: Mapping[str, str | None]) -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """What is kept of a step that ended well: its fingerprint, and the identity of each output and input."""
+    """Record of a finished step: its fingerprint, and the digest of each output and input."""
 
     fingerprint: str
     outputs: Mapping[str, str | None] = field(default_factory=dict)
@@ -93,7 +93,7 @@ State = Mapping[str, Record]
 
 
 def state_file(recipe: Path, directory: Path = Path()) -> Path:
-    """Where the state of a recipe lies: in the working directory, by the recipe's name."""
+    """Return the file with the state of a recipe, in the working directory."""
     return directory / ".prunecli" / f"{recipe.stem}.json"
 
 
@@ -167,7 +167,7 @@ def refuse_foreign_outputs(steps: Sequence[Step], state: State) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a step: skipped (no reason to run), or run for `reason` with exit status `status`."""
+    """Outcome of a step: skipped (no reason to run), or run for `reason` with exit status `status`."""
 
     step: Step
     reason: str | None
@@ -175,7 +175,7 @@ class Outcome:
 
 
 def preview(steps: Sequence[Step], state: State, force: bool = False) -> list[Outcome]:
-    """What a run would do, as far as it can be known beforehand."""
+    """Return the steps that a run would carry out, as far as they are known beforehand."""
     outcomes: list[Outcome] = []
     remade: list[Path] = []
     for step in steps:

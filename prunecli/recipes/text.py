@@ -30,7 +30,7 @@ def bundled_recipes() -> Mapping[str, Path]:
 
 
 def shown_name(recipe: Path) -> Path:
-    """What messages call a recipe: a bundled one by its name."""
+    """Return the name of a recipe for messages."""
     return Path(recipe.stem) if recipe.parent == DIRECTORY else recipe
 
 
@@ -257,7 +257,7 @@ def each(
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """What a fault adds about an unknown `name`."""
+    """Return the suggestion for an unknown `name`."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else f" (there are: {', '.join(sorted(known)) or 'none'})"
 

@@ -62,7 +62,7 @@ class CheckpointEntry:
 
     @property
     def history(self) -> tuple[Mapping[str, Any], ...]:
-        """What was done to it, oldest first."""
+        """Steps of the history, oldest first."""
         return self.checkpoint.structure.history
 
 
@@ -87,7 +87,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ReportData:
-    """All of it, by name.
+    """Tables of the report, by name.
 
     Attributes:
         title: the directory's name.
@@ -182,7 +182,7 @@ def _folders(directory: Path) -> Iterator[Path]:
 
 
 def _in_folder(folder: Path, directory: Path) -> Iterator[CheckpointEntry | ResultFile | Unreadable]:
-    """What is read in one folder, itself as a checkpoint first."""
+    """Yield the documents in one folder, the folder itself as a checkpoint first."""
     name = folder.relative_to(directory).as_posix()
     if (folder / "config.json").is_file():
         try:
@@ -286,7 +286,7 @@ def _decisions(folder: Path, entry: CheckpointEntry) -> dict[int, Decision]:
 
 
 def _reason(error: PruneError | OSError, path: Path) -> str:
-    """What is wrong, without the path before it: a page is the same wherever its directory lies."""
+    """Return the message of an error without the path, so that a page is the same wherever its directory lies."""
     if isinstance(error, OSError):
         return error.strerror or "cannot be read"
     return error.message.removeprefix(f"{path}: ").replace(f"{path}/", "")
@@ -295,7 +295,7 @@ def _reason(error: PruneError | OSError, path: Path) -> str:
 def _referenced(
     elsewhere: Mapping[str, Path], checkpoints: Sequence[CheckpointEntry], documents: Sequence[ResultFile]
 ) -> Iterator[CheckpointEntry]:
-    """Those of `elsewhere` that a history or a result speaks of, and that do not lie in the directory as well."""
+    """Return the checkpoints of `elsewhere` that a history or a result names and the directory lacks."""
     missing = set(_spoken_of(checkpoints, documents)) - {entry.fingerprint for entry in checkpoints}
     if missing:
         entries = (_entry(name, path) for name, path in elsewhere.items())

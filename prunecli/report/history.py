@@ -86,7 +86,7 @@ def family_tree(
 
 
 def original(entry: CheckpointEntry) -> tuple[str, str, str]:
-    """Of what a history began with: a key, its fingerprint, its name."""
+    """Return key, fingerprint and name of the model that a history began with."""
     source = entry.history[0].get("source", {})
     if not source:
         return f"from scratch: {entry.fingerprint}", "", "from scratch"

@@ -188,7 +188,7 @@ class Search:
         )
 
     def _simple(self) -> Iterator[Shares]:
-        """The same share of all kinds, and each kind alone, as far as these reach the target."""
+        """Yield the mixture with one share for all kinds, then each kind alone, if these reach the target."""
         for step in range(1, EVEN):
             even = {name: _nearest(lever.shares, step / EVEN) for name, lever in self._levers.items()}
             if self._size(even) <= self._most:
