@@ -34,6 +34,9 @@ SUFFIXES = (".png", ".svg", ".html")
 """Kinds of files that --plot writes."""
 WIDTH, HEIGHT = 420, 280
 """Pixels of a chart in a PNG or SVG; on the page, charts are as wide as the page allows."""
+MOST_NAMED = 12
+"""Largest number of points with their names beside them."""
+
 MOST_CELLS = 20_000
 """A larger heat map shows means of neighbouring cells: every cell is an element of the page."""
 LONGEST_NAME = 32
@@ -313,6 +316,13 @@ def curves(
         layers.append(base.mark_rule().encode(y="low:Q", y2="high:Q"))
     shapes = alt.Shape("series:N", scale=shared, legend=legend)
     layers.append(base.mark_point(filled=True, size=60, opacity=1).encode(shape=shapes))
+    places = {(point.name, point.x, point.y): point for point in points}
+    if len({point.name for point in points}) == len(places) <= MOST_NAMED:
+        middle = max(point.x for point in points) / 2
+        for align, shift in (("left", 7), ("right", -7)):  # towards the middle
+            own = [asdict(p) for p in places.values() if (p.x <= middle) == (align == "left")]
+            names = alt.Chart(_data(own)).mark_text(align=align, dx=shift, limit=140)
+            layers += [names.encode(x=x_axis, y=y_axis, text="name:N")] if own else []
     return alt.layer(*layers).properties(height=HEIGHT)
 
 
