@@ -29,8 +29,8 @@ from prunecli.tensors.transaction import new_file
 
 Array = NDArray[Any]
 Mode = Literal["forced", "beam", "published", "text"]
-SUMS = ("tokens", "top1", "top2", "gate_sum", "conf1_sum", "conf2_sum")
-TEXT_SUMS = (
+SUMS: tuple[str, ...] = ("tokens", "top1", "top2", "gate_sum", "conf1_sum", "conf2_sum")
+TEXT_SUMS: tuple[str, ...] = (
     *SUMS,
     "routed",
     "gate_sq_sum",
