@@ -216,7 +216,9 @@ def layer_keys(skeleton: Skeleton) -> list[LayerKey]:
             continue
         # The last goes, or the first: a class may need layers of each kind.
         tried = product(dict.fromkeys((rules, replace(rules, lists=()))), (range(depth - 1), range(1, depth)))
-        found += [one for made, kept in tried if (one := _confirmed(skeleton, made, kept))][:1]
+        stacks = (_confirmed(skeleton, made, kept) for made, kept in tried)
+        if (stack := next(filter(None, stacks), None)) is not None:
+            found.append(stack)
     return found
 
 
@@ -237,7 +239,8 @@ def _confirmed(skeleton: Skeleton, rules: LayerKey, kept: Sequence[int]) -> Laye
     made = replace(rules, prefixes=prefixes, modules=modules)
     if not modules or not prefixes or {*made.renamed(skeleton.stored, kept)} != {*other.stored}:
         return None
-    outside = {name: shape for name, shape in skeleton.stored.items() if not name.startswith(prefixes)}
+    within = tuple(f"{prefix}." for prefix in prefixes)
+    outside = {name: shape for name, shape in skeleton.stored.items() if not name.startswith(within)}
     moved = _moves(outside, other.stored)
     shares = {
         name: Carrier(dim)
@@ -253,7 +256,7 @@ def _samples(skeleton: Skeleton, stack: LayerKey) -> tuple[int, ...]:
     kinds: list[list[object]] = [[] for _ in range(stack.depth)]
     for name, shape in skeleton.stored.items():
         if match := start.match(name):
-            kinds[int(match[1])].append((start.sub("", name), shape))
+            kinds[int(match[1])].append((name[match.end() :], shape))
     for name in stack.lists:
         for kind, value in zip(kinds, value_of(skeleton.effective, name), strict=True):
             kind += [value] if isinstance(value, str) else []
@@ -271,8 +274,7 @@ def _only_layer(skeleton: Skeleton, rules: LayerKey) -> list[LayerKey]:
         _shorter(_depths(after), before, 2)
         for before, after in ((skeleton.shapes, other.shapes), (skeleton.stored, other.stored))
     )
-    made = replace(rules, prefixes=prefixes, modules=modules)
-    made = replace(made, samples=(0,))
+    made = replace(rules, prefixes=prefixes, modules=modules, samples=(0,))
     return [made] if prefixes and {*made.renamed(other.stored, (0,))} == {*skeleton.stored} else []
 
 
@@ -305,7 +307,16 @@ def _layer_rules(skeleton: Skeleton, key: str, depth: int) -> LayerKey:
         if isinstance(value, Mapping) and value and all(str(number).isdecimal() for number in value)
     ]
     return LayerKey(
-        key, (), (), depth, full(whole), full(numbered), full(first), full(last), full(by_number), own_period
+        key,
+        (),
+        (),
+        depth,
+        lists=full(whole),
+        numbered=full(numbered),
+        first=full(first),
+        last=full(last),
+        by_number=full(by_number),
+        period=own_period,
     )
 
 

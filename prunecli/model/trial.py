@@ -187,7 +187,6 @@ class Trial:
         self, held: int, carriers: Mapping[str, Carrier], kept: Mapping[str, Sequence[int]]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The tensors in files without the units that go, and with them as zeros."""
-
         stored = stored_form(self.model)
         cut, masked = dict(stored), dict(stored)
         for name, carrier in carriers.items():
@@ -438,8 +437,9 @@ def _drawn(skeleton: Skeleton, kind: str) -> Any:
     config = skeleton.config_of(skeleton.config)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        kinds = {"attn_implementation": "eager", "dtype": getattr(torch, kind)}
-        model = model_from_config(skeleton.model_class, config, **kinds).to(getattr(torch, kind))
+        dtype = getattr(torch, kind)
+        model = model_from_config(skeleton.model_class, config, attn_implementation="eager", dtype=dtype)
+        model = model.to(dtype)  # some classes make parameters of another type
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)
             if parameter.ndim > 1:

@@ -158,6 +158,7 @@ class Shrinking:
             return Tried.model_validate(self._store.records[key]).model_copy(update={"stage": stage})
         if self._is_late(stage):
             return None
+        self._is_tried |= stage == "whole"
         rewrite = cut(self._source, self.selection(shares, metrics))
         with TemporaryDirectory(prefix="prunecli-") as folder:
             path = Path(folder) / "trial"
@@ -184,8 +185,7 @@ class Shrinking:
         spent = time.monotonic() - self._begun
         if stage == "curve":
             return spent > 30 * self._options.minutes
-        is_first, self._is_tried = not self._is_tried, True
-        return spent > 60 * self._options.minutes and not is_first
+        return spent > 60 * self._options.minutes and self._is_tried
 
     def _speedup(self, path: Path) -> float | None:
         """How many times faster than the original a model decodes, measured in turns, if the target is a speed."""
