@@ -317,7 +317,7 @@ def curves(
     shapes = alt.Shape("series:N", scale=shared, legend=legend)
     layers.append(base.mark_point(filled=True, size=60, opacity=1).encode(shape=shapes))
     places = {(point.name, point.x, point.y): point for point in points}
-    if len({point.name for point in points}) == len(places) <= MOST_NAMED:
+    if points and len({point.name for point in points}) == len(places) <= MOST_NAMED:
         middle = max(point.x for point in points) / 2
         for align, shift in (("left", 7), ("right", -7)):  # towards the middle
             own = [asdict(p) for p in places.values() if (p.x <= middle) == (align == "left")]
