@@ -121,8 +121,7 @@ class Search:
                 "Not even the smallest mixture reaches the target.",
                 "Choose a larger target, or allow more kinds with `only`.",
             )
-        for lever in self._levers.values():
-            self._measure_curve(lever)
+        self._measure_curves()
         self._size = self._measured_size() if self.tried and self.tried[0].speedup else self._size
         for shares in (*self._predicted(), *self._simple()):
             self._whole(shares)
@@ -137,27 +136,43 @@ class Search:
             )
         return best
 
-    def _measure_curve(self, lever: Lever) -> None:
-        """Measure the cost of a few shares of one kind, up to the share that reaches the target alone."""
-        name = lever.name
-        reach = self._alone(lever) or lever.shares[-1]
-        points = sorted({_nearest(lever.shares[1:], reach * point) for point in POINTS})
-        middle = points[len(points) // 2]
-        for metric in lever.metrics:
-            self._try({name: middle}, {name: metric}, "curve")
-        costs = {
-            metric: _cost(one) for metric in lever.metrics if (one := self._single(name, middle, metric))
-        }
-        metric = self._metrics[name] = min(costs, key=costs.__getitem__, default=lever.metrics[0])
-        for share in points:
-            self._try({name: share}, {name: metric}, "curve")
-        measured = {0.0: 0.0} | {
-            share: _cost(one) - self._base for share in points if (one := self._single(name, share, metric))
-        }
-        measured = {share: cost for share, cost in measured.items() if cost < inf}
-        self._curves[name] = curve(measured)
-        shares = [share for share in lever.shares if share <= max(measured)]
-        self._grids[name] = tuple(shares[:: -(-len(shares) // GRID)])
+    def _measure_curves(self) -> None:
+        """Measure the cost of a few shares of each kind, up to the share that reaches the target alone.
+
+        The middle of every curve comes first, then the ends: the time may be over before all points are measured.
+        """
+        points = {}
+        for name, lever in self._levers.items():
+            reach = self._alone(lever) or lever.shares[-1]
+            points[name] = sorted({_nearest(lever.shares[1:], reach * point) for point in POINTS})
+        middles = {name: shares[len(shares) // 2] for name, shares in points.items()}
+        pairs = [(lever.name, metric) for lever in self._levers.values() for metric in lever.metrics]
+        for name, metric in sorted(pairs, key=lambda pair: self._levers[pair[0]].metrics.index(pair[1])):
+            if (made := self._try({name: middles[name]}, {name: metric}, "curve")) is None:
+                continue
+            other = self._single(name, middles[name], self._metrics[name])
+            if other is None or _cost(made) < _cost(other):
+                self._metrics[name] = metric
+        for position in (-1, 0):
+            for name, shares in points.items():
+                self._try({name: shares[position]}, {name: self._metrics[name]}, "curve")
+        for name, shares in points.items():
+            self._curves[name] = curve(measured := self._costs(name, shares))
+            grid = [share for share in self._levers[name].shares if share <= max(measured)]
+            self._grids[name] = tuple(grid[:: -(-len(grid) // GRID)])
+
+    def _costs(self, name: str, shares: Sequence[float]) -> dict[float, float]:
+        """What the removal of these shares of a kind costs: share -> cost.
+
+        The costs of shares that were not measured, since the time was over, are guessed: they grow with the square of
+        the share. Shares that ruin the model are left out.
+        """
+        tried = {share: self._single(name, share, self._metrics[name]) for share in shares}
+        costs = {share: _cost(one) - self._base for share, one in tried.items() if one is not None}
+        if costs:
+            known = min(costs, key=lambda share: abs(share - shares[len(shares) // 2]))
+            costs = {share: costs.get(share, costs[known] * (share / known) ** 2) for share in shares}
+        return {0.0: 0.0} | {share: cost for share, cost in costs.items() if cost < inf}
 
     def _measured_size(self) -> Callable[[Shares], float]:
         """Time of a mixture relative to the original's: the product of the times with each kind alone."""

@@ -55,6 +55,19 @@ def test_the_cheaper_kind_gives_more() -> None:
     assert best.quality.cost == min(one.quality.cost for one in whole if one.quality.cost is not None)
 
 
+@pytest.mark.parametrize("minutes", [2, 3, 4, 5])
+def test_a_short_time_is_spent_on_the_middle_of_every_curve(minutes: int) -> None:
+    costs = {"layers": lambda share, _: 4 * share**2, "units": lambda share, _: share**2}
+    model = search(costs, layers=lever("layers"), units=lever("units"))
+    model._attempt = lambda shares, metrics, stage, attempt=model._attempt: (
+        None if stage == "curve" and len(model.tried) >= minutes else attempt(shares, metrics, stage)
+    )
+    best = model.run(0)
+    assert [{*one.shares} for one in model.tried[:2]] == [{"layers"}, {"units"}]
+    assert best.shares["units"] == pytest.approx(0.64, abs=0.07)
+    assert best.shares["layers"] == pytest.approx(0.16, abs=0.07)
+
+
 def test_the_better_metric_is_taken() -> None:
     costs = {"units": lambda share, metric: share * (1 if metric == "second" else 2)}
     best = search(costs, most=0.3, units=lever("units", metrics=("first", "second"))).run(0)
