@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 
 from prunecli.analysis.explanation import CUT_COLUMNS, place_name, place_rows, summary
 from prunecli.analysis.removed import Removed, Unit, removed
@@ -242,25 +243,21 @@ def decisions_section(data: ReportData) -> Iterator[Block]:
 
 
 def _decision_map(decision: Decision) -> Picture:
-    """Draw places by ids. The groups of a router share a row."""
-    rows: dict[str, tuple[list[float | None], list[bool]]] = {}
-    count = 1 + max((int(place.ids[-1]) for place in decision.places if len(place.ids)), default=0)
+    """Draw places by the ids that were up for the choice. The groups of a router share a row."""
+    values: dict[str, dict[int, float]] = {}
+    kept: dict[str, dict[int, bool]] = {}
     for place in decision.places:
         name = place_name(decision, place).partition(", group ")[0]
-        values, dropped = rows.setdefault(name, ([None] * count, [False] * count))
-        for at, number in enumerate(place.ids.tolist()):
-            value = np.nan if place.values is None else float(place.values[at])
-            values[number] = value if np.isfinite(value) else None
-            dropped[number] = not place.kept[at]
-    grid = [values for values, _ in rows.values()]
+        own = np.full(place.count, np.nan) if place.values is None else place.values
+        values.setdefault(name, {}).update(zip(place.ids.tolist(), own.tolist(), strict=True))
+        kept.setdefault(name, {}).update(zip(place.ids.tolist(), place.kept.tolist(), strict=True))
+    frame, stayed = (pd.DataFrame(rows).sort_index().T for rows in (values, kept))
     return heat_map(
         f"{decision.part.capitalize()}s by {decision.metric}",
-        grid,
-        list(rows),
-        [str(number) for number in range(count)],
-        colour_range([grid]),
+        frame,
+        colour_range([frame]),
         titles=("", decision.part),
-        dropped=[dropped for _, dropped in rows.values()],
+        dropped=stayed.eq(False),
     )
 
 
