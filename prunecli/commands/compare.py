@@ -143,7 +143,7 @@ def compare_models(options: CompareModels) -> None:
 
     def show() -> None:
         show_comparison(result)
-        least, width = min(map(len, portions)), max(main.widths)
+        least, width = min(map(len, portions)), main.width
         many = f"each of {len(portions)} pairs, averaged" if len(portions) > 1 else portions[0].name
         console.out(f"{least:,} sentences of {many}.")
         if "cka" in main.similarities and least < width:

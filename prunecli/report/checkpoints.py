@@ -16,7 +16,7 @@ from prunecli.model.decision import Decision
 from prunecli.model.inventory import PARTS
 from prunecli.model.parts import describe_parts
 from prunecli.report.charts import Bar, Picture, Point, bars, colour_range, curves, heat_map, kept_units
-from prunecli.report.collect import CheckpointEntry, ReportData
+from prunecli.report.collect import MOST_IN_LAYER, CheckpointEntry, ReportData
 from prunecli.report.facts import LOWER_IS_BETTER, Row, rows_of, tested
 from prunecli.report.history import command_lines, family_tree, original, statistics
 from prunecli.report.pictures import reduction_curves
@@ -236,7 +236,7 @@ def decisions_section(data: ReportData) -> Iterator[Block]:
             seen.add(key)
             yield Heading(f"{entry.name}: step {step + 1}, {entry.history[step].get('command', '?')}")
             yield Text(" ".join(summary(decision)))
-            if decision.part in MAPPED:
+            if decision.part in MAPPED and all(place.count <= MOST_IN_LAYER for place in decision.places):
                 yield Pictures([_decision_map(decision)])
             cuts = [{name: cell(row) for name, cell in CUT_COLUMNS.items()} for row in place_rows(decision)]
             yield Shown("Where each place was cut", cuts)
