@@ -253,7 +253,6 @@ def curves(
     y_title: str,
     *,
     joined: Collection[str] = (),
-    dashed: Collection[str] = (),
     references: Collection[float] = (),
     y_from_zero: bool = False,
     x_ticks: Sequence[float] = (),
@@ -264,7 +263,6 @@ def curves(
         points: in the order in which lines join them. Each series has a colour and a shape.
         x_title, y_title: titles of the axes.
         joined: series whose points are joined by a line.
-        dashed: those of them with a dashed line.
         references: y values of thin horizontal lines.
         y_from_zero: whether the y axis begins at 0.
         x_ticks: if given, the x axis is logarithmic and has these ticks.
@@ -298,11 +296,9 @@ def curves(
     if references:
         lines = alt.Chart(_data({"y": y} for y in dict.fromkeys(references)))
         layers.append(lines.mark_rule(style="reference").encode(y="y:Q"))
-    for dash, members in ((None, set(joined) - set(dashed)), ([5, 3], set(joined) & set(dashed))):
-        line = {"strokeWidth": 1.6} if dash is None else {"strokeWidth": 1.6, "strokeDash": dash}
-        own = [row for row, point in zip(rows, points, strict=True) if point.series in members]
-        if own:
-            layers.append(base.mark_line(**line).properties(data=_data(own)).encode(order="order:O"))
+    if own := [row for row, point in zip(rows, points, strict=True) if point.series in joined]:
+        lines = base.mark_line(strokeWidth=1.6).properties(data=_data(own))
+        layers.append(lines.encode(order="order:O"))
     if any(point.low is not None for point in points):
         layers.append(base.mark_rule().encode(y="low:Q", y2="high:Q"))
     shapes = alt.Shape("series:N", scale=shared, legend=legend)

@@ -97,8 +97,7 @@ def reduction_curves(
         for name, own in members.items()
         for index in sorted(own, key=lambda index: (models[index].x, index))
     ]
-    dashed = [name for name in joined if any(lost[index].by_ablation for index in members[name])]
-    return curves(caption, points, *titles, joined=joined, dashed=dashed, references=references)
+    return curves(caption, points, *titles, joined=joined, references=references)
 
 
 def training_curves(

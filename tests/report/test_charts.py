@@ -31,9 +31,6 @@ def test_lines_join_only_the_series_that_are_named():
     assert [row["name"] for row in drawn(found, "line")] == ["a", "b"]
     assert [row["name"] for row in drawn(found, "point")] == ["a", "b", "c", "d"]
     assert drawn(found, "rule") == [{"y": 2.0}]
-    dashed = specification(curves("c", points, "x", "y", joined={"s", "t"}, dashed={"t"}))
-    lines = [layer["mark"].get("strokeDash") for layer in dashed["layer"] if layer["mark"]["type"] == "line"]
-    assert lines == [None, [5, 3]]
 
 
 def test_a_heat_map_tells_every_value():
