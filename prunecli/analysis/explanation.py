@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import starmap
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -18,6 +18,7 @@ from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.structure import KEY, Structure
 from prunecli.results.decisions import FILE, SHARE_FFN, Answer, read_decisions
+from prunecli.results.document import Shown, maybe
 from prunecli.tensors.directory import read_config
 
 CHOOSING = ("prune-experts", "prune-heads", "prune-ffn", PRUNE_LAYERS, "trim-vocabulary")
@@ -303,38 +304,50 @@ class PlaceRow:
     count: int
     kept: int
     cutoff: float | None
-    lowest_kept: tuple[int, float] | None = None
-    highest_dropped: tuple[int, float] | None = None
-    sure: float | None = None
-
-
-CUT_COLUMNS: Mapping[str, Callable[[PlaceRow], str | None]] = {
-    "place": lambda row: row.place,
-    "before": lambda row: f"{row.count:,}",
-    "kept": lambda row: f"{row.kept:,}",
-    "cut-off": lambda row: None if row.cutoff is None else number_text(row.cutoff),
-    "lowest kept": lambda row: _numbered(row.lowest_kept),
-    "highest dropped": lambda row: _numbered(row.highest_dropped),
-    "gap / spread": lambda row: None if row.sure is None else f"{row.sure:.3f}",
-}
-"""Column of the table of cuts -> text of a cell, None if there is nothing to show."""
+    lowest_kept: tuple[int, float] | None
+    highest_dropped: tuple[int, float] | None
+    sure: float | None
 
 
 def place_rows(decision: Decision) -> list[PlaceRow]:
     """A row for each axis."""
     rows = []
     for place in decision.places:
-        row = PlaceRow(place_name(decision, place), place.count, place.num_kept, place.cutoff)
-        if place.values is not None:
-            values = place.values
-            lowest, highest = (
-                (int(place.ids[at[0]]), float(values[at[0]])) if at else None for at in nearest(place, 1)
+        values = np.zeros(1) if place.values is None else place.values
+        lowest, highest = (
+            (int(place.ids[at[0]]), float(values[at[0]])) if at else None for at in nearest(place, 1)
+        )
+        spread = float(np.nanstd(values))
+        sure = (lowest[1] - highest[1]) / spread if lowest and highest and spread > 0 else None
+        rows.append(
+            PlaceRow(
+                place_name(decision, place),
+                place.count,
+                place.num_kept,
+                place.cutoff,
+                lowest,
+                highest,
+                sure,
             )
-            spread = float(np.nanstd(values))
-            sure = (lowest[1] - highest[1]) / spread if lowest and highest and spread > 0 else None
-            row = replace(row, lowest_kept=lowest, highest_dropped=highest, sure=sure)
-        rows.append(row)
+        )
     return rows
+
+
+def cuts(decision: Decision) -> Shown:
+    """The table of `place_rows`."""
+    rows = [
+        {
+            "place": row.place,
+            "before": f"{row.count:,}",
+            "kept": f"{row.kept:,}",
+            "cut-off": maybe(number_text, row.cutoff),
+            "lowest kept": maybe(_numbered, row.lowest_kept),
+            "highest dropped": maybe(_numbered, row.highest_dropped),
+            "gap / spread": maybe("{:.3f}", row.sure),
+        }
+        for row in place_rows(decision)
+    ]
+    return Shown("Where each place was cut", rows)
 
 
 def nearest(place: Ranked, most: int) -> tuple[list[int], list[int]]:
@@ -486,9 +499,9 @@ def number_text(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e9 else f"{value:.4g}"
 
 
-def _numbered(unit: tuple[int, float] | None) -> str | None:
+def _numbered(unit: tuple[int, float]) -> str:
     """An id and its value, such as "7: 0.5"."""
-    return None if unit is None else f"{unit[0]}: {number_text(unit[1])}"
+    return f"{unit[0]}: {number_text(unit[1])}"
 
 
 def summary(decision: Decision) -> Sequence[str]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from prunecli.analysis.explanation import CUT_COLUMNS, place_name, place_rows, summary
+from prunecli.analysis.explanation import cuts, place_name, summary
 from prunecli.analysis.removed import Removed, Unit, removed
 from prunecli.model.attention import KIND_NAMES
 from prunecli.model.decision import Decision
@@ -238,8 +238,7 @@ def decisions_section(data: ReportData) -> Iterator[Block]:
             yield Text(" ".join(summary(decision)))
             if decision.part in MAPPED and all(place.count <= MOST_IN_LAYER for place in decision.places):
                 yield Pictures([_decision_map(decision)])
-            cuts = [{name: cell(row) for name, cell in CUT_COLUMNS.items()} for row in place_rows(decision)]
-            yield Shown("Where each place was cut", cuts)
+            yield cuts(decision)
 
 
 def _decision_map(decision: Decision) -> Picture:
