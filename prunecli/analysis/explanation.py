@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import starmap
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 import numpy as np
 
@@ -26,14 +26,14 @@ CHOOSING = ("prune-experts", "prune-heads", "prune-ffn", PRUNE_LAYERS, "trim-voc
 _LOST = f"Copy {FILE} from the result that prunecli wrote; save_pretrained leaves it behind. Or prune again."
 
 
-PARTS: tuple[Kind, ...] = get_args(Kind)
 FORMS = (
     "expert 7 of layer 3; head 2 of decoder cross-attention layer 1; unit 5 of layer 0; layer 4; token ▁house"
 )
-_FIELDS = {"encoder": "side", "decoder": "side", "cross": "kind", "self": "kind"}
-"""Word of a question -> field that it fills."""
-_NUMBERED = re.compile(rf"\b({'|'.join(PARTS)})s? +(\d{{1,15}})(?!\S)")
-_FILLERS = {"of", "the", "ffn", "attention", "in", "its"}
+_WORD = re.compile(
+    r"(?P<part>expert|head|unit)s? +(?P<number>\d{1,15})(?!\S)|layers? +(?P<layer>\d{1,15})(?!\S)"
+    r"|\b(?P<side>encoder|decoder)\b|\b(?P<kind>cross|self)\b|(?:\b|-)(?:of|the|ffn|attention|in|its)\b"
+)
+"""A part of a question, or a word between its parts."""
 
 
 @dataclass(frozen=True)
@@ -65,30 +65,21 @@ def parse_question(words: Sequence[str]) -> Question:
     """
     text = " ".join(words).strip()
     first, _, rest = text.partition(" ")
-
-    def refusal(said: str) -> UsageError:
-        return UsageError(f"{text!r}: {said}", f"Ask for {FORMS}.")
-
     if first.lower() == "token" and rest:
         return Question("token", text=rest)
-    if first.lower().removesuffix("s") not in (*PARTS, "encoder", "decoder"):
-        raise refusal("no part of a model.")
-    asked = re.sub(r"[,:]|(?<=cross|.self)-(?=attention)", " ", text.lower())
-    numbers: dict[str, int] = {part: int(number) for part, number in _NUMBERED.findall(asked)}
-    words = _NUMBERED.sub(" ", asked).split()
-    fields: dict[str, Any] = {_FIELDS[word]: word for word in words if word in _FIELDS}
-    for word in words:
-        if word.removesuffix("s") in PARTS:
-            raise refusal(f"which {word.removesuffix('s')}?")
-        if word not in _FIELDS and word not in _FILLERS:
-            raise refusal(f"what is {word!r}?")
-    layer = numbers.pop("layer", None)
-    if len(numbers) > 1 or (layer is None and not numbers):
-        raise refusal("of one part at a time.")
-    if not numbers:
-        return Question("layer", layer, **fields)
-    ((kind, id_),) = numbers.items()
-    return Question(cast("Kind", kind), id_, layer=layer, **fields)
+    asked, fields = re.sub("[,:]", " ", text.lower()), dict[str, Any]()
+    for found in _WORD.finditer(asked):
+        new = {name: value for name, value in found.groupdict().items() if value is not None}
+        if fields.keys() & new.keys():
+            raise UsageError(f"{text!r}: two of one kind", f"Ask for one part: {FORMS}.")
+        fields |= new
+    unknown = _WORD.sub(" ", asked).split()
+    if unknown or not fields.keys() & {"part", "layer"}:
+        raise UsageError(
+            f"{text!r}: {' '.join(unknown) or text!r} is no part of a model.", f"Ask for {FORMS}."
+        )
+    fields |= {name: int(fields[name]) for name in ("number", "layer") if name in fields}
+    return Question(**fields) if "part" in fields else Question("layer", fields.pop("layer"), **fields)
 
 
 def explain(directory: Path | str, question: str) -> tuple[Answer, ...]:
