@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import starmap
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ class Question:
         side: side of the stack. If None, all.
         kind: attention of a head: `cross`, `self`. If None, all.
         layer: number of the layer in the original model. If None, all.
+        words: the question as it was asked.
     """
 
     part: Kind
@@ -55,6 +56,7 @@ class Question:
     side: str | None = None
     kind: str | None = None
     layer: int | None = None
+    words: str = field(default="", compare=False)
 
 
 def parse_question(words: Sequence[str]) -> Question:
@@ -66,7 +68,7 @@ def parse_question(words: Sequence[str]) -> Question:
     text = " ".join(words).strip()
     first, _, rest = text.partition(" ")
     if first.lower() == "token" and rest:
-        return Question("token", text=rest)
+        return Question("token", text=rest, words=text)
     asked, fields = re.sub("[,:]", " ", text.lower()), dict[str, Any]()
     for found in _WORD.finditer(asked):
         new = {name: value for name, value in found.groupdict().items() if value is not None}
@@ -78,7 +80,7 @@ def parse_question(words: Sequence[str]) -> Question:
         raise UsageError(
             f"{text!r}: {' '.join(unknown) or text!r} is no part of a model.", f"Ask for {FORMS}."
         )
-    fields |= {name: int(fields[name]) for name in ("number", "layer") if name in fields}
+    fields |= {name: int(fields[name]) for name in ("number", "layer") if name in fields} | {"words": text}
     return Question(**fields) if "part" in fields else Question("layer", fields.pop("layer"), **fields)
 
 
@@ -229,18 +231,15 @@ class Explained:
         elif not places:
             said = f"no step of its history chose among {kind}s."
             remedy = f"Ask for {', '.join(dict.fromkeys(f'{one.part}s' for one in decisions))}."
-        elif kind == "token":
-            said = f"nothing tells of the token {question.text!r}."
-            remedy = "Write it as the tokenizer does, its mark of a space included: ▁house, Ġhouse."
         else:
-            layer = "" if question.layer is None else f" of layer {question.layer}"
-            where = " ".join(filter(None, (question.side, question.kind)))
-            said = f"nothing tells of {kind} {question.number}{layer}{f' ({where})' if where else ''}."
+            said = f"nothing tells of {question.words}."
             ids = max(int(place.ids.max(initial=0)) for place in places)
             layers = sorted({f"{place.side} {place.layer}" for place in places if place.layer is not None})
             more = ", …" if layers[24:] else ""
             listed = f" of the layers {', '.join(layers[:24])}{more}" if layers else ""
             remedy = f"There are {kind}s 0 to {ids}{listed}, as the original model counts."
+            if kind == "token":
+                remedy = "Write it as the tokenizer does, its mark of a space included: ▁house, Ġhouse."
         return DataError(f"{self.directory}: {said}", remedy)
 
 
@@ -253,8 +252,7 @@ def _position(question: Question, place: Ranked) -> int | None:
     """Position of the unit that a question is about; None if it is not on this axis."""
     if question.part == "token":  # its text, which may be quoted, or its id
         text, labels = question.text, place.labels or ()
-        quoted = text[1:-1] if len(text) > 2 and text[0] == text[-1] and text[0] in "\"'" else text
-        for name in (text, quoted):
+        for name in (text, text.strip("\"'")):
             if name in labels:
                 return labels.index(name)
         return place.place_of(int(text)) if text.isdecimal() and len(text) < 12 else None
