@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prunecli.errors import StatisticsError
-from prunecli.report.pictures import head_comparison
+from prunecli.report.pictures import pictures_of
 from prunecli.results.similarity import compare_heads
 from prunecli.results.unit_scores import Scores
 from tests.pictures import drawn
@@ -80,7 +80,8 @@ def test_a_point_for_each_head():
     pytest.importorskip("altair")
     ablated = scores(SECOND, method="ablation", metric="loss", base=0.0)
     comparison = compare_heads((scores(FIRST), ablated), FILES)
-    chart = head_comparison(comparison).specification(400)
+    ((picture,),) = pictures_of(comparison)
+    chart = picture.specification(400)
     series: dict[str, list[tuple[float, float]]] = {}
     for row in drawn(chart, "point"):
         series.setdefault(row["series"], []).append((row["x"], row["y"]))
