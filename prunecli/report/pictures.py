@@ -254,7 +254,8 @@ def _texts(texts: Texts) -> list[list[Picture]]:
 def _gates(statistics: GateStatistics) -> list[list[Picture]]:
     """Draw how often each expert is ranked first."""
     sums = statistics.combined(statistics.entries)
-    frame = pd.DataFrame(sums.top1, statistics.layers).div(sums.tokens, axis=0)
+    tokens = np.where(sums.tokens > 0, sums.tokens, np.nan)
+    frame = pd.DataFrame(sums.top1, statistics.layers).div(tokens, axis=0)
     entry = "text" if statistics.mode == "text" else "pair"
     caption = f"Share of a layer's tokens that rank an expert first, over all {entry}s"
     return [[heat_map(caption, frame, colour_range([frame]), titles=("", "expert"))]]
