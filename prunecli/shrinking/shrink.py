@@ -93,7 +93,7 @@ class Shrinking:
         levers = Levers(source, scored, _lines(first), options, self._store, progress, say)
         self._levers: Mapping[str, Lever] = levers.find()
         self._measurer = Measurer(source, tried, options.device, progress)
-        self._begun, self._is_tried = time.monotonic(), False
+        self._begun, self._begun_with = time.monotonic(), set[str]()
 
     def search(self) -> tuple[Tried, list[Tried]]:
         """The best mixture, and everything that was tried.
@@ -156,9 +156,8 @@ class Shrinking:
         key = f"trial {sorted(shares.items())} {sorted(metrics.items())}"
         if key in self._store.records:
             return Tried.model_validate(self._store.records[key]).model_copy(update={"stage": stage})
-        if self._is_late(stage):
+        if self._is_late(stage if stage == "whole" else min(shares), stage):
             return None
-        self._is_tried |= stage == "whole"
         rewrite = cut(self._source, self.selection(shares, metrics))
         with TemporaryDirectory(prefix="prunecli-") as folder:
             path = Path(folder) / "trial"
@@ -178,14 +177,12 @@ class Shrinking:
         self._store.put(key, made.to_json())
         return made
 
-    def _is_late(self, stage: str) -> bool:
-        """Whether the time is over: half of it for the curves. One mixture is tried at least."""
-        if self._options.minutes is None:
-            return False
-        spent = time.monotonic() - self._begun
-        if stage == "curve":
-            return spent > 30 * self._options.minutes
-        return spent > 60 * self._options.minutes and self._is_tried
+    def _is_late(self, what: str, stage: str) -> bool:
+        """Whether the time is over: half of it for the curves. Each curve has one point, and one mixture is tried."""
+        is_first = what not in self._begun_with
+        self._begun_with.add(what)
+        spent, minutes = time.monotonic() - self._begun, self._options.minutes
+        return minutes is not None and not is_first and spent > (60 if stage == "whole" else 30) * minutes
 
     def _speedup(self, path: Path) -> float | None:
         """How many times faster than the original a model decodes, measured in turns, if the target is a speed."""
