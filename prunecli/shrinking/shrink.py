@@ -13,6 +13,7 @@ from prunecli import __version__
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.evaluation.latency import bench_latency
 from prunecli.evaluation.options import LatencyOptions
+from prunecli.evaluation.quality_check import Measurer, little
 from prunecli.methods.experts.options import margin_bytes
 from prunecli.methods.layers.replace import cut_replaced
 from prunecli.methods.units import TextRun
@@ -26,9 +27,9 @@ from prunecli.results.shrinking import Shrunk, Stage, Tried
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection, together
 from prunecli.shrinking.levers import KINDS, Lever, Levers, named
-from prunecli.shrinking.measure import Measurer, little, parts, windowed, written
 from prunecli.shrinking.options import DEFAULT_SHARE, ShrinkOptions
 from prunecli.shrinking.search import Search, Shares, sizes_of
+from prunecli.shrinking.texts import parts, windowed, written
 from prunecli.tensors.documents import partial_path, refuse_unwritable, write_json
 from prunecli.tensors.transaction import refuse_target
 from prunecli.tensors.unfinished import Store, digest
