@@ -28,7 +28,7 @@ from prunecli.results.shrinking import Quality
 from prunecli.running.batches import run_forward, task_batches
 from prunecli.running.encoding import text_examples
 from prunecli.running.examples import Batch
-from prunecli.running.losses import sum_losses
+from prunecli.running.losses import measure_losses
 from prunecli.running.runner import InMemory
 from prunecli.text.choice import Dataset, Text, TextChoice, columns
 from prunecli.text.parallel import ParallelText, has_split
@@ -36,6 +36,7 @@ from prunecli.text.plain import PlainText
 from prunecli.text.tasks import task_of
 from prunecli.text.tokens import load_tokenizer
 
+BATCH_TOKENS = 2048
 TOKENS = 2048
 """Tokens that a result is checked on, about."""
 RUINED_FACTOR = 10.0
@@ -130,20 +131,24 @@ class Measurer:
             same_tokens: whether the model has the original's vocabulary.
 
         Raises:
+            DataError: an output of the original is not finite.
             PruneError: a model or text that cannot be used.
         """
         model, tokenizer = load_model(path, device=self._devices, dtype=self._dtype), load_tokenizer(path)
-        runner, data, what = InMemory(model), self._data, f"measuring {what}"
+        try:
+            return self._quality(InMemory(model), tokenizer, path, f"measuring {what}", same_tokens)
+        except DataError:
+            if not hasattr(self, "original"):
+                raise
+            return Quality(cost=None)
+
+    def _quality(self, runner: InMemory, tokenizer: Any, path: Path, what: str, same_tokens: bool) -> Quality:
+        data = self._data
         if data.task == "embedding":
             texts = [one for column in columns(data.text, data.pairs).values() for one in column]
-            try:
-                vectors = text_vectors(
-                    runner, tokenizer, read_pooling(path), texts, 2048, what=what, progress=self._progress
-                )
-            except DataError:
-                if self.first is None:
-                    raise
-                return Quality(cost=None)
+            vectors = text_vectors(
+                runner, tokenizer, read_pooling(path), texts, BATCH_TOKENS, what=what, progress=self._progress
+            )
             self.first = vectors if self.first is None else self.first
             cosine = float(cosines(self.first, vectors).mean())
             return Quality(cost=1 - cosine, cosine=cosine)
@@ -151,17 +156,20 @@ class Measurer:
             classes = self._classes(runner, tokenizer, data.text, what)
             self.first = classes if self.first is None else self.first
             return Quality(cost=float((classes != self.first).mean()))
-        batches = [one for own in task_batches(tokenizer, model, data, 2048).values() for one in own]
-        divergence = None
+        named = task_batches(tokenizer, runner.model, data, BATCH_TOKENS)
+        batches = [one for own in named.values() for one in own]
+        found: dict[str, float] = {}
         if data.task == "lm" and same_tokens and self._diverges:
-            nats, tokens, divergence = self._compared(runner, batches, what)
+            is_first = self._reference is None
+            reference = self._reference = self._reference or Reference(batches)
+            compared = (reference.record if is_first else reference.compare)(runner, what, self._progress)
+            nats, tokens = compared.nats, compared.tokens
+            found["divergence"] = float(compared.divergence.sum() / tokens.sum())
         else:
-            nats, tokens = sum_losses(runner, batches, what, self._progress)
-        self.tokens = self.tokens or tokens
-        loss = nats / self.tokens  # a trimmed vocabulary cuts the text into more tokens
-        if not np.isfinite(loss):
-            return Quality(cost=None)
-        found = {} if divergence is None else {"divergence": divergence}
+            count = 1 + max(max(batch.indices) for batch in batches)
+            nats, tokens = measure_losses(runner, batches, count, what, self._progress)
+        self.tokens = self.tokens or int(tokens.sum())
+        loss = float(nats.sum()) / self.tokens  # a trimmed vocabulary cuts the text into more tokens
         return Quality(cost=loss, loss=loss, **found)
 
     def _classes(self, runner: InMemory, tokenizer: Any, text: PlainText, what: str) -> NDArray[np.int64]:
@@ -178,22 +186,6 @@ class Measurer:
         batches = text_examples(tokenizer, runner.model, text.texts).batches(1)
         run_forward(runner, batches, forward, finish, (what, len(batches), "examples"), self._progress)
         return np.array([found[number] for number in sorted(found)])
-
-    def _compared(
-        self, runner: InMemory, batches: Sequence[Batch], what: str
-    ) -> tuple[float, int, float | None]:
-        """Sum of the losses, number of tokens, mean KL divergence from the original; not finite if a loss is not."""
-        is_first = self._reference is None
-        reference = self._reference = self._reference or Reference(batches)
-        try:
-            run = reference.record if is_first else reference.compare
-            found = run(runner, what, self._progress)
-        except DataError:
-            if is_first:
-                raise
-            return np.inf, self.tokens, None
-        tokens = int(found.tokens.sum())
-        return float(found.nats.sum()), tokens, float(found.divergence.sum()) / tokens
 
 
 class QualityCheck:
