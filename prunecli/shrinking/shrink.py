@@ -15,7 +15,7 @@ from prunecli.evaluation.latency import bench_latency
 from prunecli.evaluation.options import LatencyOptions
 from prunecli.evaluation.quality_check import Measurer, little
 from prunecli.methods.experts.options import margin_bytes
-from prunecli.methods.layers.replace import cut_replaced
+from prunecli.methods.layers.replace import Maps, cut_replaced
 from prunecli.methods.units import TextRun
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import decoding_bytes, usual_load
@@ -101,7 +101,7 @@ class Shrinking:
         if self._store.records:
             say(f"Resuming an unfinished run: {len(self._store.records)} results are there.")
         self._scored = scored
-        self._mapped = little(first, options.trial_tokens)
+        self._maps: Maps = {}
         self._replaces = options.replace == "linear"
         levers = Levers(source, scored, _lines(first), options, self._store, progress, say)
         self._levers: Mapping[str, Lever] = levers.find()
@@ -164,13 +164,13 @@ class Shrinking:
         ]
         return together(own)
 
-    def rewrite(self, shares: Shares, metrics: Mapping[str, str], data: Dataset | None = None) -> Rewrite:
-        """How these shares are removed; linear maps in the place of layers are computed on `data`."""
+    def rewrite(self, shares: Shares, metrics: Mapping[str, str]) -> Rewrite:
+        """How these shares are removed; layers leave linear maps, if that is asked for and possible."""
         selection = self.selection(shares, metrics)
         if self._replaces and "layers" in shares:
             run = TextRun(TextChoice(), self._options, None, self._progress, self._say)
             try:
-                return cut_replaced(self._source, selection, data or self._scored, run)
+                return cut_replaced(self._source, selection, self._scored, run, self._maps)
             except UnsupportedModelError as error:
                 self._replaces = False
                 self._say(f"No linear maps: {error.message}.")
@@ -184,7 +184,7 @@ class Shrinking:
             return Tried.model_validate(self._store.records[key]).model_copy(update={"stage": stage})
         if is_late:
             return None
-        rewrite = self.rewrite(shares, metrics, self._mapped)
+        rewrite = self.rewrite(shares, metrics)
         with TemporaryDirectory(prefix="prunecli-") as folder:
             path = Path(folder) / "trial"
             applied = apply(self._source, rewrite, path)

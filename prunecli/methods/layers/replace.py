@@ -43,6 +43,10 @@ TOLERANCE = 0.02
 """Largest relative error of the claim that a layer's output contains a multiple of its FFN's output."""
 
 
+Maps = dict[tuple[str, str], NDArray[np.float64]]
+"""Names of the layer before a run of removed layers, and of the last layer of the run -> T `[width, width]`."""
+
+
 @dataclass(frozen=True, eq=False)
 class Gap:
     """A run of removed layers.
@@ -58,12 +62,19 @@ class Gap:
     ffn: FfnLayer
 
     @property
+    def ends(self) -> tuple[str, str]:
+        """Names of the layers at which the map begins and ends."""
+        return self.before, self.last
+
+    @property
     def output(self) -> str:
         """Name of the FFN's output layer."""
         return f"{self.ffn.prefix}{output_layer(self.ffn.tensors)}"
 
 
-def cut_replaced(checkpoint: Checkpoint, selection: Selection, data: Dataset, run: TextRun) -> Rewrite:
+def cut_replaced(
+    checkpoint: Checkpoint, selection: Selection, data: Dataset, run: TextRun, known: Maps | None = None
+) -> Rewrite:
     """The checkpoint with the units of `selection`, and linear maps in the place of removed layers.
 
     A run of layers at the beginning of a stack has no FFN before it and gets no map.
@@ -72,25 +83,27 @@ def cut_replaced(checkpoint: Checkpoint, selection: Selection, data: Dataset, ru
         selection: may remove units of other kinds too; the maps are those of the whole model.
         data: the text that the maps are computed on.
         run: how the model runs on it.
+        known: maps that earlier calls computed on the same text; the new ones are added.
 
     Raises:
         UnsupportedModelError: the FFN before a run is a mixture, shared, removed or quantised, or the layer does not
             add its output to the hidden states.
         PruneError: text or a model that cannot be used.
     """
+    maps: Maps = {} if known is None else known
     arguments: Any = selection.step["arguments"]
     step = {**selection.step, "arguments": {**arguments, "replace": "linear"}}
     rewrite, gaps = cut(checkpoint, replace(selection, step=step)), [*_gaps(checkpoint, selection)]
-    if not gaps:
-        return rewrite
-    model, batches = model_and_batches(checkpoint, data, run.running, run.say)
-    observer = GapObserver(gaps)
-    observe_batches(InMemory(model), observer, batches, "linear maps", run.progress)
+    if new := [gap for gap in gaps if gap.ends not in maps]:
+        model, batches = model_and_batches(checkpoint, data, run.running, run.say)
+        observer = GapObserver(new)
+        observe_batches(InMemory(model), observer, batches, "linear maps", run.progress)
+        maps.update(observer.take())
     made: dict[str, NDArray[np.float64]] = {}
-    for gap, matrix in zip(gaps, observer.take(), strict=True):
+    for gap in gaps:
         for suffix, hidden in gap.ffn.tensors.items():
             if is_output(gap.ffn.tensors, suffix):
-                name = f"{gap.ffn.prefix}{suffix}"
+                name, matrix = f"{gap.ffn.prefix}{suffix}", maps[gap.ends]
                 own = np.concatenate([*values(checkpoint, Copy(name), "F64")])
                 made[name] = matrix.T @ own if hidden == 1 else own @ matrix
     return replace(rewrite, outputs=tuple(_with_map(output, made) for output in rewrite.outputs))
@@ -120,7 +133,7 @@ def _gaps(checkpoint: Checkpoint, selection: Selection) -> Iterator[Gap]:
             names = [f"{ffn.prefix}{suffix}" for suffix in ffn.tensors]
             fault = None
             if ffn.removed or ffn.is_sparse or ffn.is_shared or ffn.name in shared:
-                fault = "is removed, shared or a mixture of experts"
+                fault = "is removed, shared, a mixture of experts, or none that prunecli finds"
             elif not all(is_float(checkpoint.info(name).dtype) for name in names):
                 fault = "is quantised"
             if fault is not None:
@@ -152,14 +165,16 @@ class GapObserver(TokenObserver):
             last = model.get_submodule(module_name(model, gap.last))
             yield last.register_forward_hook(partial(self._add_after, gap))
 
-    def take(self) -> Iterator[NDArray[np.float64]]:
-        """Yield the map T of each gap, `[width, width]`."""
+    def take(self) -> Maps:
+        """Return the map T of each gap."""
+        maps: Maps = {}
         for gap in self._gaps:
             products, moved = self._sums[gap].cpu().numpy()
             identity = np.eye(len(products))
             ridge = RIDGE * np.trace(products) / len(products)
             found = linalg.solve(products + ridge * identity, moved, assume_a="pos")
-            yield identity + found / self._scales[gap]
+            maps[gap.ends] = identity + found / self._scales[gap]
+        return maps
 
     def _real(self, states: Tensor) -> Tensor:
         """The states of real tokens, `[tokens, width]` float64."""
@@ -167,7 +182,7 @@ class GapObserver(TokenObserver):
         return states[self.mask.to(states.device)].double()
 
     def _add_ffn(self, gap: Gap, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
-        self._made[gap] = output
+        self._made[gap] = output.clone()  # Falcon adds the attention's output in place
 
     def _add_before(
         self,

@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModel, AutoTokenizer, GraniteConfig, GraniteForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    FalconConfig,
+    FalconForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+)
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.methods.ffn.narrow import plan_widths
 from prunecli.methods.layers.plan import plan_layers
-from prunecli.methods.layers.replace import RIDGE, cut_replaced
+from prunecli.methods.layers.replace import RIDGE, Maps, cut_replaced
 from prunecli.methods.options import LayerOptions, NarrowOptions
 from prunecli.methods.units import TextRun
 from prunecli.model.checkpoint import open_model
@@ -42,7 +50,9 @@ def seen(path: Path, ffn: str) -> tuple[Any, list[Any]]:
     """The FFN's outputs `[tokens, width]`, and the hidden states after each layer."""
     model = AutoModel.from_pretrained(path, dtype=torch.float32).eval()
     tokenizer, made, states = AutoTokenizer.from_pretrained(path), [], []
-    model.get_submodule(ffn).register_forward_hook(lambda _module, _inputs, output: made.append(output[0]))
+    model.get_submodule(ffn).register_forward_hook(
+        lambda _module, _inputs, output: made.append(output[0].clone())
+    )
     for line in LINES:
         ids = tokenizer(line, return_tensors="pt")["input_ids"]
         with torch.no_grad():
@@ -64,12 +74,17 @@ def least_squares(made: Any, moved: Any) -> Any:
     [
         ("gpt2", "h.0.mlp", "transformer.h.0.mlp.c_proj", 1),
         ("granite", "layers.0.mlp", "model.layers.0.mlp.down_proj", 0.5),  # its layers scale what an FFN adds
+        # Adds the attention's output to the FFN's in place.
+        ("falcon", "h.0.mlp", "transformer.h.0.mlp.dense_4h_to_h", 1),
     ],
 )
 def test_the_map_is_the_least_squares_solution(
     case: str, ffn: str, stored: str, scale: float, tmp_path: Path
 ) -> None:
-    tiny_family(tmp_path / "model", "llama" if case == "granite" else case)
+    tiny_family(tmp_path / "model", case if case == "gpt2" else "llama")
+    if case == "falcon":
+        sizes = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+        FalconForCausalLM(FalconConfig(**sizes)).save_pretrained(tmp_path / "model")
     if case == "granite":
         sizes = AutoConfig.from_pretrained(tmp_path / "model").to_dict()
         config = GraniteConfig(**{**sizes, "model_type": case, "residual_multiplier": scale})
@@ -107,7 +122,10 @@ def test_hidden_units_go_with_the_map(tmp_path: Path) -> None:
         units = plan_widths(source, narrow)
         layers = plan_layers(source, LayerOptions(remove="1", replace="linear"))
         choice = TextChoice(files=(text,), whole_files=False)
-        rewrite = cut_replaced(source, together([units, layers]), choice.read("lm"), TextRun(choice))
+        known: Maps = {}
+        cut_replaced(source, layers, choice.read("lm"), TextRun(choice), known)
+        # The map is known: no text is read.
+        rewrite = cut_replaced(source, together([units, layers]), None, None, known)  # type: ignore[arg-type]
         apply(source, rewrite, tmp_path / "once")
     with open_model(tmp_path / "shorter") as source:
         axes = {axis.name: units.kept[axis.name.replace("h.1.", "h.2.")] for axis in axes_of(source, "unit")}
