@@ -168,7 +168,7 @@ class Shrinking:
         """How these shares are removed; layers leave linear maps, if that is asked for and possible."""
         selection = self.selection(shares, metrics)
         if self._replaces and "layers" in shares:
-            run = TextRun(TextChoice(), self._options, None, self._progress, self._say)
+            run = TextRun(self._choice, self._options, None, self._progress, self._say)
             try:
                 return cut_replaced(self._source, selection, self._scored, run, self._maps)
             except UnsupportedModelError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from prunecli.errors import UnsupportedModelError
-from prunecli.evaluation.on_text import model_and_batches
+from prunecli.evaluation.on_text import describe, model_and_batches
 from prunecli.methods.sharing.plan import is_output, output_layer
 from prunecli.methods.units import TextRun
 from prunecli.model.checkpoint import Checkpoint
@@ -91,7 +91,7 @@ def cut_replaced(
         PruneError: text or a model that cannot be used.
     """
     maps: Maps = {} if known is None else known
-    arguments: Any = selection.step["arguments"]
+    arguments: Any = {"text": describe(data, run.choice), **cast("Any", selection.step["arguments"])}
     step = {**selection.step, "arguments": {**arguments, "replace": "linear"}}
     rewrite, gaps = cut(checkpoint, replace(selection, step=step)), [*_gaps(checkpoint, selection)]
     if new := [gap for gap in gaps if gap.ends not in maps]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,9 @@ def test_the_map_is_the_least_squares_solution(
     if case == "gpt2":
         bias = before[f"{stored}.bias"].double().numpy() @ wanted
         assert after[f"{stored}.bias"].numpy() == pytest.approx(bias, rel=1e-3, abs=1e-5)
+    config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
+    arguments = config["prunecli"]["history"][0]["arguments"]
+    assert (arguments["replace"], arguments["text"]["files"]) == ("linear", ["lines.txt"])
     others = [name for name in after if stored not in name and ".1." not in name]
     assert others
     assert all(torch.equal(after[name], before[name]) for name in others)
@@ -112,7 +116,7 @@ def test_the_result_is_nearer_to_the_model_than_without_maps(tmp_path: Path) -> 
     assert np.square(after[1] - before[2]).sum() < 0.9 * np.square(before[1] - before[2]).sum()
 
 
-def test_hidden_units_go_with_the_map(tmp_path: Path) -> None:
+def test_hidden_units_go_with_the_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, or first the layers and then the units: the same tensors."""
     tiny_family(tmp_path / "model", "gpt2")
     replaced(tmp_path / "model", tmp_path / "shorter", "1")
@@ -124,8 +128,8 @@ def test_hidden_units_go_with_the_map(tmp_path: Path) -> None:
         choice = TextChoice(files=(text,), whole_files=False)
         known: Maps = {}
         cut_replaced(source, layers, choice.read("lm"), TextRun(choice), known)
-        # The map is known: no text is read.
-        rewrite = cut_replaced(source, together([units, layers]), None, None, known)  # type: ignore[arg-type]
+        monkeypatch.setattr("prunecli.methods.layers.replace.model_and_batches", None)  # the map is known
+        rewrite = cut_replaced(source, together([units, layers]), choice.read("lm"), TextRun(choice), known)
         apply(source, rewrite, tmp_path / "once")
     with open_model(tmp_path / "shorter") as source:
         axes = {axis.name: units.kept[axis.name.replace("h.1.", "h.2.")] for axis in axes_of(source, "unit")}
