@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import starmap
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.structure import KEY, Structure
 from prunecli.results.decisions import FILE, SHARE_FFN, Answer, read_decisions
+from prunecli.results.document import Shown, maybe
 from prunecli.tensors.directory import read_config
 
 CHOOSING = ("prune-experts", "prune-heads", "prune-ffn", PRUNE_LAYERS, "trim-vocabulary")
@@ -25,14 +26,14 @@ CHOOSING = ("prune-experts", "prune-heads", "prune-ffn", PRUNE_LAYERS, "trim-voc
 _LOST = f"Copy {FILE} from the result that prunecli wrote; save_pretrained leaves it behind. Or prune again."
 
 
-PARTS: tuple[Kind, ...] = get_args(Kind)
 FORMS = (
     "expert 7 of layer 3; head 2 of decoder cross-attention layer 1; unit 5 of layer 0; layer 4; token ▁house"
 )
-_FIELDS = {"encoder": "side", "decoder": "side", "cross": "kind", "self": "kind"}
-"""Word of a question -> field that it fills."""
-_NUMBERED = re.compile(rf"\b({'|'.join(PARTS)})s? +(\d{{1,15}})(?!\S)")
-_FILLERS = {"of", "the", "ffn", "attention", "in", "its"}
+_WORD = re.compile(
+    r"(?P<part>expert|head|unit)s? +(?P<number>\d{1,15})(?!\S)|layers? +(?P<layer>\d{1,15})(?!\S)"
+    r"|\b(?P<side>encoder|decoder)\b|\b(?P<kind>cross|self)\b|(?:\b|-)(?:of|the|ffn|attention|in|its)\b"
+)
+"""A part of a question, or a word between its parts."""
 
 
 @dataclass(frozen=True)
@@ -64,30 +65,21 @@ def parse_question(words: Sequence[str]) -> Question:
     """
     text = " ".join(words).strip()
     first, _, rest = text.partition(" ")
-
-    def refusal(said: str) -> UsageError:
-        return UsageError(f"{text!r}: {said}", f"Ask for {FORMS}.")
-
     if first.lower() == "token" and rest:
         return Question("token", text=rest)
-    if first.lower().removesuffix("s") not in (*PARTS, "encoder", "decoder"):
-        raise refusal("no part of a model.")
-    asked = re.sub(r"[,:]|(?<=cross|.self)-(?=attention)", " ", text.lower())
-    numbers: dict[str, int] = {part: int(number) for part, number in _NUMBERED.findall(asked)}
-    words = _NUMBERED.sub(" ", asked).split()
-    fields: dict[str, Any] = {_FIELDS[word]: word for word in words if word in _FIELDS}
-    for word in words:
-        if word.removesuffix("s") in PARTS:
-            raise refusal(f"which {word.removesuffix('s')}?")
-        if word not in _FIELDS and word not in _FILLERS:
-            raise refusal(f"what is {word!r}?")
-    layer = numbers.pop("layer", None)
-    if len(numbers) > 1 or (layer is None and not numbers):
-        raise refusal("of one part at a time.")
-    if not numbers:
-        return Question("layer", layer, **fields)
-    ((kind, id_),) = numbers.items()
-    return Question(cast("Kind", kind), id_, layer=layer, **fields)
+    asked, fields = re.sub("[,:]", " ", text.lower()), dict[str, Any]()
+    for found in _WORD.finditer(asked):
+        new = {name: value for name, value in found.groupdict().items() if value is not None}
+        if fields.keys() & new.keys():
+            raise UsageError(f"{text!r}: two of one kind", f"Ask for one part: {FORMS}.")
+        fields |= new
+    unknown = _WORD.sub(" ", asked).split()
+    if unknown or not fields.keys() & {"part", "layer"}:
+        raise UsageError(
+            f"{text!r}: {' '.join(unknown) or text!r} is no part of a model.", f"Ask for {FORMS}."
+        )
+    fields |= {name: int(fields[name]) for name in ("number", "layer") if name in fields}
+    return Question(**fields) if "part" in fields else Question("layer", fields.pop("layer"), **fields)
 
 
 def explain(directory: Path | str, question: str) -> tuple[Answer, ...]:
@@ -303,38 +295,50 @@ class PlaceRow:
     count: int
     kept: int
     cutoff: float | None
-    lowest_kept: tuple[int, float] | None = None
-    highest_dropped: tuple[int, float] | None = None
-    sure: float | None = None
-
-
-CUT_COLUMNS: Mapping[str, Callable[[PlaceRow], str | None]] = {
-    "place": lambda row: row.place,
-    "before": lambda row: f"{row.count:,}",
-    "kept": lambda row: f"{row.kept:,}",
-    "cut-off": lambda row: None if row.cutoff is None else number_text(row.cutoff),
-    "lowest kept": lambda row: _numbered(row.lowest_kept),
-    "highest dropped": lambda row: _numbered(row.highest_dropped),
-    "gap / spread": lambda row: None if row.sure is None else f"{row.sure:.3f}",
-}
-"""Column of the table of cuts -> text of a cell, None if there is nothing to show."""
+    lowest_kept: tuple[int, float] | None
+    highest_dropped: tuple[int, float] | None
+    sure: float | None
 
 
 def place_rows(decision: Decision) -> list[PlaceRow]:
     """A row for each axis."""
     rows = []
     for place in decision.places:
-        row = PlaceRow(place_name(decision, place), place.count, place.num_kept, place.cutoff)
-        if place.values is not None:
-            values = place.values
-            lowest, highest = (
-                (int(place.ids[at[0]]), float(values[at[0]])) if at else None for at in nearest(place, 1)
+        values = np.zeros(1) if place.values is None else place.values
+        lowest, highest = (
+            (int(place.ids[at[0]]), float(values[at[0]])) if at else None for at in nearest(place, 1)
+        )
+        spread = float(np.nanstd(values))
+        sure = (lowest[1] - highest[1]) / spread if lowest and highest and spread > 0 else None
+        rows.append(
+            PlaceRow(
+                place_name(decision, place),
+                place.count,
+                place.num_kept,
+                place.cutoff,
+                lowest,
+                highest,
+                sure,
             )
-            spread = float(np.nanstd(values))
-            sure = (lowest[1] - highest[1]) / spread if lowest and highest and spread > 0 else None
-            row = replace(row, lowest_kept=lowest, highest_dropped=highest, sure=sure)
-        rows.append(row)
+        )
     return rows
+
+
+def cuts(decision: Decision) -> Shown:
+    """The table of `place_rows`."""
+    rows = [
+        {
+            "place": row.place,
+            "before": f"{row.count:,}",
+            "kept": f"{row.kept:,}",
+            "cut-off": maybe(number_text, row.cutoff),
+            "lowest kept": maybe(_numbered, row.lowest_kept),
+            "highest dropped": maybe(_numbered, row.highest_dropped),
+            "gap / spread": maybe("{:.3f}", row.sure),
+        }
+        for row in place_rows(decision)
+    ]
+    return Shown("Where each place was cut", rows)
 
 
 def nearest(place: Ranked, most: int) -> tuple[list[int], list[int]]:
@@ -486,9 +490,9 @@ def number_text(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e9 else f"{value:.4g}"
 
 
-def _numbered(unit: tuple[int, float] | None) -> str | None:
+def _numbered(unit: tuple[int, float]) -> str:
     """An id and its value, such as "7: 0.5"."""
-    return None if unit is None else f"{unit[0]}: {number_text(unit[1])}"
+    return f"{unit[0]}: {number_text(unit[1])}"
 
 
 def summary(decision: Decision) -> Sequence[str]:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from itertools import product
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.cluster import hierarchy
 
 from prunecli.errors import StatisticsError
-from prunecli.methods.experts.metrics import (
-    aggregate,
-    aggregate_texts,
-    default_metric,
-    metric_named,
-    metric_values,
-)
+from prunecli.methods.experts.metrics import aggregate, aggregate_texts, default_metric, metric_values
 from prunecli.methods.experts.options import MIN_PER_LAYER, SCOPES, balance_text
 from prunecli.methods.options import LanguageOptions, Strategy
+from prunecli.model.axes import Axis
 from prunecli.results.document import Model, header
 from prunecli.results.gates import ANY, GateStatistics, side_of, split_pair
 from prunecli.results.languages import (
+    SIDES,
     Clustering,
     ExpertsByGroup,
     ExpertsPerLayer,
@@ -41,30 +37,10 @@ MOST_PAIRS = 1000
 """Of more pairs than this, languages.json has the similarities by what pairs share, without the matrices."""
 
 
-def _for_languages(options: LanguageOptions) -> LanguageOptions:
-    """Return the options with the values that None stands for (2212.09811, section 6.2).
-
-    Raises:
-        UsageError: an unknown metric.
-    """
-    for name in filter(None, (options.metric, options.layer_metric)):
-        metric_named(name)
-    metric = options.metric or "importance"
-    defaults: dict[str, Any] = {
-        "metric": metric,
-        "layer_metric": metric,
-        "strategy": "side-threshold",
-        "balance": Fraction(1),
-        "least": MIN_PER_LAYER,
-    }
-    missing = {name: value for name, value in defaults.items() if getattr(options, name) is None}
-    return options.model_copy(update=missing)
-
-
 def compare_by_language(
     statistics: GateStatistics, options: LanguageOptions | None = None, files: Sequence[str] = ()
 ) -> Languages:
-    """languages.json; `files` are names of the statistics.
+    """languages.json; `files` are names of the statistics. Defaults of the options are those of 2212.09811, 6.2.
 
     - similarity: Jaccard similarity of the experts that the pairs select, by side (6.2, Table 4).
     - clustering: languages by their importance vectors: encoder by source, decoder by target (6.3).
@@ -77,131 +53,142 @@ def compare_by_language(
         DataError: a language without a group or a family, where there are any.
         UsageError: a ratio, metric or strategy that cannot be.
     """
-    options = _for_languages(options or LanguageOptions())
+    options = options or LanguageOptions()
+    metric, strategy = options.metric or "importance", options.strategy or "side-threshold"
+    layer_metric = options.layer_metric or metric
     names = [pair for pair in statistics.entries if ANY not in split_pair(pair)]
-    chosen = set(options.langs)
-    pairs = [pair for pair in names if not chosen or chosen >= set(split_pair(pair))]
+    languages = {language for pair in statistics.entries for language in split_pair(pair)} - {ANY}
+    languages &= set(options.langs or languages)
+    pairs = [pair for pair in names if languages.issuperset(split_pair(pair))]
     if names and not pairs:
         raise StatisticsError(
             f"The statistics hold no pair between {', '.join(options.langs)}.",
             f"They hold {names[0]}, for one.",
         )
-    languages = {language for pair in statistics.entries for language in split_pair(pair)} - {ANY}
-    languages &= set(options.langs or languages)
-    groups, families = (
-        {} if path is None else groups_of(languages, read_groups(path), f"`{name}`")
-        for name, path in (("groups", options.groups), ("families", options.families))
-    )
-    given: dict[str, Any] = {
-        name: value for name, value in (("groups", groups), ("families", families)) if value
-    }
-    model = Model(fingerprint=statistics.fingerprint, model_type=statistics.model_type)
+    about = _about(Languages, statistics, files, options, languages)
+    similarity = layers = None
+    if pairs:
+        similarity = _similarity(
+            pairs, statistics.axes, _select(statistics, options, pairs, strategy, metric)
+        )
+        kept = _select(statistics, options, pairs, "global-threshold", layer_metric)
+        counts = np.array([[len(ids) for ids in own.values()] for own in kept])
+        layers = _experts_per_layer(statistics.layers, pairs, counts, about.get("groups"), layer_metric)
     return Languages(
-        **{**header(Languages.FORMAT, [], None), "models": [model]},
-        statistics=list(files),
-        metric=str(options.metric),
-        ratio=options.ratio,
-        strategy=str(options.strategy),
+        **about,
+        metric=metric,
+        strategy=strategy,
         balance=balance_text(options.balance or Fraction(1)),
         mode=statistics.mode,
         pairs=pairs,
-        **given,
-        similarity=_similarity(statistics, options, pairs) if pairs else None,
+        similarity=similarity,
         clustering=Clustering(
             linkage=options.linkage,
-            encoder=_tree(statistics, options, "encoder"),
-            decoder=_tree(statistics, options, "decoder"),
+            encoder=_tree(statistics, options, metric, "encoder"),
+            decoder=_tree(statistics, options, metric, "decoder"),
         ),
-        experts_per_layer=_experts_per_layer(statistics, options, pairs, groups) if pairs else None,
+        experts_per_layer=layers,
     )
+
+
+def _about(
+    kind: type[Languages | Texts],
+    statistics: GateStatistics,
+    files: Sequence[str],
+    options: LanguageOptions,
+    members: set[str],
+) -> dict[str, Any]:
+    """The fields that languages.json and texts.json share; `members` are the languages or texts."""
+    classes = {
+        name: groups_of(members, read_groups(path), f"`{name}`")
+        for name in ("groups", "families")
+        if name in kind.model_fields and (path := getattr(options, name)) is not None
+    }
+    return {
+        **header(kind.FORMAT, [], None),
+        "models": [Model(fingerprint=statistics.fingerprint, model_type=statistics.model_type)],
+        "statistics": list(files),
+        "ratio": options.ratio,
+        **{name: found for name, found in classes.items() if found},
+    }
 
 
 def _select(
     statistics: GateStatistics,
     options: LanguageOptions,
     pairs: Sequence[str],
-    strategy: Strategy | None,
-    metric: str | None,
+    strategy: Strategy,
+    metric: str,
 ) -> list[Kept]:
     """The experts that each pair keeps."""
     budget = Budget(
         options.ratio,
-        scope=SCOPES[strategy or "side-threshold"],
-        balance=options.balance,
-        least=options.least or 0,
+        scope=SCOPES[strategy],
+        balance=options.balance or Fraction(1),
+        least=MIN_PER_LAYER if options.least is None else options.least,
         released=statistics.mode == "published",
     )
-    values = (metric_values(str(metric), statistics.entries[pair], statistics) for pair in pairs)
+    values = (metric_values(metric, statistics.entries[pair], statistics) for pair in pairs)
     return [select(statistics.axes, own, budget) for own in values]
 
 
-def _similarity(statistics: GateStatistics, options: LanguageOptions, pairs: Sequence[str]) -> Similarities:
+def _selected(axes: Sequence[Axis], kept: Sequence[Kept]) -> NDArray[np.bool_]:
+    """`[pairs or texts, experts of all axes]`: whether an expert is selected."""
+    return np.array([np.concatenate([np.isin(axis.ids, own[axis.name]) for axis in axes]) for own in kept])
+
+
+def _similarity(pairs: Sequence[str], axes: Sequence[Axis], kept: Sequence[Kept]) -> Similarities:
     """Jaccard similarities of the experts that the pairs select, by side; without matrices for many pairs."""
-    selections = _select(statistics, options, pairs, options.strategy, options.metric)
     relations, listed = {}, {}
-    for side in ("encoder", "decoder"):
-        chosen = [
-            {(name, expert) for name, ids in kept.items() if side_of(name) == side for expert in ids}
-            for kept in selections
-        ]
-        matrix = jaccard_matrix(chosen)
+    for side in SIDES:
+        matrix = jaccard_matrix(_selected([axis for axis in axes if side_of(axis.name) == side], kept))
         relations[side] = spread_by_relation([split_pair(pair) for pair in pairs], matrix)
         if len(pairs) <= MOST_PAIRS:
             listed[side] = np.round(matrix, 6).tolist()
     return Similarities(relations=relations, **listed)
 
 
-def _tree(statistics: GateStatistics, options: LanguageOptions, side: str) -> Tree | None:
+def _tree(statistics: GateStatistics, options: LanguageOptions, metric: str, side: str) -> Tree | None:
     """Cluster languages by their metric values in the layers of one side: encoder by source, decoder by target."""
     position = 0 if side == "encoder" else 1
     names = {split_pair(pair)[position] for pair in statistics.entries} - {ANY}
     vectors = {}
     for name in sorted(names & set(options.langs or names)):
         chosen = ((name,), ()) if side == "encoder" else ((), (name,))
-        values = metric_values(str(options.metric), aggregate(statistics, "language", *chosen), statistics)
+        values = metric_values(metric, aggregate(statistics, "language", *chosen), statistics)
         vectors[name] = feature_vector([own for name, own in values.items() if side_of(name) == side])
-    return cluster(vectors, options.linkage) if any(map(len, vectors.values())) else None
+    return cluster(vectors, options.linkage)
 
 
 def _experts_per_layer(
-    statistics: GateStatistics, options: LanguageOptions, pairs: Sequence[str], groups: Mapping[str, str]
+    layers: Sequence[str],
+    pairs: Sequence[str],
+    counts: NDArray[np.int64],
+    groups: Mapping[str, str] | None,
+    metric: str,
 ) -> ExpertsPerLayer:
-    selections = _select(statistics, options, pairs, "global-threshold", options.layer_metric)
-    counts = np.array([[len(ids) for ids in kept.values()] for kept in selections])
+    """The experts that each layer keeps; `counts` are `[pairs, layers]`, `groups` language -> group."""
+    sides: list[str] = [side_of(layer) for layer in layers]
+    found: dict[str, Any] = {}
+    if groups:
+        order = [*dict.fromkeys(groups.values())]
+        sums = {side: counts[:, np.array(sides) == side].sum(axis=1) for side in SIDES}
+        for end, name in enumerate(("source", "target")):
+            sums[name] = pd.Categorical([groups[split_pair(pair)[end]] for pair in pairs], order)
+        grouped = pd.DataFrame(sums).groupby(["source", "target"], observed=True)
+        rows = grouped.mean().round(4).assign(pairs=grouped.size()).reset_index()
+        found["by_group"] = [ExpertsByGroup(**row) for row in rows.to_dict("records")]
     return ExpertsPerLayer(
         strategy="global-threshold",
-        metric=options.layer_metric,
-        layers=list(statistics.layers),
-        sides=[side_of(layer) for layer in statistics.layers],
+        metric=metric,
+        layers=list(layers),
+        sides=sides,
         mean=np.round(counts.mean(axis=0), 4).tolist(),
         lowest=counts.min(axis=0).tolist(),
         highest=counts.max(axis=0).tolist(),
-        by_pair={pair: row.tolist() for pair, row in zip(pairs, counts, strict=True)},
-        **_by_group(statistics.layers, groups, pairs, counts),
+        by_pair=dict(zip(pairs, counts.tolist(), strict=True)),
+        **found,
     )
-
-
-def _by_group(
-    layers: Sequence[str], groups: Mapping[str, str], pairs: Sequence[str], counts: NDArray[np.int64]
-) -> dict[str, list[ExpertsByGroup]]:
-    """`by_group`: means over the pairs of each two groups, in the groups' order; `counts` are `[pairs, layers]`."""
-    if not groups:
-        return {}
-    sides = np.array([side_of(layer) for layer in layers])
-    ends = [tuple(groups[language] for language in split_pair(pair)) for pair in pairs]
-    found = []
-    for source, target in product(dict.fromkeys(groups.values()), repeat=2):
-        rows = counts[[end == (source, target) for end in ends]]
-        if len(rows):
-            encoder, decoder = (
-                round(float(rows[:, sides == side].sum(axis=1).mean()), 4) for side in ("encoder", "decoder")
-            )
-            found.append(
-                ExpertsByGroup(
-                    source=source, target=target, pairs=len(rows), encoder=encoder, decoder=decoder
-                )
-            )
-    return {"by_group": found}
 
 
 def compare_by_text(
@@ -215,51 +202,41 @@ def compare_by_text(
         UsageError: a ratio or metric that cannot be.
     """
     options = options or LanguageOptions()
-    texts = tuple(dict.fromkeys(options.texts)) or tuple(statistics.entries)
-    metric = options.metric or default_metric(statistics)
-    path = options.families
-    families = {} if path is None else groups_of(set(texts), read_groups(path), "`families`")
+    texts = [*dict.fromkeys(options.texts or statistics.entries)]
+    metric, axes = options.metric or default_metric(statistics), statistics.axes
+    about = _about(Texts, statistics, files, options, set(texts))
     values = {text: metric_values(metric, aggregate_texts(statistics, (text,)), statistics) for text in texts}
-    axes = statistics.axes
     budget = Budget(options.ratio, balance=Fraction(1), least=options.least or statistics.top_k)
-    kept = {}
+    kept = []
     for text in texts:
         try:
-            kept[text] = select(axes, values[text], budget)
+            kept.append(select(axes, values[text], budget))
         except StatisticsError as error:
             raise StatisticsError(
                 f"{text}: {error.message}", "Collect more of this text, or leave it out."
             ) from error
-    chosen = [{(name, expert) for name, ids in kept[text].items() for expert in ids} for text in texts]
     vectors = {text: feature_vector([*values[text].values()]) for text in texts}
-    model = Model(fingerprint=statistics.fingerprint, model_type=statistics.model_type)
-    given: dict[str, Any] = {"families": families} if families else {}
     return Texts(
-        **{**header(Texts.FORMAT, [], None), "models": [model]},
-        statistics=list(files),
+        **about,
         metric=metric,
-        ratio=options.ratio,
         linkage=options.linkage,
-        texts=list(texts),
-        **given,
-        similarity=np.round(jaccard_matrix(chosen), 6).tolist(),
+        texts=texts,
+        similarity=np.round(jaccard_matrix(_selected(axes, kept)), 6).tolist(),
         clustering=cluster(vectors, options.linkage, "texts"),
-        layers=[_layer(axis.module, {text: kept[text][axis.name] for text in texts}) for axis in axes],
+        layers=[_layer(axis, texts, _selected([axis], kept)) for axis in axes],
     )
 
 
-def _layer(name: str, kept: Mapping[str, Sequence[int]]) -> TextLayer:
-    sets = {text: set(experts) for text, experts in kept.items()}
-    counts = {expert: sum(expert in own for own in sets.values()) for expert in set().union(*sets.values())}
-    above = jaccard_matrix([*sets.values()])[np.triu_indices(len(sets), 1)]
+def _layer(axis: Axis, texts: Sequence[str], selected: NDArray[np.bool_]) -> TextLayer:
+    """The experts of one layer by the texts that select them; `selected` is `[texts, experts]`."""
+    experts, counts = np.array(axis.ids), selected.sum(axis=0)
+    alone = (counts == 1) & (len(texts) > 1)
+    above = jaccard_matrix(selected)[np.triu_indices(len(texts), 1)]
     return TextLayer(
-        layer=name,
-        kept=len(next(iter(kept.values()))),
-        common=sorted(expert for expert, count in counts.items() if count == len(sets)),
-        own={
-            text: sorted(expert for expert in own if counts[expert] == 1 < len(sets))
-            for text, own in sets.items()
-        },
+        layer=axis.module,
+        kept=selected[0].sum(),
+        common=experts[counts == len(texts)].tolist(),
+        own={text: experts[own & alone].tolist() for text, own in zip(texts, selected, strict=True)},
         jaccard=round(float(above.mean()), 6) if len(above) else None,
     )
 
@@ -270,17 +247,12 @@ Node: TypeAlias = Mapping[str, Any] | str
 LinkageMethod = Literal["ward", "average", "complete", "single"]
 
 
-def jaccard_matrix(selections: Sequence[Set[Any]]) -> NDArray[np.float64]:
-    """|A ∩ B| / |A ∪ B| of all pairs of sets: [len(selections), len(selections)], symmetric; 1 for two empty sets."""
-    members = {
-        member: column for column, member in enumerate(dict.fromkeys(m for s in selections for m in s))
-    }
-    holds = np.zeros((len(selections), max(len(members), 1)), np.float32)  # counts below 2^24 are exact in it
-    for row, selection in enumerate(selections):
-        holds[row, [members[member] for member in selection]] = 1
+def jaccard_matrix(selected: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """|A ∩ B| / |A ∪ B| of each two rows of `[sets, members]`: `[sets, sets]`, symmetric; 1 for two empty sets."""
+    holds = selected.astype(np.float32)  # counts below 2^24 are exact in it
     both = (holds @ holds.T).astype(np.float64)
     sizes = both.diagonal()
-    either = sizes[:, None] + sizes[None, :] - both
+    either = np.add.outer(sizes, sizes) - both
     matrix: NDArray[np.float64] = np.divide(both, either, out=np.ones_like(both), where=either > 0)
     return matrix
 
@@ -298,12 +270,10 @@ def spread_by_relation(pairs: Sequence[Pair], matrix: NDArray[np.float64]) -> di
         pairs: (source, target), all different.
         matrix: Jaccard similarities [len(pairs), len(pairs)].
     """
-    names = np.array(pairs, dtype=str).reshape(-1, 2)
-    source, target = (names[:, None, side] == names[None, :, side] for side in (0, 1))
-    above = np.triu(np.ones(matrix.shape, bool), 1)  # each two pairs once
+    source, target = (np.equal.outer(names, names) for names in np.array(pairs).T)
     found: dict[str, Relation | None] = {}
     for relation, holds in zip(RELATIONS, (source, target, ~source & ~target), strict=True):
-        values = matrix[above & holds]
+        values = matrix[np.triu(holds, 1)]  # each two pairs once
         found[relation] = None
         if len(values):
             mean, lowest, highest = (round(float(f(values)), 6) for f in (np.mean, np.min, np.max))
@@ -316,8 +286,7 @@ def feature_vector(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]
 
     A layer without any token stays zero.
     """
-    parts = [np.asarray(layer, dtype=np.float64) for layer in values]
-    return np.concatenate([layer / total if (total := layer.sum()) > 0 else layer for layer in parts])
+    return np.concatenate([layer / (layer.sum() or 1) for layer in values])
 
 
 def cluster(

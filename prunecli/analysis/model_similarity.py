@@ -18,7 +18,7 @@ from prunecli.analysis.representations import Component, components
 from prunecli.errors import DataError, UsageError
 from prunecli.evaluation.options import Measure, SimilarityOptions
 from prunecli.progress import Progress, silent
-from prunecli.results.similarity import Similarity
+from prunecli.results.similarity import Similarity, ends_of
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import PlainText
 
@@ -75,25 +75,24 @@ class Comparison:
     """The similarities of the components of two models, or of one.
 
     Attributes:
-        first, second: the components that have outputs; the second is empty if one model stands alone.
-        removed: names of removed components of each.
-        widths: of the outputs of each.
-        similarities: measure -> `[first and second, first and second]`, mean over the portions; NaN for components
-            with the same output for every sentence.
+        components: the components with outputs of each model.
+        removed: names of the removed components of each model.
+        width: width of the widest output.
+        similarities: measure -> a square matrix over the components of all models, mean over the portions; NaN for
+            components with the same output for every sentence.
     """
 
-    first: tuple[Component, ...]
-    second: tuple[Component, ...]
-    removed: tuple[tuple[str, ...], tuple[str, ...]]
-    widths: tuple[int, int]
+    components: tuple[tuple[Component, ...], ...]
+    removed: tuple[tuple[str, ...], ...]
+    width: int
     similarities: Mapping[Measure, NDArray[np.float64]]
 
     def part(self, name: str, measure: Measure) -> NDArray[np.float64]:
         """The similarities within the `first` or the `second` model, or `between` both: `[rows, columns]`."""
-        count, whole = len(self.first), self.similarities[measure]
-        if name == "between":
-            return whole[:count, count:]
-        return whole[:count, :count] if name == "first" else whole[count:, count:]
+        count = len(self.components[0])
+        places = {"first": slice(count), "second": slice(count, None)}
+        rows, columns = (places[end] for end in ends_of(name))
+        return self.similarities[measure][rows, columns]
 
 
 def parallel_portions(text: ParallelText, pairs: Sequence[tuple[str, str]]) -> tuple[Portion, ...]:
@@ -266,14 +265,10 @@ def _comparison(
     similarities: Sequence[Mapping[Measure, NDArray[np.float64]]],
 ) -> Comparison:
     """Comparison of one or two models from the similarities on each portion."""
-    held = [outputs.components for _, outputs in models]
-    removed = [tuple(one.name for one in components(made) if one.removed) for made, _ in models]
-    widths = [outputs.width for _, outputs in models]
     return Comparison(
-        held[0],
-        held[1] if len(models) > 1 else (),
-        (removed[0], removed[1] if len(models) > 1 else ()),
-        (widths[0], widths[1] if len(models) > 1 else 0),
+        tuple(outputs.components for _, outputs in models),
+        tuple(tuple(one.name for one in components(made) if one.removed) for made, _ in models),
+        max(outputs.width for _, outputs in models),
         {measure: np.mean([each[measure] for each in similarities], axis=0) for measure in similarities[0]},
     )
 
@@ -292,19 +287,19 @@ def diagonal(comparison: Comparison) -> pd.DataFrame:
     """
     import pandas as pd
 
-    first, second = comparison.first, comparison.second
-    if second:
-        held = {component.key: len(first) + place for place, component in enumerate(second)}
+    first, *others = comparison.components
+    if others:
+        held = {component.key: len(first) + place for place, component in enumerate(others[0])}
         ends = [(row, held[one.key]) for row, one in enumerate(first) if one.key in held]
     else:
         ends = [(row, row + 1) for row in range(len(first) - 1) if first[row].side == first[row + 1].side]
-    both, (rows, columns) = (*first, *second), np.array(ends, np.int64).reshape(-1, 2).T
-    index = pd.MultiIndex.from_tuples([both[row].key for row in rows] or [("", 0, "")], names=KEY)
-    found: dict[str, Any] = {name: values[rows, columns] for name, values in comparison.similarities.items()}
-    names = {
-        end: [both[place].name for place in places] for end, places in (("first", rows), ("second", columns))
+    both = [component for own in comparison.components for component in own]
+    rows = [(*both[row].key, both[row].name, both[column].name) for row, column in ends]
+    values = {
+        measure: [matrix[row, column] for row, column in ends]
+        for measure, matrix in comparison.similarities.items()
     }
-    return pd.DataFrame({**names, **found}, index=index[: len(ends)])
+    return pd.DataFrame(rows, columns=[*KEY, "first", "second"]).assign(**values).set_index(KEY)
 
 
 def similarity_of(
@@ -324,40 +319,34 @@ def similarity_of(
     """
     import pandas as pd
 
-    measures, alone = list(comparison.similarities), not comparison.second
-    pairs = diagonal(comparison)
-    digits: dict[str, int] = {}
+    measures, pairs = list(comparison.similarities), diagonal(comparison)
     for measure in measures:
-        digits[measure] = 6
         for name, others in (("benchmark", benchmarks), ("random", randoms)):
             if others:
                 known = pd.concat([diagonal(other)[measure] for other in others]).groupby(level=KEY).mean()
                 pairs[f"{measure}_{name}"] = known.reindex(pairs.index)
-                digits[f"{measure}_{name}"] = 6
         if benchmarks:
             whole = pairs[f"{measure}_benchmark"].replace(0, np.nan)
             pairs[f"{measure}_normalised"] = 100 * pairs[measure] / whole
-            digits[f"{measure}_normalised"] = 4
-    means: dict[str, dict[str, Any]] = {}
+    means = {}
     for side, own in pairs.groupby(level="side", sort=False):
-        found: dict[str, Any] = {measure: own[measure].mean() for measure in measures}
-        for measure in measures if benchmarks else ():
-            known = own[own[f"{measure}_normalised"].notna()]
-            # A quotient of two means, not a mean of quotients.
-            share = known[measure].mean() / known[f"{measure}_benchmark"].mean()
-            found[f"{measure}_normalised"] = 100 * share
-        for measure in measures if randoms else ():
-            found[f"{measure}_random"] = own[f"{measure}_random"][own[measure].notna()].mean()
-        means[str(side)] = {name: _listed(np.array(value), digits[name]) for name, value in found.items()}
-    listed = pairs[["first", "second", *digits]].round(digits).astype(object)
-    same = np.isnan(np.diagonal(comparison.similarities[measures[0]]))
-    models = (
-        {"first": comparison.first} if alone else {"first": comparison.first, "second": comparison.second}
-    )
-    start, left_out = 0, {}
-    for (name, held), removed in zip(models.items(), comparison.removed, strict=False):
-        constant = [one.name for one, is_same in zip(held, same[start:], strict=False) if is_same]
-        left_out[name], start = {"removed": list(removed), "constant": constant}, start + len(held)
+        found: dict[str, float] = {measure: own[measure].mean() for measure in measures}
+        for measure in measures:
+            if benchmarks:
+                known = own[own[f"{measure}_normalised"].notna()]
+                # A quotient of two means, not a mean of quotients.
+                share = known[measure].mean() / known[f"{measure}_benchmark"].mean()
+                found[f"{measure}_normalised"] = 100 * share
+            if randoms:
+                found[f"{measure}_random"] = own[f"{measure}_random"][own[measure].notna()].mean()
+        means[side] = found
+    models = dict(zip(("first", "second"), comparison.components, strict=False))
+    names = [*models, "between"] if len(models) > 1 else [*models]
+    left_out = {}
+    for (name, held), removed in zip(models.items(), comparison.removed, strict=True):
+        same = np.isnan(np.diagonal(comparison.part(name, measures[0])))
+        constant = [one.name for one, is_same in zip(held, same, strict=True) if is_same]
+        left_out[name] = {"removed": removed, "constant": constant}
     return Similarity.model_validate(
         {
             **about,
@@ -365,18 +354,17 @@ def similarity_of(
             "left_out": left_out,
             "matrices": {
                 measure: {
-                    name: _listed(comparison.part(name, measure))
-                    for name in (*models, *(() if alone else ("between",)))
+                    name: _listed(pd.DataFrame(comparison.part(name, measure))).to_numpy().tolist()
+                    for name in names
                 }
                 for measure in measures
             },
-            "successive" if alone else "corresponding": listed.where(listed.notna(), None).to_dict("records"),
-            "mean": {side: means[side] for side in ("encoder", "decoder") if side in means},
+            "corresponding" if len(models) > 1 else "successive": _listed(pairs).to_dict("records"),
+            "mean": _listed(pd.DataFrame(means)).to_dict(),
         }
     )
 
 
-def _listed(values: NDArray[np.float64], digits: int = 6) -> Any:
+def _listed(frame: pd.DataFrame) -> pd.DataFrame:
     """Rounded numbers as JSON has them, None for NaN."""
-    missing: Any = None
-    return np.where(np.isnan(values), missing, np.round(values, digits)).tolist()
+    return frame.round(6).astype(object).where(frame.notna(), None)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, Literal
 
 from prunecli.model.attention import KINDS, AttentionLayer
@@ -26,13 +25,11 @@ class Removed:
             from the same model; of an original those of what was made from it. A line is named by what differs between
             the lines, "" where there is one.
         is_original: whether curves start from it.
-        by_ablation: whether its heads went in the order of ablation: dashed, as in Figure 3 of 1905.10650.
     """
 
     fraction: float
     lines: tuple[str, ...]
     is_original: bool = False
-    by_ablation: bool = False
 
 
 Unit = Literal["heads", "experts", "parameters"]
@@ -61,33 +58,29 @@ def _commands(checkpoints: Iterable[Checkpoint]) -> set[str]:
 
 def _in_lines(checkpoints: Sequence[Checkpoint], fractions: Sequence[float]) -> list[Removed]:
     """Assign checkpoints that were reduced in the same way to one line."""
-    reduced = [index for index, one in enumerate(checkpoints) if fractions[index] or one.structure.history]
-    starts = {
-        index: [
+    count = range(len(checkpoints))
+    is_reduced = [bool(fractions[at] or checkpoints[at].structure.history) for at in count]
+    made = {
+        at: [
             other
-            for other in reduced
-            if other != index and is_made_from(checkpoints[other], checkpoints[index])
+            for other in count
+            if other != at and is_reduced[other] and is_made_from(checkpoints[other], one)
         ]
-        for index, one in enumerate(checkpoints)
+        for at, one in enumerate(checkpoints)
         if one.structure.is_stock and not _commands([one])
     }
-    reduced = [index for index in reduced if not starts.get(index)]
-    members = [index for index in range(len(checkpoints)) if index in reduced or not starts.get(index)]
-    if not reduced:
+    members = [at for at in count if not made.get(at)]
+    if not any(is_reduced[at] for at in members):
         return [Removed(fraction, ("",), is_original=True) for fraction in fractions]
     settings = [
         setting(one.structure.history, f"{origin(one.path)['path']} ({_short(one.fingerprint)})")
-        for one in (checkpoints[index] for index in members)
+        for one in (checkpoints[at] for at in members)
     ]
     named = dict(zip(members, names(settings), strict=True))
     found = []
-    for index, fraction in enumerate(fractions):
-        if starts.get(index):
-            lines = tuple(dict.fromkeys(named[other] for other in starts[index] if other in named))
-            found.append(Removed(fraction, lines, is_original=True))
-        else:
-            by_ablation = _of_heads(checkpoints[index]).get("method") == "ablation"
-            found.append(Removed(fraction, (named[index],), by_ablation=by_ablation))
+    for at, fraction in enumerate(fractions):
+        lines = dict.fromkeys(named[other] for other in made.get(at) or [at] if other in named)
+        found.append(Removed(fraction, tuple(lines), is_original=at not in named))
     return found
 
 
@@ -286,12 +279,6 @@ def _arguments(step: Step, *, is_last: bool) -> dict[str, str]:
     if command == "prune-heads":
         kinds = kinds_of(arguments)
         found["attention"] = _value("all" if set(kinds) >= set(KINDS) else kinds)
-    counts = arguments.get("experts_per_layer")
-    if isinstance(counts, Mapping):
-        encoder, decoder = counts.get("encoder"), counts.get("decoder")
-        if type(encoder) is int and type(decoder) is int and encoder > 0 and decoder > 0:
-            balance = Fraction(encoder, decoder)
-            found["balance"] = _value(f"{balance.numerator}:{balance.denominator}")
     return found
 
 

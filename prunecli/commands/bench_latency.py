@@ -76,7 +76,7 @@ def bench_latency(options: BenchLatency) -> None:
         }
     )
     latency = run(labels, options, options, console.progress(options.quiet), console.note, task=options.task)
-    options.finish(latency, lambda: _show(latency), lambda draw: [draw.speed_pictures(latency)])
+    options.finish(latency, lambda: _show(latency))
 
 
 def _show(latency: Latency) -> None:

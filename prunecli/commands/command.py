@@ -251,7 +251,7 @@ class OutputOptions(Options):
 
         Args:
             show: prints the result as tables.
-            pictures: from the module `report.pictures` to rows of pictures.
+            pictures: from the module `report.pictures` to rows of pictures. If None, those of `pictures_of`.
             title: title of the plot.
             leave_out: names of tables that are not written.
             is_written: whether the file of the result is there already.
@@ -259,10 +259,11 @@ class OutputOptions(Options):
         if not is_written:
             write_json(self.output, result.to_json(), force=self.force)
         self.write_table(result, leave_out)
-        if self.plot is not None and pictures is not None:
+        if self.plot is not None:
+            from prunecli.report import pictures as draw
             from prunecli.report.render import save_pictures
 
-            rows = pictures(import_module("prunecli.report.pictures"))
+            rows = draw.pictures_of(result) if pictures is None else pictures(draw)
             if not any(rows):
                 raise PruneError("There is nothing to draw.")
             save_pictures(rows, self.plot, title)

@@ -143,7 +143,7 @@ def compare_models(options: CompareModels) -> None:
 
     def show() -> None:
         show_comparison(result)
-        least, width = min(map(len, portions)), max(main.widths)
+        least, width = min(map(len, portions)), main.width
         many = f"each of {len(portions)} pairs, averaged" if len(portions) > 1 else portions[0].name
         console.out(f"{least:,} sentences of {many}.")
         if "cka" in main.similarities and least < width:
@@ -152,7 +152,7 @@ def compare_models(options: CompareModels) -> None:
                 "give more, or --benchmarks to compare with."
             )
 
-    options.finish(result, show, lambda draw: draw.component_maps(result), leave_out=("matrices",))
+    options.finish(result, show, leave_out=("matrices",))
 
 
 def show_comparison(result: Similarity) -> None:
@@ -195,9 +195,7 @@ def compare_heads(options: CompareHeads) -> None:
 
     same_name = first.name == second.name
     comparison = compare(scores, (str(first), str(second)) if same_name else (first.name, second.name))
-    options.finish(
-        comparison, lambda: show_heads(comparison), lambda draw: [[draw.head_comparison(comparison)]]
-    )
+    options.finish(comparison, lambda: show_heads(comparison))
 
 
 def show_heads(comparison: HeadComparison) -> None:
@@ -270,12 +268,7 @@ def compare_languages(options: CompareLanguages) -> None:
         show = partial(show_languages, result)
         if len(result.pairs) > TABLE_PAIRS:
             leave_out = ("similarity",)
-    options.finish(
-        result,
-        show,
-        lambda draw: draw.text_pictures(result) if is_text else draw.language_pictures(result),
-        leave_out=leave_out,
-    )
+    options.finish(result, show, leave_out=leave_out)
 
 
 TABLE_PAIRS = 12

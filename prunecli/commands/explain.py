@@ -85,13 +85,12 @@ def show_decision(decision: Decision | None) -> None:
 
 def show_cuts(decision: Decision) -> None:
     """Print the metric and the text, and a row for each axis."""
-    from prunecli.analysis.explanation import CUT_COLUMNS, place_rows, summary
+    from prunecli.analysis.explanation import cuts, summary
 
     for line in summary(decision):
         console.out(console.plain(line))
     if decision.metric is not None:
-        rows = [{name: cell(row) for name, cell in CUT_COLUMNS.items()} for row in place_rows(decision)]
-        console.table("Where each place was cut", rows)
+        console.show(cuts(decision))
 
 
 def show_components(decision: Decision) -> None:

@@ -89,9 +89,10 @@ def inspect(options: Inspect) -> None:
             return
         _show(opened, inventory)
         if answer is not None:
+            quantised = bool(inventory.quantisation)
             words = ["prune-experts", str(options.checkpoint or opened.path), *how]
-            show_fits(answer, inventory, is_stock=opened.runs_stock)
-            for line in next_steps(answer, words, stored_as, quantised=bool(inventory.quantisation)):
+            show_fits(answer, is_stock=opened.runs_stock, quantised=quantised)
+            for line in next_steps(answer, words, stored_as, quantised=quantised):
                 console.out(line)
         if table is not None:
             console.note(written(table))
@@ -243,21 +244,13 @@ def _held(held: int, original: int) -> str:
     return f"{held}" if held == original else f"{held} of {original}"
 
 
-SHRUNK_BY = {
-    "attention": "prune-heads",
-    "ffn": "share-ffn",
-    "embeddings": "factorize-embeddings",
-}
-"""Part of a model without experts -> the command that makes it smaller."""
-
-
-def show_fits(fits: Fit, inventory: Inventory, *, is_stock: bool) -> None:
+def show_fits(fits: Fit, *, is_stock: bool, quantised: bool) -> None:
     """Print the table, then what it assumes.
 
     Args:
         is_stock: whether the model runs in its stock class.
+        quantised: whether its weights are stored as codes.
     """
-    quantised = bool(inventory.quantisation)
     named = [(_name(way, quantised=quantised), way) for way in (*fits.whole, *fits.pruned)]
     named += [(f"layer by layer, {way.dtype}", way) for way in fits.by_layer.ways]
     rows = [
@@ -271,12 +264,12 @@ def show_fits(fits: Fit, inventory: Inventory, *, is_stock: bool) -> None:
         for name, way in named
     ]
     console.table(f"What fits in {console.bytes_text(fits.budget_bytes or 0)}", rows)
-    for line in (*_assumed(fits, is_stock=is_stock), *_over(fits, inventory)):
+    for line in _assumed(fits, is_stock=is_stock):
         console.out(line)
 
 
 def next_steps(fits: Fit, command: Sequence[str], dtype: str | None, *, quantised: bool) -> Iterator[str]:
-    """Whether it fits, and else `command` with the smallest ratio that does.
+    """Yield whether the model fits, and else what makes it fit: `command` with the smallest ratio, or shrink.
 
     Args:
         dtype: the type asked for; None: any will do.
@@ -288,26 +281,29 @@ def next_steps(fits: Fit, command: Sequence[str], dtype: str | None, *, quantise
         for way in fits.whole:
             same = [one for one in fits.pruned if one.dtype == way.dtype]
             how = "As stored" if way.as_stored else f"Decoded to {way.dtype}"
-            yield f"{how}, {_next(way.fits, same, command, lambda _way: False)}"
-        return
-    if fits.whole[0].fits:
-        yield "It fits as it is."
+            yield f"{how}, {'it fits as it is.' if way.fits else _next(same, command, lambda _way: False)}"
         return
     asked = None if dtype is None else config_dtype(dtype)
     whole, pruned = (
         [way for way in ways if asked in (None, way.dtype)] for ways in (fits.whole, fits.pruned)
     )
-    if fitting := [way for way in whole if way.fits]:
+    fitting = [way for way in whole if way.fits]
+    if fits.whole[0].fits:
+        yield "It fits as it is."
+    elif fitting:
         yield f"It fits in {fitting[0].dtype}."
     elif fits.pruned:
-        line = _next(False, pruned, command, lambda way: bool(asked) or not way.as_stored)
+        line = _next(pruned, command, lambda way: bool(asked) or not way.as_stored)
         yield line[0].upper() + line[1:]
+    else:
+        smallest, budget = min(fits.whole, key=lambda way: way.needed_bytes), fits.budget_bytes or 0
+        yield f"It needs {console.bytes_text(smallest.needed_bytes - budget)} more, in {smallest.dtype}."
+        words = ["shrink", command[1], "--fit", str(budget)]
+        yield f"Next, with text of your own: prunecli {shlex.join(words)} --text FILE"
 
 
-def _next(fits: bool, pruned: Sequence[Way], command: Sequence[str], cast: Callable[[Way], bool]) -> str:
-    """Whether the whole model `fits`, or else the ratio of `pruned` that keeps most, with its type if it is `cast`."""
-    if fits:
-        return "it fits as it is."
+def _next(pruned: Sequence[Way], command: Sequence[str], cast: Callable[[Way], bool]) -> str:
+    """The ratio of `pruned` that keeps most and fits, with its type if it is `cast`."""
     ratios = [way for way in pruned if way.fits]
     if not ratios:
         return "it does not fit, and no ratio of its experts makes it."
@@ -355,19 +351,3 @@ def _assumed(fits: Fit, *, is_stock: bool) -> Iterator[str]:
         f"{way.state_tokens:,} in {way.dtype}" for way in fits.by_layer.ways if way.state_tokens is not None
     ]:
         yield f"Tokens' hidden states in memory: {', '.join(tokens)}; then a file."
-
-
-def _over(fits: Fit, inventory: Inventory) -> Iterator[str]:
-    """A model without experts: how much too large it is, and what it is made of."""
-    smallest = min((*fits.whole, *fits.pruned), key=lambda way: way.needed_bytes)
-    if fits.pruned or smallest.fits:
-        return
-    more = console.bytes_text(smallest.needed_bytes - (fits.budget_bytes or 0))
-    yield f"The whole model needs {more} more, in {smallest.dtype}."
-    parts = [
-        f"{inventory.parts[part].bytes / max(1, inventory.total.bytes):.0%} {part} ({command})"
-        for part, command in SHRUNK_BY.items()
-        if part in inventory.parts
-    ]
-    yield f"Of the weights: {', '.join(parts)}."
-    yield "How much smaller these make it is yours to choose; --dry-run says the bytes."

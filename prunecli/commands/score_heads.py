@@ -100,12 +100,9 @@ def head_table(
     console.table(title, rows, keys=2)
 
 
-def _values(scores: Scores) -> dict[str, list[float]]:
-    """The shown value of every head: I_h, or the difference of the score from the whole model's."""
-    from prunecli.model.axes import module_of
-
-    shown = scores.means() if scores.method == "gradient" else scores.changes()
-    return {module_of(name): own.tolist() for name, own in shown.items()}
+def _shown(scores: Scores) -> Mapping[str, Any]:
+    """Axis -> the shown value of every head: I_h, or the difference of the score from the whole model's."""
+    return scores.means() if scores.method == "gradient" else scores.changes()
 
 
 _TITLES = {
@@ -129,19 +126,17 @@ def _metric(scores: Scores) -> str:
 
 def _pictures(draw: Any, scores: Scores) -> Any:
     """Draw a heat map for each kind of attention; for ablation also a histogram."""
-    from prunecli.model.axes import module_of
-
     changes = f"change of {_metric(scores)}" if scores.method == "ablation" else None
-    heads = {module_of(name): ids for name, ids in scores.ids.items()}
-    values = {name: dict(zip(heads[name], own, strict=True)) for name, own in _values(scores).items()}
-    return draw.head_maps(scores.model_type, values, changes)
+    return draw.head_maps(scores, _shown(scores), changes)
 
 
 def show(scores: Scores, layers: Any) -> None:
     """The table, and what it says in words."""
     from prunecli.evaluation.scoring import too_few
+    from prunecli.model.axes import module_of
 
-    head_table(_values(scores), layers, _title(scores))
+    values = {module_of(name): own.tolist() for name, own in _shown(scores).items()}
+    head_table(values, layers, _title(scores))
     if scores.method == "gradient":
         what = "the tokens of " if scores.per == "token" else ""
         console.out(f"Mean over {what}{scores.examples:,} examples of {scores.task}.")

@@ -46,9 +46,6 @@ END_OF_NAME = (
 )
 """Vega expression for labels: a long name is cut at its start, since names differ at their ends."""
 
-Grid = Sequence[Sequence["float | None"]]
-"""Rows of values; None is an empty cell. Rows may differ in length."""
-
 
 @dataclass(frozen=True)
 class Picture:
@@ -146,56 +143,49 @@ def _legend(**options: Any) -> Any:
     return alt.Legend(orient="bottom", title=None, labelLimit=400, **options)
 
 
-def colour_range(grids: Sequence[Grid]) -> tuple[float, float]:
+def colour_range(frames: Iterable[pd.DataFrame]) -> tuple[float, float]:
     """Return the ends of a colour scale for several heat maps.
 
     The scale begins or ends at 0; if values lie on both sides of 0, it is symmetric.
     """
-    cells = (value for grid in grids for row in grid for value in row)
-    values = [0.0, *(value for value in cells if value is not None and not math.isnan(value))]
-    low, high = min(values), max(values)
+    values = np.concatenate([[0.0], *(frame.to_numpy(float).ravel() for frame in frames)])
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
     return (-max(-low, high), max(-low, high)) if low < 0 < high else (low, high)
 
 
 @_drawn
 def heat_map(
-    grid: Grid,
-    rows: Sequence[str],
-    columns: Sequence[str],
+    frame: pd.DataFrame,
     ends: tuple[float, float],
     *,
     titles: tuple[str, str] = ("", ""),
-    dropped: Sequence[Sequence[bool]] | None = None,
+    dropped: pd.DataFrame | None = None,
     has_legend: bool = True,
 ) -> Any:
-    """Draw cells coloured by value. Empty cells are blank.
+    """Draw cells coloured by value. Cells without a value are blank.
 
     Args:
-        grid: values [rows, columns].
-        rows, columns: names of the rows and columns.
+        frame: values; the index and the columns are the names of rows and columns.
         ends: the values at the ends of the colour scale. A scale with a negative and a positive end has two colours.
         titles: names of the two axes, such as ("layer", "head").
-        dropped: [rows, columns]: cells with a stroke through them.
+        dropped: whether a cell has a stroke through it, in the form of `frame`.
         has_legend: whether to show the colour scale.
     """
-    values = pd.DataFrame(list(grid), dtype=float).reindex(columns=range(len(columns)))
-    across, down = list(columns), list(rows)
+    values = frame.astype(float).rename(str).rename(str, axis=1)
     while values.size > MOST_CELLS:
-        if values.shape[1] >= values.shape[0]:
-            values, across = values.T.groupby(np.arange(values.shape[1]) // 2).mean().T, across[::2]
-        else:
-            values, down = values.groupby(np.arange(values.shape[0]) // 2).mean(), down[::2]
-    is_whole = values.shape == (len(rows), len(columns))
+        is_wide = values.shape[1] >= values.shape[0]
+        values = values.T if is_wide else values
+        pairs = values.groupby(np.arange(len(values)) // 2)
+        values = pairs.mean().set_axis(values.index[::2])
+        values = values.T if is_wide else values
+    if values.shape != frame.shape:
+        dropped = None
+    down, across = list(values.index), list(values.columns)
     names = titles[0] or "row", titles[1] or "column"
+    states = np.full(values.shape, None) if dropped is None else np.where(dropped, "dropped", "kept")
     cells = [
-        {
-            "row": down[line],
-            "column": across[place],
-            "value": float(value),
-            "state": ("dropped" if dropped[line][place] else "kept") if dropped and is_whole else None,
-        }
-        for line, row in enumerate(values.to_numpy())
-        for place, value in enumerate(row)
+        {"row": down[line], "column": across[place], "value": value, "state": states[line, place]}
+        for (line, place), value in np.ndenumerate(values.to_numpy())
         if not math.isnan(value)
     ]
     width, height = (_cell_size(len(names)) for names in (across, down))
@@ -232,10 +222,10 @@ def heat_map(
                 scale=colour,
                 legend=_legend(gradientLength=160, format=".3~g") if has_legend else None,
             ),
-            tooltip=[*told, *(["state:N"] if dropped and is_whole else [])],
+            tooltip=[*told, *([] if dropped is None else ["state:N"])],
         )
     ]
-    if dropped and is_whole:
+    if dropped is not None:
         stroke = base.mark_point(shape="M-1,-1L1,1", size=min(width, height) ** 2)
         layers.append(stroke.transform_filter("datum.state == 'dropped'").encode(tooltip=[*told, "state:N"]))
     chart = alt.layer(*layers).properties(height=height * len(down))
@@ -249,10 +239,11 @@ def _cell_size(count: int) -> int:
 
 def kept_units(caption: str, layers: Sequence[tuple[str, Collection[int], int]], unit: str) -> Picture:
     """Draw a row for each layer (name, kept ids, original number); kept units stand out, removed ones are faint."""
-    columns = [str(number) for number in range(max(original for _, _, original in layers))]
-    grid = [[float(number in kept) for number in range(original)] for _, kept, original in layers]
-    rows = [f"{name}: {len(kept)} of {original}" for name, kept, original in layers]
-    return heat_map(caption, grid, rows, columns, (0.0, 1.0), titles=("layer", unit), has_legend=False)
+    rows = {
+        f"{name}: {len(kept)} of {original}": pd.Series([float(number in kept) for number in range(original)])
+        for name, kept, original in layers
+    }
+    return heat_map(caption, pd.DataFrame(rows).T, (0.0, 1.0), titles=("layer", unit), has_legend=False)
 
 
 @_drawn
@@ -262,7 +253,6 @@ def curves(
     y_title: str,
     *,
     joined: Collection[str] = (),
-    dashed: Collection[str] = (),
     references: Collection[float] = (),
     y_from_zero: bool = False,
     x_ticks: Sequence[float] = (),
@@ -273,7 +263,6 @@ def curves(
         points: in the order in which lines join them. Each series has a colour and a shape.
         x_title, y_title: titles of the axes.
         joined: series whose points are joined by a line.
-        dashed: those of them with a dashed line.
         references: y values of thin horizontal lines.
         y_from_zero: whether the y axis begins at 0.
         x_ticks: if given, the x axis is logarithmic and has these ticks.
@@ -307,11 +296,9 @@ def curves(
     if references:
         lines = alt.Chart(_data({"y": y} for y in dict.fromkeys(references)))
         layers.append(lines.mark_rule(style="reference").encode(y="y:Q"))
-    for dash, members in ((None, set(joined) - set(dashed)), ([5, 3], set(joined) & set(dashed))):
-        line = {"strokeWidth": 1.6} if dash is None else {"strokeWidth": 1.6, "strokeDash": dash}
-        own = [row for row, point in zip(rows, points, strict=True) if point.series in members]
-        if own:
-            layers.append(base.mark_line(**line).properties(data=_data(own)).encode(order="order:O"))
+    if own := [row for row, point in zip(rows, points, strict=True) if point.series in joined]:
+        lines = base.mark_line(strokeWidth=1.6).properties(data=_data(own))
+        layers.append(lines.encode(order="order:O"))
     if any(point.low is not None for point in points):
         layers.append(base.mark_rule().encode(y="low:Q", y2="high:Q"))
     shapes = alt.Shape("series:N", scale=shared, legend=legend)

@@ -7,15 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 
-from prunecli.analysis.explanation import CUT_COLUMNS, place_name, place_rows, summary
+from prunecli.analysis.explanation import cuts, place_name, summary
 from prunecli.analysis.removed import Removed, Unit, removed
 from prunecli.model.attention import KIND_NAMES
 from prunecli.model.decision import Decision
 from prunecli.model.inventory import PARTS
 from prunecli.model.parts import describe_parts
 from prunecli.report.charts import Bar, Picture, Point, bars, colour_range, curves, heat_map, kept_units
-from prunecli.report.collect import CheckpointEntry, ReportData
+from prunecli.report.collect import MOST_IN_LAYER, CheckpointEntry, ReportData
 from prunecli.report.facts import LOWER_IS_BETTER, Row, rows_of, tested
 from prunecli.report.history import command_lines, family_tree, original, statistics
 from prunecli.report.pictures import reduction_curves
@@ -235,32 +236,27 @@ def decisions_section(data: ReportData) -> Iterator[Block]:
             seen.add(key)
             yield Heading(f"{entry.name}: step {step + 1}, {entry.history[step].get('command', '?')}")
             yield Text(" ".join(summary(decision)))
-            if decision.part in MAPPED:
+            if decision.part in MAPPED and all(place.count <= MOST_IN_LAYER for place in decision.places):
                 yield Pictures([_decision_map(decision)])
-            cuts = [{name: cell(row) for name, cell in CUT_COLUMNS.items()} for row in place_rows(decision)]
-            yield Shown("Where each place was cut", cuts)
+            yield cuts(decision)
 
 
 def _decision_map(decision: Decision) -> Picture:
-    """Draw places by ids. The groups of a router share a row."""
-    rows: dict[str, tuple[list[float | None], list[bool]]] = {}
-    count = 1 + max((int(place.ids[-1]) for place in decision.places if len(place.ids)), default=0)
+    """Draw places by the ids that were up for the choice. The groups of a router share a row."""
+    values: dict[str, dict[int, float]] = {}
+    kept: dict[str, dict[int, bool]] = {}
     for place in decision.places:
         name = place_name(decision, place).partition(", group ")[0]
-        values, dropped = rows.setdefault(name, ([None] * count, [False] * count))
-        for at, number in enumerate(place.ids.tolist()):
-            value = np.nan if place.values is None else float(place.values[at])
-            values[number] = value if np.isfinite(value) else None
-            dropped[number] = not place.kept[at]
-    grid = [values for values, _ in rows.values()]
+        own = np.full(place.count, np.nan) if place.values is None else place.values
+        values.setdefault(name, {}).update(zip(place.ids.tolist(), own.tolist(), strict=True))
+        kept.setdefault(name, {}).update(zip(place.ids.tolist(), place.kept.tolist(), strict=True))
+    frame, stayed = (pd.DataFrame(rows).sort_index().T for rows in (values, kept))
     return heat_map(
         f"{decision.part.capitalize()}s by {decision.metric}",
-        grid,
-        list(rows),
-        [str(number) for number in range(count)],
-        colour_range([grid]),
+        frame,
+        colour_range([frame]),
         titles=("", decision.part),
-        dropped=[dropped for _, dropped in rows.values()],
+        dropped=stayed.eq(False),
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
-from prunecli.errors import DataError, PruneError
+from prunecli.errors import CheckpointError, DataError, PruneError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.decision import Decision
 from prunecli.model.inventory import Inventory, take_inventory
@@ -19,12 +20,9 @@ from prunecli.progress import Progress, silent
 from prunecli.results import kind_of
 from prunecli.results.decisions import FILE, Decisions, read_decisions
 from prunecli.results.document import Document
-from prunecli.results.evaluation import Evaluation
 from prunecli.results.inspection import Inspection
-from prunecli.results.latency import Latency
-from prunecli.results.rewriting import Rewriting, Training
+from prunecli.results.rewriting import Rewriting
 from prunecli.results.shrinking import Shrunk
-from prunecli.results.unit_scores import Scores
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.json_files import read_json
 
@@ -58,20 +56,12 @@ class CheckpointEntry:
     checkpoint: Checkpoint
     inventory: Inventory
     fingerprint: str
-    decisions: Mapping[int, Decision] = field(default_factory=dict)
+    decisions: dict[int, Decision] = field(default_factory=dict)
 
     @property
     def history(self) -> tuple[Mapping[str, Any], ...]:
         """Steps of the history, oldest first."""
         return self.checkpoint.structure.history
-
-
-@dataclass(frozen=True)
-class ResultFile:
-    """A result file: its path below the directory, and what it holds."""
-
-    name: str
-    content: Document
 
 
 @dataclass(frozen=True)
@@ -93,19 +83,19 @@ class ReportData:
         title: the directory's name.
         checkpoints: those of the directory.
         elsewhere: checkpoints that lie elsewhere, and that results or histories speak of.
-        documents: the result files.
+        documents: path below the directory -> the result in this file.
         unreadable: what is damaged.
     """
 
     title: str
-    checkpoints: tuple[CheckpointEntry, ...]
-    elsewhere: tuple[CheckpointEntry, ...]
-    documents: tuple[ResultFile, ...]
-    unreadable: tuple[Unreadable, ...]
+    checkpoints: list[CheckpointEntry] = field(default_factory=list)
+    elsewhere: list[CheckpointEntry] = field(default_factory=list)
+    documents: dict[str, Document] = field(default_factory=dict)
+    unreadable: list[Unreadable] = field(default_factory=list)
 
     def of(self, kind: type[T]) -> list[tuple[str, T]]:
         """(file's name, content) of the results of this kind."""
-        return [(file.name, file.content) for file in self.documents if isinstance(file.content, kind)]
+        return [(name, result) for name, result in self.documents.items() if isinstance(result, kind)]
 
     def known(self, label: str, fingerprint: str) -> CheckpointEntry | None:
         """The checkpoint that a result calls `label`; of several with one fingerprint the one of that name."""
@@ -142,30 +132,24 @@ def collect(
         DataError: no such directory, or it holds nothing that prunecli wrote.
     """
     require_directory(directory)
-    checkpoints, documents, unreadable = [], [], []
+    data = ReportData(directory.resolve().name or str(directory.resolve()))
     folders = list(_folders(directory))
     with progress("reading", len(folders), "folders") as advance:
         for folder in folders:
-            for item in _in_folder(folder, directory):
-                if isinstance(item, CheckpointEntry):
-                    checkpoints.append(item)
-                elif isinstance(item, ResultFile):
-                    documents.append(item)
-                else:
-                    unreadable.append(item)
+            _read_folder(folder, directory, data)
             advance(1)
-    if not (checkpoints or documents or unreadable):
+    if not (data.checkpoints or data.documents or data.unreadable):
         raise DataError(
             f"{directory}: nothing to report: no results and no checkpoints {DEPTH} folders deep",
             "Name a directory in which prunecli worked, or make results first: prunecli evaluate -o evaluation.json.",
         )
-    return ReportData(
-        title=directory.resolve().name or str(directory.resolve()),
-        checkpoints=tuple(checkpoints),
-        elsewhere=tuple(_referenced(elsewhere or {}, checkpoints, documents)),
-        documents=tuple(documents),
-        unreadable=tuple(unreadable),
-    )
+    sources = [step.get("source", {}) for entry in data.checkpoints for step in entry.history]
+    named = {source.get("fingerprint") for source in sources}
+    named |= {model.fingerprint for result in data.documents.values() for model in result.models}
+    missing = named - {entry.fingerprint for entry in data.checkpoints}
+    entries = (_entry(name, path) for name, path in (elsewhere or {}).items())
+    data.elsewhere.extend(entry for entry in entries if entry.fingerprint in missing)
+    return data
 
 
 def _folders(directory: Path) -> Iterator[Path]:
@@ -181,75 +165,50 @@ def _folders(directory: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _in_folder(folder: Path, directory: Path) -> Iterator[CheckpointEntry | ResultFile | Unreadable]:
-    """Yield the documents in one folder, the folder itself as a checkpoint first."""
-    name = folder.relative_to(directory).as_posix()
+def _read_folder(folder: Path, directory: Path, data: ReportData) -> None:
+    """Add the checkpoint and the results in one folder to the data."""
+    name = folder.relative_to(directory)
     if (folder / "config.json").is_file():
-        try:
+        with _noted(data, name, folder):
             if _is_checkpoint(folder):
-                entry = _entry(name, folder)
-                try:
-                    yield replace(entry, decisions=_decisions(folder, entry))
-                except PruneError as error:
-                    yield entry
-                    yield Unreadable((Path(name) / FILE).as_posix(), _reason(error, folder / FILE))
-        except (PruneError, OSError) as error:
-            yield Unreadable(name, _reason(error, folder))
+                entry = _entry(name.as_posix(), folder)
+                data.checkpoints.append(entry)
+                with _noted(data, name / FILE, folder / FILE):
+                    entry.decisions.update(read_decisions(folder, entry.history))
     for path in sorted(folder.glob("*.json")):
-        if not path.is_file() or path.name.startswith("."):
-            continue
-        where = path.relative_to(directory).as_posix()
-        try:
-            document = read_document(where, path)
-        except (PruneError, OSError) as error:
-            yield Unreadable(where, _reason(error, path))
-        else:
-            if document is not None:
-                yield document
+        if path.is_file() and not path.name.startswith("."):
+            with _noted(data, name / path.name, path):
+                if (result := _read_result(path)) is not None:
+                    data.documents[(name / path.name).as_posix()] = result
 
 
-def read_document(name: str, path: Path) -> ResultFile | None:
-    """The result in a file; None for a file of others, or one that no report shows.
+@contextmanager
+def _noted(data: ReportData, name: PurePath, path: Path) -> Iterator[None]:
+    """Add what cannot be read to the data; the reason has no path, so that a page is the same wherever it is made."""
+    try:
+        yield
+    except PruneError as error:
+        reason = error.message.removeprefix(f"{path}: ").replace(f"{path}/", "")
+        data.unreadable.append(Unreadable(name.as_posix(), reason))
+    except OSError as error:
+        data.unreadable.append(Unreadable(name.as_posix(), error.strerror or "cannot be read"))
+
+
+def _read_result(path: Path) -> Document | None:
+    """Read the result in a file; None for a file of others, or one that no report shows.
 
     Raises:
-        PruneError: one of prunecli's that is damaged.
+        PruneError: a damaged file of prunecli.
     """
-    if _MARK not in _head(path):
-        if _OWN_NAMES.fullmatch(path.name):
-            read_json(path)  # an empty or cut file of this name is most likely one of prunecli's
-        return None
+    with path.open("rb") as file:
+        if _MARK not in file.read(_HEAD_BYTES) and not _OWN_NAMES.fullmatch(path.name):
+            return None
     payload = read_json(path)
-    format_ = payload.get("format") if isinstance(payload, dict) else None
-    if not isinstance(format_, str):
-        return None
-    kind = kind_of(format_)
+    kind = kind_of(str(payload.get("format"))) if isinstance(payload, dict) else None
     # Of what most rewriting commands print, the checkpoints themselves are shown.
     if kind is None or (issubclass(kind, (Decisions, Inspection, Rewriting)) and kind is not Shrunk):
         return None
-    content = kind.from_json(payload, path)
-    if isinstance(content, Scores) and content.kind == "head":
-        refuse_many(path, 1 + max(head for heads in content.ids.values() for head in heads))
-    return ResultFile(name, content)
-
-
-def refuse_many(path: Path, count: int) -> None:
-    """Refuse a layer of so many experts or heads as no model has: their cells would fill the memory.
-
-    Raises:
-        DataError: more than `MOST_IN_LAYER`.
-    """
-    if count > MOST_IN_LAYER:
-        raise DataError(
-            f"{path}: {min(count, 10**18):,} experts or heads in a layer; at most {MOST_IN_LAYER:,} are shown"
-        )
-
-
-def _head(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(_HEAD_BYTES)
-    except FileNotFoundError:
-        return b""
+    return kind.from_json(payload, path)
 
 
 def _is_checkpoint(folder: Path) -> bool:
@@ -264,49 +223,20 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _entry(name: str, path: Path) -> CheckpointEntry:
+    """Read a checkpoint.
+
+    Raises:
+        CheckpointError: a damaged checkpoint, or one with more experts or heads in a layer than any model has: their
+            cells would fill the memory.
+    """
     with open_model(path) as checkpoint:
         inventory = take_inventory(checkpoint)
         counts = [
             *(layer.original_experts for layer in inventory.layers),
             *(layer.original_heads for layer in inventory.attentions),
         ]
-        refuse_many(path, max(counts, default=0))
-        return CheckpointEntry(name, checkpoint, inventory, checkpoint.fingerprint)
-
-
-def _decisions(folder: Path, entry: CheckpointEntry) -> dict[int, Decision]:
-    found = read_decisions(folder, entry.history)
-    for decision in found.values():
-        if decision.part in ("expert", "head", "layer"):
-            refuse_many(
-                folder / FILE,
-                1 + max((int(place.ids.max(initial=0)) for place in decision.places), default=0),
+        if max(counts, default=0) > MOST_IN_LAYER:
+            raise CheckpointError(
+                f"{path}: {max(counts):,} experts or heads in a layer; at most {MOST_IN_LAYER:,} are shown"
             )
-    return found
-
-
-def _reason(error: PruneError | OSError, path: Path) -> str:
-    """Return the message of an error without the path, so that a page is the same wherever its directory lies."""
-    if isinstance(error, OSError):
-        return error.strerror or "cannot be read"
-    return error.message.removeprefix(f"{path}: ").replace(f"{path}/", "")
-
-
-def _referenced(
-    elsewhere: Mapping[str, Path], checkpoints: Sequence[CheckpointEntry], documents: Sequence[ResultFile]
-) -> Iterator[CheckpointEntry]:
-    """Return the checkpoints of `elsewhere` that a history or a result names and the directory lacks."""
-    missing = set(_spoken_of(checkpoints, documents)) - {entry.fingerprint for entry in checkpoints}
-    if missing:
-        entries = (_entry(name, path) for name, path in elsewhere.items())
-        yield from (entry for entry in entries if entry.fingerprint in missing)
-
-
-def _spoken_of(checkpoints: Sequence[CheckpointEntry], documents: Sequence[ResultFile]) -> Iterable[str]:
-    for entry in checkpoints:
-        for step in entry.history:
-            if "source" in step:
-                yield str(step["source"].get("fingerprint"))
-    for document in documents:
-        if isinstance(document.content, (Evaluation, Latency, Training)):
-            yield from (model.fingerprint or "" for model in document.content.models)
+        return CheckpointEntry(name, checkpoint, inventory, checkpoint.fingerprint)

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from prunecli.model.structure import statistics_files
@@ -48,13 +48,13 @@ class Node:
         name: names of the checkpoint.
         how: the command that made it; empty for an original.
         is_here: whether the checkpoint lies in the directory.
-        children: checkpoints made from this one.
+        depth: number of steps from the original.
     """
 
     name: str
     how: str
     is_here: bool
-    children: list[Node] = field(default_factory=list)
+    depth: int
 
 
 def family_tree(
@@ -65,24 +65,22 @@ def family_tree(
     A history is whole, from the original on: its steps are the path to a checkpoint, and those without the last the
     path to what it was made from, whether that still exists or not.
     """
-    roots: dict[str, Node] = {}
-    nodes: dict[tuple[str, ...], Node] = {}  # by the steps from the original on
+    nodes: dict[tuple[int, ...], Node] = {}  # by the numbers of the original and of the steps from there on
+    numbers: dict[str, int] = {}
     for entry in derived:
         key, fingerprint, name = original(entry)
         originals = [other.name for other in stock if fingerprint and other.fingerprint == fingerprint]
+        path: tuple[int, ...] = (numbers.setdefault(key, len(numbers)),)
         is_here = any(other in here for other in originals)
-        node = roots.setdefault(key, Node(", ".join(originals) or name, "", is_here))
-        path: tuple[str, ...] = (key,)
+        node = nodes.setdefault(path, Node(", ".join(originals) or name, "", is_here, 0))
         # A step's result has the name under which the next step read it.
         names = [str(step.get("source", {}).get("path", "?")) for step in entry.history[1:]]
         for step, name in zip(entry.history, [*names, ""], strict=True):
-            path = (*path, json.dumps(step, sort_keys=True, default=str))
-            if path not in nodes:
-                nodes[path] = Node(name, step_text(step), is_here=False)
-                node.children.append(nodes[path])
-            node = nodes[path]
+            key = json.dumps(step, sort_keys=True, default=str)
+            path = (*path, numbers.setdefault(key, len(numbers)))
+            node = nodes.setdefault(path, Node(name, step_text(step), is_here=False, depth=len(path) - 1))
         node.name, node.is_here = f"{node.name}, {entry.name}" if node.is_here else entry.name, True
-    return list(roots.values())
+    return [nodes[path] for path in sorted(nodes)]
 
 
 def original(entry: CheckpointEntry) -> tuple[str, str, str]:

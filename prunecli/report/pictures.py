@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, get_args
+from functools import singledispatch
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from prunecli.architectures.records import Side
 from prunecli.errors import CheckpointError
 from prunecli.model.attention import KIND_NAMES, KINDS, kind_and_layer
+from prunecli.model.axes import module_of
 from prunecli.report.charts import (
     Bar,
-    Grid,
     Picture,
     Point,
     bars,
@@ -24,19 +26,31 @@ from prunecli.report.charts import (
     heat_map,
     histogram,
 )
+from prunecli.results.gates import GateStatistics
+from prunecli.results.languages import Languages, Texts
 from prunecli.results.latency import Latency
-from prunecli.results.similarity import Similarity, axis_title, by_kind, ends_of, stated_correlation
+from prunecli.results.rewriting import Training
+from prunecli.results.shrinking import Shrunk
+from prunecli.results.similarity import (
+    HeadComparison,
+    Similarity,
+    axis_title,
+    by_kind,
+    ends_of,
+    stated_correlation,
+)
+from prunecli.results.unit_scores import Scores
 
 if TYPE_CHECKING:
     from prunecli.analysis.removed import Kept, Removed
-    from prunecli.results.languages import ExpertsPerLayer, Languages, Texts, Tree
+    from prunecli.results.languages import ExpertsPerLayer, Tree
     from prunecli.results.latency import Timing
-    from prunecli.results.shrinking import Shrunk
-    from prunecli.results.similarity import HeadComparison
 
 MEASURES = {"cka": "CKA", "lns": "LNS"}
 MOST_PAIRS = 120
 """With more pairs, the matrices of their similarities are not drawn."""
+MOST_POINTS = 300
+"""A longer training log is thinned to at most so many points."""
 UNIT_RANGE = (0.0, 1.0)
 """Ends of the colour scale for similarities."""
 
@@ -83,8 +97,7 @@ def reduction_curves(
         for name, own in members.items()
         for index in sorted(own, key=lambda index: (models[index].x, index))
     ]
-    dashed = [name for name in joined if any(lost[index].by_ablation for index in members[name])]
-    return curves(caption, points, *titles, joined=joined, dashed=dashed, references=references)
+    return curves(caption, points, *titles, joined=joined, references=references)
 
 
 def training_curves(
@@ -127,7 +140,14 @@ def training_curves(
     )
 
 
-def shrink_picture(caption: str, shrunk: Shrunk) -> Picture:
+@singledispatch
+def pictures_of(_result: Any) -> list[list[Picture]]:
+    """Return rows of pictures of a result, for the page and for `--plot`."""
+    return []
+
+
+@pictures_of.register
+def _shrinking(shrunk: Shrunk) -> list[list[Picture]]:
     """Draw cost by size: a line for each kind of units removed alone, points for mixtures, and the choice."""
     points = []
     for one in sorted(shrunk.tried, key=lambda one: (one.stage, one.parameters)):
@@ -137,10 +157,15 @@ def shrink_picture(caption: str, shrunk: Shrunk) -> Picture:
         if one.quality.cost is not None:
             points.append(Point(one.parameters / 1e6, one.quality.cost, shares, series))
     alone = {point.series for point in points if point.series.endswith(" alone")}
-    return curves(caption, points, "parameters, millions", "cost: loss, or 1 - cosine", joined=alone)
+    caption, titles = (
+        f"What was tried for {shrunk.output}",
+        ("parameters, millions", "cost: loss, or 1 - cosine"),
+    )
+    return [[curves(caption, points, *titles, joined=alone)]]
 
 
-def speed_pictures(latency: Latency) -> list[Picture]:
+@pictures_of.register
+def _speed(latency: Latency) -> list[list[Picture]]:
     """Draw speed against batch size for each beam or phase (2309.01826, appendix D), bars for a single batch size."""
     settings: dict[str, list[tuple[str, Timing]]] = {}
     for result in latency.results:
@@ -151,35 +176,18 @@ def speed_pictures(latency: Latency) -> list[Picture]:
         unit = own[0][1].rate[0]
         caption = ", ".join(filter(None, [unit.capitalize(), setting]))
         sizes = sorted({timing.batch_size for _, timing in own})
+        speeds = [(name, timing.batch_size, timing.rate[1]) for name, timing in own]
         if len(sizes) == 1:
-            rows = [
-                Bar(
-                    name,
-                    one.median,
-                    one.text(1),
-                    low=one.median - one.deviation,
-                    high=one.median + one.deviation,
-                )
-                for name, timing in own
-                for one in [timing.rate[1]]
-            ]
+            rows = [Bar(name, one.median, one.text(1), "", *one.ends) for name, _, one in speeds]
             pictures.append(bars(f"{caption}; error bars: one deviation", rows, unit))
             continue
         points = [
-            Point(
-                timing.batch_size,
-                one.median,
-                f"{name}, batch {timing.batch_size}",
-                name,
-                one.median - one.deviation,
-                one.median + one.deviation,
-            )
-            for name, timing in sorted(own, key=lambda row: row[1].batch_size)
-            for one in [timing.rate[1]]
+            Point(size, one.median, f"{name}, batch {size}", name, *one.ends)
+            for name, size, one in sorted(speeds, key=lambda row: row[1])
         ]
         options = {"joined": {name for name, _ in own}, "x_ticks": sizes, "y_from_zero": True}
         pictures.append(curves(f"{caption}, against batch size", points, "batch size", unit, **options))
-    return pictures
+    return [pictures]
 
 
 def experts_per_layer(layers: ExpertsPerLayer) -> Picture:
@@ -212,12 +220,13 @@ def trees(clusters: Mapping[str, Tree | None], families: dict[str, str]) -> list
     ]
 
 
-def similarity_map(caption: str, matrix: Grid, names: Sequence[str]) -> Picture:
+def _similarities(caption: str, matrix: Sequence[Sequence[float]], names: Sequence[str]) -> Picture:
     """Draw a matrix of similarities of `names` with each other."""
-    return heat_map(caption, matrix, names, names, UNIT_RANGE)
+    return heat_map(caption, pd.DataFrame(matrix, names, names), UNIT_RANGE)
 
 
-def language_pictures(languages: Languages) -> list[list[Picture]]:
+@pictures_of.register
+def _languages(languages: Languages) -> list[list[Picture]]:
     """Draw the trees, the similarities of pairs if there are few, and the experts of each layer."""
     clusters, similarity = languages.clustering, languages.similarity
     by_side = {
@@ -226,7 +235,7 @@ def language_pictures(languages: Languages) -> list[list[Picture]]:
     }
     sides = {} if similarity is None else {"encoder": similarity.encoder, "decoder": similarity.decoder}
     maps = [
-        similarity_map(f"Jaccard similarity, {side} experts", matrix, languages.pairs)
+        _similarities(f"Jaccard similarity, {side} experts", matrix, languages.pairs)
         for side, matrix in sides.items()
         if matrix is not None and len(languages.pairs) <= MOST_PAIRS
     ]
@@ -234,49 +243,87 @@ def language_pictures(languages: Languages) -> list[list[Picture]]:
     return [trees(by_side, languages.families), maps, [] if layers is None else [experts_per_layer(layers)]]
 
 
-def text_pictures(texts: Texts) -> list[list[Picture]]:
+@pictures_of.register
+def _texts(texts: Texts) -> list[list[Picture]]:
     """Draw the tree and the similarities of texts."""
-    shared = similarity_map("Jaccard similarity of the selected experts", texts.similarity, texts.texts)
+    shared = _similarities("Jaccard similarity of the selected experts", texts.similarity, texts.texts)
     return [[*trees({"Texts by their experts": texts.clustering}, texts.families), shared]]
 
 
+@pictures_of.register
+def _gates(statistics: GateStatistics) -> list[list[Picture]]:
+    """Draw how often each expert is ranked first."""
+    sums = statistics.combined(statistics.entries)
+    frame = pd.DataFrame(sums.top1, statistics.layers).div(sums.tokens, axis=0)
+    entry = "text" if statistics.mode == "text" else "pair"
+    caption = f"Share of a layer's tokens that rank an expert first, over all {entry}s"
+    return [[heat_map(caption, frame, colour_range([frame]), titles=("", "expert"))]]
+
+
+@pictures_of.register
+def _training(training: Training) -> list[list[Picture]]:
+    """Draw the loss of training and validation text, and chrF++ of validation text, by updates."""
+    pictures = []
+    losses = [
+        Point(step.step, step.loss, name, name)
+        for name, steps in (("training", training.training), ("validation", training.validation))
+        for step in steps[:: max(1, -(-len(steps) // MOST_POINTS))]
+    ]
+    if losses:
+        names = {point.series for point in losses}
+        pictures.append(curves(f"Loss of {training.output}", losses, "update", "loss", joined=names))
+    scores = [
+        Point(step.step, step.chrf, "validation", "chrF++")
+        for step in training.validation
+        if step.chrf is not None
+    ]
+    if scores:
+        caption = f"chrF++ of {training.output}"
+        pictures.append(curves(caption, scores, "update", "chrF++", joined={"chrF++"}))
+    return [pictures]
+
+
+@pictures_of.register
+def _heads(scores: Scores) -> list[list[Picture]]:
+    """Draw the importance of heads, or the score with each head alone in its layer."""
+    drawn = scores.means() if scores.method == "all-but-one" else scores.importance()
+    return [head_maps(scores, drawn)] if scores.kind == "head" else []
+
+
 def head_maps(
-    model_type: str, values: Mapping[str, Mapping[int, float]], counted: str | None = None
+    scores: Scores, values: Mapping[str, NDArray[np.float64]], counted: str | None = None
 ) -> list[Picture]:
-    """Draw a heat map for each kind of attention, layers by heads, all with one colour scale.
+    """Draw a heat map for each kind of attention, layers by original ids of heads, all with one colour scale.
 
     Args:
-        model_type: of the model, which tells the kind and the layer of an attention.
-        values: attention -> original id of a head -> its value. Pruned heads have no value.
+        scores: the scores of heads, which name the model type and the heads.
+        values: axis -> a value for each head.
         counted: if given, what the values are, for a histogram of all heads (1905.10650, Figure 1).
     """
-    grouped: dict[str, list[tuple[int, str]]] = {}
-    for attention in values:
-        kind, layer = kind_and_layer(model_type, attention)
-        grouped.setdefault(kind, []).append((layer, attention))
-    names, grids, rows = [], [], []
+    grouped: dict[str, dict[tuple[int, str], pd.Series]] = {}
+    for axis, own in values.items():
+        attention = module_of(axis)
+        kind, layer = kind_and_layer(scores.model_type, attention)
+        grouped.setdefault(kind, {})[layer, attention] = pd.Series(own, scores.ids[axis], float)
+    frames = {}
     for kind in sorted(grouped, key=lambda kind: [*KINDS, kind].index(kind)):
-        layers = [(layer, values[attention]) for layer, attention in sorted(grouped[kind])]
-        heads = range(1 + max((head for _, own in layers for head in own), default=-1))
-        if heads:
-            names.append(KIND_NAMES.get(kind, kind))
-            grids.append([[own.get(head) for head in heads] for _, own in layers])
-            rows.append([str(layer) if kind in KIND_NAMES else name for layer, name in sorted(grouped[kind])])
-    ends = colour_range(grids)
-    pictures = [
-        heat_map(name, grid, own, [*map(str, range(len(grid[0])))], ends, titles=("layer", "head"))
-        for name, grid, own in zip(names, grids, rows, strict=True)
-    ]
-    if counted is not None and grids:
-        drawn = {
-            name: [value for row in grid for value in row if value is not None]
-            for name, grid in zip(names, grids, strict=True)
+        rows = {
+            str(layer) if kind in KIND_NAMES else attention: grouped[kind][layer, attention]
+            for layer, attention in sorted(grouped[kind])
         }
+        frame = pd.DataFrame(rows).sort_index().T
+        if frame.size:
+            frames[KIND_NAMES.get(kind, kind)] = frame
+    ends = colour_range(frames.values())
+    pictures = [heat_map(name, frame, ends, titles=("layer", "head")) for name, frame in frames.items()]
+    if counted is not None and frames:
+        drawn = {name: frame.to_numpy()[frame.notna()].tolist() for name, frame in frames.items()}
         pictures.append(histogram(f"Number of heads by {counted}", drawn, counted, "heads"))
     return pictures
 
 
-def head_comparison(comparison: HeadComparison) -> Picture:
+@pictures_of.register
+def _head_comparison(comparison: HeadComparison) -> list[list[Picture]]:
     """Draw a point for each head: its importance in both files (1905.10650, Figure 2)."""
     stated = {one.of: one for one in comparison.correlations}
     points = [
@@ -291,10 +338,11 @@ def head_comparison(comparison: HeadComparison) -> Picture:
     ]
     caption = f"Importance of {len(points)} heads{stated_correlation(stated.get('all'))}"
     titles = axis_title(comparison.first), axis_title(comparison.second)
-    return curves(caption, points, *titles, references=[0.0])
+    return [[curves(caption, points, *titles, references=[0.0])]]
 
 
-def component_maps(similarity: Similarity) -> list[list[Picture]]:
+@pictures_of.register
+def _components(similarity: Similarity) -> list[list[Picture]]:
     """Draw rows of heat maps of components (2309.01826, Figure 1), components of one side in each.
 
     With two models, there is a row for each measure and side: each model by itself, then both. With one model, there is
@@ -306,29 +354,20 @@ def component_maps(similarity: Similarity) -> list[list[Picture]]:
         by_side = []
         for side in get_args(Side):
             maps = []
-            for which in ("first", "second", "between"):
-                down, across = (
-                    [
-                        (i, part.label)
-                        for i, part in enumerate(similarity.components.get(end, []))
-                        if part.side == side
-                    ]
-                    for end in ends_of(which)
-                )
-                if which not in matrices or not down or not across:
-                    continue
-                names = tuple(models.get(end, end) for end in ends_of(which))
-                title = f"{MEASURES.get(measure, measure)}, {side}: {' and '.join(dict.fromkeys(names))}"
-                grid = [[matrices[which][row][column] for column, _ in across] for row, _ in down]
-                labels = [label for _, label in down], [label for _, label in across]
-                maps.append(
-                    heat_map(
-                        title, grid, *labels, UNIT_RANGE, titles=names if len(set(names)) > 1 else ("", "")
-                    )
-                )
+            for which, matrix in matrices.items():
+                ends = [similarity.components[end] for end in ends_of(which)]
+                down, across = ([part.side == side for part in parts] for parts in ends)
+                labels = [[part.label for part in parts] for parts in ends]
+                frame = pd.DataFrame(matrix, *labels).loc[down, across]
+                if frame.size:
+                    names = tuple(models.get(end, end) for end in ends_of(which))
+                    single = dict.fromkeys(names)
+                    title = f"{MEASURES.get(measure, measure)}, {side}: {' and '.join(single)}"
+                    titles = names if len(single) > 1 else ("", "")
+                    maps.append(heat_map(title, frame, UNIT_RANGE, titles=titles))
             by_side.append(maps)
         rows += by_side if "between" in matrices else [[picture for maps in by_side for picture in maps]]
-    return [row for row in rows if row]
+    return rows
 
 
 def correlation_maps(rows: Sequence[Mapping[str, NDArray[np.float64]]]) -> list[list[Picture]]:
@@ -337,13 +376,13 @@ def correlation_maps(rows: Sequence[Mapping[str, NDArray[np.float64]]]) -> list[
         [
             heat_map(
                 f"{name}; mean beside the diagonal {mean_correlation(values):.3f}",
-                values.tolist(), *([str(number) for number in range(len(values))],) * 2, UNIT_RANGE,
+                pd.DataFrame(values),
+                UNIT_RANGE,
             )
             for name, values in maps.items()
         ]
         for maps in rows
-        if maps
-    ]  # fmt: skip
+    ]
 
 
 def correlation_map(chunks: Iterable[NDArray[np.generic]]) -> NDArray[np.float64]:

@@ -77,22 +77,11 @@ class Steps:
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree of checkpoints as nested lists."""
+    """A tree of checkpoints as nested lists: the nodes with their depth, parents first."""
 
     kind: ClassVar[str] = "tree"
     caption: str
-    roots: Sequence[Node]
-
-    def lines(self) -> list[tuple[Node, int, int]]:
-        """Return each node with its depth and the number of lists that end behind it, parents first."""
-        walked: list[tuple[Node, int]] = []
-        waiting = [(root, 0) for root in reversed(self.roots)]
-        while waiting:  # no recursion: a history may be long
-            node, depth = waiting.pop()
-            walked.append((node, depth))
-            waiting += [(child, depth + 1) for child in reversed(node.children)]
-        depths = [depth for _, depth in walked[1:]] + [0]
-        return [(node, depth, depth - after) for (node, depth), after in zip(walked, depths, strict=True)]
+    nodes: Sequence[Node]
 
 
 Block = Heading | Text | Shown | Pictures | Steps | Tree

@@ -51,6 +51,11 @@ class Spread(Record):
         return f"{self.median:,.{digits}f} ± {self.deviation:,.{digits}f}"
 
     @property
+    def ends(self) -> tuple[float, float]:
+        """The median less and plus the deviation."""
+        return self.median - self.deviation, self.median + self.deviation
+
+    @property
     def is_noisy(self) -> bool:
         """Whether the deviation is above `NOISY` of the median."""
         return self.deviation > NOISY * abs(self.median)

@@ -20,7 +20,9 @@ LINE = {"far": np.array([10.0]), "a": np.array([0.0]), "b": np.array([1.0]), "c"
 
 @given(st.lists(sets, max_size=5))
 def test_matrix_is_symmetric_with_ones_on_the_diagonal(selections):
-    matrix = jaccard_matrix(selections)
+    members = [(name, number) for name in "ab" for number in range(8)]
+    held = [[member in selection for member in members] for selection in selections]
+    matrix = jaccard_matrix(np.array(held, bool).reshape(len(selections), len(members)))
     assert matrix.shape == (len(selections), len(selections))
     np.testing.assert_array_equal(matrix, matrix.T)
     np.testing.assert_array_equal(np.diag(matrix), 1)

@@ -65,7 +65,7 @@ def result(
 
 def rows_of(comparison: Comparison, found: Similarity, side: str) -> list[dict[str, Any]]:
     """Rows of one side's components."""
-    names = {component.name for component in comparison.first if component.side == side}
+    names = {component.name for component in comparison.components[0] if component.side == side}
     return [row for row in found.corresponding or [] if row["first"] in names]
 
 
@@ -90,7 +90,7 @@ def test_removed_ffns_are_left_out_and_named(models: Path) -> None:
 def test_normalised_by_benchmarks(models: Path) -> None:
     found = compared(models, "one", "less", "two", "three")
     made = result(found["less"], [found["two"], found["three"]])
-    places = {component.name: place for place, component in enumerate(found["less"].first)}
+    places = {component.name: place for place, component in enumerate(found["less"].components[0])}
     for row in made.corresponding or []:
         place = places[row["first"]]
         both = [found[name].part("between", "cka")[place, place] for name in ("two", "three")]
@@ -125,7 +125,7 @@ def test_random_weights_are_the_lower_bound(models: Path) -> None:
                 drawn[random_label(seed)].part("between", measure), expected, rtol=1e-9
             )
     made = result(drawn["less"], (), [drawn[random_label(0)], drawn[random_label(1)]])
-    places = {component.name: place for place, component in enumerate(drawn["less"].first)}
+    places = {component.name: place for place, component in enumerate(drawn["less"].components[0])}
     for row in made.corresponding or []:
         place = places[row["first"]]
         both = [stored[f"random-{seed}"].part("between", "cka")[place, place] for seed in (0, 1)]

@@ -135,7 +135,7 @@ def test_every_family_is_reckoned_with(
     text = capsys.readouterr().out
     over = found["whole"][1]["needed_bytes"] - 2048
     assert f"needs {over / 1024:.2f} KiB more, in float16" in text
-    assert "attention (prune-heads)" in text
+    assert f"prunecli shrink {directory} --fit 2048 --text FILE" in text
 
 
 def test_keys_that_query_heads_share_are_cached_once(

@@ -24,7 +24,7 @@ def test_results_and_checkpoints_at_any_depth_by_name(tmp_path):
     assert [one.name for one in found.checkpoints] == ["b/model"]
     assert [name for name, _ in found.of(Latency)] == ["a.json"]
     assert [name for name, _ in found.of(Evaluation)] == ["b/c/e.json"]
-    assert found.unreadable == ()
+    assert found.unreadable == []
     assert found.title == tmp_path.name
 
 
@@ -47,7 +47,7 @@ def test_files_of_others_are_passed_over(tmp_path):
     (tmp_path / "app").mkdir()
     write_json(tmp_path / "app" / "config.json", {"port": 80})
     found = collect(tmp_path)
-    assert [one.name for one in found.documents] == ["e.json"]
+    assert [*found.documents] == ["e.json"]
     assert not found.checkpoints + found.unreadable
 
 
@@ -130,7 +130,7 @@ def test_checkpoints_elsewhere_come_in_where_something_speaks_of_them(tmp_path):
     work = tmp_path / "work"
     work.mkdir()
     write_json(work / "e.json", results.evaluation())
-    assert collect(work, {"demo": base}).elsewhere == ()
+    assert collect(work, {"demo": base}).elsewhere == []
     models = [{"path": "base", "fingerprint": fingerprint}, results.MODELS[1]]
     write_json(work / "e.json", results.evaluation(models))
     found = collect(work, {"demo": base})
@@ -140,13 +140,10 @@ def test_checkpoints_elsewhere_come_in_where_something_speaks_of_them(tmp_path):
 
 
 def test_layers_of_countless_experts_or_heads_are_refused(tmp_path):
-    payload = results.heads()
-    payload["heads"]["model.encoder.layers.0.self_attn"] = [0, 10**9]
-    write_json(tmp_path / "heads.json", payload)
     path = tiny_nllb_moe(tmp_path / "model") / "config.json"
     axis = {"model.encoder.layers.0.self_attn.heads": {"kept": [0, 1], "of": 10**9}}
     structure = {"version": 4, "axes": axis}
     write_json(path, {**json.loads(path.read_text()), "prunecli": structure})
     found = collect(tmp_path)
-    assert [one.name for one in found.unreadable] == ["heads.json", "model"]
-    assert all("at most 65,536" in one.reason for one in found.unreadable)
+    assert [one.name for one in found.unreadable] == ["model"]
+    assert "at most 65,536" in found.unreadable[0].reason
