@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.patchwork import NoHeads, OnlyBias, module_name
-from prunecli.modules.building import assemble, complete
+from prunecli.modules.building import EmptyModel, assemble, complete
 from prunecli.modules.define import DefineEmbedding, DefineOutput, has_module
 from prunecli.modules.saving import saving_as_stored
 from prunecli.modules.sparse_ffn import SparseFFN
@@ -61,7 +61,7 @@ def random_model(checkpoint: Checkpoint, seed: int) -> Any:
             # adds to that step, the rows only come nearer to the deviation.
             last = unit.group_layer(len(unit.layers) - 1)[0] if unit.reduce is None else unit.reduce.weight
             last.mul_(spread / unit.rows(0, min(SAMPLED_ROWS, unit.num_embeddings)).std())
-    complete(model, checkpoint, cpu)
+    complete(EmptyModel(model, (), (), cpu, ""), checkpoint)
     if undrawn := [name for name, value in model.named_parameters() if not bool(value.isfinite().all())]:
         raise CheckpointError(f"{checkpoint.path}: nothing draws the weights of {undrawn[0]}")
     return saving_as_stored(model, checkpoint, checkpoint.config)

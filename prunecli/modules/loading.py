@@ -14,8 +14,8 @@ from prunecli.model.mixtures import stated_counts
 from prunecli.model.opening import result_config
 from prunecli.model.skeleton import config_class, no_bars
 from prunecli.model.structure import WEIGHTS_KEY
-from prunecli.modules.building import build_model, missing_tensors
-from prunecli.modules.constant_experts import fill_constants
+from prunecli.modules.building import build_model, missing_tensors, refused_by_layer
+from prunecli.modules.classes import empty_model, fill_constants, fitted_class, stock_class
 from prunecli.modules.cpu_linear import pack_linears
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.devices import Devices, choose_devices, spread
@@ -23,8 +23,6 @@ from prunecli.modules.fitting import fitting_dtype, holding, need_of
 from prunecli.modules.machine import give_back, keep_freed_blocks
 from prunecli.modules.saving import keeping_config
 from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.modules.stock_classes import empty_model, fitted_class, stock_class
-from prunecli.modules.stock_model import load_stock_model, refused_by_layer
 from prunecli.tensors.hub.names import origin
 
 if TYPE_CHECKING:
@@ -135,7 +133,7 @@ def _stock(
     """
     stock, fitted = stock_class(checkpoint, name), fitted_class(checkpoint, name)
     if checkpoint.quantised and name is None and refused_by_layer(checkpoint) is None:
-        model = load_stock_model(as_run(checkpoint, dtype), device, dtype, memory)
+        model = build_model(as_run(checkpoint, dtype), device, dtype, memory=memory)
         model.generation_config = _generation_config(checkpoint, model)
     else:
         model = _from_pretrained(checkpoint, fitted, dtype, memory)

@@ -18,7 +18,6 @@ from prunecli.model.opening import SHIM_FILE, shim_classes, shim_source
 from prunecli.model.patchwork import module_name
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY, WEIGHTS_KEY
-from prunecli.modules.define import has_module
 from prunecli.modules.filling import DTYPES
 from prunecli.tensors.json_files import parsed
 from prunecli.tensors.stream import Copy, Output
@@ -136,7 +135,6 @@ def saving_as_stored(model: Any, checkpoint: Checkpoint, config: Mapping[str, An
         model: built of `checkpoint`.
         config: config.json of what is saved; what stock classes do not know of it is written again.
     """
-    layout = checkpoint.layout
     model = keeping_config(model, checkpoint, config, SavesAsStored)
     model._stored_layers = tuple(
         replace(
@@ -147,21 +145,6 @@ def saving_as_stored(model: Any, checkpoint: Checkpoint, config: Mapping[str, An
         )
         for layer in checkpoint.mixtures
     )
-    model._shared_names = {
-        module_name(model, f"{ffn.name}.{suffix}"): module_name(model, f"{ffn.prefix}{suffix}")
-        for ffn in layout.ffns
-        if ffn.is_shared
-        for suffix in ffn.tensors
-    } | {
-        module_name(model, name): module_name(model, stored)
-        for attention in layout.attentions
-        for name, stored in attention.shared_tensors.items()
-    }
-    if not checkpoint.structure.embedding.is_stock:
-        aliases = {module_name(model, alias): module_name(model, name) for alias, name in layout.ties.items()}
-        ties = {a: name for a, name in aliases.items() if has_module(model, a.rpartition(".")[0])}
-        model._own_ties = model.all_tied_weights_keys = ties
-        model._shared_names |= ties
     return model
 
 

@@ -247,7 +247,7 @@ def _random_model(file: Path, values: dict[str, Any], family: Architecture, seed
     import transformers
     from transformers import CONFIG_MAPPING
 
-    from prunecli.modules.building import NoValues
+    from prunecli.modules.classes import NoValues
     from prunecli.training.train import require_room_to_draw
 
     names = (*class_names(values), family.model_class)

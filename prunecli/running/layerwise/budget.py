@@ -17,9 +17,9 @@ import torch
 from prunecli.errors import UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.probe import WIDTH, head_counts, numbers
+from prunecli.modules.building import EmptyModel
 from prunecli.modules.logits import block_positions
 from prunecli.private import ATTENTION_FUNCTION
-from prunecli.running.layerwise.parts import Skeleton
 
 WORKSPACE = 128 << 20
 """Bytes for what is counted nowhere: compiled kernels, their scratch memory, threads, the allocator's slack."""
@@ -116,7 +116,7 @@ def plan_memory(memory: int, demand: Demand) -> Plan:
     )
 
 
-def shape_of(checkpoint: Checkpoint, skeleton: Skeleton, dtype: torch.dtype) -> Shape:
+def shape_of(checkpoint: Checkpoint, skeleton: EmptyModel, dtype: torch.dtype) -> Shape:
     """The sizes that activations depend on."""
     config = skeleton.model.config.get_text_config()
     if checkpoint.runs_stock:
@@ -130,7 +130,7 @@ def shape_of(checkpoint: Checkpoint, skeleton: Skeleton, dtype: torch.dtype) -> 
         widths = [sizes.count(stack.ffn.width) for stack in stacks]
         # What is declared is pruned, which may be groups of heads that share keys and values.
         heads += [sizes.count(stack.attentions[0].heads) for stack in stacks]
-    layers = [stage.mixture.layer for stage in skeleton.stages if stage.mixture is not None]
+    layers = [mixture.layer for mixture in skeleton.mixtures]
     return Shape(
         d_model=int(config.hidden_size),
         ffn_dim=max(widths, default=4 * int(config.hidden_size)),

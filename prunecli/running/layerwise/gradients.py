@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from prunecli.architectures.records import Side
+from prunecli.modules.building import Mixture, Stage
 from prunecli.modules.grouped import Groups
 from prunecli.modules.trees import leaves
 from prunecli.running.layerwise.forward import LayerPasses, Outputs, Routed, swapped
-from prunecli.running.layerwise.parts import Mixture, Stage
 from prunecli.running.layerwise.states import Stored
 from prunecli.running.runner import Pass
 
