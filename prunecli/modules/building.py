@@ -43,7 +43,6 @@ from prunecli.modules.filling import (
     read_spec,
     require_shape,
 )
-from prunecli.modules.grouped import threads_pay
 from prunecli.modules.int8 import fill_int8, linears_to_int8, read_int8_experts
 from prunecli.modules.saving import saving_as_stored, tie_parameter
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
@@ -52,6 +51,7 @@ from prunecli.modules.stock_experts import (
     expert_modules,
     part_names,
     run_expert,
+    shares_out,
     use_own_experts,
 )
 from prunecli.modules.stock_names import REMEDY, StockNames, has_tensor
@@ -85,7 +85,7 @@ class Mixture:
         layer: as the checkpoint has it.
         module: a `SparseFFN` or a stock class's module of experts, on the meta device; its attribute `runner`, if not
             None, computes the experts' outputs `[assignments, d_model]` from their rows and `Groups`.
-        parts: its stacked parameters, in the order in which an expert is run with them.
+        parts: its stacked parameters, in the order of `ExpertWeights`.
     """
 
     layer: SparseLayer
@@ -95,7 +95,7 @@ class Mixture:
     @property
     def dtype(self) -> torch.dtype:
         """Type of the experts' outputs, in which rows and outputs are stored."""
-        return torch.float32 if isinstance(self.module, SparseFFN) else self.block(0)[0].dtype
+        return self.block(0)[0].dtype
 
     @property
     def names(self) -> set[str]:
@@ -123,17 +123,13 @@ class Mixture:
         Args:
             tensors: of `block`.
         """
-        if isinstance(self.module, SparseFFN):
-            first, first_bias, second, second_bias = tensors
-            return self.module.run_expert(rows, (first, first_bias, second, second_bias))
         with dot_products(rows.dtype, [len(rows)]):
             return run_expert(self.module, rows, ExpertWeights(*tensors))
 
     def shares_out(self, counts: Sequence[int]) -> bool:
         """Whether a CPU would give each expert to one thread if experts have this number of rows each."""
         stacked = (getattr(self.module, part.attribute) for part in self.parts)
-        first, second = (part for part in stacked if part.dim() > 2)
-        return threads_pay((first, second), sum(count > 0 for count in counts), sum(counts))
+        return shares_out(ExpertWeights(*stacked), counts)
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class Int8SparseFFN(SparseFFN):
         def run(span: Span) -> None:
             expert, start, end = span
             first, second = self.matrices[expert]
-            hidden = self.activation(int8_product(pad_rows(rows[start:end]), first, self.fc1_bias[expert]))
+            hidden = self.act_fn(int8_product(pad_rows(rows[start:end]), first, self.fc1_bias[expert]))
             result[start:end] = int8_product(hidden, second, self.fc2_bias[expert])[: end - start]
 
         spans = expert_spans(groups.sizes)

@@ -75,7 +75,6 @@ class Shape:
         experts: of a sparse layer; 0 where there is none.
         top_k: experts per token.
         itemsize: bytes per value.
-        row_itemsize: bytes per value of the experts' outputs.
     """
 
     d_model: int
@@ -84,7 +83,6 @@ class Shape:
     experts: int
     top_k: int
     itemsize: int
-    row_itemsize: int = 4
 
 
 def smallest_memory(demand: Demand) -> int:
@@ -138,7 +136,6 @@ def shape_of(checkpoint: Checkpoint, skeleton: EmptyModel, dtype: torch.dtype) -
         experts=max((layer.num_experts for layer in layers), default=0),
         top_k=max((layer.top_k for layer in layers), default=1),
         itemsize=dtype.itemsize,
-        row_itemsize=dtype.itemsize if checkpoint.runs_stock else 4,
     )
 
 
@@ -165,7 +162,7 @@ def activation_bytes(shape: Shape, batch: int, length: int, keys: int, *, backwa
     tokens = batch * length
     values = tokens * (hidden * shape.d_model + ffn * shape.ffn_dim) + batch * keys * of_keys * shape.d_model
     values += scores * batch * shape.heads * length * max(length, keys)
-    sparse = rows * shape.top_k * shape.d_model * shape.row_itemsize
+    sparse = rows * shape.top_k * shape.d_model * shape.itemsize
     sparse += (2 * shape.d_model + gates * shape.experts) * 4
     return values * shape.itemsize + (tokens * sparse if shape.experts else 0)
 
@@ -196,7 +193,7 @@ def state_bytes(shape: Shape, tokens: int, real_tokens: int) -> int:
         tokens: with padding.
         real_tokens: without.
     """
-    rows = real_tokens * shape.top_k * shape.row_itemsize if shape.experts else 0
+    rows = real_tokens * shape.top_k * shape.itemsize if shape.experts else 0
     return (tokens * shape.itemsize + rows) * shape.d_model
 
 
