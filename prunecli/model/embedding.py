@@ -36,11 +36,6 @@ class TokenTables:
     change: EmbeddingChange
 
     @cached_property
-    def stock(self) -> tuple[str, ...]:
-        """Declared tensors that this model lacks."""
-        return () if self.unit is None else (f"{self.input}.weight",)
-
-    @cached_property
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Full name -> shape of every tensor that the stock model lacks or has in another shape."""
         unit = {} if self.unit is None else self.unit.tensors()

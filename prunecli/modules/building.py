@@ -44,7 +44,7 @@ from prunecli.modules.filling import (
     require_shape,
 )
 from prunecli.modules.int8 import fill_int8, linears_to_int8, read_int8_experts
-from prunecli.modules.saving import saving_as_stored, tie_parameter
+from prunecli.modules.saving import saving_as_stored, tie_parameters
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
 from prunecli.modules.stock_experts import (
     ExpertWeights,
@@ -347,7 +347,7 @@ def assemble(
     """
     if checkpoint.runs_stock:
         model = empty_model(checkpoint, fitted_class(checkpoint, name), dtype=dtype)
-        tie(model)
+        tie_parameters(model)
         return model
     layout = checkpoint.layout
     family, sizes = layout.family, layout.sizes
@@ -390,7 +390,7 @@ def assemble(
     dense = {stack.ffn.sparse_step: 0 for stack in family.stacks if stack.ffn.sparse_step}
     skeleton = Skeleton(type(model), type(model.config), {**model.config.to_dict(), **dense})
     fit_model(model, checkpoint, layout, skeleton, names, dtype)
-    tie(model)
+    tie_parameters(model)
     if device.type == "cpu":
         speed_up_linears(model)
     return model
@@ -398,7 +398,7 @@ def assemble(
 
 def complete(made: EmptyModel, checkpoint: Checkpoint) -> None:
     """Tie what is tied, and compute what a model computes at its making and does not store: positions, for one."""
-    tie(made.model)
+    tie_parameters(made.model)
     read = {(id(target.module), target.attribute) for target in made.targets}
     for path, module in made.model.named_modules():
         computed = {
@@ -425,13 +425,6 @@ def _computed(checkpoint: Checkpoint, path: str, module: nn.Module) -> Iterator[
     for name, value in module.named_parameters(recurse=False):
         if f"{path}.{name}".endswith(buffers):
             yield name, value
-
-
-def tie(model: Any) -> None:
-    """Have each parameter that is tied be the one that was read."""
-    for alias, name in model.all_tied_weights_keys.items():
-        is_reversed = model.get_parameter(name).is_meta and not model.get_parameter(alias).is_meta
-        tie_parameter(model, *((name, alias) if is_reversed else (alias, name)))
 
 
 def _stock_mixtures(

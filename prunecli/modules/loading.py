@@ -21,7 +21,7 @@ from prunecli.modules.dequantised import as_run
 from prunecli.modules.devices import Devices, choose_devices, spread
 from prunecli.modules.fitting import fitting_dtype, holding, need_of
 from prunecli.modules.machine import give_back, keep_freed_blocks
-from prunecli.modules.saving import keeping_config
+from prunecli.modules.saving import saving_as_stored
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.tensors.hub.names import origin
 
@@ -142,7 +142,7 @@ def _stock(
     elif fitted is not stock:
         model.__class__ = stock
         config = result_config(checkpoint, checkpoint.structure, classes=name and (name,))
-        model = keeping_config(model, checkpoint, config)
+        model = saving_as_stored(model, checkpoint, config)
     return (model.to(device) if memory is None else model).eval()
 
 

@@ -24,9 +24,8 @@ from torch.nn import functional
 from prunecli.architectures.records import Side
 from prunecli.modules.building import Mixture, Stage
 from prunecli.modules.grouped import Groups
-from prunecli.modules.trees import leaves
 from prunecli.running.layerwise.forward import LayerPasses, Outputs, Routed, swapped
-from prunecli.running.layerwise.states import Stored
+from prunecli.running.layerwise.states import Stored, leaves
 from prunecli.running.runner import Pass
 
 
