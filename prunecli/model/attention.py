@@ -81,7 +81,7 @@ class AttentionLayer:
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
-        """Full names of all tensors that it would have of its own, those of other conditions among them."""
+        """Full names of all tensors that it would have of its own."""
         layer = self.name.removesuffix(self.spec.name)
         return tuple(f"{layer}{spec.name}" for spec in self.spec.tensors if not spec.first)
 
@@ -137,13 +137,12 @@ def _layer(
             f"config.json names heads {list(ids)} of {name}, which had {original}",
             "config.json and the weights are not of one checkpoint; copy both again.",
         )
-    if (found := sizes.family.found) is not None:  # layers of one stack may differ
-        own = (spec for spec in attention.tensors if found.holds(stack, structure, number, spec.name))
-        attention = replace(attention, tensors=tuple(own))
+    # Layers of one stack may differ.
+    attention = replace(attention, tensors=sizes.those_of(stack, structure, number, attention.tensors))
     axes = {
         f"{owner}.{spec.name}": Carrier(spec.heads.axis, tuple(map(sizes.count, spec.heads.blocks)))
         for spec in attention.tensors
-        if spec.heads is not None and sizes.holds(spec.optional)
+        if spec.heads is not None
     }
     kind: AttentionKind = "cross" if attention.kind == "cross" else stack.side
     output = f"{owner}.{attention.output}"
@@ -151,7 +150,7 @@ def _layer(
     shared = {
         f"{owner}.{spec.name}": f"{source}{spec.name}"
         for spec in attention.tensors
-        if holder != name and not spec.first and sizes.holds(spec.optional)
+        if holder != name and not spec.first
     }
     return AttentionLayer(
         name=name,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from prunecli.architectures import Architecture
-from prunecli.architectures.records import Stack
+from prunecli.architectures.records import Stack, TensorSpec
 from prunecli.errors import CheckpointError
+from prunecli.model.structure import Structure
 
 TIE_KEY = "tie_word_embeddings"
 CLASS_PREFIX = "Prunecli"
@@ -121,6 +122,22 @@ class Sizes:
         key, colon, beginning = condition.partition(":")
         value = self.value(key)
         return str(value).startswith(beginning) if colon else bool(value)
+
+    def those_of(
+        self, stack: Stack, structure: Structure, number: int, specs: Iterable[TensorSpec], owner: str = ""
+    ) -> tuple[TensorSpec, ...]:
+        """Return those of the tensors that a layer has.
+
+        Args:
+            structure: of the model.
+            number: of the layer in the model.
+            owner: of the tensors, as a beginning of names relative to the layer.
+        """
+        if (found := self.family.found) is not None:
+            return tuple(
+                spec for spec in specs if found.holds(stack, structure, number, f"{owner}{spec.name}")
+            )
+        return tuple(spec for spec in specs if self.holds(spec.optional) and (number == 0 or not spec.first))
 
     def ties(self) -> dict[str, str]:
         """Alias -> stored name of the tensors that are one in a stock model."""

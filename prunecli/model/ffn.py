@@ -89,15 +89,9 @@ def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:
     for name, (stack, number) in positions.items():
         owner = structure.shared.get(name, name)
         sparse = is_sparse(sizes, structure, stack, number)
-        specs = () if sparse else stack.ffn.tensors
-        if (found := sizes.family.found) is None:
-            specs = tuple(spec for spec in specs if sizes.holds(spec.optional))
-        else:
-            start = f"{stack.ffn.name}." if stack.ffn.name else ""
-            specs = tuple(
-                spec for spec in specs if found.holds(stack, structure, number, f"{start}{spec.name}")
-            )
-            sparse = not specs
+        start = f"{stack.ffn.name}." if stack.ffn.name else ""
+        specs = () if sparse else sizes.those_of(stack, structure, number, stack.ffn.tensors, start)
+        sparse = not specs
         removed = name in structure.removed and not sparse
         specs = () if removed else specs
         norms = own_norms(stack, stack.ffn)

@@ -256,25 +256,23 @@ def _recorded(layout: ModelLayout) -> dict[str, Declared]:
         return found
 
     add("", family.tensors)
-    ffns = {(ffn.side, ffn.layer): ffn for ffn in layout.ffns}
-    for stack in family.stacks:
-        for number, layer in sizes.layers(stack):
-            ffn = ffns[stack.side, number]
-            for attention in stack.attentions:
-                add(f"{layer}.", (spec for spec in attention.tensors if number == 0 or not spec.first))
-            add(f"{layer}.", stack.norms)
-            if not ffn.is_sparse:
-                add(f"{ffn.name}.", stack.ffn.tensors)
-                continue
-            experts, mixture = expert_count(sizes, layout.structure, ffn.name), family.mixture
-            assert mixture is not None
-            assert mixture.expert is not None
-            add(f"{ffn.name}.", stack.ffn.router, experts=experts)
-            for expert in range(experts):  # there may be tens of thousands, all alike
-                prefix = f"{ffn.name}.{mixture.expert.format(expert=expert)}."
-                if expert == 0:
-                    first = add(prefix, stack.ffn.tensors, part="experts")
-                tensors.update((f"{prefix}{name}", declared) for name, declared in first.items())
+    for layer in layout.layers:
+        for attention in layer.attentions:
+            add(f"{layer.name}.", attention.spec.tensors)
+        stack, name = layer.ffn.stack, layer.ffn.name
+        add(f"{layer.name}.", stack.norms)
+        if not layer.ffn.is_sparse:
+            add(f"{name}.", stack.ffn.tensors)
+            continue
+        experts, mixture = expert_count(sizes, layout.structure, name), family.mixture
+        assert mixture is not None
+        assert mixture.expert is not None
+        add(f"{name}.", stack.ffn.router, experts=experts)
+        for expert in range(experts):  # there may be tens of thousands, all alike
+            prefix = f"{name}.{mixture.expert.format(expert=expert)}."
+            if expert == 0:
+                first = add(prefix, stack.ffn.tensors, part="experts")
+            tensors.update((f"{prefix}{suffix}", declared) for suffix, declared in first.items())
     return tensors
 
 
