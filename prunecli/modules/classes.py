@@ -33,9 +33,9 @@ from prunecli.model.skeleton import (
     Skeleton,
     cannot_make,
     class_named,
-    classes_of_type,
     config_class,
     require_depth,
+    skeleton_of,
 )
 from prunecli.model.sparse_layer import CONSTANT, SparseLayer
 from prunecli.model.structure import WEIGHTS_KEY
@@ -82,22 +82,12 @@ def stock_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
         UnsupportedModelError: there is none, or it is of another family.
         CheckpointError: config.json names no type.
     """
+    name = name or next(iter(class_names(checkpoint.config)), None)
     if name is None:
-        name = next(iter(class_names(checkpoint.config)), "") or _class_of_type(checkpoint)
+        if checkpoint.family is None:
+            return skeleton_of(checkpoint).model_class
+        name = checkpoint.family.model_class
     return class_named(checkpoint, name)
-
-
-def _class_of_type(checkpoint: Checkpoint) -> str:
-    """The first class of the model's type whose parameters are all there."""
-    if checkpoint.family is not None:
-        return checkpoint.family.model_class
-    for name in classes_of_type(checkpoint.model_type):
-        model = empty_model(checkpoint, stock_class(checkpoint, name))
-        names = StockNames(checkpoint, model)
-        held = {*model.all_tied_weights_keys, *map(names.parameter, checkpoint.tensors)}
-        if held >= {parameter for parameter, _ in model.named_parameters()}:
-            return name
-    return ""
 
 
 def empty_model(checkpoint: Checkpoint, model_class: Any, **options: Any) -> Any:

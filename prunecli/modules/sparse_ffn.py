@@ -210,13 +210,6 @@ class SparseFFN(nn.Module):
             nn.init.uniform_(weight, -bound, bound)
             nn.init.uniform_(bias, -bound, bound)
 
-    def extra_repr(self) -> str:
-        """Sizes, as shown by `print(model)`."""
-        return (
-            f"d_model={self.d_model}, ffn_dim={self.ffn_dim}, num_experts={self.num_experts}, top_k={self.top_k}, "
-            f"token_dropout={self.token_dropout}"
-        )
-
     def forward(self, hidden_states: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Route and compute the real tokens.
 
