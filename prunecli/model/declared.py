@@ -201,13 +201,17 @@ def with_keys(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
     return changed
 
 
+def all_items(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Keys and values of a config.json and of the objects in it."""
+    for values in (config, *(value for value in config.values() if isinstance(value, Mapping))):
+        yield from values.items()
+
+
 def depths_beyond(config: Mapping[str, Any], most: int) -> dict[str, int]:
     """Key -> how many layers it states, of those in a config.json and the objects in it that state more than `most`."""
-    held = (config, *(value for value in config.values() if isinstance(value, Mapping)))
     return {
         key: depth
-        for values in held
-        for key, depth in values.items()
+        for key, depth in all_items(config)
         if key.endswith(("layers", "n_layer")) and isinstance(depth, int) and depth > most
     }
 
@@ -218,8 +222,7 @@ def counts_experts(config: Mapping[str, Any]) -> bool:
     Raises:
         CheckpointError: the value of such a key is a text.
     """
-    held = (config, *(value for value in config.values() if isinstance(value, Mapping)))
-    found = {key: value for values in held for key, value in values.items() if EXPERTS.search(key)}
+    found = {key: value for key, value in all_items(config) if EXPERTS.search(key)}
     for key, value in found.items():
         if isinstance(value, str):
             raise CheckpointError(f'config.json: "{key}" is {value!r}, not a count')

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from prunecli.architectures.mixtures import BY_LAYER
 from prunecli.architectures.records import Side
-from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError, reason_of
+from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.opening import auto_classes, readable, result_config
 from prunecli.model.patchwork import module_name
 from prunecli.model.probe import layer_keys
 from prunecli.model.quantisation import KEYS
-from prunecli.model.skeleton import Skeleton
+from prunecli.model.skeleton import Skeleton, class_of_type, transformers_takes
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY, WEIGHTS_KEY
 from prunecli.modules.classes import empty_model, fit_model, fitted_class, making
@@ -588,10 +588,8 @@ def model_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
 
     family = checkpoint.require_architecture()
     names = class_names(checkpoint.config) if family.mixture is None or family.must_be_stock else ()
-    for candidate in (name,) if name is not None else names:
-        known = getattr(transformers, candidate, None)
-        if getattr(getattr(known, "config_class", None), "model_type", None) == family.model_type:
-            return known
+    if known := class_of_type((name,) if name is not None else names, family.model_type):
+        return known
     if name is not None:
         classes = ", ".join(known.name for known in family.classes) or family.model_class
         raise CheckpointError(f"{checkpoint.path}: no {name} can be made of it", f"Choose one of {classes}.")
@@ -636,13 +634,8 @@ def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
                 f"{checkpoint.path}/config.json: {key} is {value}, which is no probability",
                 "Correct the value, or copy the file again.",
             )
-    try:
+    with transformers_takes(checkpoint.path / "config.json"):
         return CONFIG_MAPPING[family.model_type].from_dict(values)
-    except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
-        raise CheckpointError(
-            f"{checkpoint.path}/config.json: transformers refuses a value ({reason_of(error)})",
-            "Correct the value, or copy the file again.",
-        ) from error
 
 
 def refused_by_layer(checkpoint: Checkpoint) -> str | None:

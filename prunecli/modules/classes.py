@@ -31,11 +31,11 @@ from prunecli.model.mixtures import stated_counts
 from prunecli.model.patchwork import Names, fit_layers, fitted, subclass
 from prunecli.model.skeleton import (
     Skeleton,
-    cannot_make,
     class_named,
     config_class,
     require_depth,
     skeleton_of,
+    transformers_takes,
 )
 from prunecli.model.sparse_layer import CONSTANT, SparseLayer
 from prunecli.model.structure import WEIGHTS_KEY
@@ -54,13 +54,8 @@ def making(checkpoint: Checkpoint) -> Iterator[None]:
     Raises:
         CheckpointError: transformers refuses a value of config.json.
     """
-    try:
-        with torch.device("meta"), NoValues():
-            yield
-    except CheckpointError:
-        raise
-    except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
-        raise cannot_make(f"{checkpoint.path}/config.json", error) from error
+    with transformers_takes(checkpoint.path / "config.json"), torch.device("meta"), NoValues():
+        yield
 
 
 class NoValues(TorchFunctionMode):
