@@ -12,7 +12,7 @@ from prunecli.architectures.records import Attention, Stack
 from prunecli.errors import CheckpointError
 from prunecli.model.axes import Carrier
 from prunecli.model.declared import Sizes, value_of
-from prunecli.model.ffn import own_norms
+from prunecli.model.ffn import Owned, own_norms
 from prunecli.model.structure import Structure
 
 AttentionKind = Literal["encoder", "decoder", "cross"]
@@ -28,7 +28,7 @@ KIND_NAMES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class AttentionLayer:
+class AttentionLayer(Owned):
     """One attention of the model. Where several query heads share a key/value head, a head here is all of these.
 
     Attributes:
@@ -63,16 +63,6 @@ class AttentionLayer:
     removed: bool = False
     shared_tensors: Mapping[str, str] = field(default_factory=dict)
     window: str = ""
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether it runs the tensors of another one."""
-        return self.owner != self.name
-
-    @property
-    def shared_with(self) -> str | None:
-        """The other attention whose tensors it runs; None: it runs its own."""
-        return self.owner if self.is_shared else None
 
     @property
     def has_tensors(self) -> bool:

@@ -10,8 +10,25 @@ from prunecli.model.declared import Sizes
 from prunecli.model.structure import Structure
 
 
+class Owned:
+    """Part of a layer that may run the tensors of another one of its kind: an attention or an FFN."""
+
+    name: str
+    owner: str
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it runs the tensors of another one."""
+        return self.owner != self.name
+
+    @property
+    def shared_with(self) -> str | None:
+        """The other one whose tensors it runs; None: it runs its own."""
+        return self.owner if self.is_shared else None
+
+
 @dataclass(frozen=True)
-class FfnLayer:
+class FfnLayer(Owned):
     """One FFN of the model, dense or sparse.
 
     Attributes:
@@ -51,16 +68,6 @@ class FfnLayer:
     def prefix(self) -> str:
         """Prefix of the names of the tensors that the FFN runs: the owner's name and a dot."""
         return f"{self.owner}."
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether it runs the tensors of another one."""
-        return self.owner != self.name
-
-    @property
-    def shared_with(self) -> str | None:
-        """The other FFN whose tensors it runs; None: it runs its own."""
-        return self.owner if self.is_shared else None
 
     @property
     def tensor_names(self) -> tuple[str, ...]:

@@ -527,7 +527,7 @@ def _targets(
     dtype: torch.dtype,
     left_out: nn.Module | None,
 ) -> Iterator[Destination]:
-    """Where tensors of the checkpoint belong, but for those of a module that is left out."""
+    """Destinations of tensors of the checkpoint, without those of a module that is left out."""
     # The parameters that the class has in float32 whatever it is opened in; as transformers does, anywhere in a name.
     parts = float32_parts(model, dtype)
     wide = re.compile("|".join(part.replace("*", ".*") for part in sorted(parts))) if parts else None

@@ -137,7 +137,7 @@ class Destination:
 
     @property
     def spec(self) -> Spec:
-        """What is read into it."""
+        """The tensor that is read into it."""
         return Spec((self.name,), tuple(self.tensor.shape), self.dtype)
 
     def put(self, tensor: Tensor) -> None:

@@ -25,14 +25,9 @@ def unchanged_below(
     For an attention of the encoder these are the encoder's lower layers; for one of the decoder the whole encoder and,
     with `decoder`, the lower layers of the decoder (a decoder that is called token by token has no one output).
     """
-    family = checkpoint.require_architecture()
-    blocks: dict[str, list[str]] = {
-        stack.side: [
-            module_name(model, stack.layers.format(layer=number))
-            for number in range(checkpoint.layout.sizes.depth(stack))
-        ]
-        for stack in family.stacks
-    }
+    blocks: dict[str, list[str]] = {}
+    for block in checkpoint.layout.layers:
+        blocks.setdefault(block.side, []).append(module_name(model, block.name))
     encoder = model.get_encoder() if len(blocks) > 1 else None
     whole = [path for path, module in model.named_modules() if module is encoder]
     return {
