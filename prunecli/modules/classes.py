@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from prunecli.architectures.records import Mixture
 from prunecli.errors import CheckpointError
@@ -54,20 +53,8 @@ def making(checkpoint: Checkpoint) -> Iterator[None]:
     Raises:
         CheckpointError: transformers refuses a value of config.json.
     """
-    with transformers_takes(checkpoint.path / "config.json"), torch.device("meta"), NoValues():
+    with transformers_takes(checkpoint.path / "config.json"), torch.device("meta"):
         yield
-
-
-class NoValues(TorchFunctionMode):
-    """On the meta device there is nothing to draw; torch would work it out for each parameter all the same."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        options = kwargs or {}
-        if getattr(func, "__module__", None) == "torch.nn.init" and options["tensor"].is_meta:
-            return options["tensor"]
-        return func(*args, **options)
 
 
 def stock_class(checkpoint: Checkpoint, name: str | None = None) -> Any:

@@ -247,7 +247,6 @@ def _random_model(file: Path, values: dict[str, Any], family: Architecture, seed
     from transformers import CONFIG_MAPPING
 
     from prunecli.model.skeleton import class_of_type, transformers_takes
-    from prunecli.modules.classes import NoValues
     from prunecli.training.train import require_room_to_draw
 
     model_class = class_of_type((*class_names(values), family.model_class), family.model_type)
@@ -258,7 +257,7 @@ def _random_model(file: Path, values: dict[str, Any], family: Architecture, seed
         )
     with transformers_takes(file):
         config = CONFIG_MAPPING[family.model_type].from_dict({**values, "dtype": None})
-        with torch.device("meta"), NoValues():
+        with torch.device("meta"):
             size = sum(parameter.numel() for parameter in model_class(config).parameters())
         require_room_to_draw(file, size)
         torch.manual_seed(seed)
