@@ -28,6 +28,7 @@ from prunecli.model.cost import (
     weight_bytes,
 )
 from prunecli.model.quantisation import method_of, value_dtype
+from prunecli.modules.building import make_model, refused_by_layer
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.devices import found_device
 from prunecli.modules.fitting import COMPUTE, FREE_SHARE, choose_dtype, dtype_name
@@ -36,7 +37,6 @@ from prunecli.modules.machine import (
     available_memory,
     resident_now,
 )
-from prunecli.modules.stock_model import refused_by_layer
 from prunecli.results.inspection import Fit, LayerWays, Way
 from prunecli.running.encoding import window_length
 from prunecli.running.layerwise.budget import (
@@ -49,7 +49,6 @@ from prunecli.running.layerwise.budget import (
     smallest_memory,
     state_bytes,
 )
-from prunecli.running.layerwise.parts import make_skeleton
 from prunecli.selection.select import Budget
 from prunecli.tensors.dtypes import config_dtype, is_float, itemsize, parse_dtype
 from prunecli.tensors.quantities import bytes_text
@@ -185,7 +184,7 @@ def layers_in(
     are those whose hidden states stay in the memory, on a GPU in the host's; None: the model does not fit.
     """
     checkpoint = as_run(checkpoint, dtype)
-    skeleton = make_skeleton(checkpoint, device, dtype)
+    skeleton = make_model(checkpoint, device, dtype)
     shape = shape_of(checkpoint, skeleton, dtype)
     tokenizer, length = None, BATCH_LENGTH
     with suppress(PruneError):  # what fits is answered for a checkpoint without a tokenizer too

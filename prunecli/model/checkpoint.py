@@ -277,21 +277,6 @@ class Checkpoint(TensorReader):
         self.__dict__.pop("resolved", None)  # which knows the experts alone
         return found
 
-    def require_built(self) -> Architecture:
-        """The declared family, of models that prunecli builds.
-
-        Raises:
-            UnsupportedModelError: the family is not declared, or runs in its stock class alone.
-        """
-        family = self.require_architecture()
-        if family.must_be_stock:
-            raise UnsupportedModelError(
-                f"{self.path}: a model of type {self.model_type} runs in its stock class alone, which only "
-                "collect-gates and evaluate run layer by layer",
-                "Leave `memory` out.",
-            )
-        return family
-
     def require_trainable(self) -> None:
         """Refuse a model that cannot be trained here.
 
