@@ -27,7 +27,7 @@ from prunecli.model.cost import (
     stored_dtype,
     weight_bytes,
 )
-from prunecli.model.quantisation import method_of, value_dtype
+from prunecli.model.quantised import method_of, value_dtype
 from prunecli.modules.building import make_model, refused_by_layer
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.devices import found_device

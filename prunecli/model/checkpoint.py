@@ -17,8 +17,7 @@ from prunecli.model.fingerprint import fingerprint, router_fingerprint, samples_
 from prunecli.model.layout import ModelLayout, resolve
 from prunecli.model.mixtures import find_mixtures
 from prunecli.model.names import same_values, stored_names
-from prunecli.model.quantisation import method_of, value_dtype
-from prunecli.model.quantised import QuantisedWeight, find_quantised, values_of
+from prunecli.model.quantised import QuantisedWeight, find_quantised, method_of, value_dtype, values_of
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Say, unsaid

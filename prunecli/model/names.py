@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prunecli.architectures import Architecture
-from prunecli.model.quantisation import method_of
+from prunecli.model.quantised import method_of
 from prunecli.tensors.reader import Handle, Stored, TensorInfo, read_into
 
 SAMPLES = 256

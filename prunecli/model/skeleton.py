@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from prunecli.architectures.records import ModelClass
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, kind_and_reason
 from prunecli.model.declared import class_names, depths_beyond, with_keys
-from prunecli.model.quantisation import KEYS
+from prunecli.model.quantised import KEYS
 from prunecli.model.structure import KEY, WEIGHTS_KEY
 from prunecli.private import model_from_config, with_special_floats
 from prunecli.tensors.json_files import parsed

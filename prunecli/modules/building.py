@@ -25,7 +25,7 @@ from prunecli.model.declared import class_names
 from prunecli.model.opening import auto_classes, readable, result_config
 from prunecli.model.patchwork import module_name
 from prunecli.model.probe import layer_keys
-from prunecli.model.quantisation import KEYS
+from prunecli.model.quantised import KEYS
 from prunecli.model.skeleton import Skeleton, class_of_type, transformers_takes
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY, WEIGHTS_KEY

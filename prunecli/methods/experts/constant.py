@@ -18,7 +18,7 @@ from prunecli.methods.experts.metrics import aggregate_texts, read_all
 from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import with_keys
-from prunecli.model.quantisation import method_of
+from prunecli.model.quantised import method_of
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.sparse_layer import CONSTANT, SparseLayer
 from prunecli.results.gates import OutputSums, added, outputs_path, ratio
