@@ -36,6 +36,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+from bounds import disk_speed
 from layer_major import entries, forget_all, read_bytes, weight_files
 from make_checkpoint import shapes_of
 from torch.nn import functional
@@ -44,7 +45,6 @@ from prunecli.model.checkpoint import open_model
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.filling import chunk_for, read_into
 from prunecli.modules.fitting import choose_dtype, dtype_name
-from prunecli.modules.machine import disk_speed
 from prunecli.tensors.dtypes import itemsize
 from prunecli.tensors.quantities import parse_size
 

@@ -25,11 +25,10 @@ import time
 from pathlib import Path
 
 import torch
+from bounds import disk_speed, forget, product_speed, token_products
 
 from prunecli import demo
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.cost import token_products
-from prunecli.modules.machine import disk_speed, forget, product_speed
 
 
 def main() -> None:

@@ -16,12 +16,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from prunecli.evaluation.quality_check import Measurer
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.progress import silent
 from prunecli.results.shrinking import Tried
-from prunecli.selection.cut import cut
-from prunecli.shrinking.measure import Measurer
 from prunecli.shrinking.options import ShrinkOptions
 from prunecli.shrinking.shrink import Shrinking
 from prunecli.text.choice import TextChoice
@@ -35,9 +34,8 @@ def rows(model: Path, choice: TextChoice, options: ShrinkOptions) -> Iterator[di
     measurer = Measurer(source, run.closing, "auto", silent)
     yield {"model": model.name, "mixture": "original", **measurer.original.to_json()}
     for name, one, metrics in mixtures(best, tried):
-        selection = run.selection(one.shares, metrics)
         with TemporaryDirectory() as folder:
-            sizes = apply(source, cut(source, selection), Path(folder) / "cut").summary
+            sizes = apply(source, run.rewrite(one.shares, metrics), Path(folder) / "cut").summary
             quality = measurer.measure(Path(folder) / "cut", name, same_tokens="tokens" not in one.shares)
         yield {
             "model": model.name,

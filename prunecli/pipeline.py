@@ -24,8 +24,7 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.history import named
 from prunecli.model.mixtures import find_mixtures
 from prunecli.model.opening import SHIM_FILE, shim_classes, shim_source
-from prunecli.model.quantisation import settings_of
-from prunecli.model.quantised import find_quantised, values_of
+from prunecli.model.quantised import find_quantised, settings_of, values_of
 from prunecli.model.rewrite import Rewrite
 from prunecli.model.stock import StockSupport, stock_support
 from prunecli.model.structure import KEY, Structure

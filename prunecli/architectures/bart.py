@@ -2,63 +2,40 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
-from prunecli.architectures.classes import bart_classes, seq2seq_classes
+from prunecli.architectures.classes import BART_HEADS, seq2seq_classes
 from prunecli.architectures.records import (
     Architecture,
     Attention,
-    FeedForward,
     Side,
     Stack,
     TokenEmbedding,
+    attention,
     embeddings,
-    linear,
+    feed_forward,
     norm,
+    stack,
 )
+
+own_norm = partial(norm, width="d_model")
 
 
 def bart_attention(name: str, kind: Literal["self", "cross"], heads: str) -> Attention:
-    """BART's attention: `q_proj`, `k_proj`, `v_proj` and `out_proj` of width `d_model`, each with a bias."""
-    inputs = tuple(
-        spec
-        for projection in ("q_proj", "k_proj", "v_proj")
-        for spec in linear(f"{name}.{projection}", "d_model", "d_model", "attention", heads=0)
-    )
-    output = linear(f"{name}.out_proj", "d_model", "d_model", "attention", heads=1)
-    return Attention(
-        name,
-        kind,
-        heads,
-        (*inputs, *output),
-        output=f"{name}.out_proj",
-        norms=(f"{name}_layer_norm",),
-    )
+    """BART's attention: four linear layers of width `d_model`, each with a bias."""
+    inputs = ("q_proj", "k_proj", "v_proj")
+    return attention(name, kind, heads, inputs, "out_proj", "d_model", (f"{name}_layer_norm",))
 
 
 def bart_stack(side: Side) -> Stack:
     """BART's encoder or decoder: attention, cross-attention in the decoder, and `fc1` and `fc2` in the layer itself."""
-    heads, width = f"{side}_attention_heads", f"{side}_ffn_dim"
+    heads = f"{side}_attention_heads"
     attentions = [bart_attention("self_attn", "self", heads)]
     if side == "decoder":
         attentions.append(bart_attention("encoder_attn", "cross", heads))
-    names = [*(f"{attention.name}_layer_norm" for attention in attentions), "final_layer_norm"]
-    return Stack(
-        side=side,
-        layers=f"model.{side}.layers.{{layer}}",
-        depth=f"{side}_layers",
-        attentions=tuple(attentions),
-        ffn=FeedForward(
-            name="",
-            width=width,
-            norms=("final_layer_norm",),
-            tensors=(
-                *linear("fc1", "d_model", width, "ffn", hidden=0),
-                *linear("fc2", width, "d_model", "ffn", hidden=1),
-            ),
-        ),
-        norms=tuple(spec for name in names for spec in norm(name, "d_model")),
-    )
+    ffn = feed_forward("", f"{side}_ffn_dim", ("final_layer_norm",), ("fc1", "fc2"), "d_model")
+    return stack(side, f"model.{side}.layers.{{layer}}", f"{side}_layers", attentions, ffn, own_norm)
 
 
 BART_TIED = {
@@ -78,7 +55,7 @@ BART_SIZES: dict[str, int | float | bool | str] = {
 }
 """Config defaults that all of BART's kin share."""
 
-LAST_NORMS = (*norm("model.encoder.layer_norm", "d_model"), *norm("model.decoder.layer_norm", "d_model"))
+LAST_NORMS = (*own_norm("model.encoder.layer_norm"), *own_norm("model.decoder.layer_norm"))
 """The norms after each stack of models whose layers have their norms before the sublayers."""
 
 
@@ -102,8 +79,8 @@ _BART: dict[str, Any] = {
     "tensors": (
         embeddings("model.encoder.embed_positions", "max_position_embeddings+2", "d_model"),
         embeddings("model.decoder.embed_positions", "max_position_embeddings+2", "d_model"),
-        *norm("model.encoder.layernorm_embedding", "d_model"),
-        *norm("model.decoder.layernorm_embedding", "d_model"),
+        *own_norm("model.encoder.layernorm_embedding"),
+        *own_norm("model.decoder.layernorm_embedding"),
     ),
     "extras": ("final_logits_bias", "classification_head.", "qa_outputs."),
     "attributes": {**BART_SIZES, "max_position_embeddings": 1024},
@@ -116,7 +93,7 @@ BART = _like_bart(
     "bart",
     "BartForConditionalGeneration",
     50265,
-    classes=bart_classes("Bart"),
+    classes=seq2seq_classes("Bart", more=BART_HEADS),
     buffers=("encoder.version", "decoder.version"),
     **_BART,
 )
@@ -125,7 +102,7 @@ MBART = _like_bart(
     "mbart",
     "MBartForConditionalGeneration",
     50265,
-    classes=bart_classes("MBart"),
+    classes=seq2seq_classes("MBart", more=BART_HEADS),
     **{**_BART, "tensors": (*_BART["tensors"], *LAST_NORMS)},
 )
 # Also the dense NLLB-200 models. Sinusoidal positions, as in the two families below.

@@ -2,58 +2,44 @@
 
 from __future__ import annotations
 
-from prunecli.architectures.classes import BERT_CLASSES, DISTILBERT_CLASSES, roberta_classes
+from functools import partial
+
+from prunecli.architectures.classes import BERT_HEADS, DISTILBERT_HEADS, ROBERTA_HEADS, model_classes
 from prunecli.architectures.records import (
     Architecture,
-    Attention,
-    FeedForward,
     ModelClass,
     Stack,
     TensorSpec,
     TokenEmbedding,
+    attention,
     embeddings,
-    linear,
+    feed_forward,
     norm,
+    stack,
 )
 
 
 def bert_stack(model: str) -> Stack:
     """BERT's encoder, below `model`."""
-    projections = tuple(
-        spec
-        for projection in ("query", "key", "value")
-        for spec in linear(f"attention.self.{projection}", "hidden_size", "hidden_size", "attention", heads=0)
+    own = attention(
+        "attention",
+        "self",
+        "num_attention_heads",
+        ("self.query", "self.key", "self.value"),
+        "output.dense",
+        "hidden_size",
+        ("attention.output.LayerNorm",),
+        projections="attention.self",
     )
-    output = linear("attention.output.dense", "hidden_size", "hidden_size", "attention", heads=1)
-    return Stack(
-        side="encoder",
-        layers=f"{model}.encoder.layer.{{layer}}",
-        depth="num_hidden_layers",
-        attentions=(
-            Attention(
-                name="attention",
-                kind="self",
-                heads="num_attention_heads",
-                tensors=(*projections, *output),
-                output="attention.output.dense",
-                norms=("attention.output.LayerNorm",),
-                projections="attention.self",
-            ),
-        ),
-        ffn=FeedForward(
-            name="",
-            width="intermediate_size",
-            norms=("output.LayerNorm",),
-            tensors=(
-                *linear("intermediate.dense", "hidden_size", "intermediate_size", "ffn", hidden=0),
-                *linear("output.dense", "intermediate_size", "hidden_size", "ffn", hidden=1),
-            ),
-        ),
-        norms=(
-            *norm("attention.output.LayerNorm", "hidden_size"),
-            *norm("output.LayerNorm", "hidden_size"),
-        ),
+    ffn = feed_forward(
+        "",
+        "intermediate_size",
+        ("output.LayerNorm",),
+        ("intermediate.dense", "output.dense"),
+        "hidden_size",
     )
+    layers, norms = f"{model}.encoder.layer.{{layer}}", partial(norm, width="hidden_size")
+    return stack("encoder", layers, "num_hidden_layers", [own], ffn, norms)
 
 
 def bert_embeddings(model: str) -> tuple[TensorSpec, ...]:
@@ -123,7 +109,7 @@ BERT = _like_bert(
     "bert",
     "bert",
     ("cls", "cls.predictions"),
-    BERT_CLASSES,
+    model_classes("Bert", BERT_HEADS),
     ("BertForMaskedLM", "BertForPreTraining", "BertLMHeadModel"),
     30522,
 )
@@ -132,7 +118,7 @@ ROBERTA = _like_bert(
     "roberta",
     "roberta",
     ("lm_head", "lm_head"),
-    roberta_classes("Roberta"),
+    model_classes("Roberta", ROBERTA_HEADS),
     ("RobertaForMaskedLM", "RobertaForCausalLM"),
     50265,
 )
@@ -141,53 +127,42 @@ XLM_ROBERTA = _like_bert(
     "xlm-roberta",
     "roberta",
     ("lm_head", "lm_head"),
-    roberta_classes("XLMRoberta"),
+    model_classes("XLMRoberta", ROBERTA_HEADS),
     ("XLMRobertaForMaskedLM", "XLMRobertaForCausalLM"),
     30522,
 )
 
 # 1910.01108
-_DISTILBERT_ATTENTION = Attention(
-    name="attention",
-    kind="self",
-    heads="n_heads",
-    tensors=(
-        *linear("attention.q_lin", "dim", "dim", "attention", heads=0),
-        *linear("attention.k_lin", "dim", "dim", "attention", heads=0),
-        *linear("attention.v_lin", "dim", "dim", "attention", heads=0),
-        *linear("attention.out_lin", "dim", "dim", "attention", heads=1),
-    ),
-    output="attention.out_lin",
-    norms=("sa_layer_norm",),
+_NORM = partial(norm, width="dim")
+_DISTILBERT_STACK = stack(
+    "encoder",
+    "distilbert.transformer.layer.{layer}",
+    "n_layers",
+    [
+        attention(
+            "attention",
+            "self",
+            "n_heads",
+            ("q_lin", "k_lin", "v_lin"),
+            "out_lin",
+            "dim",
+            ("sa_layer_norm",),
+        )
+    ],
+    feed_forward("ffn", "hidden_dim", ("output_layer_norm",), ("lin1", "lin2"), "dim"),
+    _NORM,
 )
 
 DISTILBERT = Architecture(
     model_type="distilbert",
     model_class="DistilBertForMaskedLM",
     auto_class="AutoModelForMaskedLM",
-    classes=DISTILBERT_CLASSES,
-    stacks=(
-        Stack(
-            side="encoder",
-            layers="distilbert.transformer.layer.{layer}",
-            depth="n_layers",
-            attentions=(_DISTILBERT_ATTENTION,),
-            ffn=FeedForward(
-                name="ffn",
-                width="hidden_dim",
-                norms=("output_layer_norm",),
-                tensors=(
-                    *linear("lin1", "dim", "hidden_dim", "ffn", hidden=0),
-                    *linear("lin2", "hidden_dim", "dim", "ffn", hidden=1),
-                ),
-            ),
-            norms=(*norm("sa_layer_norm", "dim"), *norm("output_layer_norm", "dim")),
-        ),
-    ),
+    classes=model_classes("DistilBert", DISTILBERT_HEADS),
+    stacks=(_DISTILBERT_STACK,),
     tensors=(
         embeddings("distilbert.embeddings.word_embeddings", "vocab_size", "dim"),
         embeddings("distilbert.embeddings.position_embeddings", "max_position_embeddings", "dim"),
-        *norm("distilbert.embeddings.LayerNorm", "dim"),
+        *_NORM("distilbert.embeddings.LayerNorm"),
     ),
     tied={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
     loose=("vocab_projector.weight",),

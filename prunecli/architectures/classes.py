@@ -2,105 +2,101 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+
 from prunecli.architectures.records import ModelClass
 
 SEQ2SEQ = "AutoModelForSeq2SeqLM"
-CAUSAL = "AutoModelForCausalLM"
-MASKED = "AutoModelForMaskedLM"
-SEQUENCES = "AutoModelForSequenceClassification"
-TOKENS = "AutoModelForTokenClassification"
-CHOICE = "AutoModelForMultipleChoice"
-ANSWERS = "AutoModelForQuestionAnswering"
+AUTO = {"ForConditionalGeneration": SEQ2SEQ, "MTModel": SEQ2SEQ, "LMHeadModel": "AutoModelForCausalLM"}
+"""End of a class's name -> the `AutoModel…` that opens it, where that does not end so too."""
+
+LABELLING = ("Classification", "MultipleChoice")
+"""Ends of the names of classes that give a label to a text or to its tokens."""
 
 
-def base_class(name: str) -> ModelClass:
-    """The base model, which every checkpoint of the family holds."""
-    return ModelClass(name, "AutoModel")
+def model_classes(
+    family: str, heads: Mapping[str, tuple[str, ...]], base: str = "Model"
+) -> tuple[ModelClass, ...]:
+    """The base model, which every checkpoint of a family holds, and its classes with a head.
 
-
-def seq2seq_classes(family: str, headed: str = "ForConditionalGeneration") -> tuple[ModelClass, ...]:
-    """Base model and language model of an encoder-decoder, whose classes begin with `family`."""
-    return base_class(f"{family}Model"), ModelClass(f"{family}{headed}", SEQ2SEQ, ("lm_head.",))
-
-
-def bart_classes(family: str) -> tuple[ModelClass, ...]:
-    """Classes of BART and mBART."""
+    Args:
+        family: what their names begin with.
+        heads: end of a class's name -> what it needs, see `ModelClass`.
+        base: end of the base model's name.
+    """
+    labels = Counter(needs[-1] for ending, needs in heads.items() if ending.endswith(LABELLING))
     return (
-        *seq2seq_classes(family),
-        ModelClass(f"{family}ForSequenceClassification", SEQUENCES, ("classification_head.",)),
-        ModelClass(f"{family}ForQuestionAnswering", ANSWERS, ("qa_outputs.",)),
-    )
-
-
-def decoder_classes(family: str) -> tuple[ModelClass, ...]:
-    """Classes of Llama and families like it."""
-    return (
-        base_class(f"{family}Model"),
-        ModelClass(f"{family}ForCausalLM", CAUSAL, ("lm_head.",)),
-        ModelClass(f"{family}ForSequenceClassification", SEQUENCES, ("score.",), labelled=True),
-        ModelClass(f"{family}ForTokenClassification", TOKENS, ("score.",), labelled=True),
-    )
-
-
-def roberta_classes(family: str) -> tuple[ModelClass, ...]:
-    """Classes of RoBERTa and XLM-RoBERTa."""
-    return (
-        base_class(f"{family}Model"),
-        ModelClass(f"{family}ForMaskedLM", MASKED, ("lm_head.dense.",)),
-        ModelClass(f"{family}ForCausalLM", CAUSAL, ("lm_head.dense.",)),
-        ModelClass(f"{family}ForSequenceClassification", SEQUENCES, ("classifier.out_proj.",)),
-        ModelClass(
-            f"{family}ForMultipleChoice", CHOICE, ("roberta.pooler.", "classifier.weight"), labelled=True
+        ModelClass(f"{family}{base}", "AutoModel"),
+        *(
+            ModelClass(
+                f"{family}{ending}",
+                AUTO.get(ending, f"AutoModel{ending.removeprefix('Text')}"),
+                needs,
+                labelled=ending.endswith(LABELLING) and labels[needs[-1]] > 1,
+            )
+            for ending, needs in heads.items()
         ),
-        ModelClass(f"{family}ForTokenClassification", TOKENS, ("classifier.weight",), labelled=True),
-        ModelClass(f"{family}ForQuestionAnswering", ANSWERS, ("qa_outputs.",)),
     )
 
 
-BERT_CLASSES = (
-    base_class("BertModel"),
-    ModelClass(
-        "BertForPreTraining", "AutoModelForPreTraining", ("bert.pooler.", "cls.predictions.", "cls.seq_")
-    ),
-    ModelClass("BertForMaskedLM", MASKED, ("cls.predictions.transform.",)),
-    ModelClass("BertLMHeadModel", CAUSAL, ("cls.predictions.transform.",)),
-    ModelClass(
-        "BertForNextSentencePrediction", "AutoModelForNextSentencePrediction", ("bert.pooler.", "cls.seq_")
-    ),
-    ModelClass("BertForSequenceClassification", SEQUENCES, ("bert.pooler.", "classifier."), labelled=True),
-    ModelClass("BertForMultipleChoice", CHOICE, ("bert.pooler.", "classifier."), labelled=True),
-    ModelClass("BertForTokenClassification", TOKENS, ("classifier.",), labelled=True),
-    ModelClass("BertForQuestionAnswering", ANSWERS, ("qa_outputs.",)),
-)
+def seq2seq_classes(
+    family: str, headed: str = "ForConditionalGeneration", *, more: Mapping[str, tuple[str, ...]] = {}
+) -> tuple[ModelClass, ...]:
+    """Classes of an encoder-decoder; `more`: as `heads` of `model_classes`."""
+    return model_classes(family, {headed: ("lm_head.",), **more})
 
-GPT2_CLASSES = (
-    base_class("GPT2Model"),
-    ModelClass("GPT2LMHeadModel", CAUSAL, ("lm_head.",)),
-    ModelClass("GPT2ForSequenceClassification", SEQUENCES, ("score.",)),
-    ModelClass("GPT2ForTokenClassification", TOKENS, ("classifier.",)),
-    ModelClass("GPT2ForQuestionAnswering", ANSWERS, ("qa_outputs.",)),
-)
 
-DISTILBERT_CLASSES = (
-    base_class("DistilBertModel"),
-    ModelClass("DistilBertForMaskedLM", MASKED, ("vocab_transform.",)),
-    ModelClass(
-        "DistilBertForSequenceClassification", SEQUENCES, ("pre_classifier.", "classifier."), labelled=True
-    ),
-    ModelClass("DistilBertForMultipleChoice", CHOICE, ("pre_classifier.", "classifier."), labelled=True),
-    ModelClass("DistilBertForTokenClassification", TOKENS, ("classifier.",), labelled=True),
-    ModelClass("DistilBertForQuestionAnswering", ANSWERS, ("qa_outputs.",)),
-)
+BART_HEADS = {
+    "ForSequenceClassification": ("classification_head.",),
+    "ForQuestionAnswering": ("qa_outputs.",),
+}
 
-OPT_CLASSES = (
-    base_class("OPTModel"),
-    ModelClass("OPTForCausalLM", CAUSAL, ("lm_head.",)),
-    ModelClass("OPTForSequenceClassification", SEQUENCES, ("score.",)),
-    ModelClass("OPTForQuestionAnswering", ANSWERS, ("qa_outputs.",)),
-)
+DECODER_HEADS = {
+    "ForCausalLM": ("lm_head.",),
+    "ForSequenceClassification": ("score.",),
+    "ForTokenClassification": ("score.",),
+}
 
-GEMMA3_CLASSES = (
-    base_class("Gemma3TextModel"),
-    ModelClass("Gemma3ForCausalLM", CAUSAL, ("lm_head.",)),
-    ModelClass("Gemma3TextForSequenceClassification", SEQUENCES, ("score.",)),
-)
+ROBERTA_HEADS = {
+    "ForMaskedLM": ("lm_head.dense.",),
+    "ForCausalLM": ("lm_head.dense.",),
+    "ForSequenceClassification": ("classifier.out_proj.",),
+    "ForMultipleChoice": ("roberta.pooler.", "classifier.weight"),
+    "ForTokenClassification": ("classifier.weight",),
+    "ForQuestionAnswering": ("qa_outputs.",),
+}
+
+BERT_HEADS = {
+    "ForPreTraining": ("bert.pooler.", "cls.predictions.", "cls.seq_"),
+    "ForMaskedLM": ("cls.predictions.transform.",),
+    "LMHeadModel": ("cls.predictions.transform.",),
+    "ForNextSentencePrediction": ("bert.pooler.", "cls.seq_"),
+    "ForSequenceClassification": ("bert.pooler.", "classifier."),
+    "ForMultipleChoice": ("bert.pooler.", "classifier."),
+    "ForTokenClassification": ("classifier.",),
+    "ForQuestionAnswering": ("qa_outputs.",),
+}
+
+GPT2_HEADS = {
+    "LMHeadModel": ("lm_head.",),
+    "ForSequenceClassification": ("score.",),
+    "ForTokenClassification": ("classifier.",),
+    "ForQuestionAnswering": ("qa_outputs.",),
+}
+
+DISTILBERT_HEADS = {
+    "ForMaskedLM": ("vocab_transform.",),
+    "ForSequenceClassification": ("pre_classifier.", "classifier."),
+    "ForMultipleChoice": ("pre_classifier.", "classifier."),
+    "ForTokenClassification": ("classifier.",),
+    "ForQuestionAnswering": ("qa_outputs.",),
+}
+
+OPT_HEADS = {
+    "ForCausalLM": ("lm_head.",),
+    "ForSequenceClassification": ("score.",),
+    "ForQuestionAnswering": ("qa_outputs.",),
+}
+
+GEMMA3_HEADS = {"ForCausalLM": ("lm_head.",), "TextForSequenceClassification": ("score.",)}

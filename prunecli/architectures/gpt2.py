@@ -2,88 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from functools import partial
 
-from prunecli.architectures.classes import GPT2_CLASSES
+from prunecli.architectures.classes import GPT2_HEADS, model_classes
 from prunecli.architectures.records import (
     Architecture,
     Attention,
-    FeedForward,
-    HeadAxis,
-    Part,
-    Stack,
-    TensorSpec,
     TokenEmbedding,
     embeddings,
+    feed_forward,
+    linear,
     norm,
+    stack,
 )
 
 FUSED = ("1", "1", "1")
 """Query, key and value."""
 
-
-def _linear(
-    name: str,
-    inputs: str,
-    outputs: str,
-    part: Part,
-    *,
-    weight: HeadAxis | None = None,
-    bias: HeadAxis | None = None,
-    hidden: Literal[0, 1] | None = None,
-) -> tuple[TensorSpec, TensorSpec]:
-    return (
-        TensorSpec(f"{name}.weight", (inputs, outputs), part, heads=weight, hidden=hidden),
-        TensorSpec(f"{name}.bias", (outputs,), part, heads=bias, hidden=0 if hidden == 1 else None),
-    )
-
-
+_NORM = partial(norm, width="n_embd")
 _ATTENTION = Attention(
     name="attn",
     kind="self",
     heads="n_head",
     tensors=(
-        *_linear(
-            "attn.c_attn",
-            "n_embd",
-            "3*n_embd",
-            "attention",
-            weight=HeadAxis(1, FUSED),
-            bias=HeadAxis(0, FUSED),
-        ),
-        *_linear("attn.c_proj", "n_embd", "n_embd", "attention", weight=HeadAxis(0)),
+        *linear("attn.c_attn", "n_embd", "3*n_embd", "attention", heads=0, turned=True, blocks=FUSED),
+        *linear("attn.c_proj", "n_embd", "n_embd", "attention", heads=1, turned=True),
     ),
     output="attn.c_proj",
     norms=("ln_1",),
 )
+_FFN = feed_forward("mlp", "n_inner", ("ln_2",), ("c_fc", "c_proj"), "n_embd", turned=True)
 
 GPT2 = Architecture(
     model_type="gpt2",
     model_class="GPT2LMHeadModel",
     auto_class="AutoModelForCausalLM",
-    classes=GPT2_CLASSES,
-    stacks=(
-        Stack(
-            side="decoder",
-            layers="transformer.h.{layer}",
-            depth="n_layer",
-            attentions=(_ATTENTION,),
-            ffn=FeedForward(
-                name="mlp",
-                width="n_inner",
-                norms=("ln_2",),
-                tensors=(
-                    *_linear("c_fc", "n_embd", "n_inner", "ffn", hidden=1),
-                    *_linear("c_proj", "n_inner", "n_embd", "ffn", hidden=0),
-                ),
-            ),
-            norms=(*norm("ln_1", "n_embd"), *norm("ln_2", "n_embd")),
-        ),
-    ),
+    classes=model_classes("GPT2", GPT2_HEADS),
+    stacks=(stack("decoder", "transformer.h.{layer}", "n_layer", [_ATTENTION], _FFN, _NORM),),
     tensors=(
         embeddings("transformer.wte", "vocab_size", "n_embd"),
         embeddings("transformer.wpe", "n_positions", "n_embd"),
-        *norm("transformer.ln_f", "n_embd"),
+        *_NORM("transformer.ln_f"),
     ),
     tied={"lm_head.weight": "transformer.wte.weight"},
     loose=("lm_head.weight",),

@@ -4,80 +4,79 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
-from prunecli.architectures.classes import GEMMA3_CLASSES, decoder_classes
+from prunecli.architectures.classes import DECODER_HEADS, GEMMA3_HEADS, model_classes
 from prunecli.architectures.records import (
     Architecture,
     Attention,
     FeedForward,
-    HeadAxis,
     Part,
     Stack,
     TensorSpec,
     TokenEmbedding,
     embeddings,
     linear,
-    matrix,
-    rms_norm,
+    norm,
+    stack,
 )
 
+own_norm = partial(norm, width="hidden_size", bias=False)
 QKV = ("q_proj", "k_proj", "v_proj")
 ATTENTION_BIASES = dict.fromkeys((*QKV, "o_proj"), "attention_bias")
 
 
-def llama_stack(biases: Mapping[str, str | None], head_norms: Sequence[str] = ()) -> Stack:
+def llama_stack(
+    biases: Mapping[str, str | bool],
+    head_norms: Sequence[str] = (),
+    *,
+    attention_norms: tuple[str, ...] = ("input_layernorm",),
+    ffn_norms: tuple[str, ...] = ("post_attention_layernorm",),
+) -> Stack:
     """Llama's decoder: attention whose key/value heads are shared by several query heads, and a gated FFN.
 
     Args:
-        biases: the projections that have a bias (`q_proj`, `down_proj`) -> on which condition; None: always.
+        biases: the projections that have a bias (`q_proj`, `down_proj`) -> whether, or on which condition.
         head_norms: norms of the width of one head, which all of an attention's heads share (`q_norm`).
+        attention_norms, ffn_norms: around the attention and the FFN; of two the second is after it.
     """
     queries, keys = "num_attention_heads*head_dim", "num_key_value_heads*head_dim"
 
     def projection(name: str, inputs: str, outputs: str, lies: Literal[0, 1]) -> tuple[TensorSpec, ...]:
         part: Part = "attention" if name.startswith("self_attn.") else "ffn"
         heads, hidden = (lies, None) if part == "attention" else (None, lies)
-        weight, bias = linear(name, inputs, outputs, part, heads=heads, hidden=hidden)
-        own = name.rpartition(".")[2]
-        return (weight, replace(bias, optional=biases[own])) if own in biases else (weight,)
+        bias = biases.get(name.rpartition(".")[2], False)
+        return linear(name, inputs, outputs, part, heads=heads, hidden=hidden, bias=bias)
 
-    return Stack(
-        side="decoder",
-        layers="model.layers.{layer}",
-        depth="num_hidden_layers",
-        attentions=(
-            Attention(
-                name="self_attn",
-                kind="self",
-                heads="num_key_value_heads",
-                queries="num_attention_heads",
-                tensors=(
-                    *projection("self_attn.q_proj", "hidden_size", queries, 0),
-                    *projection("self_attn.k_proj", "hidden_size", keys, 0),
-                    *projection("self_attn.v_proj", "hidden_size", keys, 0),
-                    *projection("self_attn.o_proj", queries, "hidden_size", 1),
-                    *(rms_norm(f"self_attn.{name}", "head_dim") for name in head_norms),
-                ),
-                output="self_attn.o_proj",
-                norms=("input_layernorm",),
-            ),
+    attention = Attention(
+        name="self_attn",
+        kind="self",
+        heads="num_key_value_heads",
+        queries="num_attention_heads",
+        tensors=(
+            *projection("self_attn.q_proj", "hidden_size", queries, 0),
+            *projection("self_attn.k_proj", "hidden_size", keys, 0),
+            *projection("self_attn.v_proj", "hidden_size", keys, 0),
+            *projection("self_attn.o_proj", queries, "hidden_size", 1),
+            *(spec for name in head_norms for spec in norm(f"self_attn.{name}", "head_dim", bias=False)),
         ),
-        ffn=FeedForward(
-            name="mlp",
-            width="intermediate_size",
-            norms=("post_attention_layernorm",),
-            tensors=(
-                *projection("gate_proj", "hidden_size", "intermediate_size", 0),
-                *projection("up_proj", "hidden_size", "intermediate_size", 0),
-                *projection("down_proj", "intermediate_size", "hidden_size", 1),
-            ),
-        ),
-        norms=(
-            rms_norm("input_layernorm", "hidden_size"),
-            rms_norm("post_attention_layernorm", "hidden_size"),
-        ),
+        output="self_attn.o_proj",
+        norms=attention_norms,
+        residual=attention_norms[1] if len(attention_norms) > 1 else None,
     )
+    ffn = FeedForward(
+        name="mlp",
+        width="intermediate_size",
+        norms=ffn_norms,
+        tensors=(
+            *projection("gate_proj", "hidden_size", "intermediate_size", 0),
+            *projection("up_proj", "hidden_size", "intermediate_size", 0),
+            *projection("down_proj", "intermediate_size", "hidden_size", 1),
+        ),
+        residual=ffn_norms[1] if len(ffn_norms) > 1 else None,
+    )
+    return stack("decoder", "model.layers.{layer}", "num_hidden_layers", [attention], ffn, own_norm)
 
 
 def like_llama(model_type: str, name: str, base: Architecture | None = None, **fields: Any) -> Architecture:
@@ -86,7 +85,7 @@ def like_llama(model_type: str, name: str, base: Architecture | None = None, **f
     named: dict[str, Any] = {
         "model_type": model_type,
         "model_class": model_class,
-        "classes": decoder_classes(name),
+        "classes": model_classes(name, DECODER_HEADS),
         "embedding": TokenEmbedding("model.embed_tokens", "lm_head", (model_class,), apart=True),
         **fields,
     }
@@ -108,13 +107,13 @@ LLAMA = Architecture(
     model_type="llama",
     model_class="LlamaForCausalLM",
     auto_class="AutoModelForCausalLM",
-    classes=decoder_classes("Llama"),
+    classes=model_classes("Llama", DECODER_HEADS),
     stacks=(
         llama_stack({**ATTENTION_BIASES, **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp_bias")}),
     ),
     tensors=(
         embeddings("model.embed_tokens", "vocab_size", "hidden_size"),
-        rms_norm("model.norm", "hidden_size"),
+        *own_norm("model.norm"),
     ),
     tied={"lm_head.weight": "model.embed_tokens.weight"},
     loose=("lm_head.weight",),
@@ -139,7 +138,7 @@ QWEN2 = like_llama(
     "qwen2",
     "Qwen2",
     MISTRAL,
-    stacks=(llama_stack(dict.fromkeys(QKV)),),
+    stacks=(llama_stack(dict.fromkeys(QKV, True)),),
     attributes={
         **_SIZES,
         "vocab_size": 151936,
@@ -175,24 +174,13 @@ SMOLLM3 = like_llama(
     },
 )
 
-BEFORE, AFTER = "pre_feedforward_layernorm", "post_feedforward_layernorm"
-
-
-def gemma_stack(head_norms: Sequence[str] = ()) -> Stack:
-    """Llama's decoder with norms on both sides of each component; `head_norms` as in `llama_stack`."""
-    stack = llama_stack(ATTENTION_BIASES, head_norms)
-    attention = replace(
-        stack.attentions[0],
-        norms=("input_layernorm", "post_attention_layernorm"),
-        residual="post_attention_layernorm",
-    )
-    return replace(
-        stack,
-        attentions=(attention,),
-        ffn=replace(stack.ffn, norms=(BEFORE, AFTER), residual=AFTER),
-        norms=(*stack.norms, rms_norm(BEFORE, "hidden_size"), rms_norm(AFTER, "hidden_size")),
-    )
-
+gemma_stack = partial(
+    llama_stack,
+    ATTENTION_BIASES,
+    attention_norms=("input_layernorm", "post_attention_layernorm"),
+    ffn_norms=("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+)
+"""Llama's decoder with norms on both sides of each component; takes `head_norms`."""
 
 # Capped scores and logits (2408.00118).
 GEMMA2 = like_llama(
@@ -218,7 +206,7 @@ GEMMA3 = like_llama(
     "gemma3_text",
     "Gemma3",
     GEMMA2,
-    classes=GEMMA3_CLASSES,
+    classes=model_classes("Gemma3", GEMMA3_HEADS, "TextModel"),
     stacks=(gemma_stack(("q_norm", "k_norm")),),
     # As the text part of an image model is saved, by transformers 4 and 5.
     prefixes={
@@ -247,12 +235,15 @@ _PHI3_STACK = replace(
         replace(
             _LLAMA_STACK.attentions[0],
             tensors=(
-                matrix("self_attn.o_proj", _QUERIES, "hidden_size", "attention", heads=1),
-                TensorSpec(
-                    "self_attn.qkv_proj.weight",
-                    (_FUSED, "hidden_size"),
+                *linear("self_attn.o_proj", _QUERIES, "hidden_size", "attention", heads=1, bias=False),
+                *linear(
+                    "self_attn.qkv_proj",
+                    "hidden_size",
+                    _FUSED,
                     "attention",
-                    heads=HeadAxis(0, ("num_attention_heads/num_key_value_heads", "1", "1")),
+                    heads=0,
+                    bias=False,
+                    blocks=("num_attention_heads/num_key_value_heads", "1", "1"),
                 ),
             ),
         ),
@@ -267,7 +258,7 @@ _PHI3_STACK = replace(
                 hidden=0,
                 hidden_blocks=2,
             ),
-            matrix("down_proj", "intermediate_size", "hidden_size", "ffn", hidden=1),
+            *linear("down_proj", "intermediate_size", "hidden_size", "ffn", hidden=1, bias=False),
         ),
     ),
 )

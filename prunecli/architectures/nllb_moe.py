@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-from prunecli.architectures.bart import BART_SIZES, BART_TIED, LAST_NORMS, bart_attention
+from collections.abc import Sequence
+
+from prunecli.architectures.bart import BART_SIZES, BART_TIED, LAST_NORMS, bart_attention, own_norm
 from prunecli.architectures.classes import seq2seq_classes
 from prunecli.architectures.records import (
     Architecture,
-    FeedForward,
+    Attention,
     Mixture,
+    Side,
     Stack,
     TensorSpec,
     TokenEmbedding,
-    linear,
-    norm,
+    feed_forward,
+    stack,
 )
 
 
-def _ffn(width: str, sparse_step: str) -> FeedForward:
-    return FeedForward(
-        name="ffn",
-        width=width,
-        norms=("ff_layer_norm",),
-        tensors=(
-            *linear("fc1", "d_model", width, "ffn", hidden=0),
-            *linear("fc2", width, "d_model", "ffn", hidden=1),
-        ),
-        router=(
-            TensorSpec("router.classifier.weight", ("expert_count", "d_model"), "router"),
-            TensorSpec("router.classifier.bias", ("expert_count",), "router", optional="router_bias"),
-        ),
-        sparse_step=sparse_step,
+def _stack(side: Side, cross: Sequence[Attention]) -> Stack:
+    router = (
+        TensorSpec("router.classifier.weight", ("expert_count", "d_model"), "router"),
+        TensorSpec("router.classifier.bias", ("expert_count",), "router", optional="router_bias"),
     )
+    ffn = feed_forward(
+        "ffn",
+        f"{side}_ffn_dim",
+        ("ff_layer_norm",),
+        ("fc1", "fc2"),
+        "d_model",
+        router=router,
+        sparse_step=f"{side}_sparse_step",
+    )
+    attentions = (bart_attention("self_attn", "self", f"{side}_attention_heads"), *cross)
+    return stack(side, f"model.{side}.layers.{{layer}}", f"{side}_layers", attentions, ffn, own_norm)
 
 
 NLLB_MOE = Architecture(
@@ -40,29 +44,8 @@ NLLB_MOE = Architecture(
     classes=seq2seq_classes("NllbMoe"),
     stock_fault="the stock routing of NLLB-MoE is wrong in transformers 5",
     stacks=(
-        Stack(
-            side="encoder",
-            layers="model.encoder.layers.{layer}",
-            depth="encoder_layers",
-            attentions=(bart_attention("self_attn", "self", "encoder_attention_heads"),),
-            ffn=_ffn("encoder_ffn_dim", "encoder_sparse_step"),
-            norms=(*norm("self_attn_layer_norm", "d_model"), *norm("ff_layer_norm", "d_model")),
-        ),
-        Stack(
-            side="decoder",
-            layers="model.decoder.layers.{layer}",
-            depth="decoder_layers",
-            attentions=(
-                bart_attention("self_attn", "self", "decoder_attention_heads"),
-                bart_attention("cross_attention", "cross", "decoder_attention_heads"),
-            ),
-            ffn=_ffn("decoder_ffn_dim", "decoder_sparse_step"),
-            norms=(
-                *norm("self_attn_layer_norm", "d_model"),
-                *norm("cross_attention_layer_norm", "d_model"),
-                *norm("ff_layer_norm", "d_model"),
-            ),
-        ),
+        _stack("encoder", ()),
+        _stack("decoder", [bart_attention("cross_attention", "cross", "decoder_attention_heads")]),
     ),
     tensors=(
         TensorSpec("model.shared.weight", ("vocab_size", "d_model"), "embeddings"),

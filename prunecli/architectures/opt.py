@@ -2,85 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 
-from prunecli.architectures.classes import OPT_CLASSES
+from prunecli.architectures.classes import OPT_HEADS, model_classes
 from prunecli.architectures.records import (
     Architecture,
-    Attention,
-    FeedForward,
-    Stack,
-    TensorSpec,
     TokenEmbedding,
+    attention,
     embeddings,
+    feed_forward,
     linear,
-    matrix,
     norm,
+    stack,
 )
 
 BIAS, AFFINE = "enable_bias", "layer_norm_elementwise_affine"
-NARROW = "!word_embed_proj_dim=hidden_size"
+WORDS = "word_embed_proj_dim"
+NARROW = f"!{WORDS}=hidden_size"
 LAST_NORM = f"do_layer_norm_before&!_remove_final_layer_norm&{AFFINE}"
 
-
-def _biased(*specs: TensorSpec) -> tuple[TensorSpec, ...]:
-    """Linear layers whose biases config.json may leave out."""
-    return tuple(replace(spec, optional=BIAS) if spec.name.endswith(".bias") else spec for spec in specs)
-
-
-def _norm(name: str, condition: str) -> tuple[TensorSpec, ...]:
-    return tuple(replace(spec, optional=condition) for spec in norm(name, "hidden_size"))
-
-
-_ATTENTION = Attention(
-    name="self_attn",
-    kind="self",
-    heads="num_attention_heads",
-    tensors=(
-        *_biased(*linear("self_attn.k_proj", "hidden_size", "hidden_size", "attention", heads=0)),
-        *_biased(*linear("self_attn.v_proj", "hidden_size", "hidden_size", "attention", heads=0)),
-        *_biased(*linear("self_attn.q_proj", "hidden_size", "hidden_size", "attention", heads=0)),
-        *_biased(*linear("self_attn.out_proj", "hidden_size", "hidden_size", "attention", heads=1)),
-    ),
-    output="self_attn.out_proj",
-    norms=("self_attn_layer_norm",),
+_ATTENTION = attention(
+    "self_attn",
+    "self",
+    "num_attention_heads",
+    ("k_proj", "v_proj", "q_proj"),
+    "out_proj",
+    "hidden_size",
+    ("self_attn_layer_norm",),
+    bias=BIAS,
 )
+_FFN = feed_forward("", "ffn_dim", ("final_layer_norm",), ("fc1", "fc2"), "hidden_size", bias=BIAS)
+_NORM = partial(norm, width="hidden_size", optional=AFFINE)
 
 OPT = Architecture(
     model_type="opt",
     model_class="OPTForCausalLM",
     auto_class="AutoModelForCausalLM",
-    classes=OPT_CLASSES,
+    classes=model_classes("OPT", OPT_HEADS),
     stacks=(
-        Stack(
-            side="decoder",
-            layers="model.decoder.layers.{layer}",
-            depth="num_hidden_layers",
-            attentions=(_ATTENTION,),
-            ffn=FeedForward(
-                name="",
-                width="ffn_dim",
-                norms=("final_layer_norm",),
-                tensors=(
-                    *_biased(*linear("fc1", "hidden_size", "ffn_dim", "ffn", hidden=0)),
-                    *_biased(*linear("fc2", "ffn_dim", "hidden_size", "ffn", hidden=1)),
-                ),
-            ),
-            norms=(*_norm("self_attn_layer_norm", AFFINE), *_norm("final_layer_norm", AFFINE)),
-        ),
+        stack("decoder", "model.decoder.layers.{layer}", "num_hidden_layers", [_ATTENTION], _FFN, _NORM),
     ),
     tensors=(
-        embeddings("model.decoder.embed_tokens", "vocab_size", "word_embed_proj_dim"),
+        embeddings("model.decoder.embed_tokens", "vocab_size", WORDS),
         embeddings("model.decoder.embed_positions", "max_position_embeddings+2", "hidden_size"),
-        replace(
-            matrix("model.decoder.project_in", "word_embed_proj_dim", "hidden_size", "embeddings"),
-            optional=NARROW,
-        ),
-        replace(
-            matrix("model.decoder.project_out", "hidden_size", "word_embed_proj_dim", "embeddings"),
-            optional=NARROW,
-        ),
-        *_norm("model.decoder.final_layer_norm", LAST_NORM),
+        *linear("model.decoder.project_in", WORDS, "hidden_size", "embeddings", bias=False, optional=NARROW),
+        *linear("model.decoder.project_out", "hidden_size", WORDS, "embeddings", bias=False, optional=NARROW),
+        *_NORM("model.decoder.final_layer_norm", optional=LAST_NORM),
     ),
     tied={"lm_head.weight": "model.decoder.embed_tokens.weight"},
     loose=("lm_head.weight",),

@@ -10,6 +10,7 @@ same count as another (`word_embed_proj_dim=hidden_size`); a `!` before it turns
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -66,48 +67,45 @@ def linear(
     *,
     heads: Literal[0, 1] | None = None,
     hidden: Literal[0, 1] | None = None,
-) -> tuple[TensorSpec, TensorSpec]:
+    bias: bool | str = True,
+    turned: bool = False,
+    blocks: tuple[str, ...] = ("1",),
+    optional: str | None = None,
+) -> tuple[TensorSpec, ...]:
     """Weight `[outputs, inputs]` and bias `[outputs]` of a linear layer.
 
     Args:
-        heads: the weight's axis where the heads of an attention lie.
-        hidden: the weight's axis where the hidden units of an FFN lie.
+        heads: whether the heads of an attention lie in the outputs (0) or the inputs (1).
+        hidden: the same of the hidden units of an FFN.
+        bias: whether there is one, or the condition.
+        turned: whether the weight is stored as `[inputs, outputs]`.
+        blocks: of the heads, see `HeadAxis`.
+        optional: condition under which the weight exists.
     """
-    axis = None if heads is None else HeadAxis(heads)
-    return (
-        TensorSpec(f"{name}.weight", (outputs, inputs), part, heads=axis, hidden=hidden),
-        TensorSpec(
-            f"{name}.bias",
-            (outputs,),
-            part,
-            heads=HeadAxis(0) if heads == 0 else None,
-            hidden=0 if hidden == 0 else None,
-        ),
+
+    def axis(side: int) -> int:
+        return 1 - side if turned else side
+
+    weight = TensorSpec(
+        f"{name}.weight",
+        (inputs, outputs) if turned else (outputs, inputs),
+        part,
+        optional,
+        None if heads is None else HeadAxis(axis(heads), blocks),
+        None if hidden is None else axis(hidden),
     )
+    if bias is False:
+        return (weight,)
+    condition = bias if isinstance(bias, str) else None
+    of_heads = HeadAxis(0, blocks) if heads == 0 else None
+    own = TensorSpec(f"{name}.bias", (outputs,), part, condition, of_heads, 0 if hidden == 0 else None)
+    return weight, own
 
 
-def norm(name: str, width: str) -> tuple[TensorSpec, TensorSpec]:
-    """Weight and bias `[width]` of a layer norm."""
-    return TensorSpec(f"{name}.weight", (width,), "norm"), TensorSpec(f"{name}.bias", (width,), "norm")
-
-
-def matrix(
-    name: str,
-    inputs: str,
-    outputs: str,
-    part: Part,
-    *,
-    heads: Literal[0, 1] | None = None,
-    hidden: Literal[0, 1] | None = None,
-) -> TensorSpec:
-    """Weight `[outputs, inputs]` of a linear layer without a bias; `heads`, `hidden`: the axis where they lie."""
-    axis = None if heads is None else HeadAxis(heads)
-    return TensorSpec(f"{name}.weight", (outputs, inputs), part, heads=axis, hidden=hidden)
-
-
-def rms_norm(name: str, width: str) -> TensorSpec:
-    """Weight `[width]` of a norm without a bias."""
-    return TensorSpec(f"{name}.weight", (width,), "norm")
+def norm(name: str, width: str, *, bias: bool = True, optional: str | None = None) -> tuple[TensorSpec, ...]:
+    """Weight and bias `[width]` of a norm."""
+    parts = ("weight", "bias") if bias else ("weight",)
+    return tuple(TensorSpec(f"{name}.{part}", (width,), "norm", optional) for part in parts)
 
 
 def embeddings(name: str, rows: str, width: str) -> TensorSpec:
@@ -170,6 +168,64 @@ class FeedForward:
     residual: str | None = None
     module: str | None = None
     removable: bool = True
+
+
+def attention(
+    name: str,
+    kind: Literal["self", "cross"],
+    heads: str,
+    inputs: Sequence[str],
+    output: str,
+    width: str,
+    norms: tuple[str, ...],
+    *,
+    inner: str = "",
+    bias: bool | str = True,
+    more: Sequence[TensorSpec] = (),
+    **fields: Any,
+) -> Attention:
+    """An attention of four linear layers.
+
+    Args:
+        inputs: names, within the attention, of the projections to queries, keys and values.
+        output: name of the projection of the heads' outputs.
+        width: axis of the hidden states.
+        inner: axis of the heads side by side, if it is not `width`.
+        bias: see `linear`.
+        more: further tensors.
+        fields: of `Attention`.
+    """
+    inner = inner or width
+    own = [linear(f"{name}.{one}", width, inner, "attention", heads=0, bias=bias) for one in inputs]
+    own.append(linear(f"{name}.{output}", inner, width, "attention", heads=1, bias=bias))
+    tensors = (*(spec for specs in own for spec in specs), *more)
+    return Attention(name, kind, heads, tensors, f"{name}.{output}", norms, **fields)
+
+
+def feed_forward(
+    name: str,
+    width: str,
+    norms: tuple[str, ...],
+    layers: tuple[str, str],
+    outer: str,
+    *,
+    router: tuple[TensorSpec, ...] = (),
+    sparse_step: str | None = None,
+    **options: Any,
+) -> FeedForward:
+    """An FFN of two linear layers.
+
+    Args:
+        layers: names of both, within the FFN.
+        outer: axis of the hidden states.
+        options: of `linear`.
+    """
+    first, second = layers
+    tensors = (
+        *linear(first, outer, width, "ffn", hidden=0, **options),
+        *linear(second, width, outer, "ffn", hidden=1, **options),
+    )
+    return FeedForward(name, width, norms, tensors, router, sparse_step)
 
 
 @dataclass(frozen=True)
@@ -243,6 +299,26 @@ class Stack:
     attentions: tuple[Attention, ...]
     ffn: FeedForward
     norms: tuple[TensorSpec, ...]
+
+
+def stack(
+    side: Side,
+    layers: str,
+    depth: str,
+    attentions: Sequence[Attention],
+    ffn: FeedForward,
+    norms: Callable[[str], tuple[TensorSpec, ...]],
+) -> Stack:
+    """A stack whose norms all belong to its attentions and its FFN; `norms` gives the tensors of one by its name."""
+    parts: list[Attention | FeedForward] = [*attentions, ffn]
+    return Stack(
+        side,
+        layers,
+        depth,
+        tuple(attentions),
+        ffn,
+        tuple(spec for part in parts for name in part.norms for spec in norms(name)),
+    )
 
 
 @dataclass(frozen=True)

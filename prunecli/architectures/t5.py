@@ -6,6 +6,7 @@ The table of relative positions of a stack's first layer serves all of its layer
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from prunecli.architectures.classes import seq2seq_classes
@@ -17,13 +18,19 @@ from prunecli.architectures.records import (
     Stack,
     TensorSpec,
     TokenEmbedding,
+    attention,
     embeddings,
-    matrix,
-    rms_norm,
+    linear,
+    norm,
+    stack,
 )
 
 HEADS = "num_heads*d_kv"
 GATED = "feed_forward_proj:gated-"
+
+
+_NORM = partial(norm, width="d_model", bias=False)
+_WIDE = partial(linear, inputs="d_model", outputs="d_ff", part="ffn", hidden=0, bias=False)
 
 
 def _attention(name: str, kind: Literal["self", "cross"]) -> Attention:
@@ -33,41 +40,31 @@ def _attention(name: str, kind: Literal["self", "cross"]) -> Attention:
         "attention",
         first=True,
     )
-    return Attention(
-        name=name,
-        kind=kind,
-        heads="num_heads",
-        tensors=(
-            *(matrix(f"{name}.{projection}", "d_model", HEADS, "attention", heads=0) for projection in "qkv"),
-            matrix(f"{name}.o", HEADS, "d_model", "attention", heads=1),
-            *((positions,) if kind == "self" else ()),
-        ),
-        output=f"{name}.o",
-        norms=(f"{name.rpartition('.')[0]}.layer_norm",),
+    return attention(
+        name,
+        kind,
+        "num_heads",
+        ("q", "k", "v"),
+        "o",
+        "d_model",
+        (f"{name.rpartition('.')[0]}.layer_norm",),
+        inner=HEADS,
+        bias=False,
+        more=[positions] if kind == "self" else [],
         position_bias=True,
     )
 
 
 def _stack(side: Side, depth: str, attentions: tuple[Attention, ...]) -> Stack:
-    last = len(attentions)
-    return Stack(
-        side=side,
-        layers=f"{side}.block.{{layer}}",
-        depth=depth,
-        attentions=attentions,
-        ffn=FeedForward(
-            name=f"layer.{last}.DenseReluDense",
-            width="d_ff",
-            norms=(f"layer.{last}.layer_norm",),
-            tensors=(
-                TensorSpec("wi.weight", ("d_ff", "d_model"), "ffn", optional=f"!{GATED}", hidden=0),
-                TensorSpec("wi_0.weight", ("d_ff", "d_model"), "ffn", optional=GATED, hidden=0),
-                TensorSpec("wi_1.weight", ("d_ff", "d_model"), "ffn", optional=GATED, hidden=0),
-                matrix("wo", "d_ff", "d_model", "ffn", hidden=1),
-            ),
-        ),
-        norms=tuple(rms_norm(f"layer.{part}.layer_norm", "d_model") for part in range(last + 1)),
+    last = f"layer.{len(attentions)}"
+    tensors = (
+        *_WIDE("wi", optional=f"!{GATED}"),
+        *_WIDE("wi_0", optional=GATED),
+        *_WIDE("wi_1", optional=GATED),
+        *linear("wo", "d_ff", "d_model", "ffn", hidden=1, bias=False),
     )
+    ffn = FeedForward(f"{last}.DenseReluDense", "d_ff", (f"{last}.layer_norm",), tensors)
+    return stack(side, f"{side}.block.{{layer}}", depth, attentions, ffn, _NORM)
 
 
 _SELF = _attention("layer.0.SelfAttention", "self")
@@ -84,8 +81,8 @@ T5 = Architecture(
     ),
     tensors=(
         embeddings("shared", "vocab_size", "d_model"),
-        rms_norm("encoder.final_layer_norm", "d_model"),
-        rms_norm("decoder.final_layer_norm", "d_model"),
+        *_NORM("encoder.final_layer_norm"),
+        *_NORM("decoder.final_layer_norm"),
     ),
     tied={
         "lm_head.weight": "shared.weight",

@@ -12,7 +12,6 @@ from prunecli.commands.command import OutputOptions, command, written
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.methods.options import Balance, LoadOptions
 from prunecli.options import ADVANCED, CheckpointPath, Size, option
-from prunecli.progress import duration_text
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -30,7 +29,7 @@ class Inspect(OutputOptions, LoadOptions):
     checkpoint: CheckpointPath | None = CHECKPOINT
     fit: Size | None = option(
         None,
-        "Memory, such as 32GiB: show what fits in it (whole, pruned, layer by layer), and how long a pass takes.",
+        "Memory, such as 32GiB: show what fits in it (whole, pruned, layer by layer).",
         metavar="SIZE",
     )
     dtype: str | None = option(
@@ -265,7 +264,7 @@ def show_fits(fits: Fit, *, is_stock: bool, quantised: bool) -> None:
         for name, way in named
     ]
     console.table(f"What fits in {console.bytes_text(fits.budget_bytes or 0)}", rows)
-    for line in (*_assumed(fits, is_stock=is_stock), *_time(fits)):
+    for line in _assumed(fits, is_stock=is_stock):
         console.out(line)
 
 
@@ -352,31 +351,3 @@ def _assumed(fits: Fit, *, is_stock: bool) -> Iterator[str]:
         f"{way.state_tokens:,} in {way.dtype}" for way in fits.by_layer.ways if way.state_tokens is not None
     ]:
         yield f"Tokens' hidden states in memory: {', '.join(tokens)}; then a file."
-
-
-def _time(fits: Fit) -> Iterator[str]:
-    single = fits.one_pass
-    if single is None:
-        return
-    text = f"{single.sentences} sentences, {single.sentence_tokens} tokens, 1 pair"
-    yield f"Layer by layer over FLORES-200 dev (assumed: {text}):"
-    cached = "" if single.from_disk else " (perhaps from the system's memory)"
-    if rate := single.disk_bytes_per_second:
-        yield (
-            f"  reading {console.bytes_text(single.bytes)} at {console.bytes_text(rate)}/s{cached}: "
-            f"{duration_text(single.reading_seconds)}"
-        )
-    for on in single.computing:
-        device = on.device.partition(" ")[0]
-        threads = "1 thread" if on.threads == 1 else f"{on.threads} threads"
-        speed = _number(on.operations_per_second / 1e9)
-        yield (
-            f"  computing {_number(single.operations / 1e12)} TFLOP at {speed} GFLOPS "
-            f"({device}, {on.dtype}, {threads}): {duration_text(on.computing_seconds)}"
-        )
-        yield f"  both at a time, {device}: {duration_text(on.seconds)} at least"
-
-
-def _number(value: float) -> str:
-    """0.02478 -> "0.0248", 1204.2 -> "1,204"."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

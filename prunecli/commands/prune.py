@@ -150,9 +150,10 @@ def prune_layers(options: PruneLayers) -> None:
     from prunecli.methods.layers.plan import LAST_WARNING, plan_layers
 
     options.check_options()
-    if options.stream and options.needs_text:
+    if options.stream and options.reads_text:
+        what = "replace=linear" if options.replace else f"metric={options.metric or 'cosine'}"
         raise UsageError(
-            f"`stream`: `metric={options.metric or 'cosine'}` runs the model, which needs all of its weights.",
+            f"`stream`: `{what}` runs the model, which needs all of its weights.",
             "Leave `stream` out, or choose by `metric=last`, `metric=random` or by number.",
         )
     options = _with_text(options)
@@ -172,7 +173,7 @@ def _with_text(options: Measured) -> Measured:
     Raises:
         UsageError: text is given, and nothing is measured.
     """
-    if not options.needs_text:
+    if not options.reads_text:
         reads_none = options.metric and not options.scores and not options.is_named
         options.refuse_text(
             f"`metric={options.metric}` reads no text." if reads_none else "no text is read here."
@@ -184,10 +185,18 @@ def _prune_measured(
     opened: Checkpoint, options: Measured, plan: Callable[[Checkpoint, Measured, TextRun], Selection]
 ) -> None:
     """Choose units by `plan`, remove the others, and show the result."""
-    selection = plan(opened, options, options.text_run(options, measures=options.needs_text))
+    run = options.text_run(options, measures=options.needs_text)
+    selection = plan(opened, options, run)
     options.note(*selection.reasons)
-    scored = options if options.needs_text else None
-    options.prune(opened, selection, options.seed, scored=scored, device=options.device)
+    rewrite = None
+    if isinstance(options, PruneLayers) and options.replace:
+        from prunecli.evaluation.on_text import measured_text
+        from prunecli.methods.layers.replace import cut_replaced
+
+        data = measured_text(opened, options, "`replace=linear`", options.note)
+        rewrite = cut_replaced(opened, selection, data, run)
+    scored = options if options.reads_text else None
+    options.prune(opened, selection, options.seed, rewrite=rewrite, scored=scored, device=options.device)
 
 
 DEMO_SPLIT = "val"

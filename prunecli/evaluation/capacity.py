@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from prunecli.errors import MemoryShortError, PruneError, Shortage, UnsupportedModelError
-from prunecli.evaluation.hardware import device_name
 from prunecli.methods.experts.options import (
     MARGIN,
     at_ratios,
@@ -25,24 +24,20 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import (
     Load,
     decoding_bytes,
-    model_dim,
     stored_dtype,
-    token_products,
     weight_bytes,
 )
-from prunecli.model.quantisation import method_of, value_dtype
+from prunecli.model.quantised import method_of, value_dtype
+from prunecli.modules.building import make_model, refused_by_layer
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.devices import found_device
 from prunecli.modules.fitting import COMPUTE, FREE_SHARE, choose_dtype, dtype_name
 from prunecli.modules.machine import (
     CONTEXT_BYTES,
     available_memory,
-    disk_speed,
-    product_speed,
     resident_now,
 )
-from prunecli.modules.stock_model import refused_by_layer
-from prunecli.results.inspection import ComputingTime, Fit, LayerWays, Pass, Way
+from prunecli.results.inspection import Fit, LayerWays, Way
 from prunecli.running.encoding import window_length
 from prunecli.running.layerwise.budget import (
     MIN_BUFFERS,
@@ -54,7 +49,6 @@ from prunecli.running.layerwise.budget import (
     smallest_memory,
     state_bytes,
 )
-from prunecli.running.layerwise.parts import make_skeleton
 from prunecli.selection.select import Budget
 from prunecli.tensors.dtypes import config_dtype, is_float, itemsize, parse_dtype
 from prunecli.tensors.quantities import bytes_text
@@ -64,15 +58,6 @@ BATCH_TOKENS = 4096
 BATCH_LENGTH = 64
 """Layer by layer: padded tokens in a batch (the default of --batch-tokens), and of its longest sentence; windows of
 text are as long as the commands make them."""
-
-SENTENCES = 997
-SENTENCE_TOKENS = 40
-"""The text of a pass: that of FLORES-200 dev, one pair."""
-
-MOST_READ = 1 << 30
-READ_SECONDS = 0.8
-PRODUCT_SECONDS = 0.5
-"""A measurement ends here."""
 
 TEXT_RATIOS = (0.25, 0.5, 0.75)
 """Ratios of the experts of language models that are shown whether or not the model fits."""
@@ -84,8 +69,7 @@ LAYERS_SHARE = 0.8
 def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, request: Budget, load: Load) -> Fit:
     """The ways to hold a model in a memory: whole in each type, without some experts, layer by layer.
 
-    Headers are read. If the model can run layer by layer, it is built without weights. If prunecli builds its class
-    itself, the machine is measured for about two seconds.
+    Headers are read. If the model can run layer by layer, it is built without weights.
 
     Args:
         budget: bytes.
@@ -141,7 +125,6 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, request: B
         "beam": load.beam,
         "length": load.length,
         **({} if ratio is None or not ratio.fits else fit_payload(ratio)),
-        **({} if stock else {"pass": _measure_pass(checkpoint, sparse=sparse)}),
         **({"unknown": unknown} if unknown else {}),
     }
     return Fit(
@@ -201,7 +184,7 @@ def layers_in(
     are those whose hidden states stay in the memory, on a GPU in the host's; None: the model does not fit.
     """
     checkpoint = as_run(checkpoint, dtype)
-    skeleton = make_skeleton(checkpoint, device, dtype)
+    skeleton = make_model(checkpoint, device, dtype)
     shape = shape_of(checkpoint, skeleton, dtype)
     tokenizer, length = None, BATCH_LENGTH
     with suppress(PruneError):  # what fits is answered for a checkpoint without a tokenizer too
@@ -229,45 +212,6 @@ def layers_in(
         state_tokens=tokens,
     )
     return way, length
-
-
-def _measure_pass(checkpoint: Checkpoint, *, sparse: bool) -> Pass:
-    """Count the operations, and measure the machine for about two seconds.
-
-    Args:
-        sparse: whether gates are collected, without logits; else the model makes them.
-    """
-    family, count = checkpoint.require_architecture(), checkpoint.layout.sizes.count
-    tokens = SENTENCES * SENTENCE_TOKENS
-    operations = token_products(checkpoint.layout).operations(tokens, tokens, tokens, output=not sparse)
-    disk = disk_speed(checkpoint.files if checkpoint.is_local else (), MOST_READ, READ_SECONDS)
-    reading = checkpoint.total_bytes / disk.rate if disk.rate else 0.0
-    widest = max(count(stack.ffn.width) for stack in family.stacks)
-    computing = []
-    for device in dict.fromkeys((torch.device("cpu"), found_device())):
-        dtype = choose_dtype("auto", checkpoint, device)
-        speed = product_speed(count(model_dim(family)), widest, dtype, device, PRODUCT_SECONDS)
-        computing.append(
-            ComputingTime(
-                device=device_name(device),
-                dtype=dtype_name(dtype),
-                threads=torch.get_num_threads(),
-                operations_per_second=speed,
-                computing_seconds=operations / speed,
-                seconds=max(reading, operations / speed),  # the two overlap
-            )
-        )
-    return Pass(
-        sentences=SENTENCES,
-        sentence_tokens=SENTENCE_TOKENS,
-        pairs=1,
-        bytes=checkpoint.total_bytes,
-        operations=operations,
-        disk_bytes_per_second=disk.rate,
-        from_disk=disk.from_disk,
-        reading_seconds=reading,
-        computing=computing,
-    )
 
 
 def remedy(error: MemoryShortError) -> str:

@@ -1,18 +1,18 @@
-"""The quality of a model on a little text before and after a reduction: seconds of work that show a ruined result."""
+"""The quality of models on a little text: of a result beside its original, and of everything that `shrink` tries."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
+from prunecli.errors import DataError
+from prunecli.evaluation.divergence import Reference
 from prunecli.evaluation.embedding import cosines, text_vectors
 from prunecli.evaluation.on_text import measured_text
 from prunecli.evaluation.tasks import perplexity
@@ -24,27 +24,168 @@ from prunecli.modules.loading import load_model
 from prunecli.modules.pooling import read_pooling
 from prunecli.progress import Progress, silent
 from prunecli.results.rewriting import QualityChange
+from prunecli.results.shrinking import Quality
 from prunecli.running.batches import run_forward, task_batches
 from prunecli.running.encoding import text_examples
 from prunecli.running.examples import Batch
-from prunecli.running.losses import sum_losses
+from prunecli.running.losses import measure_losses
 from prunecli.running.runner import InMemory
-from prunecli.text.choice import Dataset, TextChoice
+from prunecli.text.choice import Dataset, Text, TextChoice, columns
 from prunecli.text.parallel import ParallelText, has_split
 from prunecli.text.plain import PlainText
 from prunecli.text.tasks import task_of
 from prunecli.text.tokens import load_tokenizer
 
-TEXT_BYTES = 8000
-"""Plain text that is read: about 2,000 tokens."""
-SENTENCES = 64
-"""Aligned sentences that are read, over all pairs."""
-MOST_PAIRS = 8
 BATCH_TOKENS = 2048
+TOKENS = 2048
+"""Tokens that a result is checked on, about."""
 RUINED_FACTOR = 10.0
 """A model is ruined if its perplexity is larger than the original's by this factor."""
 RUINED_COSINE = 0.5
 """A model is ruined if the mean cosine of its vectors to the original's is smaller."""
+CHARACTERS = 4
+"""Characters of a token, about."""
+LINE_TOKENS = 32
+"""Tokens of a sentence, about."""
+MOST_PAIRS = 8
+
+
+def little(data: Dataset, tokens: int) -> Dataset:
+    """The beginning of a text that has so many tokens, about.
+
+    Of parallel text `MOST_PAIRS` are read: more pairs would leave few sentences of each.
+    """
+    data = replace(data, pairs=data.pairs[:: -(-len(data.pairs) // MOST_PAIRS) or 1])
+    share = tokens * CHARACTERS / max(characters_of(data), 1)
+    return replace(data, text=part_of(data.text, 0.0, min(share, 1.0)))
+
+
+def characters_of(data: Dataset) -> int:
+    """Characters of a text, about; a sentence of parallel text counts as one of `LINE_TOKENS`."""
+    text = data.text
+    if isinstance(text, PlainText):
+        return sum(map(len, text.texts))
+    pairs = max(len(data.pairs), 1)
+    return len(text) * pairs * LINE_TOKENS * CHARACTERS
+
+
+def part_of(text: Text, start: float, stop: float) -> Text:
+    """The part of a text between two fractions of its length; a whole document is cut at a line end."""
+    if isinstance(text, PlainText) and text.whole_files:
+        found = []
+        for whole in text.texts:
+            first, last = (_line_end(whole, round(share * len(whole))) for share in (start, stop))
+            found.append(whole[first:last])
+        kept = [number for number, one in enumerate(found) if one.strip()]
+        names = tuple(text.names[number] for number in kept) if text.names else ()
+        return replace(text, texts=tuple(found[number] for number in kept), names=names)
+    rows = slice(round(start * len(text)), max(round(stop * len(text)), round(start * len(text)) + 1))
+    if isinstance(text, ParallelText):
+        return replace(text, sentences={name: own[rows] for name, own in text.sentences.items()})
+    names = ("texts", "names") if isinstance(text, PlainText) else ("labels", "texts", "seconds", "lines")
+    return replace(text, **{name: own and own[rows] for name in names for own in (getattr(text, name),)})
+
+
+def _line_end(text: str, place: int) -> int:
+    """The next line end, or the place itself if there is none."""
+    return max(text.find("\n", place - 1) + 1, place) if 0 < place < len(text) else place
+
+
+class Measurer:
+    """Measures models on one text: the original first, which the others are compared with.
+
+    Attributes:
+        original: quality of the original.
+        tokens: number of tokens that the original's loss is a mean of.
+        first: vectors `[texts, width]` or classes `[texts]` by the original, if its quality is no loss.
+
+    Args:
+        source: the original.
+        data: the text.
+        device: as in `load_model`.
+        diverges: whether the divergence from the original is measured.
+    """
+
+    def __init__(
+        self,
+        source: Checkpoint,
+        data: Dataset,
+        device: str = "auto",
+        progress: Progress = silent,
+        *,
+        diverges: bool = True,
+    ) -> None:
+        self._data, self._progress, self._diverges = data, progress, diverges
+        self._devices = choose_devices(device)
+        self._dtype = fitting_dtype({str(source.path): source}, self._devices)
+        self.first: Any = None
+        self.tokens = 0
+        self._reference: Reference | None = None
+        self.original = self.measure(source.path, "the original")
+
+    def measure(self, path: Path, what: str, *, same_tokens: bool = True) -> Quality:
+        """Quality of the model of a checkpoint.
+
+        Args:
+            what: name of the model, for the progress.
+            same_tokens: whether the model has the original's vocabulary.
+
+        Raises:
+            DataError: an output of the original is not finite.
+            PruneError: a model or text that cannot be used.
+        """
+        model, tokenizer = load_model(path, device=self._devices, dtype=self._dtype), load_tokenizer(path)
+        try:
+            return self._quality(InMemory(model), tokenizer, path, f"measuring {what}", same_tokens)
+        except DataError:
+            if not hasattr(self, "original"):
+                raise
+            return Quality(cost=None)
+
+    def _quality(self, runner: InMemory, tokenizer: Any, path: Path, what: str, same_tokens: bool) -> Quality:
+        data = self._data
+        if data.task == "embedding":
+            texts = [one for column in columns(data.text, data.pairs).values() for one in column]
+            vectors = text_vectors(
+                runner, tokenizer, read_pooling(path), texts, BATCH_TOKENS, what=what, progress=self._progress
+            )
+            self.first = vectors if self.first is None else self.first
+            cosine = float(cosines(self.first, vectors).mean())
+            return Quality(cost=1 - cosine, cosine=cosine)
+        if data.task == "classification" and isinstance(data.text, PlainText):
+            classes = self._classes(runner, tokenizer, data.text, what)
+            self.first = classes if self.first is None else self.first
+            return Quality(cost=float((classes != self.first).mean()))
+        named = task_batches(tokenizer, runner.model, data, BATCH_TOKENS)
+        batches = [one for own in named.values() for one in own]
+        found: dict[str, float] = {}
+        if data.task == "lm" and same_tokens and self._diverges:
+            is_first = self._reference is None
+            reference = self._reference = self._reference or Reference(batches)
+            compared = (reference.record if is_first else reference.compare)(runner, what, self._progress)
+            nats, tokens = compared.nats, compared.tokens
+            found["divergence"] = float(compared.divergence.sum() / tokens.sum())
+        else:
+            count = 1 + max(max(batch.indices) for batch in batches)
+            nats, tokens = measure_losses(runner, batches, count, what, self._progress)
+        self.tokens = self.tokens or int(tokens.sum())
+        loss = float(nats.sum()) / self.tokens  # a trimmed vocabulary cuts the text into more tokens
+        return Quality(cost=loss, loss=loss, **found)
+
+    def _classes(self, runner: InMemory, tokenizer: Any, text: PlainText, what: str) -> NDArray[np.int64]:
+        """The most probable class of each text, `[texts]`."""
+        found: dict[int, int] = {}
+
+        def forward(batch: Batch) -> Any:
+            return runner.model(**batch.arguments(runner.model)).logits.argmax(dim=-1)
+
+        def finish(batch: Batch, classes: Any) -> int:
+            found.update(zip(batch.indices, classes.tolist(), strict=True))
+            return len(batch.indices)
+
+        batches = text_examples(tokenizer, runner.model, text.texts).batches(1)
+        run_forward(runner, batches, forward, finish, (what, len(batches), "examples"), self._progress)
+        return np.array([found[number] for number in sorted(found)])
 
 
 class QualityCheck:
@@ -72,12 +213,10 @@ class QualityCheck:
         device: str = "auto",
         progress: Progress = silent,
     ) -> None:
-        self._progress, self._task = progress, task_of(source)
         data, self._is_scored = _read(source, named, scored)
-        self._data = little(replace(data, task=self._task), steps)
-        self._devices = choose_devices(device)
-        self._dtype = fitting_dtype({str(source.path): source}, self._devices)
-        self._before = self._measure(source.path)
+        data = replace(data, task=task_of(source), pairs=pairs_of_steps(steps, data.pairs) or data.pairs)
+        self._data = little(data, TOKENS)
+        self._measurer = Measurer(source, self._data, device, progress, diverges=False)
 
     def compare(self, result: Path) -> QualityChange:
         """Measure the result.
@@ -85,70 +224,32 @@ class QualityCheck:
         Raises:
             PruneError: a model that cannot be run.
         """
-        before, after, text = self._before, self._measure(result), self._data.text
-        files = [text.split] if isinstance(text, ParallelText) else [path.name for path in text.files]
-        fields: dict[str, Any] = {"text": files, "text_of_scores": self._is_scored}
-        if self._task == "embedding":
-            cosine = float(cosines(before, after).mean()) if np.isfinite(after).all() else 0.0
-            fields |= {"measure": "cosine", "count": len(text), "after": round(cosine, 4)}
-            return QualityChange(**fields, ruined=cosine < RUINED_COSINE)
-        if self._task == "classification":
-            classes = before.argmax(axis=1)
-            same = float((classes == after.argmax(axis=1)).mean())
-            fields |= {"measure": "same_class", "count": len(text), "after": round(same, 4)}
-            chance = np.bincount(classes).max() / len(classes)
-            return QualityChange(**fields, ruined=same < chance)
-        tokens = before[1]  # of both: a trimmed vocabulary cuts a text into more tokens
-        old, new = float(before[0] / tokens), float(after[0] / tokens)
-        is_finite = math.isfinite(new)
+        data, before, after = (
+            self._data,
+            self._measurer.original,
+            self._measurer.measure(result, "the result"),
+        )
+        fields: dict[str, Any] = {
+            "text": [data.text.split]
+            if isinstance(data.text, ParallelText)
+            else [path.name for path in data.text.files],
+            "text_of_scores": self._is_scored,
+            "count": self._measurer.tokens or len(data.text),
+        }
+        if before.loss is None:
+            alike = 0.0 if after.cost is None else 1 - after.cost
+            fields["measure"], least = "cosine", RUINED_COSINE
+            if data.task == "classification":
+                classes = self._measurer.first
+                fields["measure"], least = "same_class", np.bincount(classes).max() / len(classes)
+            return QualityChange(**fields, after=round(alike, 4), ruined=alike < least)
         return QualityChange(
             **fields,
             measure="loss",
-            count=int(tokens),
-            before=round(old, 4),
-            after=round(new, 4) if is_finite else None,
-            ruined=not is_finite or new - old > math.log(RUINED_FACTOR),
+            before=round(before.loss, 4),
+            after=None if after.loss is None else round(after.loss, 4),
+            ruined=after.loss is None or after.loss - before.loss > math.log(RUINED_FACTOR),
         )
-
-    def _measure(self, path: Path) -> NDArray[Any]:
-        """By task: the vectors of the texts, their logits, or the sum of all losses and the number of tokens `[2]`."""
-        model, tokenizer = load_model(path, device=self._devices, dtype=self._dtype), load_tokenizer(path)
-        runner, text = InMemory(model), self._data.text
-        if isinstance(text, PlainText) and self._task == "embedding":
-            return text_vectors(runner, tokenizer, read_pooling(path), list(text.texts), BATCH_TOKENS)
-        what, found = "measuring the quality", dict[int, NDArray[Any]]()
-        if not isinstance(text, PlainText) or self._task != "classification":
-            batches = chain(*task_batches(tokenizer, model, self._data, BATCH_TOKENS).values())
-            return np.array(sum_losses(runner, [*batches], what, self._progress))
-
-        def forward(batch: Batch) -> Tensor:
-            logits: Tensor = model(**batch.arguments(model)).logits
-            return logits
-
-        def finish(batch: Batch, logits: Tensor) -> int:
-            found.update(zip(batch.indices, logits.double().cpu().numpy(), strict=True))
-            return len(batch.indices)
-
-        examples = text_examples(tokenizer, model, text.texts).batches(1)
-        run_forward(runner, examples, forward, finish, (what, len(examples), "examples"), self._progress)
-        return np.stack([found[number] for number in sorted(found)])
-
-
-def little(data: Dataset, steps: Sequence[Mapping[str, Any]] = ()) -> Dataset:
-    """A small part of a text: TEXT_BYTES of plain text, SENTENCES of MOST_PAIRS pairs that were not pruned away."""
-    text = data.text
-    if isinstance(text, ParallelText):
-        pairs = pairs_of_steps(steps, data.pairs) or data.pairs
-        pairs = pairs[:: math.ceil(len(pairs) / MOST_PAIRS)]
-        return replace(data, text=text.first(min(len(text), SENTENCES // len(pairs))), pairs=pairs)
-    assert isinstance(text, PlainText)
-    kept, left = [], TEXT_BYTES
-    for whole in text.texts:
-        part = whole.encode()[:left].decode(errors="ignore")
-        left -= len(part.encode())
-        if part.strip():
-            kept.append(part)
-    return replace(data, text=PlainText(text.files, tuple(kept)))
 
 
 def _read(source: Checkpoint, named: Path | None, scored: TextChoice | None) -> tuple[Dataset, bool]:

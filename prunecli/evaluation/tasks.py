@@ -20,10 +20,10 @@ from prunecli.errors import UsageError
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import mcnemar_test, paired_t_test
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.modules.building import refused_by_layer
 from prunecli.modules.devices import choose_device, choose_devices
 from prunecli.modules.fitting import candidates, choose_dtype, dtype_name, fitting_dtype
 from prunecli.modules.loading import load_model
-from prunecli.modules.stock_model import refused_by_layer
 from prunecli.modules.stock_names import REMEDY
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid

@@ -24,7 +24,6 @@ from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import generate
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.building import assemble, model_class, stock_config
-from prunecli.modules.loading import load_model
 from prunecli.modules.pooling import read_pooling
 from prunecli.running.encoding import (
     embedding_examples,
@@ -240,12 +239,8 @@ def workload(checkpoint: Checkpoint, data: Dataset, count: int, new_tokens: int)
     if isinstance(text, ParallelText) and data.task == "translation":
         sentences = text.first(count).sentences[data.pairs[0][0]]
         return decoding(checkpoint, sentences, data.pairs[0], new_tokens)
-    # The class is asked about the task; prunecli builds it without weights if it can.
-    model = (
-        load_model(directory, device="cpu")
-        if checkpoint.runs_stock
-        else assemble(checkpoint, torch.device("meta"), torch.float32)
-    )
+    # The class is asked about the task.
+    model = assemble(checkpoint, torch.device("meta"), torch.float32)
     tokenizer = load_tokenizer(directory)
     if data.task == "embedding":
         texts = [one for own in columns(text.first(count), data.pairs).values() for one in own][:count]

@@ -12,7 +12,7 @@ from prunecli.architectures.records import Attention, Stack
 from prunecli.errors import CheckpointError
 from prunecli.model.axes import Carrier
 from prunecli.model.declared import Sizes, value_of
-from prunecli.model.ffn import own_norms
+from prunecli.model.ffn import Owned, own_norms
 from prunecli.model.structure import Structure
 
 AttentionKind = Literal["encoder", "decoder", "cross"]
@@ -28,7 +28,7 @@ KIND_NAMES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class AttentionLayer:
+class AttentionLayer(Owned):
     """One attention of the model. Where several query heads share a key/value head, a head here is all of these.
 
     Attributes:
@@ -65,23 +65,13 @@ class AttentionLayer:
     window: str = ""
 
     @property
-    def is_shared(self) -> bool:
-        """Whether it runs the tensors of another one."""
-        return self.owner != self.name
-
-    @property
-    def shared_with(self) -> str | None:
-        """The other attention whose tensors it runs; None: it runs its own."""
-        return self.owner if self.is_shared else None
-
-    @property
     def has_tensors(self) -> bool:
         """Whether tensors are stored under its own name."""
         return not (self.removed or self.is_shared)
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
-        """Full names of all tensors that it would have of its own, those of other conditions among them."""
+        """Full names of all tensors that it would have of its own."""
         layer = self.name.removesuffix(self.spec.name)
         return tuple(f"{layer}{spec.name}" for spec in self.spec.tensors if not spec.first)
 
@@ -137,13 +127,12 @@ def _layer(
             f"config.json names heads {list(ids)} of {name}, which had {original}",
             "config.json and the weights are not of one checkpoint; copy both again.",
         )
-    if (found := sizes.family.found) is not None:  # layers of one stack may differ
-        own = (spec for spec in attention.tensors if found.holds(stack, structure, number, spec.name))
-        attention = replace(attention, tensors=tuple(own))
+    # Layers of one stack may differ.
+    attention = replace(attention, tensors=sizes.those_of(stack, structure, number, attention.tensors))
     axes = {
         f"{owner}.{spec.name}": Carrier(spec.heads.axis, tuple(map(sizes.count, spec.heads.blocks)))
         for spec in attention.tensors
-        if spec.heads is not None and sizes.holds(spec.optional)
+        if spec.heads is not None
     }
     kind: AttentionKind = "cross" if attention.kind == "cross" else stack.side
     output = f"{owner}.{attention.output}"
@@ -151,7 +140,7 @@ def _layer(
     shared = {
         f"{owner}.{spec.name}": f"{source}{spec.name}"
         for spec in attention.tensors
-        if holder != name and not spec.first and sizes.holds(spec.optional)
+        if holder != name and not spec.first
     }
     return AttentionLayer(
         name=name,

@@ -17,8 +17,7 @@ from prunecli.model.fingerprint import fingerprint, router_fingerprint, samples_
 from prunecli.model.layout import ModelLayout, resolve
 from prunecli.model.mixtures import find_mixtures
 from prunecli.model.names import same_values, stored_names
-from prunecli.model.quantisation import method_of, value_dtype
-from prunecli.model.quantised import QuantisedWeight, find_quantised, values_of
+from prunecli.model.quantised import QuantisedWeight, find_quantised, method_of, value_dtype, values_of
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Say, unsaid
@@ -276,21 +275,6 @@ class Checkpoint(TensorReader):
         found = found_family(self)
         self.__dict__.pop("resolved", None)  # which knows the experts alone
         return found
-
-    def require_built(self) -> Architecture:
-        """The declared family, of models that prunecli builds.
-
-        Raises:
-            UnsupportedModelError: the family is not declared, or runs in its stock class alone.
-        """
-        family = self.require_architecture()
-        if family.must_be_stock:
-            raise UnsupportedModelError(
-                f"{self.path}: a model of type {self.model_type} runs in its stock class alone, which only "
-                "collect-gates and evaluate run layer by layer",
-                "Leave `memory` out.",
-            )
-        return family
 
     def require_trainable(self) -> None:
         """Refuse a model that cannot be trained here.

@@ -1,4 +1,4 @@
-"""What running a model costs, from the declared architecture: bytes of memory, operations of a forward pass.
+"""What running a model costs, from the declared architecture: bytes of memory.
 
 **Memory** is its weights in a type, and what decoding holds beside them. With b = batch, s = batch x beam sequences, n
 tokens a sequence (source and target alike), d = the width of the hidden states, k = that of an attention's keys (d, or
@@ -14,63 +14,22 @@ A model that is an encoder alone does not decode: one batch goes through it, and
 
 Of mixtures that run in their stock class, what layers keep is that of `model.cache`, and the widest layer's once more,
 since it is copied as it grows; "widest FFN" is the widest matrix of a layer, or what the experts of a token are wide.
-
-**Operations** are those of the matrix products of weights alone. Left out are attention's scores and weighted sums
-(they grow with the length of a sentence, and are small beside the products up to about d_model tokens), norms,
-activations, and units in the place of a table of embeddings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 
 from prunecli.architectures import Architecture
 from prunecli.architectures.classes import SEQ2SEQ
-from prunecli.architectures.records import Attention, Side
+from prunecli.architectures.records import Attention
 from prunecli.model.cache import find_cache, stated_count, text_config, text_layers
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import Sizes, class_names
-from prunecli.model.ffn import FfnLayer
-from prunecli.model.layout import ModelLayout
-from prunecli.model.mixtures import experts_per_token
+from prunecli.model.declared import Sizes
 from prunecli.model.quantised import owners_of
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.tensors.dtypes import is_float, itemsize
-
-Shapes = Mapping[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class Products:
-    """Multiply-adds of one token; an operation is half of one.
-
-    Attributes:
-        encoder: in the encoder's layers, per source token.
-        cross: keys and values of cross-attention, per source token of a pair.
-        decoder: in the decoder's layers but for these, per target token.
-        output: of the output layer, per token of the model's last stack; 0 where the class has none.
-    """
-
-    encoder: int
-    cross: int
-    decoder: int
-    output: int
-
-    def operations(self, sources: int, pair_sources: int, targets: int, *, output: bool) -> int:
-        """Operations (two a multiply-add) of a pass.
-
-        Args:
-            sources: tokens that the encoder reads.
-            pair_sources: source tokens over all pairs: a source that serves several pairs is encoded once, and
-                attended to by each.
-            targets: tokens that the decoder reads, over all pairs.
-            output: whether the output layer runs.
-        """
-        done = self.encoder * sources + self.cross * pair_sources + self.decoder * targets
-        last = targets if self.decoder else sources
-        return 2 * (done + self.output * last * output)
 
 
 @dataclass(frozen=True)
@@ -98,31 +57,6 @@ def usual_load(checkpoint: Checkpoint, **chosen: int) -> Load:
     positions = stated_count(text_config(checkpoint.config), "max_position_embeddings")
     length = min(TEXT_LENGTH, positions or TEXT_LENGTH)
     return Load(**{"beam": 1, "length": length, **chosen})
-
-
-def token_products(layout: ModelLayout) -> Products:
-    """What one token costs: removed heads, attentions and FFNs nothing, shared ones as often as they run, and of a
-    sparse layer the router and the experts that a token is sent to.
-
-    Raises:
-        CheckpointError: config.json lacks a size, or holds one that is no count.
-    """
-    products: dict[Side, int] = {"encoder": 0, "decoder": 0}
-    cross = 0
-    for layer in layout.layers:
-        for attention in layer.attentions:
-            owner = attention.owner.removesuffix(f".{attention.spec.name}")
-            projections = _projections(attention.spec)
-            whole, keys = _matrices(layout.shapes, owner, projections), 0
-            if attention.kind == "cross":  # keys and values are of the encoder's output
-                output = f"{attention.spec.output}."
-                own = [name for name in projections[1:] if not name.startswith(output)]
-                keys = _matrices(layout.shapes, owner, own)
-            cross += keys
-            products[layer.side] += whole - keys
-        if not layer.ffn.removed:
-            products[layer.side] += _ffn(layout, layer.ffn)
-    return Products(products["encoder"], cross, products["decoder"], _output(layout))
 
 
 def weight_bytes(checkpoint: Checkpoint, target: str | None) -> int:
@@ -248,43 +182,6 @@ def model_dim(family: Architecture) -> str:
     )
     assert spec.hidden is not None
     return spec.shape[1 - spec.hidden]
-
-
-def _projections(attention: Attention) -> list[str]:
-    """Names of an attention's matrices, the query's first; a table of relative positions is none."""
-    return [spec.name for spec in attention.tensors if spec.heads is not None and len(spec.shape) == 2]
-
-
-def _ffn(layout: ModelLayout, ffn: FfnLayer) -> int:
-    owner, record, shapes = ffn.prefix.removesuffix("."), ffn.stack.ffn, layout.shapes
-    products = [spec.name for spec in record.tensors if spec.hidden is not None]
-    if not ffn.is_sparse:
-        return _matrices(shapes, owner, products)
-    mixture = layout.family.mixture
-    assert mixture is not None
-    router = [spec.name for spec in record.router]
-    experts = next((shape[0] for name in router if (shape := shapes.get(f"{owner}.{name}"))), 0)
-    chosen = min(experts_per_token(layout.sizes, mixture), experts)
-    expert = f"{owner}.{str(mixture.expert).format(expert=0)}"
-    return _matrices(shapes, owner, router) + chosen * _matrices(shapes, expert, products)
-
-
-def _output(layout: ModelLayout) -> int:
-    family, tables = layout.family, layout.tables
-    if family.embedding is None or tables is None:
-        return 0
-    if not set(class_names(layout.config) or (family.model_class,)) & set(family.embedding.classes):
-        return 0
-    change = tables.change.output
-    if change is None or change.map_dim is None:
-        return tables.vocabulary * tables.model_dim
-    return (tables.vocabulary + tables.model_dim) * change.map_dim
-
-
-def _matrices(shapes: Shapes, owner: str, names: Iterable[str]) -> int:
-    """Multiply-adds of one row times each of the matrices that the model has."""
-    matrices = (shapes.get(f"{owner}.{name}", ()) for name in names)
-    return sum(prod(shape) for shape in matrices if len(shape) == 2)
 
 
 def _key_width(sizes: Sizes, attention: Attention) -> int:

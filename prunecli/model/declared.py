@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from prunecli.architectures import Architecture
-from prunecli.architectures.records import Stack
+from prunecli.architectures.records import Stack, TensorSpec
 from prunecli.errors import CheckpointError
+from prunecli.model.structure import Structure
 
 TIE_KEY = "tie_word_embeddings"
 CLASS_PREFIX = "Prunecli"
@@ -122,6 +123,22 @@ class Sizes:
         value = self.value(key)
         return str(value).startswith(beginning) if colon else bool(value)
 
+    def those_of(
+        self, stack: Stack, structure: Structure, number: int, specs: Iterable[TensorSpec], owner: str = ""
+    ) -> tuple[TensorSpec, ...]:
+        """Return those of the tensors that a layer has.
+
+        Args:
+            structure: of the model.
+            number: of the layer in the model.
+            owner: of the tensors, as a beginning of names relative to the layer.
+        """
+        if (found := self.family.found) is not None:
+            return tuple(
+                spec for spec in specs if found.holds(stack, structure, number, f"{owner}{spec.name}")
+            )
+        return tuple(spec for spec in specs if self.holds(spec.optional) and (number == 0 or not spec.first))
+
     def ties(self) -> dict[str, str]:
         """Alias -> stored name of the tensors that are one in a stock model."""
         if not self.family.loose or self.value(TIE_KEY):
@@ -184,13 +201,17 @@ def with_keys(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
     return changed
 
 
+def all_items(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Keys and values of a config.json and of the objects in it."""
+    for values in (config, *(value for value in config.values() if isinstance(value, Mapping))):
+        yield from values.items()
+
+
 def depths_beyond(config: Mapping[str, Any], most: int) -> dict[str, int]:
     """Key -> how many layers it states, of those in a config.json and the objects in it that state more than `most`."""
-    held = (config, *(value for value in config.values() if isinstance(value, Mapping)))
     return {
         key: depth
-        for values in held
-        for key, depth in values.items()
+        for key, depth in all_items(config)
         if key.endswith(("layers", "n_layer")) and isinstance(depth, int) and depth > most
     }
 
@@ -201,8 +222,7 @@ def counts_experts(config: Mapping[str, Any]) -> bool:
     Raises:
         CheckpointError: the value of such a key is a text.
     """
-    held = (config, *(value for value in config.values() if isinstance(value, Mapping)))
-    found = {key: value for values in held for key, value in values.items() if EXPERTS.search(key)}
+    found = {key: value for key, value in all_items(config) if EXPERTS.search(key)}
     for key, value in found.items():
         if isinstance(value, str):
             raise CheckpointError(f'config.json: "{key}" is {value!r}, not a count')

@@ -141,7 +141,7 @@ class UnitShape:
 
     def _check_divides(self, name: str, value: int, divisor: int) -> None:
         if value % divisor:
-            option = {"map": "`map_dim`", "expansion": "`expand_dim`"}[name]
+            option = "`map_dim`" if name == "map" else "`expand_dim`"
             below, above = value // divisor * divisor, -(-value // divisor) * divisor
             nearest = f"{below} or {above}" if below else f"{above}"
             raise UsageError(

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.architectures import FAMILIES
-from prunecli.errors import CheckpointError, HubError, located
+from prunecli.errors import CheckpointError, located
 from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.layout import resolve
-from prunecli.model.streamed import read_headers, remote_files
+from prunecli.model.streamed import read_headers, remote_files, unfetched_weights
 from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import read_config
-from prunecli.tensors.hub.fetch import Snapshot, look_up, weight_files
+from prunecli.tensors.hub.fetch import Snapshot, look_up
 from prunecli.tensors.hub.names import hub_name
-from prunecli.tensors.hub.requests import download, host, plain_errors
+from prunecli.tensors.hub.requests import host, plain_errors
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.reader import Stored, TensorInfo, WeightFile
 from prunecli.tensors.writer import SINGLE_FILE
@@ -99,19 +99,8 @@ def describe_checkpoint(name: Path | str, *, say: Say = unsaid, progress: Progre
         snapshot = look_up(hub, say)
         if snapshot.sizes is None or snapshot.is_whole():
             return open_model(snapshot.directory)
-        weights = weight_files(snapshot.sizes, snapshot.read)
-        files = [file for file in weights if not file.endswith(".json")]
-        if not files:
-            raise CheckpointError(f"{hub}: its index names no weight files", "Ask who published it.")
-        total = sum(snapshot.sizes[file] for file in files)
-        if pickled := [file for file in files if not file.endswith(".safetensors")]:
-            bins = f"{len(pickled)} .bin files" if len(pickled) > 1 else pickled[0]
-            raise HubError(
-                f"{hub}: {bins} of {bytes_text(total)} would have to be fetched: only .safetensors files have headers "
-                "apart",
-                f"Fetch them with `{download(hub)}`, then inspect reads them from the cache.",
-            )
+        files, size = unfetched_weights(snapshot)
         count = "the header of" if len(files) == 1 else f"{len(files)} headers of"
-        say(f"Reading {count} {snapshot} from {host()}; its {bytes_text(total)} are not fetched.")
+        say(f"Reading {count} {snapshot} from {host()}; its {bytes_text(size)} are not fetched.")
         described = read_headers(snapshot, remote_files(snapshot, files), progress)
         return DescribedCheckpoint(snapshot, tuple(described.values()))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
 
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.model.changes import EmbeddingChange, InputChange
 from prunecli.model.declared import Sizes
-from prunecli.model.define import UnitKind, UnitShape
+from prunecli.model.define import UnitShape
 from prunecli.model.structure import Structure
 
 
@@ -34,11 +33,6 @@ class TokenTables:
     model_dim: int
     unit: UnitShape | None
     change: EmbeddingChange
-
-    @cached_property
-    def stock(self) -> tuple[str, ...]:
-        """Declared tensors that this model lacks."""
-        return () if self.unit is None else (f"{self.input}.weight",)
 
     @cached_property
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -100,17 +94,8 @@ def unit_shape(change: InputChange, vocabulary: int, model_dim: int) -> UnitShap
         CheckpointError: they cannot be.
     """
     try:
-        return UnitShape(
-            vocabulary,
-            change.map_dim,
-            model_dim,
-            change.expand_dim,
-            change.depth,
-            change.max_groups,
-            cast(UnitKind, change.kind),
-            change.shared_blocks,
-            change.reduction,
-        )
+        fields = {key: value for key, value in vars(change).items() if key not in ("cached", "zero_padding")}
+        return UnitShape(vocabulary, model_dim=model_dim, **fields)
     except UsageError as error:
         raise CheckpointError(
             f"config.json names an embedding that cannot be: {error.message}", "Copy the file again."

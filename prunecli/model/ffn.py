@@ -10,8 +10,25 @@ from prunecli.model.declared import Sizes
 from prunecli.model.structure import Structure
 
 
+class Owned:
+    """Part of a layer that may run the tensors of another one of its kind: an attention or an FFN."""
+
+    name: str
+    owner: str
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it runs the tensors of another one."""
+        return self.owner != self.name
+
+    @property
+    def shared_with(self) -> str | None:
+        """The other one whose tensors it runs; None: it runs its own."""
+        return self.owner if self.is_shared else None
+
+
 @dataclass(frozen=True)
-class FfnLayer:
+class FfnLayer(Owned):
     """One FFN of the model, dense or sparse.
 
     Attributes:
@@ -53,16 +70,6 @@ class FfnLayer:
         return f"{self.owner}."
 
     @property
-    def is_shared(self) -> bool:
-        """Whether it runs the tensors of another one."""
-        return self.owner != self.name
-
-    @property
-    def shared_with(self) -> str | None:
-        """The other FFN whose tensors it runs; None: it runs its own."""
-        return self.owner if self.is_shared else None
-
-    @property
     def tensor_names(self) -> tuple[str, ...]:
         """Full names of the tensors that it runs, in the order of `tensors`."""
         return tuple(f"{self.prefix}{suffix}" for suffix in self.tensors)
@@ -89,15 +96,9 @@ def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:
     for name, (stack, number) in positions.items():
         owner = structure.shared.get(name, name)
         sparse = is_sparse(sizes, structure, stack, number)
-        specs = () if sparse else stack.ffn.tensors
-        if (found := sizes.family.found) is None:
-            specs = tuple(spec for spec in specs if sizes.holds(spec.optional))
-        else:
-            start = f"{stack.ffn.name}." if stack.ffn.name else ""
-            specs = tuple(
-                spec for spec in specs if found.holds(stack, structure, number, f"{start}{spec.name}")
-            )
-            sparse = not specs
+        start = f"{stack.ffn.name}." if stack.ffn.name else ""
+        specs = () if sparse else sizes.those_of(stack, structure, number, stack.ffn.tensors, start)
+        sparse = not specs
         removed = name in structure.removed and not sparse
         specs = () if removed else specs
         norms = own_norms(stack, stack.ffn)

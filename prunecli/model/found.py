@@ -45,7 +45,7 @@ from prunecli.model.probe import (
     template_of,
 )
 from prunecli.model.probed import REMEDY, Carriers, Probed
-from prunecli.model.skeleton import Changes, Shape, Skeleton, cannot_make
+from prunecli.model.skeleton import Changes, Shape, Skeleton, transformers_takes
 from prunecli.model.structure import Structure
 from prunecli.model.trial import NEAR, Trial
 
@@ -109,12 +109,10 @@ class Found:
         Raises:
             CheckpointError: transformers cannot build it.
         """
-        try:
+        with transformers_takes("config.json"):
             changed = with_keys(config, changes)
             same = changed == self.skeleton.config
             return self.skeleton.stored if same else replace(self.skeleton, config=changed).stored
-        except Exception as error:  # of any kind: what a class makes of its config
-            raise cannot_make("config.json", error) from error
 
     def may_keep(self, key: str, counts: Collection[int]) -> bool:
         """Whether layers may have these numbers of what this key of the config counts."""

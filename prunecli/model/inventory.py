@@ -17,8 +17,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.embedding import TokenTables
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.names import Surmise, surmise
-from prunecli.model.quantisation import method_of, settings_of
-from prunecli.model.quantised import QuantisedWeight, owners_of
+from prunecli.model.quantised import QuantisedWeight, method_of, owners_of, settings_of
 from prunecli.model.sparse_layer import SparseLayer, parts_of
 
 MODULES = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")

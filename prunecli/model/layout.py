@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal
 
 from prunecli.architectures import Architecture
-from prunecli.architectures.records import Part, Side, Stack, TensorSpec
+from prunecli.architectures.records import Part, Side, TensorSpec
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.attention import AttentionLayer, resolve_attentions
 from prunecli.model.axes import axis_name
 from prunecli.model.declared import Sizes
 from prunecli.model.depth import check_layers, config_of_layers
 from prunecli.model.embedding import TokenTables, resolve_tables, resolve_ties
-from prunecli.model.ffn import FfnLayer, own_norms, resolve_ffns, within
+from prunecli.model.ffn import FfnLayer, resolve_ffns
 from prunecli.model.mixtures import stated_counts
 from prunecli.model.parts import check_parts
 from prunecli.model.structure import Structure
@@ -71,7 +70,7 @@ class ModelLayout:
         Raises:
             CheckpointError: config.json lacks a size, or holds one that is no count.
         """
-        return _expected(self) if self.family.found is None else _found(self)
+        return _changed(self, _recorded(self) if self.family.found is None else _found(self))
 
     @property
     def family(self) -> Architecture:
@@ -197,107 +196,83 @@ def resolve(family: Architecture, config: Mapping[str, Any], structure: Structur
     )
 
 
-def _found(layout: ModelLayout) -> dict[str, Declared]:
-    """The tensors of a class that was asked, with the widths and heads that each layer has now."""
-    parts: dict[str, Part] = {name: "ffn" for ffn in layout.ffns for name in ffn.tensor_names}
-    parts |= {name: "attention" for layer in layout.attentions for name in layer.tensors}
-    shapes = {name: [*shape] for name, shape in layout.family.found.stored(layout.config).items()}
+def _changed(layout: ModelLayout, tensors: dict[str, Declared]) -> dict[str, Declared]:
+    """The tensors of the stock model with the widths and heads that each layer has now, without those that are gone."""
     gone = {*layout.ties}
+
+    def resize(name: str, dim: int, size: int) -> None:
+        shape, part = tensors[name]
+        tensors[name] = (*shape[:dim], size, *shape[dim + 1 :]), part
+
     if (tables := layout.tables) is not None:
         if tables.unit is not None:
             gone.update(f"{name}.weight" for name in (tables.input, *tables.aliases))
-        shapes |= {name: [*shape] for name, shape in tables.tensors.items()}
-        parts |= dict.fromkeys(tables.tensors, "embeddings")
+        tensors |= {name: (shape, "embeddings") for name, shape in tables.tensors.items()}
     for layer in layout.attentions:
         gone.update(layer.shared_tensors)
         if layer.removed:
-            gone.update(layer.tensor_names, layer.norm_tensors)
-            continue
-        for name, carrier in () if layer.is_shared else layer.tensors.items():
-            shapes[name][carrier.dim] = shapes[name][carrier.dim] * layer.num_heads // layer.stated_heads
-            if not layer.num_heads:
-                gone.add(name)
+            own = layer.name.removesuffix(layer.spec.name)
+            gone.update(layer.norm_tensors, (f"{own}{spec.name}" for spec in layer.spec.tensors))
+        elif not layer.num_heads:  # a tensor of no head at all is not stored
+            gone.update(layer.tensors)
+        elif not layer.is_shared and layer.num_heads != layer.stated_heads:
+            for name, carrier in layer.tensors.items():
+                held = tensors[name][0][carrier.dim]
+                resize(name, carrier.dim, held * layer.num_heads // layer.stated_heads)
     for ffn in layout.ffns:
         if ffn.removed:
             gone.update(ffn.norm_tensors, (f"{ffn.name}.{spec.name}" for spec in ffn.stack.ffn.tensors))
         elif ffn.is_shared:
             gone.update(f"{ffn.name}.{suffix}" for suffix in ffn.tensors)
-        for suffix, dim in () if ffn.is_shared else ffn.tensors.items():
-            if dim is not None:
-                shapes[f"{ffn.prefix}{suffix}"][dim] = ffn.width * ffn.blocks[suffix]
-    return {
-        name: (tuple(shape), parts.get(name, "embeddings"))
-        for name, shape in shapes.items()
-        if name not in gone
-    }
+        else:
+            for suffix, dim in ffn.tensors.items():
+                if dim is not None:
+                    resize(f"{ffn.prefix}{suffix}", dim, ffn.width * ffn.blocks[suffix])
+    return {name: declared for name, declared in tensors.items() if name not in gone}
 
 
-def _expected(layout: ModelLayout) -> dict[str, Declared]:
-    sizes, structure, tables = layout.sizes, layout.structure, layout.tables
+def _found(layout: ModelLayout) -> dict[str, Declared]:
+    """The tensors of a class that was asked."""
+    parts: dict[str, Part] = {name: "ffn" for ffn in layout.ffns for name in ffn.tensor_names}
+    parts |= {name: "attention" for layer in layout.attentions for name in layer.tensors}
+    stored = layout.family.found.stored(layout.config)
+    return {name: (shape, parts.get(name, "embeddings")) for name, shape in stored.items()}
+
+
+def _recorded(layout: ModelLayout) -> dict[str, Declared]:
+    """The tensors of the stock model of a declared family."""
+    sizes, family = layout.sizes, layout.family
     tensors: dict[str, Declared] = {}
 
     def add(
-        owner: str,
-        specs: tuple[TensorSpec, ...],
-        *,
-        experts: int = 0,
-        part: Part | None = None,
-        heads: Fraction = Fraction(1),
-        width: int | None = None,
-        first: bool = True,
-    ) -> None:
+        owner: str, specs: Iterable[TensorSpec], *, experts: int = 0, part: Part | None = None
+    ) -> dict[str, Declared]:
+        found: dict[str, Declared] = {}
         for spec in specs:
-            if (spec.first and not first) or not sizes.holds(spec.optional):
-                continue
-            shape = [experts if key == "expert_count" else sizes.count(key) for key in spec.shape]
-            if spec.heads is not None:
-                if heads == 0:  # a tensor of no head at all is not stored
-                    continue
-                shape[spec.heads.axis] = int(shape[spec.heads.axis] * heads)
-            if spec.hidden is not None and width is not None:
-                shape[spec.hidden] = width * spec.hidden_blocks
-            tensors[f"{owner}{spec.name}"] = tuple(shape), part or spec.part
+            if sizes.holds(spec.optional):
+                shape = tuple(experts if key == "expert_count" else sizes.count(key) for key in spec.shape)
+                found[spec.name] = shape, part or spec.part
+        tensors.update((f"{owner}{name}", declared) for name, declared in found.items())
+        return found
 
-    def add_ffn(stack: Stack, ffn: FfnLayer) -> None:
-        if ffn.removed or ffn.is_shared:
-            return
-        if not ffn.is_sparse:
-            add(ffn.prefix, stack.ffn.tensors, width=ffn.width)
-            return
-        experts, mixture = expert_count(sizes, structure, ffn.name), sizes.family.mixture
+    add("", family.tensors)
+    for layer in layout.layers:
+        for attention in layer.attentions:
+            add(f"{layer.name}.", attention.spec.tensors)
+        stack, name = layer.ffn.stack, layer.ffn.name
+        add(f"{layer.name}.", stack.norms)
+        if not layer.ffn.is_sparse:
+            add(f"{name}.", stack.ffn.tensors)
+            continue
+        experts, mixture = expert_count(sizes, layout.structure, name), family.mixture
         assert mixture is not None
         assert mixture.expert is not None
-        add(ffn.prefix, stack.ffn.router, experts=experts)
-        prefixes = [f"{ffn.prefix}{mixture.expert.format(expert=expert)}." for expert in range(experts)]
-        if not prefixes:
-            return
-        add(prefixes[0], stack.ffn.tensors, part="experts")
-        names = [spec.name for spec in stack.ffn.tensors]
-        first = [(name, tensors[prefixes[0] + name]) for name in names if prefixes[0] + name in tensors]
-        for prefix in prefixes[1:]:  # there may be tens of thousands, all alike
-            tensors.update((prefix + name, declared) for name, declared in first)
-
-    add("", sizes.family.tensors)
-    if tables is not None:
-        for name in tables.stock:
-            del tensors[name]
-        tensors |= {name: (shape, "embeddings") for name, shape in tables.tensors.items()}
-    own = {ffn.name: ffn for ffn in layout.ffns}
-    attentions = {layer.name: layer for layer in layout.attentions}
-    for stack in sizes.family.stacks:
-        for number, layer in sizes.layers(stack):
-            ffn = own[within(layer, stack.ffn)]
-            gone = set(own_norms(stack, stack.ffn) if ffn.removed else ())
-            for attention in stack.attentions:
-                resolved = attentions[f"{layer}.{attention.name}"]
-                if resolved.removed:
-                    gone.update(own_norms(stack, attention))
-                    continue
-                stored = tuple(spec for spec in attention.tensors if spec.first or not resolved.is_shared)
-                share = Fraction(resolved.num_heads, max(resolved.stated_heads, 1))
-                add(f"{layer}.", stored, heads=share, first=number == 0)
-            add(f"{layer}.", tuple(spec for spec in stack.norms if spec.name not in gone))
-            add_ffn(stack, ffn)
+        add(f"{name}.", stack.ffn.router, experts=experts)
+        for expert in range(experts):  # there may be tens of thousands, all alike
+            prefix = f"{name}.{mixture.expert.format(expert=expert)}."
+            if expert == 0:
+                first = add(prefix, stack.ffn.tensors, part="experts")
+            tensors.update((f"{prefix}{suffix}", declared) for suffix, declared in first.items())
     return tensors
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 from prunecli.architectures.records import Mixture, Side
 from prunecli.errors import CheckpointError
 from prunecli.model.axes import axis_name
-from prunecli.model.declared import LARGEST, Sizes
+from prunecli.model.declared import LARGEST, Sizes, all_items
 from prunecli.model.sparse_layer import CONSTANT, Groups, SparseLayer
 from prunecli.model.structure import Structure
 from prunecli.tensors.dtypes import is_float
@@ -235,8 +235,7 @@ def _sparse_layer(
 
 def _is_of_a_width(sizes: Sizes, structure: Structure, suffix: str, count: int) -> bool:
     """Whether an axis of `count` entries is a width of the model, by the tensor's name, not one entry per expert."""
-    held = (sizes.config, *(value for value in sizes.config.values() if isinstance(value, Mapping)))
-    widths = {value for values in held for key, value in values.items() if key.endswith(_WIDTH_KEYS)}
+    widths = {value for key, value in all_items(sizes.config) if key.endswith(_WIDTH_KEYS)}
     widths.update(structure.widths.values())
     return count in widths and bool(_OF_A_WIDTH.search(suffix)) and not _ROUTING.search(suffix)
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.opening import result_config
-from prunecli.model.quantisation import method_of
-from prunecli.model.quantised import owners_of
+from prunecli.model.quantised import method_of, owners_of
 from prunecli.model.stock import stock_support
 from prunecli.model.structure import Structure
 from prunecli.tensors.dtypes import config_dtype

@@ -5,17 +5,18 @@ The names are those of the model's files: transformers' own rules for saving tur
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from json import dumps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli.architectures.records import ModelClass
-from prunecli.errors import CheckpointError, UnsupportedModelError, kind_and_reason
+from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, kind_and_reason
 from prunecli.model.declared import class_names, depths_beyond, with_keys
-from prunecli.model.quantisation import KEYS
+from prunecli.model.quantised import KEYS
 from prunecli.model.structure import KEY, WEIGHTS_KEY
 from prunecli.private import model_from_config, with_special_floats
 from prunecli.tensors.json_files import parsed
@@ -209,21 +210,29 @@ def skeleton_of(checkpoint: Checkpoint) -> Skeleton:
         model_class = class_named(checkpoint, name)
         config = {key: value for key, value in checkpoint.config.items() if key not in left_out}
         made = Skeleton(model_class, config_class(checkpoint, model_class), config)
-        try:
+        with transformers_takes(checkpoint.path / "config.json"):
             stored = made.stored
-        except Exception as error:  # of any kind: what a class makes of its config
-            raise cannot_make(f"{checkpoint.path}/config.json", error) from error
         if class_names(checkpoint.config) or stored.keys() - made.tied <= checkpoint.tensors.keys():
             return made
     raise class_unknown(checkpoint, "")
 
 
-def cannot_make(config: str, error: Exception) -> CheckpointError:
-    """Transformers refuses a value of a config.json."""
-    return CheckpointError(
-        f"{config}: transformers cannot make the model ({kind_and_reason(error)})",
-        "Correct the value, or copy the file again.",
-    )
+@contextmanager
+def transformers_takes(config: Path | str) -> Iterator[None]:
+    """Inside, an error of transformers about a value of a config.json is a `CheckpointError`.
+
+    Args:
+        config: the file.
+    """
+    try:
+        yield
+    except PruneError:
+        raise
+    except Exception as error:  # of any kind: whatever a value of the wrong kind runs into
+        raise CheckpointError(
+            f"{config}: transformers cannot make the model ({kind_and_reason(error)})",
+            "Correct the value, or copy the file again.",
+        ) from error
 
 
 def class_named(checkpoint: Checkpoint, name: str) -> Any:
@@ -235,12 +244,24 @@ def class_named(checkpoint: Checkpoint, name: str) -> Any:
     """
     import transformers
 
-    found, model_type = getattr(transformers, name, None), checkpoint.model_type
-    is_of_type = getattr(getattr(found, "config_class", None), "model_type", None) == model_type
+    found, model_type = class_of_type((name,), checkpoint.model_type), checkpoint.model_type
     # `architectures` alone is not believed: a class of another family would fill what it lacks with random numbers.
-    if found is None or not (is_of_type or name in classes_of_type(model_type)):
+    if found is None and name in classes_of_type(model_type):
+        found = getattr(transformers, name, None)
+    if found is None:
         raise class_unknown(checkpoint, name)
     return found
+
+
+def class_of_type(names: Iterable[str], model_type: str) -> Any:
+    """The first class of transformers of these names that is of the type; None: there is none."""
+    import transformers
+
+    for name in names:
+        known = getattr(transformers, name, None)
+        if getattr(getattr(known, "config_class", None), "model_type", None) == model_type:
+            return known
+    return None
 
 
 def class_unknown(checkpoint: Checkpoint, name: str) -> CheckpointError:

@@ -14,7 +14,7 @@ from prunecli.model.declared import TIE_KEY, Sizes
 from prunecli.model.depth import layers_left, renaming
 from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import stated_counts
-from prunecli.model.quantisation import method_of
+from prunecli.model.quantised import method_of
 from prunecli.model.structure import Structure
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from prunecli.errors import HubError, UsageError
+from prunecli.errors import CheckpointError, HubError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.fingerprint import rounded, sample_range
 from prunecli.progress import Progress, Say, silent, unsaid
@@ -15,7 +15,7 @@ from prunecli.tensors.copying import near
 from prunecli.tensors.directory import described, find_weights, read_config
 from prunecli.tensors.hub.fetch import Snapshot, fetch, look_up, needed_files, weight_files
 from prunecli.tensors.hub.names import hub_name
-from prunecli.tensors.hub.requests import RemoteFile, Traffic, host, plain_errors
+from prunecli.tensors.hub.requests import RemoteFile, Traffic, download, host, plain_errors
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.reader import Handle, WeightFile, read_into
 from prunecli.tensors.writer import CONNECTIONS
@@ -137,21 +137,13 @@ def stream_model(
         if snapshot.sizes is None or snapshot.is_whole():
             say(f"{snapshot} is in the cache and read from there.")
             return open_model(snapshot.directory)
-        stored = weight_files(snapshot.sizes, snapshot.read)
-        weights = [file for file in stored if not file.endswith(".json")]
-        total = sum(snapshot.sizes[file] for file in weights)
-        if pickled := [file for file in weights if not file.endswith(".safetensors")]:
-            bins = f"{len(pickled)} .bin files" if len(pickled) > 1 else pickled[0]
-            raise HubError(
-                f"{hub}: its weights are pickled ({bins}, {bytes_text(total)}); only .safetensors files are read by "
-                "ranges",
-                "Leave `stream` out: the model is then fetched whole.",
-            )
+        weights, size = unfetched_weights(snapshot)
         needed = needed_files(snapshot.sizes, snapshot.read)
+        stored = weight_files(snapshot.sizes, snapshot.read)
         fetch(snapshot, [file for file in needed if file not in stored], say, progress, bars)
         far = [file for file in weights if not (snapshot.directory / file).is_file()]
         say(
-            f"Streaming {snapshot} from {host()}: of {bytes_text(total)} what the result takes is fetched, not kept."
+            f"Streaming {snapshot} from {host()}: of {bytes_text(size)} what the result takes is fetched, not kept."
         )
         traffic = Traffic()
         remote = remote_files(snapshot, far, traffic)
@@ -164,6 +156,29 @@ def stream_model(
             traffic,
             progress,
         )
+
+
+def unfetched_weights(snapshot: Snapshot) -> tuple[list[str], int]:
+    """The .safetensors files of a snapshot of which the hub said the sizes, and their bytes.
+
+    Raises:
+        HubError: its weights are .bin files, of which nothing can be read without all of them.
+        CheckpointError: its index names no files.
+    """
+    assert snapshot.sizes is not None
+    stored = weight_files(snapshot.sizes, snapshot.read)
+    files = [file for file in stored if not file.endswith(".json")]
+    if not files:
+        raise CheckpointError(f"{snapshot.name}: its index names no weight files", "Ask who published it.")
+    size = sum(snapshot.sizes[file] for file in files)
+    if pickled := [file for file in files if not file.endswith(".safetensors")]:
+        bins = f"{len(pickled)} .bin files" if len(pickled) > 1 else pickled[0]
+        raise HubError(
+            f"{snapshot.name}: its weights are pickled ({bins}, {bytes_text(size)}); only .safetensors files are read "
+            "without being fetched whole",
+            f"Fetch them with `{download(snapshot.name)}`, and leave `stream` out: they are read from the cache.",
+        )
+    return files, size
 
 
 def remote_files(

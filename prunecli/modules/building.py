@@ -1,32 +1,201 @@
-"""From an open checkpoint to a running model: the stock class, its sparse FFNs replaced, its tensors read in place."""
+"""From an open checkpoint to a running model: its class without values, and every tensor read into its place.
+
+`make_model` is where all that runs begins: in memory, layer by layer, and on several GPUs. Families that prunecli
+builds by itself have their sparse FFNs replaced. Of those that run in their stock class, names are turned by
+transformers' own rules for opening a checkpoint; of its conversions those alone are followed that stack experts, whose
+parts are read one by one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor, nn
 
-from prunecli.architectures.records import Architecture
-from prunecli.errors import CheckpointError, reason_of
+from prunecli.architectures.mixtures import BY_LAYER
+from prunecli.architectures.records import Side
+from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.opening import auto_classes, readable, result_config
-from prunecli.model.patchwork import fit_layers, module_name
-from prunecli.model.skeleton import Skeleton, cannot_make
+from prunecli.model.patchwork import module_name
+from prunecli.model.probe import layer_keys
+from prunecli.model.quantised import KEYS
+from prunecli.model.skeleton import Skeleton, class_of_type, transformers_takes
+from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY, WEIGHTS_KEY
-from prunecli.modules.cpu_linear import speed_up_linears
-from prunecli.modules.define import fit_embeddings, has_module
+from prunecli.modules.classes import empty_model, fit_model, fitted_class, making
+from prunecli.modules.cpu_linear import dot_products, speed_up_linears
 from prunecli.modules.devices import dispatch, module_devices, spread
-from prunecli.modules.filling import Destination, chunk_for, destinations, expert_names, fill, read_into
+from prunecli.modules.filling import (
+    Block,
+    Destination,
+    Spec,
+    block_bytes,
+    chunk_for,
+    expert_names,
+    fill,
+    read_spec,
+    require_shape,
+)
 from prunecli.modules.int8 import fill_int8, linears_to_int8, read_int8_experts
-from prunecli.modules.saving import saving_as_stored, tie_parameter
+from prunecli.modules.saving import saving_as_stored, tie_parameters
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
-from prunecli.private import init_weights, keep_value
+from prunecli.modules.stock_experts import (
+    ExpertWeights,
+    expert_modules,
+    part_names,
+    run_expert,
+    shares_out,
+    use_own_experts,
+)
+from prunecli.modules.stock_names import REMEDY, StockNames, has_tensor
+from prunecli.private import float32_parts, init_weights, keep_value, model_from_config
+
+STOCK_ATTENTION = "self_attn"
+"""The attention of a layer, in transformers' decoders."""
+
+
+@dataclass(frozen=True)
+class ExpertPart:
+    """One of a module's stacked parameters, and what an expert's entry of it is read from.
+
+    Attributes:
+        attribute: of the module of experts.
+        sources: names in the checkpoint whose rows, one after another, make up the entry, "{expert}" for its number;
+            or the one that holds all experts.
+        is_stacked: whether that is so.
+    """
+
+    attribute: str
+    sources: tuple[str, ...]
+    is_stacked: bool = False
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The experts of a layer, which are read one at a time.
+
+    Attributes:
+        layer: as the checkpoint has it.
+        module: a `SparseFFN` or a stock class's module of experts, on the meta device; its attribute `runner`, if not
+            None, computes the experts' outputs `[assignments, d_model]` from their rows and `Groups`.
+        parts: its stacked parameters, in the order of `ExpertWeights`.
+    """
+
+    layer: SparseLayer
+    module: Any
+    parts: tuple[ExpertPart, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the experts' outputs, in which rows and outputs are stored."""
+        return self.block(0)[0].dtype
+
+    @property
+    def names(self) -> set[str]:
+        """Names in the checkpoint of the tensors of all experts."""
+        return {
+            source.format(expert=number)
+            for part in self.parts
+            for source in part.sources
+            for number in range(1 if part.is_stacked else self.layer.num_experts)
+        }
+
+    def block(self, expert: int) -> Block:
+        """The tensors of one expert, as it is numbered in the checkpoint."""
+        found = []
+        for part in self.parts:
+            stacked = getattr(self.module, part.attribute)
+            names = tuple(name.format(expert=expert) for name in part.sources)
+            entry = expert if part.is_stacked else None
+            found.append(Spec(names, tuple(stacked.shape[1:]), stacked.dtype, entry))
+        return tuple(found)
+
+    def run(self, rows: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        """One expert on its rows `[rows, d_model]`, by the kernels of a whole layer; no gradients.
+
+        Args:
+            tensors: of `block`.
+        """
+        with dot_products(rows.dtype, [len(rows)]):
+            return run_expert(self.module, rows, ExpertWeights(*tensors))
+
+    def shares_out(self, counts: Sequence[int]) -> bool:
+        """Whether a CPU would give each expert to one thread if experts have this number of rows each."""
+        stacked = (getattr(self.module, part.attribute) for part in self.parts)
+        return shares_out(ExpertWeights(*stacked), counts)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One layer of a model.
+
+    Attributes:
+        name: as in the checkpoint.
+        side: of which stack.
+        module: the layer.
+        attentions: its attention modules.
+        mixture: its experts, or None.
+        targets: where its tensors belong, without experts and without what other layers share.
+    """
+
+    name: str
+    side: Side
+    module: nn.Module
+    attentions: tuple[nn.Module, ...]
+    mixture: Mixture | None
+    targets: tuple[Destination, ...] = ()
+
+    @property
+    def block(self) -> Block:
+        """The tensors of `targets`."""
+        return tuple(target.spec for target in self.targets)
+
+
+@dataclass(frozen=True)
+class EmptyModel:
+    """A model on the meta device, and where its tensors belong.
+
+    Attributes:
+        model: of the stock class, in evaluation mode.
+        stages: its layers, in the order in which they run.
+        resident: every other tensor that the checkpoint holds; the output layer's where that was asked for.
+        device: where it is to run.
+        implementation: what transformers would have its experts run by; "": nothing else does.
+    """
+
+    model: Any
+    stages: tuple[Stage, ...]
+    resident: tuple[Destination, ...]
+    device: torch.device
+    implementation: str
+
+    @property
+    def mixtures(self) -> tuple[Mixture, ...]:
+        """The experts of all layers."""
+        return tuple(stage.mixture for stage in self.stages if stage.mixture is not None)
+
+    @property
+    def targets(self) -> tuple[Destination, ...]:
+        """Where all tensors but the experts' belong."""
+        return (*self.resident, *(target for stage in self.stages for target in stage.targets))
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes that are held throughout where layers are read one after another."""
+        return block_bytes(target.spec for target in self.resident)
+
+    @property
+    def widest_bytes(self) -> int:
+        """Bytes of the largest layer without its experts, or of the largest expert."""
+        blocks = (*(stage.block for stage in self.stages), *(mixture.block(0) for mixture in self.mixtures))
+        return max(map(block_bytes, blocks))
 
 
 def build_model(
@@ -46,42 +215,120 @@ def build_model(
         memory: GPU -> bytes that its weights may take there; None: all are on `device`.
 
     Raises:
-        UnsupportedModelError: the family is not declared.
-        CheckpointError: a tensor is missing, unexpected or misshapen, or the family has no such class.
+        UnsupportedModelError, CheckpointError: as `make_model`; or a tensor that cannot be read.
     """
     in_int8 = dtype == torch.int8
-    computed = torch.float32 if in_int8 else dtype
-    model = assemble(checkpoint, device, computed, name)
-    tie(model, checkpoint)
+    made = make_model(checkpoint, device, torch.float32 if in_int8 else dtype, name, output=True)
+    model, targets = made.model, made.targets
     placed = {} if memory is None else spread(model, memory) or {}
     where = module_devices(model, placed)
-    experts = expert_names(checkpoint.mixtures)
     if in_int8:
         read_int8_experts(model, checkpoint)
-    else:  # every expert into its part of the stacked parameters
-        staging = chunk_for(checkpoint, experts)
-        for mixture in checkpoint.mixtures:
-            module = model.get_submodule(module_name(model, mixture.name))
-            for part, suffix in EXPERT_PARTS.items():
-                stacked = torch.empty_like(getattr(module, part), device=where.get(id(module), device))
-                setattr(module, part, nn.Parameter(stacked))
-                for expert in range(mixture.num_experts):
-                    read_into(stacked[expert], checkpoint, mixture.expert_tensor(expert, suffix), staging)
-    others = [name for name in checkpoint.tensors if name not in experts]
-    targets = list(destinations(model, checkpoint, others, computed))
-    left = fill_int8(targets, checkpoint) if in_int8 else targets
-    for place, together in on_each(left, device, where).items():
+        targets = fill_int8(targets, checkpoint)
+    staging = chunk_for(checkpoint, (name for mixture in made.mixtures for name in mixture.names))
+    for held in () if in_int8 else made.mixtures:
+        place, entries = where.get(id(held.module), device), list[Tensor]()
+        for part in held.parts:  # every expert into its part of the stacked parameters
+            stacked = getattr(held.module, part.attribute)
+            filled = torch.empty(stacked.shape, dtype=stacked.dtype, device=place)
+            entries.append(filled)
+            setattr(held.module, part.attribute, nn.Parameter(filled, requires_grad=stacked.requires_grad))
+        for number, entry in enumerate(zip(*entries, strict=True)):
+            for spec, tensor in zip(held.block(number), entry, strict=True):
+                read_spec(tensor, checkpoint, spec, staging)
+    by_device: dict[torch.device, list[Destination]] = {}
+    for target in targets:
+        by_device.setdefault(where.get(id(target.module), device), []).append(target)
+    for place, together in by_device.items():
         fill(together, checkpoint, place)
-    complete(model, checkpoint, device)
+    complete(made, checkpoint)
     if in_int8:
         linears_to_int8(model)
+    if made.implementation:
+        model.set_experts_implementation(made.implementation)
     dispatch(model, placed)
+    if checkpoint.runs_stock:
+        for key in KEYS:  # it is quantised no more, which its config would still say
+            if hasattr(model.config, key):
+                delattr(model.config, key)
+        return model
     config = checkpoint.config
     if KEY in config:  # of the class that is saved, and as this version of prunecli writes it
-        tensors = experts | {target.name for target in targets}
+        tensors = expert_names(checkpoint.mixtures) | {target.name for target in made.targets}
         classes = None if name is None else (name,)
         config = result_config(checkpoint, checkpoint.structure, tensors=tensors, classes=classes)
-    return saving_as_stored(model, checkpoint, config).eval()
+    return saving_as_stored(model, checkpoint, config)
+
+
+def make_model(
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    name: str | None = None,
+    *,
+    output: bool = False,
+) -> EmptyModel:
+    """The model without a single weight, in evaluation mode, its floating tensors to be in `dtype`.
+
+    Args:
+        device, dtype, name: as of `assemble`.
+        output: of a model that runs in its stock class, whether its output layer will run.
+
+    Raises:
+        UnsupportedModelError: the family is not declared; or transformers does not let its experts be run from outside,
+            or turns its tensors into others on opening.
+        CheckpointError: a tensor is missing, unexpected or misshapen.
+    """
+    if checkpoint.family is None and (refused := refused_by_layer(checkpoint)) is not None:
+        raise UsageError(f"`memory`: {refused}", REMEDY)
+    checkpoint.check()
+    model = assemble(checkpoint, device, dtype, name)
+    left_out, implementation = None, ""
+    taken: set[str] = set()
+    if checkpoint.runs_stock:
+        names = StockNames(checkpoint, model)
+        place: Callable[[str], str] = names.place
+        held = () if checkpoint.family is None else checkpoint.require_mixtures()
+        taken |= expert_names(layer for layer in held if layer.is_predicting)
+        mixtures = _stock_mixtures(checkpoint, names, [layer for layer in held if not layer.is_predicting])
+        stages = _stock_stages(model, checkpoint, mixtures)
+        left_out = None if output else model.get_output_embeddings()
+        implementation = use_own_experts(model) if mixtures else ""
+    else:
+        stages = _declared_stages(model, checkpoint)
+
+        def place(name: str) -> str:
+            return module_name(model, name).replace(".router.classifier.", ".router.")
+
+    for stage in stages:
+        taken |= stage.mixture.names if stage.mixture is not None else set()
+    rest = (name for name in checkpoint.tensors if name not in taken)
+    owners: dict[int, int | None] = {}  # a module that several layers share, such as an FFN, belongs to none
+    for number, stage in enumerate(stages):
+        for module in stage.module.modules():
+            owners[id(module)] = None if id(module) in owners else number
+    targets: dict[int | None, list[Destination]] = {}
+    for target in _targets(checkpoint, model, place, rest, dtype, left_out):
+        targets.setdefault(owners.get(id(target.module)), []).append(target)
+    made = EmptyModel(
+        model.eval(),
+        tuple(replace(stage, targets=tuple(targets.get(number, ()))) for number, stage in enumerate(stages)),
+        tuple(targets.get(None, ())),
+        device,
+        implementation,
+    )
+    _require_all(checkpoint, made, left_out)
+    return made
+
+
+def fill_resident(made: EmptyModel, checkpoint: Checkpoint) -> None:
+    """Read what is held throughout where layers are read one after another, and complete the model.
+
+    Raises:
+        CheckpointError: a tensor cannot be read.
+    """
+    fill(made.resident, checkpoint, made.device)
+    complete(made, checkpoint)
 
 
 def assemble(
@@ -90,29 +337,41 @@ def assemble(
     """The modules of the model that the checkpoint describes, their parameters on the meta device.
 
     Args:
-        checkpoint: of a declared family that prunecli builds.
         device: where the model will run.
         dtype: of its floating tensors.
-        name: of its class; None: see `model_class`.
+        name: of its class; None: see `model_class`, or `fitted_class` of what runs in its stock class.
 
     Raises:
         UnsupportedModelError: the family is not declared.
-        CheckpointError: a tensor is missing, unexpected or misshapen, or the family has no such class.
+        CheckpointError: transformers refuses a value of config.json, or the family has no such class.
     """
-    checkpoint.require_built()
-    checkpoint.check()
+    if checkpoint.runs_stock:
+        model = empty_model(checkpoint, fitted_class(checkpoint, name), dtype=dtype)
+        tie_parameters(model)
+        return model
     layout = checkpoint.layout
-    model = _stock_model(checkpoint, dtype, name)
-    if layout.tables is not None:
-        fit_embeddings(model, layout.tables, dtype, partial(module_name, model))
+    family, sizes = layout.family, layout.sizes
+    # Its sparse layers are about to be replaced, so they get few experts.
+    counts = family.mixture.counts if family.mixture else ()
+    few = dict.fromkeys(counts, max((layer.top_k for layer in checkpoint.mixtures), default=1))
+    # Nor does the stored type matter, which transformers would look up.
+    config = stock_config(checkpoint, **few, dtype=None, torch_dtype=None)
+    stock = model_class(checkpoint, name)
+    is_base = bool(family.classes) and stock.__name__ == family.classes[0].name
+    has_pooler = family.pooler is None or any(name.startswith(family.pooler) for name in checkpoint.tensors)
+    options = {"add_pooling_layer": False} if is_base and not has_pooler else {}  # no other class knows it
+    with making(checkpoint):
+        model = model_from_config(stock, config, dtype=dtype, **options)
+    for key in counts:
+        setattr(model.config, key, sizes.count(key))
+    names = partial(module_name, model)
     # Make anew the layers that the stock model takes for sparse, or for dense, by the numbers that they have now.
     for layer in layout.layers if layout.structure.of_kind("layer") else ():
-        stock = model.get_submodule(module_name(model, layer.name))
-        if getattr(stock, "is_sparse", layer.ffn.is_sparse) != layer.ffn.is_sparse:
+        own: Any = model.get_submodule(names(layer.name))
+        if getattr(own, "is_sparse", layer.ffn.is_sparse) != layer.ffn.is_sparse:
             with torch.device("meta"):
-                made = type(stock)(model.config, is_sparse=layer.ffn.is_sparse, layer_idx=layer.number)
-            model.set_submodule(module_name(model, layer.name), made.to(next(stock.parameters()).dtype))
-    sizes, family = layout.sizes, layout.family
+                remade = type(own)(model.config, is_sparse=layer.ffn.is_sparse, layer_idx=layer.number)
+            model.set_submodule(names(layer.name), remade.to(dtype))
     for mixture in checkpoint.mixtures:  # each with its own number of experts
         stack = next(stack for stack in family.stacks if stack.side == mixture.side)
         module = SparseFFN(
@@ -127,43 +386,191 @@ def assemble(
             device="meta",
             dtype=dtype,
         )
-        model.set_submodule(module_name(model, mixture.name), module)
-    if not checkpoint.structure.is_stock:
-        dense = {stack.ffn.sparse_step: 0 for stack in family.stacks if stack.ffn.sparse_step}
-        skeleton = Skeleton(type(model), type(model.config), {**model.config.to_dict(), **dense})
-        fit_layers(model, layout, skeleton, partial(module_name, model))
+        model.set_submodule(names(mixture.name), module)
+    dense = {stack.ffn.sparse_step: 0 for stack in family.stacks if stack.ffn.sparse_step}
+    skeleton = Skeleton(type(model), type(model.config), {**model.config.to_dict(), **dense})
+    fit_model(model, checkpoint, layout, skeleton, names, dtype)
+    tie_parameters(model)
     if device.type == "cpu":
         speed_up_linears(model)
     return model
 
 
-def complete(model: Any, checkpoint: Checkpoint, device: torch.device, absent: Container[int] = ()) -> None:
-    """Tie what is tied and compute what is computed, once all that the checkpoint stores is in its place.
+def complete(made: EmptyModel, checkpoint: Checkpoint) -> None:
+    """Tie what is tied, and compute what a model computes at its making and does not store: positions, for one."""
+    tie_parameters(made.model)
+    read = {(id(target.module), target.attribute) for target in made.targets}
+    for path, module in made.model.named_modules():
+        computed = {
+            name: value
+            for name, value in (*module.named_buffers(recurse=False), *_computed(checkpoint, path, module))
+            if value.is_meta and (id(module), name) not in read
+        }
+        for name, value in computed.items():
+            values = torch.empty_like(value, device=made.device)
+            if isinstance(value, nn.Parameter):
+                setattr(module, name, nn.Parameter(values, requires_grad=value.requires_grad))
+            else:
+                module.register_buffer(name, values, persistent=False)
+        if computed:
+            for name, parameter in module.named_parameters():
+                if name not in computed:  # was read: transformers must neither draw nor compute it
+                    keep_value(parameter)
+            init_weights(made.model, module)
 
-    Args:
-        absent: ids of parameters that may be on the meta device.
+
+def _computed(checkpoint: Checkpoint, path: str, module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Name and value of each parameter of a module that no checkpoint needs to hold: Marian's positions."""
+    buffers = () if checkpoint.family is None else checkpoint.family.buffers
+    for name, value in module.named_parameters(recurse=False):
+        if f"{path}.{name}".endswith(buffers):
+            yield name, value
+
+
+def _stock_mixtures(
+    checkpoint: Checkpoint, names: StockNames, mixtures: Sequence[SparseLayer]
+) -> dict[str, Mixture]:
+    """Module's name of each mixture of a stock class -> its experts."""
+    modules = expert_modules(names.model)
+    if [module.num_experts for module in modules.values()] != [layer.num_experts for layer in mixtures]:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: {type(names.model).__name__} has {len(modules)} layers of experts that can be run "
+            f"from outside, the checkpoint holds {len(mixtures)}",
+            REMEDY,
+        )
+    found = {}
+    for layer, (path, module) in zip(mixtures, modules.items(), strict=True):
+        sources: dict[str, dict[int, str]] = {}
+        for suffix in layer.expert_tensors:
+            name = layer.expert_tensor(0, suffix)
+            place = names.stacked(name)
+            if place is None:
+                raise names.refusal(name)
+            sources.setdefault(place[0], {})[place[1]] = f"{layer.expert_prefix}.{suffix}"
+        parts = []
+        for attribute in part_names(module):
+            target = f"{path}.{attribute}"
+            if own := sources.pop(target, None):
+                parts.append(ExpertPart(attribute, tuple(own[place] for place in sorted(own))))
+                continue
+            stacked = [name for name in layer.stacked_tensors if names.place(name) == target]
+            if len(stacked) != 1:
+                raise missing_tensors(checkpoint, [target])
+            require_shape(getattr(module, attribute), checkpoint, stacked[0])
+            parts.append(ExpertPart(attribute, (stacked[0],), is_stacked=True))
+        known = {source for part in parts for source in part.sources}
+        if odd := [*sources, *(name for name in layer.stacked_tensors if name not in known)]:
+            raise names.refusal(odd[0])
+        found[path] = Mixture(layer, module, tuple(parts))
+    return found
+
+
+def _stock_stages(model: Any, checkpoint: Checkpoint, mixtures: Mapping[str, Mixture]) -> list[Stage]:
+    named: list[tuple[Side, str, nn.Module]]
+    if mixtures:
+        stacks = {re.sub(r"\.\d+\..*", "", path) for path in mixtures}
+        if len(stacks) != 1:
+            raise UnsupportedModelError(f"{type(model).__name__} has several stacks of experts", REMEDY)
+        stack = stacks.pop()
+        children = model.get_submodule(stack).named_children()
+        named = [("decoder", f"{stack}.{name}", module) for name, module in children]
+    else:
+        layout = checkpoint.layout
+        keys = {stack.side: stack.depth for stack in layout.family.stacks}
+        lists = {stack.key: model.get_submodule(stack.modules[0]) for stack in layout.family.found.layers}
+        named = [(layer.side, layer.name, lists[keys[layer.side]][layer.number]) for layer in layout.layers]
+    return [
+        Stage(
+            path,
+            side,
+            module,
+            tuple(part for name, part in module.named_children() if name == STOCK_ATTENTION),
+            next((held for name, held in mixtures.items() if name.startswith(f"{path}.")), None),
+        )
+        for side, path, module in named
+    ]
+
+
+def _declared_stages(model: Any, checkpoint: Checkpoint) -> list[Stage]:
+    def module(name: str) -> nn.Module:
+        found: nn.Module = model.get_submodule(module_name(model, name))
+        return found
+
+    mixtures = {
+        layer.name: Mixture(
+            layer,
+            module(layer.name),
+            tuple(
+                ExpertPart(part, (f"{layer.expert_prefix}.{suffix}",))
+                for part, suffix in EXPERT_PARTS.items()
+            ),
+        )
+        for layer in checkpoint.mixtures
+    }
+    return [
+        Stage(
+            layer.name,
+            layer.side,
+            module(layer.name),
+            tuple(module(attention.name) for attention in layer.attentions),
+            mixtures.get(layer.ffn.name),
+        )
+        for layer in checkpoint.layout.layers
+    ]
+
+
+def _targets(
+    checkpoint: Checkpoint,
+    model: Any,
+    place: Callable[[str], str],
+    stored: Iterable[str],
+    dtype: torch.dtype,
+    left_out: nn.Module | None,
+) -> Iterator[Destination]:
+    """Destinations of tensors of the checkpoint, without those of a module that is left out."""
+    # The parameters that the class has in float32 whatever it is opened in; as transformers does, anywhere in a name.
+    parts = float32_parts(model, dtype)
+    wide = re.compile("|".join(part.replace("*", ".*") for part in sorted(parts))) if parts else None
+    for name in stored:
+        own = place(name)
+        if not has_tensor(model, own):
+            if not checkpoint.runs_stock:
+                layout = checkpoint.layout
+                output = f"{layout.require_tables().output}."
+                if not (
+                    layout.is_extra(name) or name.startswith(output)
+                ):  # another class of the family has these
+                    raise CheckpointError(f"{checkpoint.path}: the model has no place for the tensor {name}")
+            continue  # what the class does not run, as layers that predict further tokens
+        owner, _, attribute = own.rpartition(".")
+        module = model.get_submodule(owner)
+        if module is left_out:
+            continue
+        tensor = getattr(module, attribute)
+        require_shape(tensor, checkpoint, name)
+        # Of the type in which the class makes it: `dtype`, but for a router or so that it always has in float32.
+        is_wide = tensor.is_floating_point() and wide is not None and wide.search(own) is not None
+        yield Destination(name, module, attribute, torch.float32 if is_wide else tensor.dtype)
+
+
+def _require_all(checkpoint: Checkpoint, made: EmptyModel, left_out: nn.Module | None) -> None:
+    """Refuse a checkpoint that leaves a parameter, or a buffer that is stored, without values.
 
     Raises:
-        CheckpointError: another parameter still is.
+        CheckpointError: it does.
     """
-    tie(model, checkpoint)
-    _fill_buffers(model, checkpoint.layout.family, device)
-    missing = [name for name, value in model.named_parameters() if value.is_meta and id(value) not in absent]
-    if missing:
+    held = {id(target.tensor) for target in made.targets}
+    held |= {id(getattr(one.module, part.attribute)) for one in made.mixtures for part in one.parts}
+    held |= {id(tensor) for tensor in (() if left_out is None else left_out.parameters())}
+    needed = [*made.model.named_parameters()]
+    if checkpoint.runs_stock:
+        stored = {*made.model.state_dict()}
+        needed += [(name, buffer) for name, buffer in made.model.named_buffers() if name in stored]
+    else:
+        for path, module in made.model.named_modules():
+            held |= {id(value) for _, value in _computed(checkpoint, path, module)}
+    if missing := [name for name, tensor in needed if id(tensor) not in held]:
         raise missing_tensors(checkpoint, missing)
-
-
-def tie(model: Any, checkpoint: Checkpoint) -> None:
-    """Make each tied parameter the same `Parameter` as the one that the checkpoint stores."""
-    # T5 would tie what is apart, as every family would where the output layer no longer has the input's table.
-    if checkpoint.structure.embedding.is_stock and not any(
-        alias in checkpoint.tensors for alias in checkpoint.layout.family.tied
-    ):
-        model.tie_weights()  # the aliases of task heads too
-    for own, name in checkpoint.layout.ties.items():
-        alias = module_name(model, own)
-        if own not in checkpoint.tensors and has_module(model, alias.rpartition(".")[0]):
-            tie_parameter(model, alias, module_name(model, name))
 
 
 def model_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
@@ -181,10 +588,8 @@ def model_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
 
     family = checkpoint.require_architecture()
     names = class_names(checkpoint.config) if family.mixture is None or family.must_be_stock else ()
-    for candidate in (name,) if name is not None else names:
-        known = getattr(transformers, candidate, None)
-        if getattr(getattr(known, "config_class", None), "model_type", None) == family.model_type:
-            return known
+    if known := class_of_type((name,) if name is not None else names, family.model_type):
+        return known
     if name is not None:
         classes = ", ".join(known.name for known in family.classes) or family.model_class
         raise CheckpointError(f"{checkpoint.path}: no {name} can be made of it", f"Choose one of {classes}.")
@@ -229,94 +634,25 @@ def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
                 f"{checkpoint.path}/config.json: {key} is {value}, which is no probability",
                 "Correct the value, or copy the file again.",
             )
-    try:
+    with transformers_takes(checkpoint.path / "config.json"):
         return CONFIG_MAPPING[family.model_type].from_dict(values)
-    except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
-        raise CheckpointError(
-            f"{checkpoint.path}/config.json: transformers refuses a value ({reason_of(error)})",
-            "Correct the value, or copy the file again.",
-        ) from error
 
 
-@contextmanager
-def making(checkpoint: Checkpoint) -> Iterator[None]:
-    """Inside, models of transformers' classes are made on the meta device, without values.
+def refused_by_layer(checkpoint: Checkpoint) -> str | None:
+    """Why a model that runs in its stock class is not run layer by layer; None: it is.
 
     Raises:
-        CheckpointError: transformers refuses a value of config.json.
+        UnsupportedModelError: its class says nothing of its layers.
+        CheckpointError: config.json names no type.
     """
-    try:
-        with torch.device("meta"), NoValues():
-            yield
-    except CheckpointError:
-        raise
-    except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
-        raise cannot_make(f"{checkpoint.path}/config.json", error) from error
-
-
-class NoValues(TorchFunctionMode):
-    """On the meta device there is nothing to draw; torch would work it out for each parameter all the same."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        options = kwargs or {}
-        if getattr(func, "__module__", None) == "torch.nn.init" and options["tensor"].is_meta:
-            return options["tensor"]
-        return func(*args, **options)
-
-
-def _stock_model(checkpoint: Checkpoint, dtype: torch.dtype, name: str | None) -> Any:
-    """The stock class on the meta device. Its sparse layers are about to be replaced, so they get few experts."""
-    family = checkpoint.layout.family
-    # Nor does the stored type matter, which transformers would look up.
-    counts = family.mixture.counts if family.mixture else ()
-    few = max((layer.top_k for layer in checkpoint.mixtures), default=1)
-    changes = {**dict.fromkeys(counts, few), "dtype": None, "torch_dtype": None}
-    stock = model_class(checkpoint, name)
-    is_base = bool(family.classes) and stock.__name__ == family.classes[0].name
-    has_pooler = family.pooler is None or any(name.startswith(family.pooler) for name in checkpoint.tensors)
-    options = {"add_pooling_layer": False} if is_base and not has_pooler else {}  # no other class knows it
-    previous = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)  # as from_pretrained does: buffers take the type of the model
-    try:
-        with making(checkpoint):
-            model = stock(stock_config(checkpoint, **changes), **options)
-    finally:
-        torch.set_default_dtype(previous)
-    for key in counts:
-        setattr(model.config, key, checkpoint.layout.sizes.count(key))
-    return model
-
-
-def on_each(
-    targets: Iterable[Destination], device: torch.device, where: Mapping[int, torch.device]
-) -> dict[torch.device, list[Destination]]:
-    """Device -> what belongs there: by the id of the module, else to `device`."""
-    found: dict[torch.device, list[Destination]] = {device: []}
-    for target in targets:
-        found.setdefault(where.get(id(target.module), device), []).append(target)
-    return found
-
-
-def _fill_buffers(model: Any, family: Architecture, device: torch.device) -> None:
-    """Compute what the model computes at its making and does not store: positions, for one; a parameter in Marian."""
-    for path, module in model.named_modules():
-        buffers = {name: value for name, value in module.named_buffers(recurse=False) if value.is_meta}
-        for name, value in buffers.items():
-            module.register_buffer(name, torch.empty_like(value, device=device), persistent=False)
-        computed = {
-            name: value
-            for name, value in module.named_parameters(recurse=False)
-            if value.is_meta and f"{path}.{name}".endswith(family.buffers)
-        }
-        for name, value in computed.items():
-            parameter = nn.Parameter(
-                torch.empty_like(value, device=device), requires_grad=value.requires_grad
-            )
-            setattr(module, name, parameter)
-        if buffers or computed:
-            for name, value in module.named_parameters():
-                if name not in computed:  # was read: transformers must neither draw nor compute it
-                    keep_value(value)
-            init_weights(model, module)
+    if checkpoint.has_constants:
+        return f"in {checkpoint.path} constants stand for experts: it is run with the whole model in memory"
+    if checkpoint.family is None:
+        checkpoint.require_architecture()
+        trial = checkpoint.probed.trial
+        is_run = trial.runs_by_layer(layer_keys(trial.skeleton))
+    else:
+        is_run = checkpoint.model_type in BY_LAYER
+    if not is_run:
+        return f"a model of type {checkpoint.model_type} is measured with the whole model in memory"
+    return None

@@ -173,10 +173,6 @@ class DefineEmbedding(nn.Module):
         for start in range(0, self.num_embeddings, chunk_rows):
             yield self.rows(start, min(start + chunk_rows, self.num_embeddings))
 
-    def extra_repr(self) -> str:
-        """The dimensions."""
-        return str(self.shape)
-
 
 class DefineOutput(nn.Module):
     """Hidden states -> logits through the map table: (h P) U^T + b, where U [V, n] is the unit's `map.weight`.

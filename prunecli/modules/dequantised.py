@@ -24,8 +24,7 @@ import torch
 
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.quantisation import KEYS
-from prunecli.model.quantised import REMEDY, WORD, QuantisedWeight, values_of
+from prunecli.model.quantised import KEYS, REMEDY, WORD, QuantisedWeight, values_of
 from prunecli.modules.filling import DTYPES
 from prunecli.tensors.dtypes import numpy_dtype, parse_dtype
 from prunecli.tensors.reader import Handle, Stored

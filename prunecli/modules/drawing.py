@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.patchwork import NoHeads, OnlyBias, module_name
-from prunecli.modules.building import assemble, complete
+from prunecli.model.patchwork import OnlyBias, module_name
+from prunecli.modules.building import EmptyModel, assemble, complete
 from prunecli.modules.define import DefineEmbedding, DefineOutput, has_module
 from prunecli.modules.saving import saving_as_stored
 from prunecli.modules.sparse_ffn import SparseFFN
@@ -44,16 +42,20 @@ def random_model(checkpoint: Checkpoint, seed: int) -> Any:
             drawn = nn.Parameter(torch.full(value.shape, torch.nan), requires_grad=value.requires_grad)
             setattr(module, name, drawn)
     with torch.no_grad():
-        with _stood_in(model) as tables:
-            model.initialize_weights()
-            # Again what a rule of a whole FFN or attention drew by the sizes in the config, not by its own (T5's).
-            for ffn in checkpoint.layout.ffns:
-                if not (ffn.is_sparse or ffn.removed or ffn.is_shared):
-                    _draw_with(model, ffn.name, ffn.stack.ffn.width, ffn.width)
-            for attention in checkpoint.layout.attentions:
-                if not attention.is_whole and attention.num_heads:
-                    _draw_with(model, attention.name, attention.spec.heads, attention.num_heads)
-            spreads = {unit: float(table.std()) for unit, table in tables.items()}
+        spreads: dict[DefineEmbedding, float] = {}
+        for module in model.modules():
+            if isinstance(module, DefineEmbedding):
+                table = nn.Embedding(SAMPLED_ROWS, module.embedding_dim)
+                init_weights(model, table)
+                spreads[module] = float(table.weight.std())
+        model.initialize_weights()
+        # Again what a rule of a whole FFN or attention drew by the sizes in the config, not by its own (T5's).
+        for ffn in checkpoint.layout.ffns:
+            if not (ffn.is_sparse or ffn.removed or ffn.is_shared):
+                _draw_with(model, ffn.name, ffn.stack.ffn.width, ffn.width)
+        for attention in checkpoint.layout.attentions:
+            if not attention.is_whole and attention.num_heads:
+                _draw_with(model, attention.name, attention.spec.heads, attention.num_heads)
         for module in model.modules():
             _draw(model, module)
         for unit, spread in spreads.items():
@@ -61,33 +63,10 @@ def random_model(checkpoint: Checkpoint, seed: int) -> Any:
             # adds to that step, the rows only come nearer to the deviation.
             last = unit.group_layer(len(unit.layers) - 1)[0] if unit.reduce is None else unit.reduce.weight
             last.mul_(spread / unit.rows(0, min(SAMPLED_ROWS, unit.num_embeddings)).std())
-    complete(model, checkpoint, cpu)
+    complete(EmptyModel(model, (), (), cpu, ""), checkpoint)
     if undrawn := [name for name, value in model.named_parameters() if not bool(value.isfinite().all())]:
         raise CheckpointError(f"{checkpoint.path}: nothing draws the weights of {undrawn[0]}")
     return saving_as_stored(model, checkpoint, checkpoint.config)
-
-
-@contextmanager
-def _stood_in(model: Any) -> Iterator[dict[DefineEmbedding, Tensor]]:
-    """Within, what stands in the place of a stock module has a `weight`, as rules of whole models expect (T5's).
-
-    Yields:
-        Factorised embedding -> rows [SAMPLED_ROWS, m] drawn as those of a stock table.
-    """
-    tables: dict[DefineEmbedding, Tensor] = {}
-    for module in model.modules():
-        if isinstance(module, DefineEmbedding):
-            stock = nn.Embedding(SAMPLED_ROWS, module.embedding_dim)
-            init_weights(model, stock)
-            tables[module] = stock.weight
-    without: list[Any] = [module for module in model.modules() if isinstance(module, NoHeads | OnlyBias)]
-    for module in without:
-        module.weight = torch.empty(0)
-    try:
-        yield tables
-    finally:
-        for module in without:
-            del module.weight
 
 
 def _draw_with(model: Any, name: str, key: str, value: int) -> None:

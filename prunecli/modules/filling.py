@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.patchwork import module_name
 from prunecli.model.sparse_layer import SparseLayer
-from prunecli.modules.define import has_module
-from prunecli.modules.sparse_ffn import Router
-from prunecli.private import float32_parts
 
 CHUNK_BYTES = 16 << 20
 DTYPES = {
@@ -31,8 +26,8 @@ DTYPES = {
 }
 """safetensors' names of types -> torch's."""
 
-STOCK_ROUTER = ".router.classifier"
-"""Ending of a stock router's name; `SparseFFN` has it as `router`."""
+ALIGNMENT = 64
+"""A tensor begins in a buffer at a multiple of this number of bytes."""
 
 
 class Staging:
@@ -87,6 +82,38 @@ class Staging:
 
 
 @dataclass(frozen=True)
+class Spec:
+    """One tensor to be read.
+
+    Attributes:
+        names: of the tensors in the checkpoint whose rows, one after another, make it up.
+        shape: of the tensor.
+        dtype: that it is computed in.
+        entry: number along the first axis of the one tensor in the checkpoint; None: all of it.
+    """
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    entry: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in a buffer."""
+        size = torch.Size(self.shape).numel() * self.dtype.itemsize
+        return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+Block = tuple[Spec, ...]
+"""What is read, and held, together: a layer without its experts, or one expert."""
+
+
+def block_bytes(block: Iterable[Spec]) -> int:
+    """Bytes that a block takes in a buffer."""
+    return sum(spec.nbytes for spec in block)
+
+
+@dataclass(frozen=True)
 class Destination:
     """Attribute of a module that a tensor of the checkpoint fills.
 
@@ -108,48 +135,16 @@ class Destination:
         tensor: Tensor = getattr(self.module, self.attribute)
         return tensor
 
+    @property
+    def spec(self) -> Spec:
+        """The tensor that is read into it."""
+        return Spec((self.name,), tuple(self.tensor.shape), self.dtype)
+
     def put(self, tensor: Tensor) -> None:
         """Have the module hold `tensor`."""
         if isinstance(self.tensor, nn.Parameter):
             tensor = nn.Parameter(tensor, requires_grad=self.tensor.requires_grad)
         setattr(self.module, self.attribute, tensor)
-
-
-def destinations(
-    model: Any, checkpoint: Checkpoint, names: Iterable[str], dtype: torch.dtype
-) -> Iterator[Destination]:
-    """Those of tensors in a model whose floating tensors are in `dtype`; none for those of another task's head.
-
-    Experts of a sparse layer lie in stacked parameters: they have none of their own.
-
-    Raises:
-        CheckpointError: the model has no place for one, or one of another shape.
-    """
-    # What the stock class keeps in float32 because float16 overflows (T5).
-    wide = float32_parts(model, dtype)
-    for name in names:
-        owner, _, attribute = module_name(model, name).rpartition(".")
-        owner = owner.removesuffix(STOCK_ROUTER) + ".router" if owner.endswith(STOCK_ROUTER) else owner
-        try:
-            module = model.get_submodule(owner)
-            tensor = getattr(module, attribute)
-        except AttributeError:
-            embedding = checkpoint.layout.family.embedding
-            lacks_output = (
-                embedding is not None
-                and name.startswith(f"{embedding.output}.")
-                and not has_module(model, module_name(model, embedding.output))
-            )
-            if lacks_output or checkpoint.layout.is_extra(name):
-                continue  # another class of the family has it
-            raise CheckpointError(
-                f"{checkpoint.path}: the model has no place for the tensor {name}"
-            ) from None
-        require_shape(tensor, checkpoint, name)
-        kind = tensor.dtype
-        if kind.is_floating_point and not isinstance(module, Router):
-            kind = torch.float32 if wide & set(owner.split(".")) else dtype
-        yield Destination(name, module, attribute, kind)
 
 
 def expert_names(layers: Iterable[SparseLayer]) -> set[str]:
@@ -206,6 +201,20 @@ def read_into(
             continue
         checkpoint.read_range(name, first + start, first + end, staging.room(end - start, flat.device))
         staging.send(flat[start // source.itemsize : end // source.itemsize], source)
+
+
+def read_spec(tensor: Tensor, checkpoint: Checkpoint, spec: Spec, staging: Staging) -> int:
+    """Read what `spec` says into `tensor`; returns the bytes that it takes in the checkpoint.
+
+    Raises:
+        CheckpointError: as `read_into`.
+    """
+    shapes = [checkpoint.info(name).shape for name in spec.names]
+    parts = [tensor] if len(shapes) == 1 else torch.split(tensor, [shape[0] for shape in shapes])
+    for name, part in zip(spec.names, parts, strict=True):
+        read_into(part, checkpoint, name, staging, spec.entry)
+    nbytes = sum(map(checkpoint.stored_bytes, spec.names))
+    return nbytes if spec.entry is None else nbytes // shapes[0][0]
 
 
 def tensors_of(

@@ -32,7 +32,7 @@ import torch
 from prunecli.errors import MemoryShortError, Shortage
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.cost import Load, decoding_bytes, stored_dtype, weight_bytes
-from prunecli.modules.building import assemble, tie
+from prunecli.modules.building import assemble
 from prunecli.modules.cpu_linear import onednn_bfloat16
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.devices import Devices, place_name, spread
@@ -40,7 +40,6 @@ from prunecli.modules.filling import DTYPES
 from prunecli.modules.grouped import multiplies_groups
 from prunecli.modules.int8 import require_int8
 from prunecli.modules.machine import new_memory
-from prunecli.modules.stock_classes import empty_model, fitted_class
 from prunecli.private import cpu_has
 from prunecli.processes import ALONE, ProcessGroup, neighbours
 from prunecli.progress import Say, unsaid
@@ -222,12 +221,8 @@ class Need:
             device.index: max(0, int(share * free) - beside)
             for device, free in zip(self.devices.all, self.free, strict=True)
         }
-        if self.checkpoint.runs_stock:
-            model = empty_model(self.checkpoint, fitted_class(self.checkpoint), dtype=self.dtype)
-        else:
-            checkpoint = as_run(self.checkpoint, self.dtype)
-            model = assemble(checkpoint, torch.device("meta"), self.dtype)
-            tie(model, checkpoint)
+        checkpoint = self.checkpoint if self.checkpoint.runs_stock else as_run(self.checkpoint, self.dtype)
+        model = assemble(checkpoint, torch.device("meta"), self.dtype)
         return None if spread(model, memory) is None else memory
 
     def refusal(self, *, trains: bool = False, by_layer: str = "") -> MemoryShortError:

@@ -26,8 +26,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from prunecli.modules.cpu_linear import dot_products, linear
-
 MIN_EXPERTS = 24
 """Experts from which sharing out is as fast or faster, whatever their rows: measured with 2 and with 4 threads.
 
@@ -55,7 +53,7 @@ GROUPED_ON = (9, 10)
 """Major compute capabilities that torch's grouped product has a kernel for."""
 
 Weights = tuple[Tensor, Tensor, Tensor, Tensor]
-"""fc1 weight `[experts, ffn, d_model]`, fc1 bias `[experts, ffn]`, fc2 weight `[experts, d_model, ffn]`, fc2 bias."""
+"""fc1 weight `[experts, ffn, d_model]`, fc2 weight `[experts, d_model, ffn]`, fc1 bias `[experts, ffn]`, fc2 bias."""
 
 Span = tuple[int, int, int]
 """An expert, its first row, its end row."""
@@ -150,38 +148,6 @@ def grouped_product(tokens: Tensor, weight: Tensor, bias: Tensor | None, counts:
     if bias is None:
         return product
     return product + bias.repeat_interleave(counts, dim=0, output_size=tokens.shape[0])
-
-
-def run_experts(
-    tokens: Tensor, weights: Weights, counts: Sequence[int], activation: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """act(x W1 + b1) W2 + b2 of each row by its own expert, on a CPU without gradients.
-
-    Both layers of an expert at once; no weight is copied or packed.
-
-    Args:
-        tokens: `[assignments, d_model]`, sorted by expert.
-        weights: of all experts, in the type of the tokens.
-        counts: rows of each expert.
-        activation: act.
-
-    Returns:
-        `[assignments, d_model]` float32.
-    """
-    result = torch.empty(tokens.shape, dtype=torch.float32)
-
-    def run(span: Span) -> None:
-        expert, start, end = span
-        fc1_weight, fc1_bias, fc2_weight, fc2_bias = (tensor[expert] for tensor in weights)
-        hidden = activation(linear(tokens[start:end], fc1_weight, fc1_bias))
-        result[start:end] = linear(hidden, fc2_weight, fc2_bias)[: end - start]
-
-    spans = expert_spans(counts)
-    with dot_products(weights[0].dtype, [end - start for _, start, end in spans]):
-        for_each_span(
-            run, spans, shared_out=threads_pay((weights[0], weights[2]), len(spans), tokens.shape[0])
-        )
-    return result
 
 
 def threads_pay(matrices: tuple[Tensor, Tensor], experts: int, assignments: int) -> bool:
@@ -334,10 +300,10 @@ def run_few(
     token = torch.arange(len(chosen), device=tokens.device) // experts.shape[1]
     if _gathers(len(chosen), weights[0]):
         rows = tokens.index_select(0, token).unsqueeze(2)
-        fc1_weight, fc1_bias, fc2_weight, fc2_bias = (tensor.index_select(0, chosen) for tensor in weights)
+        fc1_weight, fc2_weight, fc1_bias, fc2_bias = (tensor.index_select(0, chosen) for tensor in weights)
         hidden = activation(torch.baddbmm(fc1_bias.unsqueeze(2), fc1_weight, rows))
         return torch.baddbmm(fc2_bias.unsqueeze(2), fc2_weight, hidden).squeeze(2)
-    fc1_weight, fc1_bias, fc2_weight, fc2_bias = weights
+    fc1_weight, fc2_weight, fc1_bias, fc2_bias = weights
     every = tokens.expand(len(fc1_weight), -1, -1)
     hidden = activation(torch.baddbmm(fc1_bias.unsqueeze(1), every, fc1_weight.transpose(1, 2)))
     outputs = torch.baddbmm(fc2_bias.unsqueeze(1), hidden, fc2_weight.transpose(1, 2))

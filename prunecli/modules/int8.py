@@ -95,7 +95,7 @@ class Int8SparseFFN(SparseFFN):
         def run(span: Span) -> None:
             expert, start, end = span
             first, second = self.matrices[expert]
-            hidden = self.activation(int8_product(pad_rows(rows[start:end]), first, self.fc1_bias[expert]))
+            hidden = self.act_fn(int8_product(pad_rows(rows[start:end]), first, self.fc1_bias[expert]))
             result[start:end] = int8_product(hidden, second, self.fc2_bias[expert])[: end - start]
 
         spans = expert_spans(groups.sizes)
@@ -247,7 +247,7 @@ def read_int8_experts(model: Any, checkpoint: Checkpoint) -> None:
         experts_to_int8(module, *matrices.values())
 
 
-def fill_int8(targets: Sequence[Destination], checkpoint: Checkpoint) -> list[Destination]:
+def fill_int8(targets: Iterable[Destination], checkpoint: Checkpoint) -> tuple[Destination, ...]:
     """The weights of linear layers, which become `Int8Linear`s; returns the other targets."""
     taken: list[Destination] = []
     left: list[Destination] = []
@@ -256,4 +256,4 @@ def fill_int8(targets: Sequence[Destination], checkpoint: Checkpoint) -> list[De
     weights = tensors_of(checkpoint, (target.name for target in taken), torch.float32)
     for target in taken:
         linear_to_int8(target.module, next(weights))
-    return left
+    return tuple(left)

@@ -10,21 +10,18 @@ import torch
 
 from prunecli.errors import CheckpointError, reason_of
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.mixtures import stated_counts
 from prunecli.model.opening import result_config
 from prunecli.model.skeleton import config_class, no_bars
 from prunecli.model.structure import WEIGHTS_KEY
-from prunecli.modules.building import build_model, missing_tensors
-from prunecli.modules.constant_experts import fill_constants
+from prunecli.modules.building import build_model, missing_tensors, refused_by_layer
+from prunecli.modules.classes import empty_model, fill_constants, fitted_class, stock_class
 from prunecli.modules.cpu_linear import pack_linears
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.devices import Devices, choose_devices, spread
 from prunecli.modules.fitting import fitting_dtype, holding, need_of
 from prunecli.modules.machine import give_back, keep_freed_blocks
-from prunecli.modules.saving import keeping_config
+from prunecli.modules.saving import saving_as_stored
 from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.modules.stock_classes import empty_model, fitted_class, stock_class
-from prunecli.modules.stock_model import load_stock_model, refused_by_layer
 from prunecli.tensors.hub.names import origin
 
 if TYPE_CHECKING:
@@ -74,14 +71,18 @@ def load_model(
         # The other GPUs are asked only where the first is too small: to ask one takes some of its memory.
         if devices.others and not need_of(stored, devices.alone, kind, room).fits():
             memory = need_of(stored, devices, kind, room).memory()
-        if stored.runs_stock:
-            model = _stock(stored, devices.first, kind, model_class, memory)
-        else:
+        # What transformers would not read is read here, where it can be said which tensor belongs where.
+        is_built = not stored.runs_stock or (
+            bool(stored.quantised) and model_class is None and refused_by_layer(stored) is None
+        )
+        if is_built:
             checkpoint = as_run(stored, torch.float32 if kind == torch.int8 else kind)
-            if (mixture := checkpoint.layout.family.mixture) is not None:
-                stated_counts(checkpoint.layout.sizes, mixture)
             model = build_model(checkpoint, devices.first, kind, model_class, memory)
             model.generation_config = _generation_config(checkpoint, model)
+        else:
+            model = _from_pretrained(stored, kind, model_class, memory)
+        if stored.runs_stock:
+            model = _as_stock(model.to(devices.first) if memory is None else model, stored, model_class)
         if devices.first.type == "cpu":
             keep_freed_blocks(stored.total_bytes)
         return model
@@ -122,35 +123,23 @@ def _generation_config(checkpoint: Checkpoint, model: Any) -> Any:
         ) from error
 
 
-def _stock(
-    checkpoint: Checkpoint,
-    device: torch.device,
-    dtype: torch.dtype,
-    name: str | None,
-    memory: Mapping[int, int] | None,
-) -> Any:
-    """A family that prunecli does not declare, or does not run: as plain transformers opens it, by its class `name`.
-
-    What is quantised is read by prunecli all the same, where it can say which tensor belongs where.
-    """
-    stock, fitted = stock_class(checkpoint, name), fitted_class(checkpoint, name)
-    if checkpoint.quantised and name is None and refused_by_layer(checkpoint) is None:
-        model = load_stock_model(as_run(checkpoint, dtype), device, dtype, memory)
-        model.generation_config = _generation_config(checkpoint, model)
-    else:
-        model = _from_pretrained(checkpoint, fitted, dtype, memory)
+def _as_stock(model: Any, checkpoint: Checkpoint, name: str | None) -> Any:
+    """The model of a class that was fitted, as one of the stock class that saves what it differs by."""
+    stock = stock_class(checkpoint, name)
     if checkpoint.has_constants:
         fill_constants(model, checkpoint)
-    elif fitted is not stock:
+    elif type(model) is not stock:
         model.__class__ = stock
         config = result_config(checkpoint, checkpoint.structure, classes=name and (name,))
-        model = keeping_config(model, checkpoint, config)
-    return (model.to(device) if memory is None else model).eval()
+        model = saving_as_stored(model, checkpoint, config)
+    return model
 
 
 def _from_pretrained(
-    checkpoint: Checkpoint, model_class: Any, dtype: torch.dtype, memory: Mapping[int, int] | None
+    checkpoint: Checkpoint, dtype: torch.dtype, name: str | None, memory: Mapping[int, int] | None
 ) -> Any:
+    """A family that prunecli does not declare, or does not run: as plain transformers opens it, by its class `name`."""
+    model_class = fitted_class(checkpoint, name)
     # Where a result would name the file of its weights it says why no stock class opens it.
     options: dict[str, Any] = {WEIGHTS_KEY: None} if WEIGHTS_KEY in checkpoint.config else {}
     places = None if memory is None else spread(empty_model(checkpoint, model_class, dtype=dtype), memory)
@@ -173,4 +162,4 @@ def _from_pretrained(
         ) from error
     if missing := sorted(info["missing_keys"]):
         raise missing_tensors(checkpoint, missing)
-    return model
+    return model.eval()

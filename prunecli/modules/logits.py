@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from prunecli.modules.replay import replaced
+from prunecli.modules.hooks import replaced
 
 BLOCK_VALUES = 1 << 25
 """Logits that are computed at a time: 128 MiB in float32, 256 positions of a vocabulary of 128k."""

@@ -1,22 +1,18 @@
-"""This machine: free memory of the host and of a GPU, free space of a disk, and how fast it reads and multiplies."""
+"""This machine: free memory of the host and of a GPU, and free space of a disk."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 import resource
 import shutil
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from torch.utils.benchmark import Timer
 
-from prunecli.errors import CheckpointError, OutputError
+from prunecli.errors import OutputError
 
 CGROUP = Path("/sys/fs/cgroup")
 GROUP_FILES = (
@@ -40,10 +36,6 @@ KEPT_SHARE = 8
 
 SPILL_SHARE = 0.9
 """Part of the disk's free room that states may take."""
-
-CHUNK = 16 << 20
-MOST_WEIGHTS = 1 << 22
-"""Elements of the largest matrix that is multiplied; a larger one is as fast."""
 
 CONTEXT_BYTES = 512 << 20
 """Of a GPU, beside all tensors: CUDA's context, kernels, what libraries hold. Reckoned, as no call tells it."""
@@ -201,68 +193,3 @@ def disk_room(directory: Path | None) -> int:
 def spill_directory(given: Path | None) -> Path:
     """`given`, or the folder for temporary files."""
     return Path(tempfile.gettempdir()) if given is None else given
-
-
-class DiskSpeed(NamedTuple):
-    """How fast files were read.
-
-    Attributes:
-        rate: bytes a second; 0 if nothing was read.
-        from_disk: whether the system was asked to forget these bytes first; else they may have come from its memory.
-    """
-
-    rate: float
-    from_disk: bool
-
-
-def forget(file: Path, size: int = 0) -> bool:
-    """Ask for the first `size` bytes of a file (0: all) to leave the page cache; whether that could be asked.
-
-    Pages that are not yet written stay.
-    """
-    if not hasattr(os, "posix_fadvise"):
-        return False
-    try:
-        with file.open("rb") as opened:
-            os.posix_fadvise(opened.fileno(), 0, size, os.POSIX_FADV_DONTNEED)
-    except OSError:
-        return False
-    return True
-
-
-def disk_speed(files: Sequence[Path], most_bytes: int, most_seconds: float) -> DiskSpeed:
-    """Read the files one after another, up to either limit, from the disk where the system can be asked for that.
-
-    Raises:
-        CheckpointError: one of them cannot be read.
-    """
-    buffer = memoryview(bytearray(min(CHUNK, most_bytes)))
-    done, fresh, start = 0, True, time.perf_counter()
-    for file in files:
-        if done >= most_bytes or time.perf_counter() - start >= most_seconds:
-            break
-        fresh &= forget(file, most_bytes - done)
-        try:
-            with file.open("rb", buffering=0) as opened:
-                while got := opened.readinto(buffer[: most_bytes - done]):
-                    done += got
-                    if time.perf_counter() - start >= most_seconds:
-                        break
-        except OSError as error:
-            raise CheckpointError(
-                f"{file}: cannot be read ({error.strerror})", "Copy the file again."
-            ) from error
-    return DiskSpeed(done / (time.perf_counter() - start), fresh)
-
-
-def product_speed(
-    model_dim: int, ffn_dim: int, dtype: torch.dtype, device: torch.device, seconds: float
-) -> float:
-    """Operations a second (two a multiply-add) of an FFN's first matrix and many rows, measured for so many seconds."""
-    inputs = max(1, model_dim)
-    outputs = max(1, min(ffn_dim, MOST_WEIGHTS // inputs))
-    rows = 512 if device.type == "cpu" else 4096
-    left = torch.randn(rows, inputs, device=device).to(dtype)
-    right = torch.randn(inputs, outputs, device=device).to(dtype)
-    timer = Timer("left @ right", globals={"left": left, "right": right}, num_threads=torch.get_num_threads())
-    return float(2 * rows * inputs * outputs / timer.blocked_autorange(min_run_time=seconds).median)

@@ -18,7 +18,6 @@ from prunecli.model.opening import SHIM_FILE, shim_classes, shim_source
 from prunecli.model.patchwork import module_name
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY, WEIGHTS_KEY
-from prunecli.modules.define import has_module
 from prunecli.modules.filling import DTYPES
 from prunecli.tensors.json_files import parsed
 from prunecli.tensors.stream import Copy, Output
@@ -32,12 +31,17 @@ REFUSED = {
 """Options of transformers' `save_pretrained` that would write what nothing opens."""
 
 
-class KeepsConfig:
-    """Mixed into the stock class of a loaded model: what it saves says how the model differs from the class's own."""
+class SavesAsStored:
+    """Mixed into the stock class of a loaded model: what it saves says how the model differs from the class's own.
 
-    _parts: tuple[Any, Any]
+    Stacked experts, which a stock class lacks, it saves under their names in files: what transformers would write, the
+    stock class would open and fill the experts with random numbers.
+    """
+
+    _stock: Any
     _stored_config: Mapping[str, Any]
-    _shared_names: Mapping[str, str]
+    _stored_layers: Sequence[SparseLayer] = ()
+    _shared_names: Mapping[str, str] = {}
     _own_ties: Mapping[str, str] | None = None
 
     def tie_weights(self, *arguments: Any, **options: Any) -> None:
@@ -70,9 +74,8 @@ class KeepsConfig:
                 raise ValueError(f"{option}={options[option]}: not for a model that prunecli loads; {remedy}")
         model: Any = self
         state = options.pop("state_dict", None)
-        options["state_dict"] = without_shared(
-            model.state_dict() if state is None else state, self._shared_names
-        )
+        state = stock_names(model.state_dict() if state is None else state, self._stored_layers)
+        options["state_dict"] = without_shared(state, self._shared_names)
         if any(parameter.is_cuda for parameter in model.parameters()):
             # All tensors of a file are on the host at once; transformers' files are of 50 GB.
             options.setdefault("max_shard_size", SHARD_BYTES)
@@ -92,85 +95,37 @@ class KeepsConfig:
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # The class is made at run time, so that pickle cannot find it under its name.
-        return _empty, self._parts, self.__dict__
-
-
-class SavesAsStored(KeepsConfig):
-    """`KeepsConfig` that also saves stacked experts, which the stock class lacks, under their names in files.
-
-    What it would write, the stock class would open and fill the experts with random numbers.
-    """
-
-    _stored_layers: Sequence[SparseLayer]
-
-    def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
-        """Save as `KeepsConfig` does, writing stacked experts from views, without a second copy."""
-        model: Any = self
-        state = options.pop("state_dict", None)
-        state = stock_names(model.state_dict() if state is None else state, self._stored_layers)
-        super().save_pretrained(save_directory, state_dict=state, **options)
+        return _empty, (self._stock,), self.__dict__
 
 
 def tie_parameters(model: Any, missing_keys: set[str] | None = None, **_: Any) -> None:
     """`PreTrainedModel.tie_weights` by `all_tied_weights_keys`; biases keep their length.
 
     The stock method gives each bias as many entries as the tied weight has rows, which are others in GPT-2's layers.
+
+    Args:
+        missing_keys: parameters that have no values yet; None: those on the meta device.
     """
-    missing = set() if missing_keys is None else missing_keys
+    missing = missing_keys
+    if missing is None:
+        held_twice = model.named_parameters(remove_duplicate=False)
+        missing = {name for name, value in held_twice if value.is_meta}
     for alias, name in model.all_tied_weights_keys.items():
         absent, held = (name, alias) if name in missing and alias not in missing else (alias, name)
-        tie_parameter(model, absent, held)
+        owner, _, attribute = absent.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, model.get_parameter(held))
         missing.discard(absent)
-
-
-def tie_parameter(model: Any, alias: str, name: str) -> None:
-    """Give `alias` the parameter `name` of the model."""
-    owner, _, attribute = alias.rpartition(".")
-    setattr(model.get_submodule(owner), attribute, model.get_parameter(name))
 
 
 def saving_as_stored(model: Any, checkpoint: Checkpoint, config: Mapping[str, Any]) -> Any:
     """`model`, which from now on saves itself as it was stored; still an instance of its stock class.
 
     Args:
-        model: built of `checkpoint`.
+        model: made of `checkpoint`.
         config: config.json of what is saved; what stock classes do not know of it is written again.
     """
-    layout = checkpoint.layout
-    model = keeping_config(model, checkpoint, config, SavesAsStored)
-    model._stored_layers = tuple(
-        replace(
-            layer,
-            name=module_name(model, layer.name),
-            expert_prefix=module_name(model, layer.expert_prefix),
-            router_tensors=tuple(module_name(model, name) for name in layer.router_tensors),
-        )
-        for layer in checkpoint.mixtures
-    )
-    model._shared_names = {
-        module_name(model, f"{ffn.name}.{suffix}"): module_name(model, f"{ffn.prefix}{suffix}")
-        for ffn in layout.ffns
-        if ffn.is_shared
-        for suffix in ffn.tensors
-    } | {
-        module_name(model, name): module_name(model, stored)
-        for attention in layout.attentions
-        for name, stored in attention.shared_tensors.items()
-    }
-    if not checkpoint.structure.embedding.is_stock:
-        aliases = {module_name(model, alias): module_name(model, name) for alias, name in layout.ties.items()}
-        ties = {a: name for a, name in aliases.items() if has_module(model, a.rpartition(".")[0])}
-        model._own_ties = model.all_tied_weights_keys = ties
-        model._shared_names |= ties
-    return model
-
-
-def keeping_config(
-    model: Any, checkpoint: Checkpoint, config: Mapping[str, Any], kind: Any = KeepsConfig
-) -> Any:
-    """`model`, which from now on writes what stock classes do not know of `config` again when it saves itself."""
     stock: Any = type(model)
-    model.__class__ = _saving_class(kind, stock)
+    model.__class__ = _saving_class(stock)
     mixture = checkpoint.resolved.family.mixture
     # T5's class changes what its config says of ties.
     keys = (
@@ -183,7 +138,16 @@ def keeping_config(
         *(mixture.counts if mixture else ()),
     )
     model._stored_config = {key: config[key] for key in keys if key in config}
-    model._shared_names = getattr(model, "_shared_names", {})
+    if not checkpoint.runs_stock:
+        model._stored_layers = tuple(
+            replace(
+                layer,
+                name=module_name(model, layer.name),
+                expert_prefix=module_name(model, layer.expert_prefix),
+                router_tensors=tuple(module_name(model, name) for name in layer.router_tensors),
+            )
+            for layer in checkpoint.mixtures
+        )
     return model
 
 
@@ -242,11 +206,11 @@ def _own_storage(view: Tensor) -> Tensor:
 
 
 @cache
-def _saving_class(kind: Any, stock: Any) -> Any:
-    members = {"__module__": stock.__module__, "__doc__": stock.__doc__, "_parts": (kind, stock)}
-    return type(stock.__name__, (kind, stock), members)
+def _saving_class(stock: Any) -> Any:
+    members = {"__module__": stock.__module__, "__doc__": stock.__doc__, "_stock": stock}
+    return type(stock.__name__, (SavesAsStored, stock), members)
 
 
-def _empty(kind: Any, stock: Any) -> Any:
+def _empty(stock: Any) -> Any:
     """Return an empty instance that pickle and copy fill."""
-    return object.__new__(_saving_class(kind, stock))
+    return object.__new__(_saving_class(stock))

@@ -11,24 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from prunecli.modules.grouped import (
-    Groups,
-    Weights,
-    are_few,
-    dispatch,
-    grouped_linear,
-    run_experts,
-    run_few,
-)
+from prunecli.modules.grouped import Groups, Weights, are_few, dispatch, grouped_linear, run_few
+from prunecli.modules.stock_experts import ExpertWeights, outputs_of
 from prunecli.private import tensor_version
 
 EXPERT_PARTS = {
     "fc1_weight": "fc1.weight",
-    "fc1_bias": "fc1.bias",
     "fc2_weight": "fc2.weight",
+    "fc1_bias": "fc1.bias",
     "fc2_bias": "fc2.bias",
 }
-"""The stacked parameters of a `SparseFFN`, in the order in which experts are run -> an expert's own tensors."""
+"""The stacked parameters of a `SparseFFN`, in the order of `ExpertWeights` -> an expert's own tensors."""
 
 MASKED = -1e3  # additive attention masks hold 0 for "may attend" and -1e4 or less for "may not"
 
@@ -173,6 +166,7 @@ class SparseFFN(nn.Module):
         ValueError: fewer experts than `top_k`.
     """
 
+    has_gate, has_bias, is_transposed, has_post_expert_norm = False, True, False, False
     expert_mask: Tensor | None
 
     def __init__(
@@ -196,7 +190,7 @@ class SparseFFN(nn.Module):
             )
         self.d_model, self.ffn_dim, self.num_experts, self.top_k = d_model, ffn_dim, num_experts, top_k
         self.token_dropout, self.activation_dropout = token_dropout, activation_dropout
-        self.activation = _activation(activation)
+        self.act_fn = _activation(activation)
         options: dict[str, Any] = {"device": device, "dtype": dtype}
         self.router = Router(d_model, num_experts, bias=router_bias, device=device, dtype=torch.float32)
         self.fc1_weight = nn.Parameter(torch.empty(num_experts, ffn_dim, d_model, **options))
@@ -215,13 +209,6 @@ class SparseFFN(nn.Module):
             bound = 1 / math.sqrt(weight.shape[2])
             nn.init.uniform_(weight, -bound, bound)
             nn.init.uniform_(bias, -bound, bound)
-
-    def extra_repr(self) -> str:
-        """Sizes, as shown by `print(model)`."""
-        return (
-            f"d_model={self.d_model}, ffn_dim={self.ffn_dim}, num_experts={self.num_experts}, top_k={self.top_k}, "
-            f"token_dropout={self.token_dropout}"
-        )
 
     def forward(self, hidden_states: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Route and compute the real tokens.
@@ -261,10 +248,18 @@ class SparseFFN(nn.Module):
         return route(logits, self.top_k)
 
     def _stacked(self) -> Weights:
-        return self.fc1_weight, self.fc1_bias, self.fc2_weight, self.fc2_bias
+        return self.fc1_weight, self.fc2_weight, self.fc1_bias, self.fc2_bias
 
     def _outputs(self, rows: Tensor, groups: Groups, needs_graph: bool) -> Tensor:
-        return self._run(rows, self._stacked(), groups, needs_graph)
+        """Outputs `[assignments, d_model]` of `rows`, sorted by expert."""
+        up, down, up_bias, down_bias = (tensor.to(rows.dtype) for tensor in self._stacked())
+        if not needs_graph:
+            return outputs_of(
+                self, rows, ExpertWeights(up, down, up_bias, down_bias), groups, with_norms=False
+            )[0]
+        hidden = self.act_fn(grouped_linear(rows, up, up_bias, groups))
+        hidden = functional.dropout(hidden, self.activation_dropout, self.training)
+        return grouped_linear(hidden, down, down_bias, groups)
 
     def _mix(self, tokens: Tensor, experts: Tensor, weights: Tensor, needs_graph: bool) -> Tensor:
         """Eq. 2 for `tokens` `[tokens, d_model]` with their chosen `experts` and `weights` `[tokens, top_k]`."""
@@ -275,7 +270,7 @@ class SparseFFN(nn.Module):
         tokens = tokens.to(dtype)
         if self.runner is None and not needs_graph and are_few(tokens, self.top_k, self.fc1_weight):
             with torch.autocast(device_type, enabled=False):
-                outputs = run_few(tokens, experts, self._stacked(), self.activation)
+                outputs = run_few(tokens, experts, self._stacked(), self.act_fn)
                 position = torch.arange(len(outputs), device=outputs.device).view_as(experts)
                 return self._combine(outputs, weights, position)
         plan = dispatch(experts, self.num_experts)
@@ -286,27 +281,6 @@ class SparseFFN(nn.Module):
             else:
                 outputs = self._outputs(rows, plan.groups, needs_graph)
             return self._combine(outputs, weights, plan.position)
-
-    def run_expert(self, rows: Tensor, weights: Weights) -> Tensor:
-        """One expert on its own rows `[rows, d_model]`, as a whole layer would run it; no gradients.
-
-        Args:
-            rows: in the type of the weights.
-            weights: fc1 weight `[ffn_dim, d_model]`, fc1 bias, fc2 weight `[d_model, ffn_dim]`, fc2 bias.
-        """
-        fc1_weight, fc1_bias, fc2_weight, fc2_bias = (tensor.unsqueeze(0) for tensor in weights)
-        stacked = (fc1_weight, fc1_bias, fc2_weight, fc2_bias)
-        return self._run(rows, stacked, Groups.alone(rows), needs_graph=False)
-
-    def _run(self, rows: Tensor, weights: Weights, groups: Groups, needs_graph: bool) -> Tensor:
-        """Outputs `[assignments, d_model]` of `rows`, sorted by expert."""
-        fc1_weight, fc1_bias, fc2_weight, fc2_bias = (tensor.to(rows.dtype) for tensor in weights)
-        if rows.device.type == "cpu" and not needs_graph:
-            stacked = (fc1_weight, fc1_bias, fc2_weight, fc2_bias)
-            return run_experts(rows, stacked, groups.sizes, self.activation)
-        hidden = grouped_linear(rows, fc1_weight, fc1_bias, groups)
-        hidden = functional.dropout(self.activation(hidden), self.activation_dropout, self.training)
-        return grouped_linear(hidden, fc2_weight, fc2_bias, groups)
 
     def _needs_graph(self, tokens: Tensor) -> bool:
         """Whether gradients, or dropout inside of the experts, ask for torch's own operations throughout."""

@@ -75,31 +75,6 @@ class LayerWays(Record):
     ways: list[Way]
 
 
-class ComputingTime(Record):
-    """Matrix products of a pass on a device, at its measured speed."""
-
-    device: str
-    dtype: str
-    threads: Count
-    operations_per_second: float
-    computing_seconds: float
-    seconds: float
-
-
-class Pass(Record):
-    """Time of a pass over the assumed text layer by layer."""
-
-    sentences: Count
-    sentence_tokens: Count
-    pairs: Count
-    bytes: int
-    operations: int
-    disk_bytes_per_second: float
-    from_disk: bool
-    reading_seconds: float
-    computing: list[ComputingTime]
-
-
 class Fit(Record):
     """The answer to --fit; from `margin_bytes` to `held` where removing experts makes it fit."""
 
@@ -118,7 +93,6 @@ class Fit(Record):
     whole: list[Way]
     pruned: list[Way]
     by_layer: LayerWays
-    one_pass: Pass | None = Field(default=None, alias="pass")
     unknown: list[str] = Field(default_factory=list)
 
 

@@ -12,7 +12,7 @@ from prunecli.errors import StatisticsError
 from prunecli.model.axes import Axis
 from prunecli.model.depth import renaming_since
 from prunecli.model.find_axes import axes_of
-from prunecli.model.quantisation import method_of
+from prunecli.model.quantised import method_of
 from prunecli.options import paths
 from prunecli.results.gates import GateStatistics
 from prunecli.results.unit_scores import Kind, Scores, command_of, merge, read_scores

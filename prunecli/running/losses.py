@@ -91,7 +91,7 @@ def measure_losses(
 
     Returns:
         Of each example `[count]` the sum of the counted tokens' cross-entropies, and how many there are; 0 of examples
-        in no batch.
+        in no batch. Examples of one number in several batches add up.
 
     Raises:
         DataError: a loss is not finite.
@@ -102,38 +102,13 @@ def measure_losses(
     def finish(batch: Batch, losses: tuple[Tensor, Tensor]) -> int:
         sums, counts = losses
         require_finite(sums, batch)
-        nats[list(batch.indices)] = sums.double().cpu().numpy()
-        tokens[list(batch.indices)] = counts.numpy()
+        nats[[*batch.indices]] += sums.double().cpu().numpy()
+        tokens[[*batch.indices]] += counts.numpy()
         return int(batch.inputs["attention_mask"].sum())
 
     run_forward(
         runner, batches, partial(token_losses, runner.model), finish, (what, None, "tokens"), progress
     )
-    return nats, tokens
-
-
-def sum_losses(
-    runner: Runner, batches: Sequence[Batch], what: str, progress: Progress = silent
-) -> tuple[float, int]:
-    """Sum of the cross-entropies of all counted tokens of the batches, finite or not, and number of these tokens.
-
-    Args:
-        batches: of one or several texts.
-        what: text of the progress line.
-
-    Raises:
-        UsageError, CheckpointError, OutputError: as `runner` does.
-    """
-    nats, tokens = 0.0, 0
-
-    def finish(batch: Batch, losses: tuple[Tensor, Tensor]) -> int:
-        nonlocal nats, tokens
-        nats += float(losses[0].double().sum())
-        tokens += int(losses[1].sum())
-        return len(batch.indices)
-
-    line = what, sum(len(batch.indices) for batch in batches), "examples"
-    run_forward(runner, batches, partial(token_losses, runner.model), finish, line, progress)
     return nats, tokens
 
 

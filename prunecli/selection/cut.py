@@ -20,7 +20,7 @@ from prunecli.model.declared import Sizes, with_keys
 from prunecli.model.depth import Rename, heirs, keeping_layers, renaming
 from prunecli.model.find_axes import axes_of
 from prunecli.model.mixtures import experts_per_token
-from prunecli.model.quantisation import renamed_settings
+from prunecli.model.quantised import renamed_settings
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.structure import KeptUnits, Structure
 from prunecli.selection.selection import Selection

@@ -43,9 +43,9 @@ from prunecli.results.gates import GateStatistics
 from prunecli.results.unit_scores import Scores
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
-from prunecli.shrinking.measure import written
 from prunecli.shrinking.options import ShrinkOptions
 from prunecli.shrinking.score import score_units
+from prunecli.shrinking.texts import written
 from prunecli.tensors.unfinished import Store
 from prunecli.text.choice import Dataset, Lines, TextChoice
 from prunecli.text.plain import Corpus, PlainText

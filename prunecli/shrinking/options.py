@@ -58,6 +58,11 @@ class ShrinkOptions(RunOptions):
         flag="--uniform/--uneven",
         panel=SELECTION,
     )
+    replace: Literal["linear", "none"] = option(
+        "linear",
+        "linear: removed layers leave a linear map in the FFN before them (ReplaceMe), where the model allows it.",
+        panel=SELECTION,
+    )
     heal: Minutes | None = option(
         None,
         "Train the result for this time (10m), with the original as teacher.",

@@ -10,12 +10,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from prunecli import __version__
-from prunecli.errors import UsageError
+from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.evaluation.latency import bench_latency
 from prunecli.evaluation.options import LatencyOptions
+from prunecli.evaluation.quality_check import Measurer, little
 from prunecli.methods.experts.options import margin_bytes
+from prunecli.methods.layers.replace import Maps, cut_replaced
+from prunecli.methods.units import TextRun
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import decoding_bytes, usual_load
+from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import Applied, apply
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.document import header
@@ -23,9 +27,9 @@ from prunecli.results.shrinking import Shrunk, Stage, Tried
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection, together
 from prunecli.shrinking.levers import KINDS, Lever, Levers, named
-from prunecli.shrinking.measure import Measurer, little, parts, windowed, written
 from prunecli.shrinking.options import DEFAULT_SHARE, ShrinkOptions
 from prunecli.shrinking.search import Search, Shares, sizes_of
+from prunecli.shrinking.texts import parts, windowed, written
 from prunecli.tensors.documents import partial_path, refuse_unwritable, write_json
 from prunecli.tensors.transaction import refuse_target
 from prunecli.tensors.unfinished import Store, digest
@@ -83,17 +87,26 @@ class Shrinking:
         self.closing = little(third, CLOSING * options.trial_tokens)
         scored, tried = little(first, options.score_tokens), little(second, options.trial_tokens)
         # A run for another target can use these measurements too.
-        given = [options.uniform, options.score_tokens, options.trial_tokens, options.speed is not None]
+        given = [
+            options.uniform,
+            options.score_tokens,
+            options.trial_tokens,
+            options.speed is not None,
+            options.replace,
+        ]
         work = digest(
             [__version__, source.fingerprint, data.text.sha256, data.pairs, first.context, task, given]
         )
         self._store = Store(None if output is None else partial_path(output), work)
         if self._store.records:
             say(f"Resuming an unfinished run: {len(self._store.records)} results are there.")
+        self._scored = scored
+        self._maps: Maps = {}
+        self._replaces = options.replace == "linear"
         levers = Levers(source, scored, _lines(first), options, self._store, progress, say)
         self._levers: Mapping[str, Lever] = levers.find()
         self._measurer = Measurer(source, tried, options.device, progress)
-        self._begun, self._is_tried = time.monotonic(), False
+        self._begun, self._begun_with = time.monotonic(), set[str]()
 
     def search(self) -> tuple[Tried, list[Tried]]:
         """The best mixture, and everything that was tried.
@@ -151,15 +164,27 @@ class Shrinking:
         ]
         return together(own)
 
+    def rewrite(self, shares: Shares, metrics: Mapping[str, str]) -> Rewrite:
+        """How these shares are removed; layers leave linear maps, if that is asked for and possible."""
+        selection = self.selection(shares, metrics)
+        if self._replaces and "layers" in shares:
+            run = TextRun(self._choice, self._options, None, self._progress, self._say)
+            try:
+                return cut_replaced(self._source, selection, self._scored, run, self._maps)
+            except UnsupportedModelError as error:
+                self._replaces = False
+                self._say(f"No linear maps: {error.message}.")
+        return cut(self._source, selection)
+
     def _attempt(self, shares: Shares, metrics: dict[str, str], stage: str) -> Tried | None:
         """Cut the model in a temporary directory and measure it, or return what an earlier run measured."""
         key = f"trial {sorted(shares.items())} {sorted(metrics.items())}"
+        is_late = self._is_late(stage if stage == "whole" else min(shares), stage)
         if key in self._store.records:
             return Tried.model_validate(self._store.records[key]).model_copy(update={"stage": stage})
-        if self._is_late(stage):
+        if is_late:
             return None
-        self._is_tried |= stage == "whole"
-        rewrite = cut(self._source, self.selection(shares, metrics))
+        rewrite = self.rewrite(shares, metrics)
         with TemporaryDirectory(prefix="prunecli-") as folder:
             path = Path(folder) / "trial"
             applied = apply(self._source, rewrite, path)
@@ -178,14 +203,12 @@ class Shrinking:
         self._store.put(key, made.to_json())
         return made
 
-    def _is_late(self, stage: str) -> bool:
-        """Whether the time is over: half of it for the curves. One mixture is tried at least."""
-        if self._options.minutes is None:
-            return False
-        spent = time.monotonic() - self._begun
-        if stage == "curve":
-            return spent > 30 * self._options.minutes
-        return spent > 60 * self._options.minutes and self._is_tried
+    def _is_late(self, what: str, stage: str) -> bool:
+        """Whether the time is over: half of it for the curves. Each curve has one point, and one mixture is tried."""
+        is_first = what not in self._begun_with
+        self._begun_with.add(what)
+        spent, minutes = time.monotonic() - self._begun, self._options.minutes
+        return minutes is not None and not is_first and spent > (60 if stage == "whole" else 30) * minutes
 
     def _speedup(self, path: Path) -> float | None:
         """How many times faster than the original a model decodes, measured in turns, if the target is a speed."""
@@ -202,12 +225,11 @@ class Shrinking:
     def carry_out(self, best: Tried, output: Path, *, force: bool) -> tuple[Applied, list[Stage]]:
         """Write the result, healed if that is asked for, and measure it on text that nothing was chosen by."""
         options, source = self._options, self._source
-        selection = self.selection(best.shares, best.metrics)
         healing = options.heal is not None or options.heal_steps is not None
         work = output.with_name(f"{output.name}.cut")
         cut_path = work / "model" if healing else output
         cut_path.parent.mkdir(parents=True, exist_ok=True)
-        rewrite, same = cut(source, selection), "tokens" not in best.shares
+        rewrite, same = self.rewrite(best.shares, best.metrics), "tokens" not in best.shares
         applied = apply(
             source, rewrite, cut_path, force=force or healing, progress=self._progress, say=self._say
         )
@@ -271,7 +293,7 @@ def shrink(
     run = Shrinking(source, choice, options, path, progress, say)
     best, tried = run.search()
     if path is None:
-        applied = apply(source, cut(source, run.selection(best.shares, best.metrics)))
+        applied = apply(source, run.rewrite(best.shares, best.metrics))
         stages: list[Stage] = []
     else:
         applied, stages = run.carry_out(best, path, force=force)

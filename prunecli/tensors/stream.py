@@ -84,6 +84,11 @@ class Generated:
     rows: Callable[[int, int], np.ndarray]
 
 
+def given(values: np.ndarray) -> Generated:
+    """The expression of an array that is held in memory."""
+    return Generated(values.shape, lambda start, stop: values[start:stop])
+
+
 Moved = Copy | Slices
 """Values of one source tensor that go as they are, or cast."""
 

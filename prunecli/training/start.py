@@ -18,7 +18,7 @@ from prunecli.architectures import (
     Architecture,
 )
 from prunecli.architectures.mixtures import IMAGES, LANGUAGE_MODEL, experts_alone
-from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, UsageError, kind_and_reason
+from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.declared import MOST_LAYERS, class_names, counts_experts, depths_beyond
 from prunecli.model.structure import KEY, WEIGHTS_KEY, Structure
@@ -244,39 +244,21 @@ def _read(config: Path, named: Path | None) -> tuple[dict[str, Any], Tokenizer]:
 
 def _random_model(file: Path, values: dict[str, Any], family: Architecture, seed: int) -> Any:
     import torch
-    import transformers
     from transformers import CONFIG_MAPPING
 
-    from prunecli.modules.building import NoValues
+    from prunecli.model.skeleton import class_of_type, transformers_takes
     from prunecli.training.train import require_room_to_draw
 
-    names = (*class_names(values), family.model_class)
-    classes: list[Any] = [getattr(transformers, name, None) for name in names]
-    model_class = next(
-        (
-            known
-            for known in classes
-            if getattr(getattr(known, "config_class", None), "model_type", None) == family.model_type
-        ),
-        None,
-    )
+    model_class = class_of_type((*class_names(values), family.model_class), family.model_type)
     if model_class is None:
         raise UnsupportedModelError(
             f"{file}: transformers has no class of its own for a model of type {family.model_type}",
             "Choose a config of a family that it has one for.",
         )
-    try:
+    with transformers_takes(file):
         config = CONFIG_MAPPING[family.model_type].from_dict({**values, "dtype": None})
-        with torch.device("meta"), NoValues():
+        with torch.device("meta"):
             size = sum(parameter.numel() for parameter in model_class(config).parameters())
         require_room_to_draw(file, size)
         torch.manual_seed(seed)
-        model = model_class(config).float()
-    except PruneError:
-        raise
-    except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
-        raise CheckpointError(
-            f"{file}: transformers cannot make the model ({kind_and_reason(error)})",
-            "Correct the value.",
-        ) from error
-    return model
+        return model_class(config).float()

@@ -10,17 +10,9 @@ import pytest
 
 from prunecli.commands import failures
 from prunecli.errors import CheckpointError, UsageError
-from prunecli.results.inspection import ComputingTime
+from prunecli.results.inspection import Way
 from tests.families import tiny_family
 from tests.fuzz.rounds import run
-
-TIME = {
-    "device": "cpu",
-    "dtype": "F32",
-    "operations_per_second": 1.0,
-    "computing_seconds": 1.0,
-    "seconds": 1.0,
-}
 
 
 @pytest.mark.parametrize(
@@ -56,9 +48,9 @@ def test_a_bug_keeps_its_traceback() -> None:
 
 def test_a_figure_that_no_result_holds_is_said() -> None:
     with pytest.raises(ValueError, match="1 validation error") as caught:
-        ComputingTime.model_validate({**TIME, "threads": -3})
+        Way.model_validate({"dtype": "float32", "weight_bytes": 1, "needed_bytes": -3, "fits": True})
     said, status = failures.describe(caught.value)
-    assert said.startswith("Error: threads of the result comes out as -3: ")
+    assert said.startswith("Error: needed_bytes of the result comes out as -3: ")
     assert (len(said.splitlines()), status) == (2, 1)
 
 

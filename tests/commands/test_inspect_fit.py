@@ -12,7 +12,6 @@ import torch
 from prunecli.errors import UsageError
 from prunecli.evaluation import capacity
 from prunecli.model.checkpoint import open_model
-from prunecli.modules.machine import DiskSpeed
 from prunecli.running.layerwise.budget import Demand, plan_memory
 from tests.commands.test_inspect import as_json, run
 from tests.families import tiny_family
@@ -21,13 +20,6 @@ from tests.tiny import random_tensors, tiny_nllb_moe
 CPU = torch.device("cpu")
 
 LOAD = ("--fit-batch", 1, "--fit-beam", 1, "--fit-length", 4)
-
-
-@pytest.fixture(autouse=True)
-def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk of 1,000 bytes and a processor of 1,000,000 operations a second."""
-    monkeypatch.setattr(capacity, "disk_speed", lambda *_: DiskSpeed(1000, True))
-    monkeypatch.setattr(capacity, "product_speed", lambda *_: 1_000_000)
 
 
 @pytest.fixture
@@ -130,22 +122,6 @@ def test_the_smallest_memory_by_layer_is_the_one_that_a_run_takes(
     assert way.state_tokens == states // (16 * 4 + 2 * 16 * 4)  # a hidden state, and two rows for experts
 
 
-def test_a_pass_takes_the_larger_of_reading_and_computing(
-    moe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = fit(capsys, moe, "--fit", "1GiB")["pass"]
-    assert one["bytes"] == 4 * parameters(moe)
-    assert one["reading_seconds"] == one["bytes"] / 1000
-    computing = one["computing"][0]
-    assert computing["computing_seconds"] == one["operations"] / 1e6
-    assert computing["seconds"] == computing["computing_seconds"] > one["reading_seconds"]
-    monkeypatch.setattr(capacity, "disk_speed", lambda *_: DiskSpeed(1, False))
-    one = fit(capsys, moe, "--fit", "1GiB")["pass"]
-    assert one["computing"][0]["seconds"] == one["reading_seconds"] == one["bytes"]
-    assert run(moe, "--fit", "1GiB") == 0
-    assert "perhaps from the system's memory" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("model_type", ["bart", "bert", "llama"])
 def test_every_family_is_reckoned_with(
     model_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -155,7 +131,6 @@ def test_every_family_is_reckoned_with(
     assert not found["whole"][0]["fits"]
     assert found["pruned"] == []
     assert found["whole"][0]["decoding_bytes"] > 0
-    assert found["pass"]["operations"] > 0
     assert run(directory, "--fit", "2KiB", *LOAD) == 0
     text = capsys.readouterr().out
     over = found["whole"][1]["needed_bytes"] - 2048
@@ -170,24 +145,6 @@ def test_keys_that_query_heads_share_are_cached_once(
     decoding = [fit(capsys, model, "--fit", "1GiB")["whole"][0]["decoding_bytes"] for model in models]
     # keys and values of 4 tokens, 3 layers and one to reorder, 4 heads of 4 fewer
     assert decoding[0] - decoding[1] == 2 * 4 * 4 * (4 * 4) * 4
-
-
-def test_a_shard_that_is_gone_is_named(
-    moe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()
-    reckon = capacity.layers_in
-
-    def vanish(*arguments: Any) -> Any:
-        found = reckon(*arguments)
-        (moe / "model.safetensors").unlink(missing_ok=True)
-        return found
-
-    monkeypatch.setattr(capacity, "layers_in", vanish)
-    assert run(moe, "--fit", "1GiB") == 1
-    error = capsys.readouterr().err
-    assert "model.safetensors: cannot be read" in error
-    assert len(error.splitlines()) == 2
 
 
 def test_nothing_is_measured_without_fit(

@@ -103,7 +103,10 @@ def test_a_mixture_is_tried_however_short_the_time(model: Path) -> None:
     done(model, "--text", "text.txt", "--params", "70%", "--minutes", "0.0001", *QUICK)
     document = results.read("shrunk.shrink.json")
     assert isinstance(document, Shrunk)
-    assert [one.stage for one in document.tried].count("whole") == 1
+    assert "whole" in [one.stage for one in document.tried]
+    assert (
+        len({str(one.shares) for one in document.tried}) <= 4
+    )  # one point of each of three curves, one mixture
 
 
 def test_bytes_are_a_target(model: Path) -> None:

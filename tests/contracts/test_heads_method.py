@@ -72,7 +72,7 @@ class HeadPruning(Method):
         return decided(source, HeadOptions(metric="random", count=10_000))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
-        from prunecli.modules.attention import masked_heads
+        from prunecli.modules.hooks import masked_heads
 
         self.hooks.enter_context(masked_heads(model, self.layers, masks(self.layers, rewrite)))
 
@@ -136,7 +136,7 @@ class TestKinds(HeadPruning):
     def test_a_kind_without_any_head(self, source: Path, tmp_path: Path) -> None:
         import torch
 
-        from prunecli.modules.attention import masked_heads
+        from prunecli.modules.hooks import masked_heads
 
         with open_model(source) as opened:
             layers = opened.layout.attentions

@@ -219,7 +219,7 @@ def test_refused_before_a_weight_is_read(name: str, folder: Path, monkeypatch: p
     def read(*_: object) -> None:
         raise AssertionError("a weight is read")
 
-    monkeypatch.setattr(building, "read_into", read)
+    monkeypatch.setattr(building, "read_spec", read)
     monkeypatch.setattr(building, "fill", read)
     monkeypatch.setattr(fitting, "new_memory", lambda _device: 30 * KIB)
     made = run(name)

@@ -15,11 +15,11 @@ from prunecli.methods.experts.batches import CollectOptions, Translation
 from prunecli.methods.experts.collect import score
 from prunecli.methods.experts.observer import GateObserver
 from prunecli.model.checkpoint import open_model
+from prunecli.modules.building import Mixture
 from prunecli.modules.grouped import has_grouped_kernel
 from prunecli.modules.loading import load_model
-from prunecli.modules.sparse_ffn import EXPERT_PARTS, Routing, SparseFFN
+from prunecli.modules.sparse_ffn import Routing, SparseFFN
 from prunecli.running.layerwise.forward import LayerPasses, Routed
-from prunecli.running.layerwise.parts import Mixture
 from prunecli.running.layerwise.runner import Layerwise, Resources
 from prunecli.text.tokens import load_tokenizer
 from tests.gpu.conftest import Gpu
@@ -68,7 +68,8 @@ def test_of_few_tokens(gpu: Gpu, sequences: int, experts: int) -> None:
     torch.manual_seed(0)
     module = SparseFFN(64, 48, experts, token_dropout=0.2, dtype=torch.bfloat16).eval()
     states = torch.randn(sequences, 1, 64).to(torch.bfloat16)
-    stacked = [getattr(module, part).detach().double().numpy() for part in EXPERT_PARTS]
+    parts = (module.fc1_weight, module.fc1_bias, module.fc2_weight, module.fc2_bias)
+    stacked = [part.detach().double().numpy() for part in parts]
     tokens, router = states.view(-1, 64).double().numpy(), module.router.weight.detach().numpy()
     want = reference(tokens, router, list(zip(*stacked, strict=True)), 0.2)
     with torch.no_grad(), gpu:

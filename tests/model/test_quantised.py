@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from prunecli.errors import CheckpointError
-from prunecli.model.quantisation import method_of
-from prunecli.model.quantised import find_quantised, values_of
+from prunecli.model.quantised import find_quantised, method_of, values_of
 from prunecli.tensors.reader import TensorInfo
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}

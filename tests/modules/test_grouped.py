@@ -11,10 +11,12 @@ from typing import cast
 
 import pytest
 import torch
-from torch.nn import functional
+from torch import Tensor
 
 from prunecli.modules import grouped
-from prunecli.modules.grouped import Groups, grouped_linear, has_grouped_kernel, in_threads, run_experts
+from prunecli.modules.grouped import Groups, grouped_linear, has_grouped_kernel, in_threads
+from prunecli.modules.sparse_ffn import SparseFFN
+from prunecli.modules.stock_experts import ExpertWeights, outputs_of
 
 D_MODEL, FFN = 256, 1024
 
@@ -38,17 +40,21 @@ def test_an_expert_is_independent_of_the_others(
     torch.manual_seed(0)
     weights = tuple(
         (torch.randn(len(counts), *shape) * 0.05).to(dtype)
-        for shape in ((FFN, D_MODEL), (FFN,), (D_MODEL, FFN), (D_MODEL,))
+        for shape in ((FFN, D_MODEL), (D_MODEL, FFN), (FFN,), (D_MODEL,))
     )
-    rows = torch.randn(sum(counts), D_MODEL).to(dtype)
+    rows, module = torch.randn(sum(counts), D_MODEL).to(dtype), SparseFFN(1, 1, 1, top_k=1)
+
+    def outputs(rows: Tensor, held: ExpertWeights, counts: list[int]) -> Tensor:
+        return outputs_of(module, rows, held, Groups(torch.tensor(counts)), with_norms=False)[0]
+
     with torch.inference_mode():
-        together = run_experts(rows, weights, counts, functional.relu)
+        together = outputs(rows, ExpertWeights(*weights), counts)
         parts = list(rows.split(counts))
         made = [torch.empty(0)] * len(counts)
 
         def run(expert: int) -> None:
-            own = tuple(tensor[expert : expert + 1] for tensor in weights)
-            made[expert] = run_experts(parts[expert], own, [len(parts[expert])], functional.relu)
+            own = ExpertWeights(*(tensor[expert : expert + 1] for tensor in weights))
+            made[expert] = outputs(parts[expert], own, [len(parts[expert])])
 
         if shared_out and several > 1 and sum(map(bool, counts)) > 1:
             in_threads(run, range(len(counts)))

@@ -34,7 +34,7 @@ from prunecli.modules.machine import new_memory
 from prunecli.progress import Progress, silent
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.quantities import bytes_text
-from prunecli.tensors.stream import Copy, Expression, Generated, Output, Zeros
+from prunecli.tensors.stream import Copy, Expression, Generated, Output, Zeros, given
 
 
 @dataclass(frozen=True)
@@ -207,18 +207,14 @@ def _expressions(
         found[f"{source}.weight"] = Generated(shape, lambda start, stop: np.asarray(unit.rows(start, stop)))
     elif unit is not None:
         for part, held in unit.named_parameters():
-            found[f"{source}.{part}"] = _given(held.detach().numpy())
+            found[f"{source}.{part}"] = given(held.detach().numpy())
     if factors.output is not None:
-        found[f"{output}.project.weight"] = _given(factors.output.projection.T)
+        found[f"{output}.project.weight"] = given(factors.output.projection.T)
         if (mapped := factors.output.table) is not None:
             found[f"{output}.weight"] = Generated((mapped.vocabulary, mapped.model_dim), mapped.rows)
         elif unit is not None:
-            found[f"{output}.weight"] = _given(unit.map.weight.detach().numpy())
+            found[f"{output}.weight"] = given(unit.map.weight.detach().numpy())
     return found
-
-
-def _given(values: NDArray[np.float32]) -> Generated:
-    return Generated(values.shape, lambda start, stop: values[start:stop])
 
 
 def _untied_beside(checkpoint: Checkpoint, plan: EmbeddingPlan) -> dict[str, str]:

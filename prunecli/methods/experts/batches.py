@@ -21,7 +21,7 @@ from prunecli.methods.experts.observer import GateObserver, StockObserver
 from prunecli.methods.scoring import CollectOptions
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.sparse_layer import SparseLayer
-from prunecli.modules.stock_model import refused_by_layer
+from prunecli.modules.building import refused_by_layer
 from prunecli.modules.stock_names import REMEDY
 from prunecli.results.gates import ANY, Mode
 from prunecli.running.encoding import (

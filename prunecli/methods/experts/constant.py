@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +18,13 @@ from prunecli.methods.experts.metrics import aggregate_texts, read_all
 from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import with_keys
-from prunecli.model.quantisation import method_of
+from prunecli.model.quantised import method_of
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.sparse_layer import CONSTANT, SparseLayer
 from prunecli.results.gates import OutputSums, added, outputs_path, ratio
 from prunecli.selection.selection import Selection
 from prunecli.tensors.dtypes import parse_dtype
-from prunecli.tensors.stream import Copy, Generated, Output
+from prunecli.tensors.stream import Copy, Output, given
 
 KEY = "approximate_experts"
 
@@ -103,8 +102,7 @@ def rewrite_constant(checkpoint: Checkpoint, plan: Selection, means: Means) -> R
             layer, place = replaced[name]
             mean = means[layer.name][layer.experts[place]]
             constant = layer.expert_tensor(place, CONSTANT)
-            made = Generated(mean.shape, partial(_rows, mean))
-            outputs.setdefault(constant, Output(constant, dtype, mean.shape, made))
+            outputs.setdefault(constant, Output(constant, dtype, mean.shape, given(mean)))
         elif name not in dropped:
             outputs[name] = Output(name, dtype, info.shape, Copy(name))
     structure, config = checkpoint.structure, dict(plan.settings)
@@ -118,7 +116,3 @@ def rewrite_constant(checkpoint: Checkpoint, plan: Selection, means: Means) -> R
         config[f"{inner}{KEY}"] = {str(layer.layer): places for layer, places in gone.values()}
     rewrite = rewritten(checkpoint, structure, tuple(outputs.values()), plan.step, plan.decision)
     return replace(rewrite, config=with_keys(rewrite.config, config))
-
-
-def _rows(values: NDArray[np.float64], start: int, stop: int) -> NDArray[np.float64]:
-    return values[start:stop]

@@ -22,9 +22,8 @@ from prunecli.methods.options import EffectMetric
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.modules.attention import masked_heads
+from prunecli.modules.hooks import masked_heads, recording, replaying, unchanged_below
 from prunecli.modules.pooling import Pooling, read_pooling
-from prunecli.modules.replay import recording, replaying, unchanged_below
 from prunecli.progress import Progress, silent
 from prunecli.results.unit_scores import Method, Reported
 from prunecli.running.batches import task_batches

@@ -21,9 +21,9 @@ from prunecli.methods.scoring import ScoreOptions
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.modules.attention import output_projections
 from prunecli.modules.devices import choose_devices
 from prunecli.modules.fitting import candidates, decoding, decoding_room, dtype_name, fitting_dtype, nothing
+from prunecli.modules.hooks import output_projections
 from prunecli.modules.loading import load_model
 from prunecli.modules.pooling import read_pooling
 from prunecli.progress import Progress, Say, silent, unsaid

@@ -17,9 +17,9 @@ import torch
 from prunecli.errors import UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.probe import WIDTH, head_counts, numbers
+from prunecli.modules.building import EmptyModel
 from prunecli.modules.logits import block_positions
 from prunecli.private import ATTENTION_FUNCTION
-from prunecli.running.layerwise.parts import Skeleton
 
 WORKSPACE = 128 << 20
 """Bytes for what is counted nowhere: compiled kernels, their scratch memory, threads, the allocator's slack."""
@@ -75,7 +75,6 @@ class Shape:
         experts: of a sparse layer; 0 where there is none.
         top_k: experts per token.
         itemsize: bytes per value.
-        row_itemsize: bytes per value of the experts' outputs.
     """
 
     d_model: int
@@ -84,7 +83,6 @@ class Shape:
     experts: int
     top_k: int
     itemsize: int
-    row_itemsize: int = 4
 
 
 def smallest_memory(demand: Demand) -> int:
@@ -116,7 +114,7 @@ def plan_memory(memory: int, demand: Demand) -> Plan:
     )
 
 
-def shape_of(checkpoint: Checkpoint, skeleton: Skeleton, dtype: torch.dtype) -> Shape:
+def shape_of(checkpoint: Checkpoint, skeleton: EmptyModel, dtype: torch.dtype) -> Shape:
     """The sizes that activations depend on."""
     config = skeleton.model.config.get_text_config()
     if checkpoint.runs_stock:
@@ -130,7 +128,7 @@ def shape_of(checkpoint: Checkpoint, skeleton: Skeleton, dtype: torch.dtype) -> 
         widths = [sizes.count(stack.ffn.width) for stack in stacks]
         # What is declared is pruned, which may be groups of heads that share keys and values.
         heads += [sizes.count(stack.attentions[0].heads) for stack in stacks]
-    layers = [stage.mixture.layer for stage in skeleton.stages if stage.mixture is not None]
+    layers = [mixture.layer for mixture in skeleton.mixtures]
     return Shape(
         d_model=int(config.hidden_size),
         ffn_dim=max(widths, default=4 * int(config.hidden_size)),
@@ -138,7 +136,6 @@ def shape_of(checkpoint: Checkpoint, skeleton: Skeleton, dtype: torch.dtype) -> 
         experts=max((layer.num_experts for layer in layers), default=0),
         top_k=max((layer.top_k for layer in layers), default=1),
         itemsize=dtype.itemsize,
-        row_itemsize=dtype.itemsize if checkpoint.runs_stock else 4,
     )
 
 
@@ -165,7 +162,7 @@ def activation_bytes(shape: Shape, batch: int, length: int, keys: int, *, backwa
     tokens = batch * length
     values = tokens * (hidden * shape.d_model + ffn * shape.ffn_dim) + batch * keys * of_keys * shape.d_model
     values += scores * batch * shape.heads * length * max(length, keys)
-    sparse = rows * shape.top_k * shape.d_model * shape.row_itemsize
+    sparse = rows * shape.top_k * shape.d_model * shape.itemsize
     sparse += (2 * shape.d_model + gates * shape.experts) * 4
     return values * shape.itemsize + (tokens * sparse if shape.experts else 0)
 
@@ -196,7 +193,7 @@ def state_bytes(shape: Shape, tokens: int, real_tokens: int) -> int:
         tokens: with padding.
         real_tokens: without.
     """
-    rows = real_tokens * shape.top_k * shape.row_itemsize if shape.experts else 0
+    rows = real_tokens * shape.top_k * shape.itemsize if shape.experts else 0
     return (tokens * shape.itemsize + rows) * shape.d_model
 
 

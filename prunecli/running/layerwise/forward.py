@@ -20,12 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from prunecli.architectures.records import Side
+from prunecli.modules.building import EmptyModel, Mixture, Stage
 from prunecli.modules.grouped import Groups, in_threads
-from prunecli.modules.replay import replaced
-from prunecli.modules.trees import leaves, map_tree
-from prunecli.running.layerwise.parts import Mixture, Skeleton, Stage
+from prunecli.modules.hooks import replaced
 from prunecli.running.layerwise.reading import Reader
-from prunecli.running.layerwise.states import StateStore, Stored
+from prunecli.running.layerwise.states import StateStore, Stored, leaves, map_tree
 from prunecli.running.runner import Advance, Pass, ignored
 
 Outputs = dict[int, Any]
@@ -80,7 +79,7 @@ class LayerPasses:
 
     def __init__(
         self,
-        skeleton: Skeleton,
+        skeleton: EmptyModel,
         reader: Reader,
         states: StateStore,
         advance: Advance = ignored,

@@ -22,11 +22,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from prunecli.architectures.records import Side
+from prunecli.modules.building import Mixture, Stage
 from prunecli.modules.grouped import Groups
-from prunecli.modules.trees import leaves
 from prunecli.running.layerwise.forward import LayerPasses, Outputs, Routed, swapped
-from prunecli.running.layerwise.parts import Mixture, Stage
-from prunecli.running.layerwise.states import Stored
+from prunecli.running.layerwise.states import Stored, leaves
 from prunecli.running.runner import Pass
 
 
@@ -144,14 +143,14 @@ class Gradients(LayerPasses):
             self._reader.want(mixture.block(number))
         self.want(self.current - 1)
         sent = [self._send(stage, mixture, one, own) for one, own in zip(runs, routed, strict=True)]
-        for expert, (first, first_bias, second, second_bias) in self.experts(wanted):
+        for expert, (first, second, first_bias, second_bias) in self.experts(wanted):
             place = self._device, first.dtype
             for one in sent:
                 start, end = one.routed.span(expert)
                 if start == end:
                     continue
                 rows = self._states.rows(one.rows, start, end).to(*place).detach().requires_grad_()
-                inner = mixture.module.activation(functional.linear(rows, first, first_bias))
+                inner = mixture.module.act_fn(functional.linear(rows, first, first_bias))
                 made = functional.linear(inner, second, second_bias)
                 gradient = self._states.rows(one.gradients, start, end).to(*place)
                 (found,) = torch.autograd.grad(made, rows, gradient)

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.modules.filling import CHUNK_BYTES, Staging, read_into
+from prunecli.modules.filling import CHUNK_BYTES, Block, Staging, read_spec
 from prunecli.modules.grouped import lone_threads
-from prunecli.running.layerwise.parts import Block, Spec
 
 MOST_READERS = 4
 """Threads that read, where there are as many to compute: to decode or cast takes as long as to multiply by few rows."""
@@ -143,16 +142,6 @@ class Reader:
                     break
                 size = torch.Size(spec.shape).numel() * spec.dtype.itemsize
                 tensors.append(buffer[start : start + size].view(spec.dtype).view(spec.shape))
-                stored_bytes += _read(tensors[-1], self._checkpoint, spec, staging)
+                stored_bytes += read_spec(tensors[-1], self._checkpoint, spec, staging)
                 start += spec.nbytes
         return tuple(tensors), buffer, stored_bytes
-
-
-def _read(tensor: Tensor, checkpoint: Checkpoint, spec: Spec, staging: Staging) -> int:
-    """Read what belongs into `tensor`; returns the bytes that it takes in the checkpoint."""
-    shapes = [checkpoint.info(name).shape for name in spec.names]
-    parts = [tensor] if len(shapes) == 1 else torch.split(tensor, [shape[0] for shape in shapes])
-    for name, part in zip(spec.names, parts, strict=True):
-        read_into(part, checkpoint, name, staging, spec.entry)
-    nbytes = sum(map(checkpoint.stored_bytes, spec.names))
-    return nbytes if spec.entry is None else nbytes // shapes[0][0]

@@ -15,6 +15,7 @@ from torch import Tensor
 from prunecli.architectures.records import Side
 from prunecli.errors import OutputError
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.modules.building import EmptyModel, fill_resident, make_model
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.machine import (
     CONTEXT_BYTES,
@@ -28,7 +29,6 @@ from prunecli.processes import ALONE, ProcessGroup, neighbours
 from prunecli.running.layerwise.budget import Demand, Plan, plan_memory, shape_of, size_text
 from prunecli.running.layerwise.forward import Outputs
 from prunecli.running.layerwise.gradients import Gradients
-from prunecli.running.layerwise.parts import Skeleton, fill_resident, make_skeleton
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import Snapshots, StateStore, Stored
 from prunecli.running.runner import Advance, BatchCost, Group, Observer, Pass, chunks, frozen, ignored
@@ -130,7 +130,7 @@ class LayerwiseRun(Gradients):
 
     def __init__(
         self,
-        skeleton: Skeleton,
+        skeleton: EmptyModel,
         reader: Reader,
         states: StateStore,
         advance: Advance = ignored,
@@ -223,7 +223,7 @@ class Layerwise:
         checkpoint: of a declared family, or of one of which the experts alone are declared.
         resources: what each process may use.
         report: is kept up to date.
-        output: as of `make_skeleton`.
+        output: as of `make_model`.
         process_group: the processes that share the batches; each reads the weights for itself, in step with the others.
         snapshots: where the states of a group are kept after a layer, to go on from.
 
@@ -251,7 +251,7 @@ class Layerwise:
         output: bool = False,
     ) -> None:
         checkpoint = as_run(checkpoint, resources.dtype)
-        self.skeleton = make_skeleton(checkpoint, resources.device, resources.dtype, output=output)
+        self.skeleton = make_model(checkpoint, resources.device, resources.dtype, output=output)
         self.model, self.device = self.skeleton.model, resources.device
         self.shape = shape_of(checkpoint, self.skeleton, resources.dtype)
         self.has_position_bias = any(

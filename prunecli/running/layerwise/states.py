@@ -14,7 +14,7 @@ import struct
 import tempfile
 import time
 from bisect import bisect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from prunecli.errors import OutputError
 from prunecli.modules.machine import spill_directory
-from prunecli.modules.trees import leaves, outline, rebuilt
+from prunecli.private import pytree
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.copying import write_from
@@ -229,6 +229,24 @@ def _aligned(nbytes: int) -> int:
 
 
 LEAVES = (Stored, Tensor)
+Kind = type | tuple[type, ...]
+
+
+def map_tree(tree: Any, function: Callable[[Any], Any], kind: Kind) -> Any:
+    """Return the tree with `function` applied to every `kind` in it."""
+    return pytree().tree_map_only(kind, function, tree)
+
+
+def leaves(tree: Any, kind: Kind) -> list[Any]:
+    """Every `kind` in the tree, in order."""
+    return [leaf for leaf in pytree().tree_leaves(tree) if isinstance(leaf, kind)]
+
+
+def outline(tree: Any, kind: Kind) -> Any:
+    """Return the structure of a tree as JSON: every leaf that is no `kind` in it, and the place of each `kind`."""
+    found, spec = pytree().tree_flatten(tree)
+    others = [None if isinstance(leaf, kind) else {"value": leaf} for leaf in found]
+    return {"spec": pytree().treespec_dumps(spec), "leaves": others}
 
 
 def write_snapshot(path: Path, header: Mapping[str, Any], tree: Any, states: StateStore) -> None:
@@ -276,7 +294,10 @@ def read_snapshot(path: Path, states: StateStore) -> Any:
             tensor = torch.empty(shape, dtype=dtype)
             file.readinto(tensor.view(-1).view(torch.uint8).numpy().data)
             made.append(states.put(tensor) if is_stored else tensor)
-    return rebuilt(content["tree"], iter(made))
+    parts = iter(made)
+    outlined = content["tree"]
+    found = [next(parts) if other is None else other["value"] for other in outlined["leaves"]]
+    return pytree().tree_unflatten(found, pytree().treespec_loads(outlined["spec"]))
 
 
 def _read(file: BinaryIO) -> tuple[dict[str, Any], list[tuple[torch.Size, torch.dtype, bool]]]:

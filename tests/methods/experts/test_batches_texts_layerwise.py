@@ -15,10 +15,10 @@ from prunecli.errors import CheckpointError
 from prunecli.methods.experts.batches import CollectOptions, Texts
 from prunecli.methods.experts.collect import score
 from prunecli.model.checkpoint import open_model
+from prunecli.modules.building import make_model
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.results.gates import GateStatistics
-from prunecli.running.layerwise.parts import make_skeleton
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.layerwise.states import Snapshots
 from prunecli.running.runner import InMemory
@@ -154,4 +154,4 @@ def test_a_checkpoint_that_lacks_a_layer_of_config_json_is_refused(path: Path, t
         open_model(deeper) as checkpoint,
         pytest.raises(CheckpointError, match=r"missing \(model"),
     ):
-        make_skeleton(checkpoint, CPU, torch.float32)
+        make_model(checkpoint, CPU, torch.float32)

@@ -19,7 +19,7 @@ from prunecli.methods.heads.ablate import (
     measure_masked,
     translation_measurements,
 )
-from prunecli.modules.attention import output_projections
+from prunecli.modules.hooks import output_projections
 from prunecli.running.losses import example_losses
 from prunecli.text.parallel import ParallelText
 from tests.methods.heads.test_score import LINES, PAIR, TEXT, Subject

@@ -17,7 +17,7 @@ from prunecli.methods.heads.score import HeadSums, ScoreOptions, gradient_import
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
-from prunecli.modules.attention import output_projections
+from prunecli.modules.hooks import output_projections
 from prunecli.modules.loading import load_model
 from prunecli.results.unit_scores import Per
 from prunecli.running.encoding import labelled_examples, padding_id, translation_examples

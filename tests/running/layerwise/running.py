@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.modules.building import EmptyModel, fill_resident, make_model
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
-from prunecli.running.layerwise.parts import Skeleton, fill_resident, make_skeleton
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.runner import LayerwiseRun
 from prunecli.running.layerwise.states import StateStore
@@ -75,9 +75,9 @@ def in_memory(path: Path, dtype: str = "float32") -> list[Any]:
         return [model(**inputs(model, ids))[0] for ids in BATCHES]
 
 
-def skeleton_of(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Skeleton:
+def skeleton_of(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> EmptyModel:
     """A skeleton, its resident tensors in place."""
-    skeleton = make_skeleton(checkpoint, CPU, dtype, output=True)
+    skeleton = make_model(checkpoint, CPU, dtype, output=True)
     fill_resident(skeleton, checkpoint)
     return skeleton
 

@@ -10,9 +10,8 @@ import torch
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
-from prunecli.modules.stock_model import refused_by_layer
+from prunecli.modules.building import make_model, refused_by_layer
 from prunecli.pipeline import apply
-from prunecli.running.layerwise.parts import make_skeleton
 from prunecli.selection.cut import cut
 from tests.families import MODEL_TYPES, tiny, tiny_family
 from tests.ffn_layouts import OWN_SHAPES
@@ -120,4 +119,4 @@ def test_a_checkpoint_that_lacks_a_layer_is_refused(tmp_path: Path) -> None:
     config = path / "config.json"
     config.write_text(config.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 4'))
     with open_model(path) as checkpoint, pytest.raises(CheckpointError, match="missing"):
-        make_skeleton(checkpoint, CPU, torch.float32)
+        make_model(checkpoint, CPU, torch.float32)

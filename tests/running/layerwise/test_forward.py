@@ -10,9 +10,10 @@ import torch
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.modules.building import EmptyModel
+from prunecli.modules.filling import block_bytes
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, Routing
-from prunecli.running.layerwise.parts import Skeleton, block_bytes
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.runner import LayerwiseRun
 from prunecli.running.layerwise.states import StateStore
@@ -117,7 +118,7 @@ def test_routers_are_observed_once_per_batch(tmp_path: Path) -> None:
         assert all(torch.equal(a, b) for a, b in zip(found, theirs[name], strict=True))
 
 
-def assert_clean(skeleton: Skeleton) -> None:
+def assert_clean(skeleton: EmptyModel) -> None:
     """No layer has weights, none is intercepted."""
     for stage in skeleton.stages:
         assert "forward" not in vars(stage.module)

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.modules.attention import output_projections
+from prunecli.modules.hooks import output_projections
 from prunecli.modules.loading import load_model
-from prunecli.modules.trees import leaves
 from prunecli.running.layerwise.forward import LayerPasses, Outputs
 from prunecli.running.layerwise.gradients import Gradients
 from prunecli.running.layerwise.reading import Reader
-from prunecli.running.layerwise.states import StateStore, Stored
+from prunecli.running.layerwise.states import StateStore, Stored, leaves
 from prunecli.running.runner import frozen, ignored
 from tests.families import MODEL_TYPES, tiny_family
 from tests.ffn_layouts import OWN_SHAPES

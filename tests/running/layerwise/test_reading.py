@@ -11,7 +11,8 @@ import torch
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
-from prunecli.running.layerwise.parts import Spec, block_bytes, make_skeleton
+from prunecli.modules.building import make_model
+from prunecli.modules.filling import Spec, block_bytes
 from prunecli.running.layerwise.reading import Reader
 from tests.running.layerwise.running import CPU
 from tests.tiny import tiny_nllb_moe
@@ -28,7 +29,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_values_and_order(dtype: torch.dtype, threads: int, tmp_path: Path) -> None:
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
-        skeleton = make_skeleton(checkpoint, CPU, dtype)
+        skeleton = make_model(checkpoint, CPU, dtype)
         blocks = [stage.block for stage in skeleton.stages]
         blocks += [stage.mixture.block(n) for stage in skeleton.stages if stage.mixture for n in (3, 0)]
         with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
@@ -49,7 +50,7 @@ def test_values_and_order(dtype: torch.dtype, threads: int, tmp_path: Path) -> N
 
 def test_no_more_is_held_than_there_are_buffers(tmp_path: Path) -> None:
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
-        skeleton = make_skeleton(checkpoint, CPU, torch.float32)
+        skeleton = make_model(checkpoint, CPU, torch.float32)
         with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
             for stage in skeleton.stages[:3]:
                 reader.want(stage.block)
@@ -63,7 +64,7 @@ def test_no_more_is_held_than_there_are_buffers(tmp_path: Path) -> None:
 
 def test_the_thread_ends_with_blocks_unread(tmp_path: Path) -> None:
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
-        skeleton = make_skeleton(checkpoint, CPU, torch.float32)
+        skeleton = make_model(checkpoint, CPU, torch.float32)
         with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
             for stage in skeleton.stages:
                 reader.want(stage.block)

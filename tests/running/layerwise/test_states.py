@@ -14,10 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prunecli.errors import OutputError
-from prunecli.modules.trees import leaves, map_tree, outline
 from prunecli.running.layerwise.states import (
     StateStore,
     Stored,
+    leaves,
+    map_tree,
+    outline,
     read_header,
     read_snapshot,
     write_snapshot,

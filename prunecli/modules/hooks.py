@@ -1,14 +1,15 @@
-"""Running a model again where part of it gives what it gave before: the part is not computed a second time."""
+"""Hooks on a running model: masks on its heads, and outputs of a part that are recorded and returned again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.patchwork import module_name
 
@@ -24,14 +25,9 @@ def unchanged_below(
     For an attention of the encoder these are the encoder's lower layers; for one of the decoder the whole encoder and,
     with `decoder`, the lower layers of the decoder (a decoder that is called token by token has no one output).
     """
-    family = checkpoint.require_architecture()
-    blocks: dict[str, list[str]] = {
-        stack.side: [
-            module_name(model, stack.layers.format(layer=number))
-            for number in range(checkpoint.layout.sizes.depth(stack))
-        ]
-        for stack in family.stacks
-    }
+    blocks: dict[str, list[str]] = {}
+    for block in checkpoint.layout.layers:
+        blocks.setdefault(block.side, []).append(module_name(model, block.name))
     encoder = model.get_encoder() if len(blocks) > 1 else None
     whole = [path for path, module in model.named_modules() if module is encoder]
     return {
@@ -89,3 +85,40 @@ def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
             del module.forward
         else:
             module.forward = had
+
+
+def output_projections(model: nn.Module, layers: Sequence[AttentionLayer]) -> dict[str, nn.Module]:
+    """Attention's name -> the linear layer that mixes its heads; those without heads of their own are left out.
+
+    Its input `[..., heads x width]` holds Att_h(x) of 2.3 before the head's part of the projection, in the order
+    of `layer.heads`, each head with the same width.
+    """
+    return {
+        layer.name: model.get_submodule(module_name(model, layer.output))
+        for layer in layers
+        if layer.heads and not layer.is_shared
+    }
+
+
+@contextmanager
+def masked_heads(
+    model: nn.Module, layers: Sequence[AttentionLayer], masks: Mapping[str, Tensor]
+) -> Iterator[None]:
+    """Within the block, each head's output is multiplied by its mask xi_h (2.3): 0 removes it.
+
+    Args:
+        layers: those of the checkpoint that the model was loaded from.
+        masks: attention's name -> `[heads]`, in the order of `layer.heads`.
+    """
+    projections = output_projections(model, layers)
+    with ExitStack() as hooks:
+        for name, mask in masks.items():
+            hooks.callback(projections[name].register_forward_pre_hook(partial(_weigh, mask)).remove)
+        yield
+
+
+def _weigh(mask: Tensor, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    context, *rest = inputs
+    weights = mask.to(context.device, context.dtype)
+    by_head = context.reshape(*context.shape[:-1], len(weights), -1) * weights[:, None]
+    return (by_head.reshape(context.shape), *rest)

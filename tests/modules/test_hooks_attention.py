@@ -10,7 +10,7 @@ import torch
 
 from prunecli.model.checkpoint import open_model
 from prunecli.model.patchwork import NoHeads, OnlyBias
-from prunecli.modules.attention import masked_heads
+from prunecli.modules.hooks import masked_heads
 from prunecli.modules.loading import load_model
 from tests.tiny import tiny_nllb_moe
 

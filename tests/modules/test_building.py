@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from prunecli.model.checkpoint import open_model
+from prunecli.modules.building import fill_resident, make_model
 from prunecli.modules.stock_experts import ExpertWeights
 from prunecli.running.layerwise.forward import bound
-from prunecli.running.layerwise.parts import fill_resident, make_skeleton
 from prunecli.running.layerwise.reading import Reader
 from tests.stock_mixtures import tiny_mixture
 
@@ -23,7 +23,7 @@ def test_layers_and_experts_are_those_that_were_saved(model_type: str, tmp_path:
     model.save_pretrained(tmp_path)
     saved = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     with open_model(tmp_path) as checkpoint:
-        skeleton = make_skeleton(checkpoint, CPU, torch.float32)
+        skeleton = make_model(checkpoint, CPU, torch.float32)
         assert [stage.module for stage in skeleton.stages] == list(_layers(skeleton.model))
         fill_resident(skeleton, checkpoint)
         found = {}

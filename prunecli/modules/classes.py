@@ -1,0 +1,277 @@
+"""The class of transformers that a checkpoint runs in as it is, and that class fitted to layers that differ.
+
+A stock class knows one number of experts for all layers. A model of the stock class is made for each number, without
+values, and each layer is taken from the model of its own number: so transformers' classes make all modules, and their
+own rules fill and store them.
+
+Where constants stand for some experts (2507.00390, MoNE), the router goes on choosing among all experts. The module of
+experts is that of a model with as many as are computed, and adds the constants' part to its output.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prunecli.architectures.records import Mixture
+from prunecli.errors import CheckpointError
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.declared import class_names
+from prunecli.model.layout import ModelLayout
+from prunecli.model.mixtures import stated_counts
+from prunecli.model.patchwork import Names, fit_layers, fitted, subclass
+from prunecli.model.skeleton import (
+    Skeleton,
+    class_named,
+    config_class,
+    require_depth,
+    skeleton_of,
+    transformers_takes,
+)
+from prunecli.model.sparse_layer import CONSTANT, SparseLayer
+from prunecli.model.structure import WEIGHTS_KEY
+from prunecli.modules.define import fit_embeddings, has_module
+from prunecli.modules.filling import chunk_for, read_into
+from prunecli.modules.saving import tie_parameters
+from prunecli.modules.stock_experts import expert_modules
+from prunecli.modules.stock_names import StockNames
+from prunecli.private import UNEXPECTED, model_from_config
+
+
+@contextmanager
+def making(checkpoint: Checkpoint) -> Iterator[None]:
+    """Inside, models of transformers' classes are made on the meta device, without values.
+
+    Raises:
+        CheckpointError: transformers refuses a value of config.json.
+    """
+    with transformers_takes(checkpoint.path / "config.json"), torch.device("meta"):
+        yield
+
+
+def stock_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
+    """The class of transformers of this name; None: the one that config.json names, or else one of the model type.
+
+    Raises:
+        UnsupportedModelError: there is none, or it is of another family.
+        CheckpointError: config.json names no type.
+    """
+    name = name or next(iter(class_names(checkpoint.config)), None)
+    if name is None:
+        if checkpoint.family is None:
+            return skeleton_of(checkpoint).model_class
+        name = checkpoint.family.model_class
+    return class_named(checkpoint, name)
+
+
+def empty_model(checkpoint: Checkpoint, model_class: Any, **options: Any) -> Any:
+    """A model of the class on the meta device, without values.
+
+    Raises:
+        CheckpointError: transformers refuses a value of config.json.
+    """
+    require_depth(checkpoint)
+    with making(checkpoint):
+        own = config_class(checkpoint, model_class)
+        config = own.from_pretrained(checkpoint.path, local_files_only=True)
+        config.get_text_config().output_router_logits = False  # a layer that answers has none
+        return model_from_config(model_class, config, **options)
+
+
+def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
+    """`stock_class`; where layers differ, a subclass of it that gives each layer what the checkpoint has in it.
+
+    Raises:
+        UnsupportedModelError: as `stock_class`.
+        CheckpointError: config.json says more layers than there can be.
+    """
+    require_depth(checkpoint)
+    stock, family = stock_class(checkpoint, name), checkpoint.family
+    # Not that of a whole mixture, nor one of which the experts alone differ.
+    structure = checkpoint.structure
+    is_changed = structure.of_kind("head") or structure.shared or structure.removed or structure.widths
+    if (
+        (is_changed or not structure.embedding.is_stock)
+        and WEIGHTS_KEY in checkpoint.config
+        and checkpoint.architecture is None
+    ):
+        made = fitted(stock, partial(_fit_found, checkpoint, checkpoint.layout, stock))
+        stock = subclass(made, tie_weights=tie_parameters)
+    mixture = None if family is None else family.mixture
+    if mixture is None:
+        return stock
+    layers = [layer for layer in checkpoint.mixtures if not layer.is_predicting]
+    if any(layer.constants for layer in layers):
+        return _class_of_constants(stock, mixture, layers)
+    counts = {layer.num_experts for layer in layers}
+    stated = {*stated_counts(checkpoint.resolved.sizes, mixture).values()} or counts
+    if counts <= stated:
+        return stock
+
+    def fit(model: Any) -> None:
+        names = StockNames(checkpoint, model)
+        places = {names.place(layer.router_tensors[0]): layer.num_experts for layer in layers}
+        counts = {re.sub(r"(\.\d+)\..*", r"\1", place): count for place, count in places.items()}
+        _give_counts(stock, mixture, counts, model)
+
+    return fitted(stock, fit)
+
+
+def _fit_found(checkpoint: Checkpoint, layout: ModelLayout, stock: Any, model: Any) -> None:
+    """Make a model of the stock class, at its making, what the checkpoint of a found family describes."""
+    skeleton = replace(layout.family.found.skeleton, model_class=stock)
+    names = StockNames(checkpoint, model).place
+    fit_model(model, checkpoint, layout, skeleton, names, torch.get_default_dtype())
+
+
+def fit_model(
+    model: Any,
+    checkpoint: Checkpoint,
+    layout: ModelLayout,
+    skeleton: Skeleton,
+    names: Names,
+    dtype: torch.dtype,
+) -> None:
+    """Give a model of a stock class, made on the meta device, the layers and embeddings of the checkpoint.
+
+    Args:
+        layout: of the checkpoint.
+        skeleton: of the model.
+        names: of tensors in the model.
+        dtype: of its floating tensors.
+    """
+    is_stock = layout.structure.embedding.is_stock
+    if layout.tables is not None and not is_stock:
+        fit_embeddings(model, layout.tables, dtype, names)
+    aliases, ties = fit_layers(model, layout, skeleton, names), model.all_tied_weights_keys
+    # T5 would tie what is apart, as every family would where the output layer no longer has the input's table.
+    if not is_stock or any(alias in checkpoint.tensors for alias in layout.family.tied):
+        ties = {
+            names(alias): names(name)
+            for alias, name in layout.ties.items()
+            if alias not in checkpoint.tensors
+        }
+        ties = {alias: name for alias, name in ties.items() if has_module(model, alias.rpartition(".")[0])}
+    if not is_stock:
+        model._own_ties = ties
+        aliases |= ties
+    model._shared_names = aliases
+    model.all_tied_weights_keys = ties | aliases
+
+
+def _class_of_constants(stock: Any, mixture: Mixture, layers: Sequence[SparseLayer]) -> Any:
+    """A subclass of `stock` with constants in the place of some experts; `fill_constants` gives them their values.
+
+    Args:
+        layers: of the checkpoint, those that predict further tokens aside.
+    """
+
+    def fit(model: Any) -> None:
+        changed = {
+            path: layer for layer, path in zip(layers, expert_modules(model), strict=True) if layer.constants
+        }
+        counts = {path: len(layer.computed) for path, layer in changed.items()}
+        _give_counts(stock, mixture, counts, model)
+        for path, layer in changed.items():
+            module = model.get_submodule(path)
+            module.__class__ = _class_of_experts(type(module))
+            module.own_layer = layer
+
+    def save_pretrained(_self: Any, *_: Any, **__: Any) -> None:
+        raise ValueError(
+            "constants stand for experts of this model: copy the directory that it was loaded from."
+        )
+
+    ignored = [*(getattr(stock, UNEXPECTED, None) or ()), rf"\.{CONSTANT}$"]
+    return subclass(fitted(stock, fit), save_pretrained=save_pretrained, **{UNEXPECTED: ignored})
+
+
+def fill_constants(model: Any, checkpoint: Checkpoint) -> None:
+    """Read the constants of a model whose class `fitted_class` made for them.
+
+    Raises:
+        CheckpointError: one cannot be read, or is not as wide as the layer.
+    """
+    for module in model.modules():
+        layer: SparseLayer | None = getattr(module, "own_layer", None)
+        if layer is None:
+            continue
+        names = [layer.expert_tensor(number, CONSTANT) for number in layer.constants]
+        weight = module.down_proj
+        width = checkpoint.info(names[0]).shape[0]
+        if width not in weight.shape:
+            raise CheckpointError(f"{checkpoint.path}: {names[0]} is of another width than its layer")
+        values = torch.empty(len(names), width, dtype=weight.dtype)
+        staging = chunk_for(checkpoint, names)
+        for row, name in zip(values, names, strict=True):
+            read_into(row, checkpoint, name, staging)
+        places = torch.zeros(layer.num_experts, dtype=torch.int64)
+        places[list(layer.computed)] = torch.arange(len(layer.computed))
+        places[list(layer.constants)] = -1 - torch.arange(len(layer.constants))
+        module.register_buffer("constants", values.to(weight.device), persistent=False)
+        module.register_buffer("places", places.to(weight.device), persistent=False)
+
+
+def _class_of_experts(stock: Any) -> Any:
+    def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        places = self.places[top_k_index]
+        is_constant = places < 0
+        # Of an expert that is computed, and counts nothing.
+        given = hidden_states, places.clamp(min=0), top_k_weights.masked_fill(is_constant, 0)
+        own: Tensor = stock.forward(self, *given)
+        numbers, weights = (-1 - places).clamp(min=0), top_k_weights.masked_fill(~is_constant, 0).float()
+        shares = weights.new_zeros(len(weights), len(self.constants)).scatter_add_(1, numbers, weights)
+        mixed: Tensor = shares @ self.constants.float()
+        return own + mixed.to(own.dtype)
+
+    return subclass(stock, forward=forward)
+
+
+def _give_counts(stock: Any, mixture: Mixture, counts: Mapping[str, int], model: Any) -> None:
+    """Put modules with other numbers of experts in the place of those of a model of `stock`.
+
+    Args:
+        mixture: that the class is of.
+        counts: module's name -> experts.
+    """
+    for number in sorted({*counts.values()}):
+        other = with_count(model.config, mixture, number)
+        donor = stock(other)
+        configs = dict(zip(map(id, _configs(other)), _configs(model.config), strict=True))
+        for path in (path for path, count in counts.items() if count == number):
+            borrowed = donor.get_submodule(path)
+            for module in borrowed.modules():
+                # To the model's own configs, by which it is told later how to run.
+                for name, value in [*vars(module).items()]:
+                    if id(value) in configs:
+                        setattr(module, name, configs[id(value)])
+            model.set_submodule(path, borrowed)
+
+
+def with_count(config: Any, mixture: Mixture, count: int) -> Any:
+    """A copy of a config of transformers that says so many experts, wherever it says a number."""
+    changed = copy.deepcopy(config)
+    for key in mixture.counts:
+        *outer, inner = key.split(".")
+        owner = changed
+        for part in outer:
+            owner = getattr(owner, part)
+        if hasattr(owner, inner):
+            setattr(owner, inner, count)
+    return changed
+
+
+def _configs(config: Any) -> Iterator[Any]:
+    """Yield a config and the configs within it."""
+    yield config
+    for name in sorted(config.sub_configs):
+        if getattr(config, name, None) is not None:
+            yield from _configs(getattr(config, name))
