@@ -21,9 +21,9 @@ from torch.utils.benchmark import Timer
 from prunecli.architectures.records import Attention, Side
 from prunecli.errors import CheckpointError
 from prunecli.model.declared import class_names
-from prunecli.model.ffn import FfnLayer
 from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import experts_per_token
+from prunecli.model.parts import FfnLayer
 
 CHUNK = 16 << 20
 MOST_WEIGHTS = 1 << 22

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from prunecli.errors import DataError, UsageError
-from prunecli.model.attention import KIND_NAMES
 from prunecli.model.axes import Kind, module_of
 from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.depth import PRUNE_LAYERS
+from prunecli.model.parts import KIND_NAMES
 from prunecli.model.structure import KEY, Structure
 from prunecli.results.decisions import FILE, SHARE_FFN, Answer, read_decisions
 from prunecli.results.document import Shown, maybe

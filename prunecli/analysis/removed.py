@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from prunecli.model.attention import KINDS, AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.parts import KINDS, AttentionLayer
 from prunecli.model.structure import statistics_files
 from prunecli.tensors.hub.names import origin
 

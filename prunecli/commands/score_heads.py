@@ -23,7 +23,7 @@ from prunecli.text.choice import TextChoice
 from prunecli.text.tasks import TaskName
 
 if TYPE_CHECKING:
-    from prunecli.model.attention import AttentionLayer
+    from prunecli.model.parts import AttentionLayer
     from prunecli.results.unit_scores import Scores
 
 

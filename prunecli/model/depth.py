@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from prunecli.architectures import Architecture
 from prunecli.architectures.records import Side
 from prunecli.errors import CheckpointError
-from prunecli.model.attention import layer_windows
 from prunecli.model.axes import axis_name
 from prunecli.model.declared import Sizes
+from prunecli.model.parts import layer_windows
 from prunecli.model.structure import STATISTICS_OF, KeptUnits, Structure
 
 Kept = Mapping[Side, Sequence[int]]

@@ -12,11 +12,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from prunecli.architectures.records import Side
-from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.embedding import TokenTables
-from prunecli.model.ffn import FfnLayer
 from prunecli.model.names import Surmise, surmise
+from prunecli.model.parts import AttentionLayer, FfnLayer
 from prunecli.model.quantised import QuantisedWeight, method_of, owners_of, settings_of
 from prunecli.model.sparse_layer import SparseLayer, parts_of
 

@@ -10,14 +10,12 @@ from typing import Any, Literal
 from prunecli.architectures import Architecture
 from prunecli.architectures.records import Part, Side, TensorSpec
 from prunecli.errors import UnsupportedModelError
-from prunecli.model.attention import AttentionLayer, resolve_attentions
 from prunecli.model.axes import axis_name
 from prunecli.model.declared import Sizes
 from prunecli.model.depth import check_layers, config_of_layers
 from prunecli.model.embedding import TokenTables, resolve_tables, resolve_ties
-from prunecli.model.ffn import FfnLayer, resolve_ffns
 from prunecli.model.mixtures import stated_counts
-from prunecli.model.parts import check_parts
+from prunecli.model.parts import AttentionLayer, FfnLayer, check_parts, resolve_attentions, resolve_ffns
 from prunecli.model.structure import Structure
 
 Declared = tuple[tuple[int, ...], Part]

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from prunecli.architectures.records import Attention, Stack
-from prunecli.model.attention import AttentionLayer
 from prunecli.model.axes import Carrier
 from prunecli.model.layout import ModelLayout
+from prunecli.model.parts import AttentionLayer
 from prunecli.model.probe import UnitKeys, with_scaled
 from prunecli.model.skeleton import Skeleton
 from prunecli.private import ATTENTION_FUNCTION

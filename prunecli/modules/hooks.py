@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.parts import AttentionLayer
 from prunecli.model.patchwork import module_name
 
 Outputs = dict[str, Any]

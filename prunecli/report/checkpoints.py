@@ -11,10 +11,9 @@ import pandas as pd
 
 from prunecli.analysis.explanation import cuts, place_name, summary
 from prunecli.analysis.removed import Removed, Unit, removed
-from prunecli.model.attention import KIND_NAMES
 from prunecli.model.decision import Decision
 from prunecli.model.inventory import PARTS
-from prunecli.model.parts import describe_parts
+from prunecli.model.parts import KIND_NAMES, describe_parts
 from prunecli.report.charts import Bar, Picture, Point, bars, colour_range, curves, heat_map, kept_units
 from prunecli.report.collect import MOST_IN_LAYER, CheckpointEntry, ReportData
 from prunecli.report.facts import LOWER_IS_BETTER, Row, rows_of, tested

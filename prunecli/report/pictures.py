@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from prunecli.architectures.records import Side
 from prunecli.errors import CheckpointError
-from prunecli.model.attention import KIND_NAMES, KINDS, kind_and_layer
 from prunecli.model.axes import module_of
+from prunecli.model.parts import KIND_NAMES, KINDS, kind_and_layer
 from prunecli.report.charts import (
     Bar,
     Picture,

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 
 from prunecli.errors import StatisticsError
-from prunecli.model.attention import KIND_NAMES, KINDS, kind_and_layer
 from prunecli.model.axes import module_of
+from prunecli.model.parts import KIND_NAMES, KINDS, kind_and_layer
 from prunecli.results.document import (
     Count,
     Document,

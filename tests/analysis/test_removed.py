@@ -14,8 +14,8 @@ from prunecli.analysis.removed import (
     removed,
     setting,
 )
-from prunecli.model.attention import KINDS
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.parts import KINDS
 from prunecli.report.pictures import training_curves
 from tests.families import tiny_family
 from tests.pictures import drawn

@@ -16,8 +16,8 @@ from prunecli.commands.score_heads import head_table, score_heads
 from prunecli.errors import (
     UsageError,
 )
-from prunecli.model.attention import AttentionKind, AttentionLayer
 from prunecli.model.axes import module_of
+from prunecli.model.parts import AttentionKind, AttentionLayer
 from tests.commands.calls import call, raising, refused
 from tests.commands.heads import kept
 from tests.commands.heads import run as prune

@@ -20,8 +20,8 @@ from prunecli.architectures.records import Attention, Stack, TensorSpec
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.declared import Sizes
-from prunecli.model.ffn import own_norms, within
 from prunecli.model.layout import resolve
+from prunecli.model.parts import own_norms, within
 from prunecli.model.structure import Structure
 from tests.families import (
     random_state,

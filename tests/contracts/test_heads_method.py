@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
-from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.parts import AttentionLayer
 from prunecli.model.rewrite import Rewrite
 from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
-from prunecli.model.ffn import FfnLayer
 from prunecli.model.layout import resolve
-from prunecli.model.parts import describe_parts
+from prunecli.model.parts import FfnLayer, describe_parts
 from prunecli.model.structure import Structure
 from tests.families import tiny_config_of
 from tests.ffn_layouts import LAYOUTS, tiny

@@ -17,7 +17,7 @@ from prunecli.methods.sharing.plan import output_layer
 from prunecli.methods.units import TextRun, observed
 from prunecli.model.axes import Axis, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.ffn import FfnLayer
+from prunecli.model.parts import FfnLayer
 from prunecli.model.patchwork import module_name
 from prunecli.model.probe import outputs
 from prunecli.modules.stock_experts import own_experts

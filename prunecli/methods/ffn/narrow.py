@@ -16,8 +16,8 @@ from prunecli.methods.options import NarrowOptions
 from prunecli.methods.units import Ranking, TextRun, by_scores, drawn, measured, plan, squares
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.ffn import FfnLayer
 from prunecli.model.find_axes import axes_of
+from prunecli.model.parts import FfnLayer
 from prunecli.model.probe import outputs
 from prunecli.results.unit_scores import Array
 from prunecli.selection.select import Budget

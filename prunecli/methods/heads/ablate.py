@@ -19,9 +19,9 @@ from torch.nn import functional
 from prunecli.evaluation.decoding import DecodingOptions, batched_search
 from prunecli.evaluation.scoring import SAMPLES, SEED, make_metrics, paired_bootstrap, paired_t_test
 from prunecli.methods.options import EffectMetric
-from prunecli.model.attention import AttentionLayer
 from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.parts import AttentionLayer
 from prunecli.modules.hooks import masked_heads, recording, replaying, unchanged_below
 from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Progress, silent

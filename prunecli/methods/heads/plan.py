@@ -12,9 +12,9 @@ import numpy as np
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.options import HeadOptions, Normalize
 from prunecli.methods.units import Ranking, by_scores, plan, random_values, random_words
-from prunecli.model.attention import KINDS
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
+from prunecli.model.parts import KINDS
 from prunecli.model.stock import uniform_heads
 from prunecli.results.matching import scores_for
 from prunecli.results.unit_scores import Array, files_of

@@ -18,9 +18,9 @@ from prunecli.evaluation.options import labels_for
 from prunecli.methods.heads.ablate import Ablation
 from prunecli.methods.options import EffectMetric
 from prunecli.methods.scoring import ScoreOptions
-from prunecli.model.attention import AttentionLayer
 from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.parts import AttentionLayer
 from prunecli.modules.devices import choose_devices
 from prunecli.modules.fitting import candidates, decoding, decoding_room, dtype_name, fitting_dtype, nothing
 from prunecli.modules.hooks import output_projections

@@ -24,8 +24,8 @@ from prunecli.evaluation.on_text import describe, model_and_batches
 from prunecli.methods.sharing.plan import is_output, output_layer
 from prunecli.methods.units import TextRun
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.ffn import FfnLayer
 from prunecli.model.find_axes import axes_of
+from prunecli.model.parts import FfnLayer
 from prunecli.model.patchwork import module_name
 from prunecli.model.rewrite import Rewrite
 from prunecli.running.batches import TokenObserver, observe_batches

@@ -15,9 +15,8 @@ from typing import Any
 
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.sharing.options import Configuration, FfnInit, Order, SharingOptions
-from prunecli.model.attention import KIND_NAMES, KINDS, AttentionKind, AttentionLayer
 from prunecli.model.decision import Decision
-from prunecli.model.ffn import FfnLayer
+from prunecli.model.parts import KIND_NAMES, KINDS, AttentionKind, AttentionLayer, FfnLayer
 
 Layer = FfnLayer | AttentionLayer
 

@@ -19,12 +19,11 @@ from prunecli.methods.sharing.options import (
     chosen_configuration,
 )
 from prunecli.methods.units import squares
-from prunecli.model.attention import AttentionLayer
 from prunecli.model.axes import Axis, axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Origin
-from prunecli.model.ffn import FfnLayer
 from prunecli.model.history import given, history_step
+from prunecli.model.parts import AttentionLayer, FfnLayer
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.structure import KeptUnits, Structure
 from prunecli.results.unit_scores import Array, Scores

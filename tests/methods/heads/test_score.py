@@ -14,9 +14,9 @@ from safetensors.numpy import load_file
 
 from prunecli.errors import DataError
 from prunecli.methods.heads.score import HeadSums, ScoreOptions, gradient_importance, score_heads
-from prunecli.model.attention import AttentionLayer
 from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
+from prunecli.model.parts import AttentionLayer
 from prunecli.modules.hooks import output_projections
 from prunecli.modules.loading import load_model
 from prunecli.results.unit_scores import Per

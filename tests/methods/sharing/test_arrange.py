@@ -12,7 +12,7 @@ from prunecli.architectures import FAMILIES
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.sharing.arrange import Group, SharePlan, arrange, group_numbers
 from prunecli.methods.sharing.options import Configuration, FfnOptions, Order
-from prunecli.model.ffn import FfnLayer
+from prunecli.model.parts import FfnLayer
 from tests.reference import ffn as reference
 
 TENSORS = {"fc1.weight": 0, "fc1.bias": 0, "fc2.weight": 1, "fc2.bias": None}
