@@ -5,6 +5,7 @@ The names are those of the model's files: transformers' own rules for saving tur
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -283,15 +284,23 @@ def class_unknown(checkpoint: Checkpoint, name: str) -> CheckpointError:
 def _types_that_fit(checkpoint: Checkpoint) -> list[str]:
     """Model types whose class, one that config.json names if it names any, has the names and shapes of the tensors."""
     import transformers
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
 
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     sizes = {key for key, value in checkpoint.config.items() if type(value) is int and "token" not in key}
-    found = []
-    for model_type, known in transformers.CONFIG_MAPPING.items():
+    own = sizes.difference(dir(transformers.PreTrainedConfig()))
+    folder, found = Path(transformers.__file__).parent / "models", []
+    for model_type in transformers.CONFIG_MAPPING if own else ():
         names = classes_of_type(model_type)
         names = [name for name in class_names(checkpoint.config) or names[:1] if name in names]
+        files = (folder / model_type_to_module_name(model_type)).glob("configuration_*.py")
+        # Importing the configs of all types takes 10 seconds; a look into their files does not.
+        text = "".join(file.read_text("utf-8") for file in files)
+        if not names or not own <= {*re.findall(r"""(?m)(?:^    |["'])(\w+)""", text)}:
+            continue
         with suppress(Exception), quiet():  # of any kind: what a class makes of the config of another type
-            if names and sizes <= set(dir(known())):
+            known = transformers.CONFIG_MAPPING[model_type]
+            if sizes <= set(dir(known())):
                 config = {**checkpoint.config, "model_type": model_type}
                 made = Skeleton(getattr(transformers, names[0]), known, config)
                 if shapes.items() <= made.stored.items() and made.stored.keys() - made.tied <= shapes.keys():

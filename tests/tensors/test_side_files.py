@@ -278,10 +278,11 @@ def test_what_is_no_checkpoint_is_said_to_be_what_it_is(case: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("case", "changes", "said"),
     [
-        ("gpt2", {}, r'names no "model_type"\nAdd "model_type"; the tensors fit gpt-sw3 or gpt2\.'),
+        ("gpt2", {}, r'names no "model_type"\nAdd "model_type"; the tensors fit gpt2\.'),
         ("bert", {"architectures": None}, r"the tensors fit bert\."),
         ("bert", {"hidden_size": 8}, r"the tensors fit no type of the installed"),
         ("bert", {"_class_name": "UNet"}, "of UNet, of diff"),
+        ("bert", {"hidden_size_of_mine": 8}, r"the tensors fit no type of the installed"),
     ],
 )
 def test_a_config_without_a_type(case: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
