@@ -148,7 +148,13 @@ def test_layers_at_the_beginning_have_no_map(tmp_path: Path) -> None:
     )
 
 
-def test_layers_that_normalise_their_output_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_that_normalise_their_output_are_refused(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prunecli.modules.fitting.fitting_dtype", lambda *_, **__: dtype)
+    tiny_family(tmp_path / "other", "gpt2")
+    replaced(tmp_path / "other", tmp_path / "shorter", "1")  # rounding does not look like a norm
     tiny_family(tmp_path / "model", "bert")
     with pytest.raises(UnsupportedModelError, match="does not add the output of its FFN"):
         replaced(tmp_path / "model", tmp_path / "out", "1")
