@@ -354,7 +354,7 @@ class Options(BaseModel):
         return {name: getattr(self, name) for name in kind.model_fields}
 
     def recorded(self) -> dict[str, Any]:
-        """What a result records: the options that were changed, as the command line names them, without paths."""
+        """Return what a result records: changed options, as the command line names them, without paths."""
         found = {}
         for name, own in type(self).list_options().items():
             if own.spec.recorded and own.spec.role == "value" and name in self.changed:

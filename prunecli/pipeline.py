@@ -228,7 +228,7 @@ def _kept(journal: Journal | None, say: Say) -> Iterator[None]:
 
 
 def _work(source: Checkpoint, rewrite: Rewrite, shard_bytes: int) -> str | None:
-    """What the result depends on, as a digest: which commit, and what is made of it how. None: it cannot be said."""
+    """Return a digest of what the result depends on: the commit, and how each tensor is made; None if it is unknown."""
     if any(isinstance(output.expression, Generated) for output in rewrite.outputs):
         return None
     work = {

@@ -31,7 +31,7 @@ def tiny(directory: Path, case: str, **changes: Any) -> Path:
 
 
 def weights(directory: Path) -> dict[str, np.ndarray]:
-    """What the one file of weights holds."""
+    """The tensors of the one file of weights."""
     return dict(load_file(directory / "model.safetensors"))
 
 

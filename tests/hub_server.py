@@ -26,7 +26,7 @@ Files = Mapping[str, bytes]
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with an answer.
+    """A fault of an answer.
 
     Attributes:
         status: instead of 206, without a body.
@@ -47,7 +47,7 @@ class Fault:
 
 @dataclass
 class HubServer:
-    """What it holds, and what has been asked of it.
+    """A server of files that notes the requests.
 
     Attributes:
         models: `org/name` -> commit -> its files.
@@ -128,7 +128,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 
 def point_at(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch, *, offline: bool = False) -> None:
-    """What HF_ENDPOINT, HF_HUB_CACHE and HF_HUB_OFFLINE would do to a new process; nothing waits between retries."""
+    """Do what HF_ENDPOINT, HF_HUB_CACHE and HF_HUB_OFFLINE would do to a new process; nothing waits between retries."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", url)

@@ -16,7 +16,7 @@ GITHUB = MarkdownIt("commonmark").enable("table")
 
 @dataclass(frozen=True)
 class Page:
-    """What a page of Markdown holds.
+    """The parts of a page of Markdown.
 
     Attributes:
         links: targets of links and images.

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class _Meeting:
-    """Where they wait for each other; the one that has the turn runs."""
+    """A place where processes wait for each other; the one that has the turn runs."""
 
     def __init__(self, count: int) -> None:
         self.turn = threading.Condition()
@@ -52,7 +52,7 @@ class ThreadGroup(ProcessGroup):
 
 
 def at_once(count: int, work: Callable[[ProcessGroup], Any]) -> list[Any]:
-    """What `work` returns, or raises, at each of so many processes."""
+    """Return what `work` returns, or raises, in each of so many processes."""
     meeting = _Meeting(count)
     found: list[Any] = [None] * count
 

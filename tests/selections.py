@@ -9,10 +9,10 @@ from prunecli.selection.selection import Selection
 
 
 def kept_experts(kept: Mapping[str, Collection[int]], **more: Any) -> Selection:
-    """Of sparse layers."""
+    """Kept experts of sparse layers."""
     return Selection({f"{name}.experts": ids for name, ids in kept.items()}, **more)
 
 
 def kept_heads(kept: Mapping[str, Collection[int]], **more: Any) -> Selection:
-    """Of attentions."""
+    """Kept heads of attentions."""
     return Selection({f"{name}.heads": ids for name, ids in kept.items()}, **more)

@@ -95,7 +95,7 @@ def test_full_disk(
 def test_a_disk_that_fails_late_keeps_the_old_result(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a file system only notices when it is asked to sync."""
+    """The file system notices the fault only when it is asked to sync."""
     out = tmp_path / "out"
     pruned(source, out)
     old = digests(out)

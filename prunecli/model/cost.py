@@ -45,7 +45,7 @@ TEXT_LENGTH = 4096
 
 
 def usual_load(checkpoint: Checkpoint, **chosen: int) -> Load:
-    """What decodes where no more is said than `chosen`: of language models one text of 4,096 tokens, or of as many as
+    """The usual load, where `chosen` says no more: for language models one text of 4,096 tokens, or of as many as
     have positions."""
     family = checkpoint.family
     if (

@@ -143,7 +143,7 @@ def vocabulary_keys(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def _token_carriers(checkpoint: Checkpoint) -> dict[str, Carrier]:
-    """Of declared tensors the dimension that grows with the vocabulary; of the parts that only some classes of a family
+    """Declared tensors -> the dimension that grows with the vocabulary; of the parts that only some classes of a family
     have (`final_logits_bias`, `lm_head.bias`) the one that is as long as it."""
     layout, size = checkpoint.layout, vocabulary_size(checkpoint)
     shapes = layout.shapes

@@ -183,7 +183,7 @@ class EmptyModel:
 
     @property
     def targets(self) -> tuple[Destination, ...]:
-        """Where all tensors but the experts' belong."""
+        """Places in the model of all tensors but the experts'."""
         return (*self.resident, *(target for stage in self.stages for target in stage.targets))
 
     @property

@@ -131,10 +131,10 @@ def _tried(device: torch.device, name: str) -> torch.device:
 
 
 def full_device(error: BaseException) -> str | None:
-    """Where memory was short: `cuda:0 (31.74 GiB, 0.21 GiB free)`, "the host"; None if `error` says something else.
+    """Name of the device whose memory was short: `cuda:0 (31.74 GiB, 0.21 GiB free)`, "the host".
 
-    torch raises an error of its own where its allocator finds no block, another where CUDA says so itself, and plain
-    ones for cuBLAS, which wants a workspace, and for the host.
+    None: `error` says something else. torch raises an error of its own where its allocator finds no block, another
+    where CUDA says so itself, and plain ones for cuBLAS, which wants a workspace, and for the host.
     """
     said = str(error)
     if not isinstance(error, RuntimeError):

@@ -162,7 +162,7 @@ class Search:
             self._grids[name] = tuple(grid[:: -(-len(grid) // GRID)])
 
     def _costs(self, name: str, shares: Sequence[float]) -> dict[float, float]:
-        """What the removal of these shares of a kind costs: share -> cost.
+        """Costs of removing these shares of a kind: share -> cost.
 
         The costs of shares that were not measured, since the time was over, are guessed: they grow with the square of
         the share. Shares that ruin the model are left out.

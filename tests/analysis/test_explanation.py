@@ -69,7 +69,7 @@ def test_units_are_followed_through_steps_and_layers(thrice: Path) -> None:
 
 
 def test_a_file_of_the_first_version_is_read(thrice: Path) -> None:
-    """It numbers layers and hidden units as the source of each step did."""
+    """The file numbers layers and hidden units as the source of each step did."""
     path = thrice / "three" / FILE
     wanted = [explain(thrice / "three", question) for question in ("unit 3 of layer 1", "layer 2", "layer 0")]
     content = json.loads(path.read_text())

@@ -242,7 +242,7 @@ WIDE = {
 
 @pytest.mark.parametrize("command", [GRADIENT, GATES], ids=["score-heads", "gates"])
 def test_the_whole_process_stays_within_it(command: tuple[str, ...], memory_folder: Path) -> None:
-    """Of a model of 192 MiB in float32; two or three of its layers of 16 MiB are held. Of a mixture of 260 MiB."""
+    """A model of 192 MiB in float32, two or three of whose layers of 16 MiB are held; a mixture of 260 MiB."""
     if command == GATES:
         tiny_nllb_moe(memory_folder / "wide", d_model=256, ffn=1024, experts=32, dtype="F16")
     else:

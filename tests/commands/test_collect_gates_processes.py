@@ -67,7 +67,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def alone(*more: str) -> str:
-    """The same by one process, with as many threads; what it said."""
+    """Output of the run by one process, with as many threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -146,7 +146,7 @@ def test_a_dry_run_fits_and_writes_nothing(model: Path, folder: Path) -> None:
 def test_embeddings_that_grow_are_a_warning_with_the_numbers(
     folder: Path, options: tuple[str, ...], why: str
 ) -> None:
-    """Of a model that shares its table (the demo: 807 rows of 64), before anything is fitted; with --quiet too."""
+    """The model shares its table (the demo: 807 rows of 64), before anything is fitted; with --quiet too."""
     result = run(demo.CHECKPOINT, "--dry-run", "--json", "--quiet", *options)
     assert result.status == 0, result.err
     after = json.loads(result.out)["embedding_parameters_after"]
@@ -173,7 +173,7 @@ def test_cache_needs_no_fit(model: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("options", [("--kind", "define"), ("--no-reduction",)])
 def test_draws_correlations(model: Path, folder: Path, options: tuple[str, ...]) -> None:
-    """Of the tables, of the layers, and of the groups of a layer."""
+    """The correlations are those of the tables, of the layers, and of the groups of a layer."""
     small = (*SMALL[:2], *SMALL[4:]) if options == ("--no-reduction",) else SMALL
     result = run(model, *small, *options, "--plot", "maps.png")
     assert result.status == 0, result.err

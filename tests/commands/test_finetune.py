@@ -409,7 +409,7 @@ def test_a_fault_of_another_process_alone_is_said(folder, monkeypatch):
 
 
 def test_the_demo_without_arguments(folder):
-    """What an empty folder gives: the demo model and its text."""
+    """An empty folder gives the demo model and its text."""
     result = _run("--steps", 1, "--max-sentences", 50, "--max-valid", 5, "--batch-tokens", 500, "-o", "out")
     assert "using the bundled demo model" in result.stderr
     assert "using the demo's text" in result.stderr

@@ -176,7 +176,7 @@ report:
 
 
 def _in_this_process(step, replace, quiet):
-    """What a step's own process would do."""
+    """Do what a step's own process would do."""
     command, _ = COMMANDS[step.command]
     words = [word for word in step.arguments if word != "--"]
     return call(command, *words, *(["--force"] if replace else [])).status

@@ -37,7 +37,7 @@ def folder(tmp_path: Path, model: Path) -> Path:
 
 
 def write_statistics(path: Path, model: Path, power: int = 1) -> None:
-    """Of the layers that a forward pass runs; of `code` expert 3 saw 2 tokens, the others 200 or more.
+    """Statistics of the layers that a forward pass runs; of `code` expert 3 saw 2 tokens, the others 200 or more.
 
     Sums of the first layer are to this power: the higher, the more lies on few experts.
     """

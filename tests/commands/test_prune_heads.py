@@ -221,7 +221,7 @@ def _refused(result: Result, message: str, status: int, folder: Path) -> None:
     [(0.1, 2, "6 of 12 heads go (50%), 2 were asked for: "), (0.5, 2, "")],
 )
 def test_uniform_results_are_stock_models(tmp_path: Path, ratio: float, kept_heads: int, more: str) -> None:
-    """Of 4 groups of heads a stock Llama of this width keeps 4, 2 or 1; 3 are what a tenth alone would leave."""
+    """A stock Llama of this width keeps 4, 2 or 1 of 4 groups of heads; a tenth alone would leave 3."""
     from transformers import LlamaForCausalLM
 
     source = tiny_family(tmp_path / "llama", "llama")

@@ -157,7 +157,7 @@ def test_units_by_their_activations(models: dict[str, Path], folder: Path) -> No
 
 
 def test_activations_are_those_of_the_merged_ffn(models: dict[str, Path], folder: Path) -> None:
-    """Not means of its sources': as if it had been merged, and then narrowed."""
+    """The FFN is merged, and then narrowed; activations are no means of its sources'."""
     (folder / "text").write_text("ab cd\nefg\n")
     text = ("--width", 20, "--text", "text")
     done(models["gpt2"], *text, "--keep-units", "activations", "-o", "at-once")

@@ -25,7 +25,7 @@ Decide = Callable[[Checkpoint], Rewrite]
 
 
 class Method:
-    """What a method answers for the contracts below.
+    """Answers of a method for the contracts below.
 
     Attributes:
         cast: safetensors type that both decisions write, None: as stored. The original is then the rounded one.
@@ -56,7 +56,7 @@ class Method:
         raise AssertionError("a contract answers this")
 
     def masked_logits(self, model: Any, rewrite: Rewrite) -> Any:
-        """Of the masked original: `logits_of` it, where the vocabulary is the same."""
+        """Logits of the masked original: `logits_of` it, where the vocabulary is the same."""
         self.mask(model, rewrite)
         return logits_of(model)
 
@@ -118,7 +118,7 @@ WRITTEN = ("nllb-moe", "t5", "phi3")
 
 
 class WrittenFiles(Method):
-    """What does not depend on a family's names, once a result computes what it should: for each layout of tensors."""
+    """Contracts that do not depend on a family's names: once for each layout of tensors."""
 
     def test_keeping_everything_is_bit_identical(self, source: Path, tmp_path: Path) -> None:
         written(source, self.keep_everything, tmp_path / "out")
@@ -135,7 +135,7 @@ class WrittenFiles(Method):
                 assert before.fingerprint == after.fingerprint
 
     def test_a_result_can_be_rewritten_whole(self, source: Path, tmp_path: Path) -> None:
-        """What was removed before stays removed, and is still known."""
+        """Removed units stay removed, and are still recorded."""
         written(source, self.reduce, tmp_path / "once")
         written(tmp_path / "once", self.keep_everything, tmp_path / "twice")
         assert tensors(tmp_path / "once") == tensors(tmp_path / "twice")

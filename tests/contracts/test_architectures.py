@@ -80,7 +80,7 @@ def tied_in(config: dict[str, Any]) -> dict[str, str]:
 
 @functools.cache
 def stock(case: str) -> Any:
-    """Of one of `CASES`, to look at."""
+    """The stock model of one of `CASES`."""
     return stock_model(CASES[case])
 
 

@@ -191,7 +191,7 @@ class TestComposition(AttentionSharing):
         return {"decoder" if CASES[self.case].task == "lm" else "encoder": "share"}
 
     def heads(self, source: Checkpoint) -> Rewrite:
-        """The same heads of each attention that shares."""
+        """Heads, equal for all attentions that share."""
         return cut(source, kept_heads({layer.name: (1, 3) for layer in source.layout.own_attentions}))
 
     def test_heads_before_and_after_are_the_same(self, source: Path, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ class TestComposition(AttentionSharing):
         assert tensors(two) == tensors(written(source, lambda at: made_of(at, last), tmp_path / "direct"))
 
     def test_the_owners_layer_may_go(self, source: Path, tmp_path: Path) -> None:
-        """The same as the merged weights in every layer, of which one goes."""
+        """The result equals the merged weights in every layer, of which one goes."""
         import torch
 
         side = next(iter(self.one_kind()))

@@ -58,7 +58,7 @@ LINES = ("the hen and the tin hat", "no hen on the tin", "then ten on")
 
 
 def side_of(case: str) -> str:
-    """Of the stack whose FFNs are shared."""
+    """Side of the stack whose FFNs are shared."""
     return "decoder" if CASES[case].task == "lm" else "encoder"
 
 
@@ -137,7 +137,7 @@ def composed(case: str, order: tuple[str, ...], folder: Path) -> list[Path]:
 
 
 def check(path: Path, order: tuple[str, ...]) -> None:
-    """It reloads strictly, opens the same in both ways, generates, is inspected, and remembers its history."""
+    """Check that a result reloads strictly, opens in both ways, generates, is inspected, and has its history."""
     import transformers
 
     with open_model(path) as opened:

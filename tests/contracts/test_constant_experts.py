@@ -66,7 +66,7 @@ def measured(folder: Path, model_type: str) -> Path:
 
 
 def outputs_by_hand(source: Path, model_type: str, lines: tuple[str, ...]) -> list[tuple[Tensor, Tensor]]:
-    """Of each mixture: sums of outputs `[experts, width]` and tokens `[experts]`, each line alone."""
+    """Sums by mixture: outputs `[experts, width]` and tokens `[experts]`, each line alone."""
     model = stock_class(model_type).from_pretrained(source).eval()
     model.set_experts_implementation("eager")
     tokenizer, modules = load_tokenizer(source), expert_modules(model)

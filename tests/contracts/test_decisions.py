@@ -146,7 +146,7 @@ CHOICES: Mapping[str, tuple[str, str, Callable[[Checkpoint], Rewrite]]] = {
 
 
 def source_of(case: str, directory: Path) -> Path:
-    """Of a family that is declared, or whose experts alone are."""
+    """A checkpoint of a family that is declared, or whose experts alone are."""
     if case in CASES:
         return tiny_family(directory, case)
     tiny_mixture(case).save_pretrained(directory)

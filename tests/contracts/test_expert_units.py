@@ -177,7 +177,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_widths_are_those_that_transformers_runs(tmp_path: Path) -> None:
-    """Of 24 units 8 or 16 can stay, unless asked otherwise."""
+    """8 or 16 of 24 units can stay, unless asked otherwise."""
     options = NarrowOptions(experts=True, metric="norms", width=12)
     with open_model(save_tiny(tmp_path / "source", "qwen3_moe")) as checkpoint:
         with pytest.raises(UsageError, match="`width=12` is no multiple of 8"):

@@ -102,7 +102,7 @@ def sharing_of(case: str) -> Sharing:
 
 
 class FfnSharing(Method):
-    """As `sharing_of` the case says."""
+    """Sharing as `sharing_of` the case says."""
 
     @pytest.fixture(autouse=True)
     def _case(self, case: str) -> Any:

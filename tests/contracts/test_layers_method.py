@@ -60,7 +60,7 @@ CONTRACTED = (*(name for name in FAMILIES if name != "opt"), "t5-gated", "opt-na
 
 
 def stacks_of(case: str) -> tuple[str, ...]:
-    """What the names of the layers of each stack begin with: "model.encoder.layers"."""
+    """Beginnings of the names of the layers of each stack: "model.encoder.layers"."""
     names = (re.match(r"(.*?)\.\d+(?=\.|$)", name)[1] for name in CASES[case].ffns.names)
     return tuple(dict.fromkeys(names))
 
@@ -252,7 +252,7 @@ def test_scores_of_the_original_follow_their_layers(tmp_path: Path) -> None:
 
 
 def test_gates_of_the_original_follow_their_layers(tmp_path: Path) -> None:
-    """Of the sparse encoder layers 1 and 3 the first goes, and the other is number 2."""
+    """The encoder layer 1 goes, and the sparse layer 3 becomes number 2."""
     source = tiny_family(tmp_path / "source", "nllb-moe")
     with open_model(source) as opened:
         names = tuple(layer.name for layer in opened.mixtures)

@@ -243,7 +243,7 @@ def test_where_layers_must_be_alike(model_type: str, config: Mapping[str, Any], 
 
 
 def test_a_limit_that_is_none_stays_infinity(tmp_path: Path) -> None:
-    """As Nemotron-H's published configs have it; transformers 5 writes it in a form of its own."""
+    """Nemotron-H's published configs have such a limit; transformers 5 writes it in a form of its own."""
     source, output = save_tiny(tmp_path / "source", "nemotron_h"), tmp_path / "pruned"
     path = source / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "time_step_limit": [0.0, float("inf")]}))

@@ -64,7 +64,7 @@ def kept_ids(source: Path, output: Path) -> list[int]:
 
 
 def logits(model: Any, tokenizer: Any, line: str) -> Any:
-    """Of a sentence, and of its beginning as the decoder's input where there is a decoder."""
+    """Logits of a sentence, and of its beginning as the decoder's input if there is a decoder."""
     import torch
 
     ids = torch.tensor([tokenizer(line)["input_ids"]])
@@ -74,7 +74,7 @@ def logits(model: Any, tokenizer: Any, line: str) -> Any:
 
 
 def same_logits(source: Path, output: Path, lines: tuple[str, ...]) -> None:
-    """Those of the kept tokens equal the original's."""
+    """Compare the logits of the kept tokens with the original's."""
     import torch
 
     before, after = load(source), load(output)
@@ -111,7 +111,7 @@ class Trimming(Method):
         return to_lines(source, keep=("☃",))
 
     def masked_logits(self, model: Any, rewrite: Rewrite) -> Any:
-        """Those of the kept tokens, for the same tokens; a classifier's are all there are."""
+        """Logits of the kept tokens, for the same tokens; all logits of a classifier."""
         import torch
 
         with open_model(self.path) as source:

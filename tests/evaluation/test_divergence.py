@@ -46,7 +46,7 @@ def batches(size: int = 24) -> list[Batch]:
 
 
 def expected(first: Any, other: Any) -> tuple[list[list[float]], list[int]]:
-    """Of each window, by how many tokens come before: 1, 2 to 3, 4 to 7, 8 to 15; and how often both agree."""
+    """Expected sums of each window, by tokens before (1, 2 to 3, 4 to 7, 8 to 15), and how often both agree."""
     sums, agreed = [], []
     for window in WINDOWS:
         both = [reference.distributions(model, window.ids, window.counted) for model in (first, other)]
@@ -121,7 +121,7 @@ def test_families_that_are_not_declared(model_type: str, monkeypatch: pytest.Mon
 
 
 def test_only_the_head_is_kept(tmp_path: Path) -> None:
-    """Of untied embeddings the output layer; of tied ones their table, and never a layer."""
+    """The reference keeps the output layer, or the table if the embeddings are tied, and never a layer."""
     for model_type, kept in (("gpt2", {"transformer.wte.weight"}), ("qwen3", {"lm_head.weight"})):
         more = {"tie_word_embeddings": False} if model_type == "qwen3" else {}
         model = load_model(tiny_family(tmp_path / model_type, model_type, **more), device="cpu")

@@ -36,7 +36,7 @@ def checkpoints(tmp_path_factory):
 
 @pytest.fixture
 def sentences(tmp_path):
-    """Of English, whose translations are not looked at."""
+    """English sentences, whose translations are not read."""
     for name in ("source", "target"):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in SENTENCES))
     return TextChoice(

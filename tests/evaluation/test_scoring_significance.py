@@ -47,7 +47,7 @@ def test_t_test_of_a_textbook_sample():
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=10))
 def test_mcnemar_counts_all_outcomes(pairs):
-    """Of the 2^n ways in which n examples could have fallen to the models, those at least as uneven."""
+    """Count the 2^n ways in which n examples could have fallen to the models: those at least as uneven."""
     differing = [a for a, b in pairs if a != b]
     distance = abs(sum(differing) - len(differing) / 2)
     outcomes = list(product((0, 1), repeat=len(differing)))

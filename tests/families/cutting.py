@@ -146,7 +146,7 @@ def apart(
 def treated_apart(
     model: PreTrainedModel, checkpoint: Checkpoint, part: str, treatment: str, output: Path
 ) -> float:
-    """The same of a model whose layers all run the first one's FFN, or self-attention, by what is copied.
+    """Difference for a model whose layers all run the first one's FFN, or self-attention, by what is copied.
 
     Args:
         treatment: "share"; or "drop": no layer has any, by what is zero.
@@ -193,7 +193,7 @@ def opened(model: PreTrainedModel, checkpoint: Checkpoint, state: dict[str, torc
 
 
 def outcome(model_type: str, directory: Path) -> dict[str, str | float]:
-    """What is removed or shared -> difference, or why it is refused; each alone. Tokens are found, not cut."""
+    """Removed or shared parts -> difference, or the reason of the refusal; each alone. Tokens are found, not cut."""
     model = saved(model_type, directory / "model")
     told: dict[str, str | float] = {}
     with open_model(directory / "model") as checkpoint:
@@ -236,6 +236,6 @@ def logits(model: PreTrainedModel, rows: dict[str, torch.Tensor]) -> torch.Tenso
 
 
 def _hand_on(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-    """What a layer is given, and what it returns beside it (T5's biases of positions)."""
+    """Input of a layer, and what it returns beside its output (T5's biases of positions)."""
     hidden = args[0] if args else kwargs["hidden_states"]
     return type(output)([hidden, *output[1:]]) if isinstance(output, (tuple, list)) else hidden

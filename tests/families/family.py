@@ -82,5 +82,5 @@ class Family:
         return replace(self, config={**self.config, "architectures": [architecture], **changes}, **own)
 
     def variant(self, changes: Mapping[str, Any], **fields: Any) -> Family:
-        """The same family with another config, and a layout of its own."""
+        """A family with another config, and a layout of its own."""
         return replace(self, config={**self.config, **changes}, layout_of="", **fields)

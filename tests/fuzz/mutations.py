@@ -273,7 +273,7 @@ def damage_recipe(data: bytes, rng: Random) -> bytes:
 
 
 def damage_for(path: Path) -> Callable[[bytes, Random], bytes]:
-    """What fits the kind of file."""
+    """The damage that fits the kind of file."""
     if path.name.endswith(".index.json"):
         return damage_index
     return {

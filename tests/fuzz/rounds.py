@@ -24,7 +24,7 @@ class TooLong(BaseException):
 
 @dataclass
 class Ran:
-    """What a command came to: exit status (None: an exception), output, seconds of the processor, the traceback."""
+    """The end of a command: exit status (None: an exception), output, seconds of the processor, the traceback."""
 
     status: int | None
     out: str
@@ -56,7 +56,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 class _Stream(io.TextIOWrapper):
-    """As a real stream: not every text can be written to it."""
+    """A stream that, as a real one, cannot write every text."""
 
     def text(self) -> str:
         self.flush()

@@ -48,13 +48,13 @@ class Real:
 
     @property
     def waits(self) -> Counter[tuple[str, str]]:
-        """As of `Pretend`."""
+        """See `Pretend`."""
         found = [one for one in self._caught if WARNING in str(one.message)]
         return Counter(("wait", f"{PurePath(one.filename).name}:{one.lineno}") for one in found)
 
     @property
     def peak(self) -> int:
-        """As of `Pretend`."""
+        """See `Pretend`."""
         return torch.cuda.max_memory_allocated(self.device)
 
 

@@ -315,7 +315,7 @@ class Pretend(TorchFunctionMode):
             self.held[index] -= size
 
     def _check(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], leaves: list[Any]) -> None:
-        """What a GPU refuses: tensors of another GPU, and on the host all but scalars and indices."""
+        """Refuse what a GPU refuses: tensors of another GPU, and on the host all but scalars and indices."""
         if torch._C._current_graph_task_id() != -1:  # gradients lose their class
             return
         indices = {id(leaf) for leaf in tree_leaves(args[1])} if name in INDEXING else set()
@@ -336,7 +336,7 @@ class Pretend(TorchFunctionMode):
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """What tells its memory from others."""
+    """An id of the memory of a tensor."""
     return tensor.untyped_storage()._cdata
 
 

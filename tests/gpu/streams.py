@@ -47,7 +47,7 @@ class Stream:
 
 
 class Event:
-    """What a stream had done when it was recorded."""
+    """A mark of what a stream had done when it was recorded."""
 
     def __init__(self, **_options: Any) -> None:
         self.stream: Stream | None = None
@@ -92,7 +92,7 @@ class Timeline:
 
     @property
     def kind(self) -> type[Stream]:
-        """What makes one, as of `torch.cuda.Stream`."""
+        """The class of a stream, as `torch.cuda.Stream`."""
         timeline = self
 
         class OfGpu(Stream):

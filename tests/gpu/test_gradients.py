@@ -18,7 +18,7 @@ EXPERTS = 6
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("used", [[1, 3, 4], [0, 5]])
 def test_of_experts_with_and_without_tokens(gpu: Gpu, dtype: torch.dtype, used: list[int]) -> None:
-    """Those of the experts that are used are a float32 model's on a CPU; those of the others are zero."""
+    """Gradients of used experts are those of a float32 model on a CPU; those of the others are zero."""
     torch.manual_seed(0)
     module = SparseFFN(32, 64, EXPERTS, dtype=dtype).train()
     module.expert_mask = torch.tensor([expert in used for expert in range(EXPERTS)])
@@ -58,7 +58,7 @@ class Faulty(torch.autograd.Function):
 
 
 def test_of_a_kernel_that_leaves_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch's on Blackwell: pytorch/pytorch#172439."""
+    """torch's kernel on Blackwell does: pytorch/pytorch#172439."""
     monkeypatch.setattr(
         torch.nn.functional, "grouped_mm", lambda tokens, weight, offs: Faulty.apply(tokens, weight, offs)
     )

@@ -18,7 +18,7 @@ from tests.tiny import tiny_nllb_moe
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_chunk_by_chunk(gpu: Gpu, tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a CPU reads: no chunk is overwritten before it is there, and none is in memory that the host may move."""
+    """The tensors equal those of a CPU: no chunk is overwritten too early, none is in memory that may move."""
     monkeypatch.setattr(filling, "CHUNK_BYTES", 1 << 10)
     path = tiny_nllb_moe(tmp_path / "moe")
     want = load_model(path, device="cpu", dtype=dtype).state_dict()
@@ -32,7 +32,7 @@ def test_chunk_by_chunk(gpu: Gpu, tmp_path: Path, dtype: str, monkeypatch: pytes
 
 
 def test_no_more_than_is_given(gpu: Gpu) -> None:
-    """What goes beyond `--memory` is refused by torch, as if the card had no more; afterwards it may be had."""
+    """torch refuses more than `--memory`, as if the card had no more; afterwards it may be had."""
     with gpu:
         with limited(torch.device("cuda"), CONTEXT_BYTES + (64 << 20)):
             held = torch.empty(40 << 20, dtype=torch.uint8, device=gpu.device)

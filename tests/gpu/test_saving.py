@@ -12,7 +12,7 @@ from tests.gpu.conftest import Gpu
 
 
 def test_tensor_after_tensor(gpu: Gpu, tmp_path: Path) -> None:
-    """What a GPU held is read back by the library, whatever its type and shape."""
+    """safetensors reads back each tensor of a GPU, whatever its type and shape."""
     held = {
         "half": torch.randn(3, 5).half(),
         "turned": torch.randn(4, 3).t(),

@@ -64,7 +64,7 @@ def test_of_a_sparse_ffn(gpu: Gpu, padded: bool) -> None:
 
 @pytest.mark.parametrize(("sequences", "experts"), [(5, 40), (17, 8)])
 def test_of_few_tokens(gpu: Gpu, sequences: int, experts: int) -> None:
-    """None at all, nothing is sent there, a CUDA graph can hold the step."""
+    """There are no waits: nothing is sent, and a CUDA graph can hold the step."""
     torch.manual_seed(0)
     module = SparseFFN(64, 48, experts, token_dropout=0.2, dtype=torch.bfloat16).eval()
     states = torch.randn(sequences, 1, 64).to(torch.bfloat16)

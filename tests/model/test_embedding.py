@@ -50,7 +50,7 @@ class TestStockClasses:
         assert tables.tensors == {}
 
     def test_may_be_apart(self, model_type: str, model_class: str) -> None:
-        """What `tie_word_embeddings` false parts, where it is said to part the output's table alone."""
+        """`tie_word_embeddings` false parts the output's table alone, where the family says so."""
         embedding = FAMILIES[model_type].embedding
         assert embedding is not None
         model = stock_model(

@@ -248,7 +248,7 @@ def test_layers_that_predict_further_tokens_come_last(saved: Callable[[str], Pat
 
 
 def test_constants_leave_the_other_settings_as_asked(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    """Where no expert goes, too; a key that config.json does not state is not set."""
+    """This holds where no expert is removed, too; a key that config.json does not state is not set."""
     path = changed(saved("glm4_moe"), tmp_path / "mtp", with_predicting_layer)
     options = ExpertOptions(metric="random", ratio=0.5, mtp="drop", active=1, constant=True)
     config = json.loads((path / "config.json").read_text())

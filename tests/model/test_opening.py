@@ -20,7 +20,7 @@ exec(
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the shim asks `load_model` for; the hub is out of reach."""
+    """Arguments that the shim calls `load_model` with; the hub is out of reach."""
     import huggingface_hub
 
     seen: dict[str, Any] = {}

@@ -37,7 +37,7 @@ def source(case: str, tmp_path: Path) -> Path:
 
 
 def assert_alike(one: Any, other: Any) -> None:
-    """The same logits, at once and in six steps with a cache."""
+    """Compare the logits, at once and in six steps with a cache."""
     torch.testing.assert_close(logits_of(one), logits_of(other), **TIGHT)
     if one.can_generate():
         torch.testing.assert_close(generated(one), generated(other), **TIGHT)

@@ -62,7 +62,7 @@ def hidden():
 
 
 def kept_bytes(output):
-    """Of all tensors of a result."""
+    """Bytes of all tensors of a result."""
     with open_model(output) as result:
         return result.total_bytes
 

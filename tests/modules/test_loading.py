@@ -87,7 +87,7 @@ def test_positions_are_the_sinusoids_of_the_paper_in_the_models_type(source: Pat
 
 
 def test_positions_that_a_checkpoint_holds_are_not_computed(tmp_path: Path) -> None:
-    """As those of a DistilBERT that got its teacher's, though its config.json says that they are sinusoids."""
+    """A DistilBERT holds those of its teacher, though its config.json says that they are sinusoids."""
     path = tiny_family(tmp_path / "model", "distilbert")
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "sinusoidal_pos_embds": True}))

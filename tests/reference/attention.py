@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class AttentionNames:
-    """Of one attention of a layer, relative to the layer.
+    """Names of one attention, relative to the layer.
 
     Attributes:
         name: of its module, below which its tensors lie.
@@ -52,7 +52,7 @@ NAMES: dict[str, tuple[AttentionNames, ...]] = {
 
 
 def names_of(layout: str) -> tuple[AttentionNames, ...]:
-    """Of a layout; "t5-gated" has T5's."""
+    """Names of a layout; "t5-gated" has T5's."""
     for key in (layout, layout.rpartition("-")[0], "llama"):
         if key in NAMES:
             return NAMES[key]

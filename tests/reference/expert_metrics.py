@@ -43,7 +43,7 @@ def metric(name: str, gates: Sequence[Sequence[float]]) -> list[float]:
 
 
 def sums(gates: Sequence[Sequence[float]]) -> dict[str, list[float]]:
-    """What gates.json holds of one layer, counted token by token."""
+    """Sums of gates.json for one layer, counted token by token."""
     experts = len(gates[0])
     names = ("top1", "top2", "gate_sum", "conf1_sum", "conf2_sum")
     found: dict[str, list[float]] = {name: [0] * experts for name in names}

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def sums(gates: list[np.ndarray]) -> dict[str, np.ndarray | int]:
-    """What `gates.json` holds for one layer: `gates` has one `[experts]` array per real token."""
+    """Sums of `gates.json` for one layer: `gates` has one `[experts]` array per real token."""
     experts = len(gates[0])
     found: dict[str, np.ndarray | int] = {
         name: np.zeros(experts) for name in ("top1", "top2", "gate_sum", "conf1_sum", "conf2_sum")

@@ -14,7 +14,7 @@ def jaccard(first, second):
 
 
 def by_relation(pairs, matrix):
-    """What two pairs have in common -> the similarities of those that do, each two once."""
+    """Relation of two pairs -> similarities of the pairs with it, each two once."""
     values = {"same source": [], "same target": [], "neither": []}
     for row in range(len(pairs)):
         for column in range(row + 1, len(pairs)):

@@ -25,7 +25,7 @@ def visits(tokens: Sequence[Token], expert: int) -> list[tuple[int, float, float
 
 
 def sums(tokens: Sequence[Token], experts: int) -> dict[str, list[float]]:
-    """What gates.json holds of one layer."""
+    """Sums of gates.json for one layer."""
     found: dict[str, list[float]] = {}
 
     def put(name: str, value: float) -> None:

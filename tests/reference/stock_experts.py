@@ -66,7 +66,7 @@ def block_inputs(model: Any, kind: str, **inputs: Any) -> dict[str, tuple[Any, T
 
 
 def llama4_tokens(block: Any, hidden: Tensor, top_k: int) -> list[Token]:
-    """What each token of `[batch, seq, width]` is routed to: g = sigmoid(logit), and ‖E(g x)‖ / g."""
+    """Routing of each token of `[batch, seq, width]`: g = sigmoid(logit), and ‖E(g x)‖ / g."""
     found = []
     for token in hidden.reshape(-1, hidden.shape[-1]):
         logits = block.router.weight @ token
@@ -84,7 +84,7 @@ def llama4_tokens(block: Any, hidden: Tensor, top_k: int) -> list[Token]:
 
 
 def switch_tokens(block: Any, hidden: Tensor, capacity: int) -> list[Token]:
-    """What each token of `[batch, seq, width]` is routed to: one expert, or none where that has no room left."""
+    """Routing of each token of `[batch, seq, width]`: one expert, or none where that has no room left."""
     found: list[Token] = []
     for sequence in hidden:
         taken = [0] * block.experts.num_experts

@@ -320,7 +320,7 @@ def test_a_length_of_texts_that_is_none_is_refused(make: Make, value: object) ->
 
 
 def test_a_padding_token_of_the_tokenizer_alone_is_not_used(make: Make) -> None:
-    """It was added to many language models that had none; what stands in padding does not matter."""
+    """Many language models got a padding token later; the values of padding do not matter."""
     tokenizer, model = make("gpt2", pad_token="[PAD]")
     model.config.pad_token_id = None
     assert tokenizer.pad_token_id == model.config.vocab_size

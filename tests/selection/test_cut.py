@@ -60,7 +60,7 @@ def kept_of(names: Collection[str], units: st.SearchStrategy[frozenset[int]]) ->
 def test_outputs_are_what_a_model_of_that_structure_stores(
     data: st.DataObject, model: Path, units: int
 ) -> None:
-    """Of any units of several kinds at once."""
+    """Units of several kinds are cut at once."""
     kept: Kept = {
         **data.draw(kept_of([f"{name}.experts" for name in FFNS], some_of(8, 2))),
         **data.draw(kept_of([f"{name}.heads" for name in ATTENTIONS], some_of(4, 0))),

@@ -133,7 +133,7 @@ def test_any_tree_of_expressions(tree: Expression, other: Expression, axis: int,
 
 @pytest.mark.parametrize("wanted", ["F32", "BF16"])
 def test_scattered_slices_are_put_together_in_blocks(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they would be moved one by one."""
+    """The values are those of slices that are moved one by one."""
     expression = Slices("a", 1, ((0, 1), (2, 3), (4, 5), (6, 7)))
     moved = made(expression, wanted=wanted)
     monkeypatch.setattr(stream, "MOST_RANGES", 3)

@@ -172,7 +172,7 @@ def test_leftovers_of_killed_processes_go(tmp_path: Path) -> None:
 
 
 def test_a_writer_of_the_same_process_id_is_left_alone(tmp_path: Path) -> None:
-    """As in two containers: both are process 1."""
+    """In two containers both are process 1."""
     with new_directory(tmp_path / "out", force=True, needed_bytes=0) as first:
         result(first / "mine")
         make(tmp_path / "out")

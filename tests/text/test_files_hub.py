@@ -27,7 +27,7 @@ ROWS = [{"text": f"row {number}", "code": f"x = {number}", "turns": CHAT} for nu
 
 
 class Stand:
-    """What was asked for, and how many rows of it were read."""
+    """A data set that notes requests and the number of rows read."""
 
     def __init__(self, rows: list[Any]) -> None:
         self.rows, self.read, self.asked = rows, 0, ()

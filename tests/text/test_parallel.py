@@ -28,7 +28,7 @@ def _write(path: Path, text: str | bytes) -> Path:
 
 @pytest.fixture(params=["{split}.{language}", "{split}/{language}.{split}"])
 def directory(request, tmp_path):
-    """The same text in either layout, beside files that are no text."""
+    """A directory with one text in either layout, beside files that are no text."""
     for language, lines in {
         "eng_Latn": "one\ntwo\n",
         "fra_Latn": "un\ndeux\n",

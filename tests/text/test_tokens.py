@@ -70,7 +70,7 @@ def test_a_reduced_checkpoint_opens_without_running_its_code(tmp_path):
 @pytest.mark.parametrize("model_type", ["bert", "llama", "nllb-moe", "qwen3_moe"])
 @pytest.mark.parametrize("settings", [None, '{"unk_token": "<unk>"}'])
 def test_a_tokenizer_that_is_missing(tmp_path, model_type, settings):
-    """Of some families transformers makes an empty one."""
+    """For some families transformers makes an empty tokenizer."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     if settings is not None:
         (tmp_path / "tokenizer_config.json").write_text(settings)

@@ -32,7 +32,7 @@ def trained_and_written(source, folder, data, **changes):
 
 
 def shared(source, output, configuration):
-    """What share-ffn writes."""
+    """A checkpoint that share-ffn wrote."""
     raising(share_ffn, source, "--preset", configuration, "-o", output)
     return output
 

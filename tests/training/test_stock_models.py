@@ -117,7 +117,7 @@ def test_updates_of_low_rank_of_experts(tmp_path):
 
 
 def test_a_pruned_model_recovers_with_the_original_as_teacher(tmp_path):
-    """Of a Qwen3-MoE as it is published, its count under another key than transformers writes now."""
+    """A Qwen3-MoE as it is published has its count under another key than transformers writes now."""
     source = saved(tmp_path / "model", "qwen3_moe")
     config = json.loads((source / "config.json").read_text())
     config["num_experts"] = config.pop("num_local_experts")

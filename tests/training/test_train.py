@@ -302,7 +302,7 @@ def test_the_context_of_a_run(tmp_path):
 
 @pytest.mark.parametrize(("family", "task"), [("bert", "mlm"), ("gpt2", "lm")])
 def test_the_tokens_of_a_run_are_those_that_it_read(tmp_path, family, task):
-    """Not the hidden ones alone."""
+    """All tokens count, not the hidden ones alone."""
     model = tiny_family(tmp_path / "model", family)
     data = TrainingData(task, PlainText((), ("the hen no ten",) * 50))
     made = options(steps=None, epochs=1.0, batch_tokens=100)

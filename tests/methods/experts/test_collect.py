@@ -59,7 +59,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    """The same with few positions, at which its endless searches end."""
+    """The model with few positions, at which endless searches end."""
     path = tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny")
     config = path / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 16}))

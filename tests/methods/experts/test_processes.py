@@ -38,7 +38,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(path: Path) -> GateStatistics:
-    """Of one process, forced."""
+    """Statistics of one process, forced."""
     return in_memory(path)
 
 

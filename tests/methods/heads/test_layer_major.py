@@ -74,7 +74,7 @@ def test_classes(tmp_path: Path) -> None:
 
 
 def test_what_is_reckoned_is_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a group is said to keep finds room, and not much of that room is left over."""
+    """The predicted memory of a group is enough, and little of it is left over."""
     subject, groups = Subject(tmp_path / "model", "nllb-moe"), []
     real = Layerwise.groups
     monkeypatch.setattr(Layerwise, "groups", lambda *args: groups.append(real(*args)) or groups[0])

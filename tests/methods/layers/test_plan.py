@@ -12,7 +12,7 @@ DEPTHS = {"encoder": 6, "decoder": 4}
 
 
 def test_a_run_is_the_one_whose_ends_are_nearest() -> None:
-    """Of two layers: 0.4 (0 to 2), 0.2 (1 to 3), 0.3 (2 to 4)."""
+    """Runs of two layers have the distances 0.4 (0 to 2), 0.2 (1 to 3), 0.3 (2 to 4)."""
     distances = np.zeros((5, 5))
     distances[0, 2], distances[1, 3], distances[2, 4] = 0.4, 0.2, 0.3
     assert best_runs(distances, 2).tolist() == [0.4, 0.2, 0.2, 0.3]

@@ -155,7 +155,7 @@ def test_the_vector_without_a_layer_is_that_of_the_model_without_it(tmp_path: Pa
 
 
 def labelled(batch: Batch, both: bool) -> Batch:
-    """What comes next; padding is not counted."""
+    """Labels of the next tokens; padding is not counted."""
     name, mask = ("decoder_input_ids", "decoder_attention_mask") if both else ("input_ids", "attention_mask")
     ids = torch.where(batch.inputs[mask].bool(), batch.inputs[name], IGNORED)
     labels = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], IGNORED)], dim=1)

@@ -52,7 +52,7 @@ def case(request: pytest.FixtureRequest) -> str:
 
 
 def own(ffns: dict[str, reference.Ffn]) -> list[reference.Ffn]:
-    """Those of the encoder, or of the only stack."""
+    """FFNs of the encoder, or of the only stack."""
     first = [ffn for name, ffn in ffns.items() if "decoder." not in name]
     return first or list(ffns.values())
 

@@ -75,7 +75,7 @@ def test_with_the_closure_alone_words_fall_into_the_same_tokens(
 @settings(max_examples=40)
 @given(bpes(), st.text("abc", min_size=1, max_size=12))
 def test_the_closure_holds_nothing_idle(bpe: tuple[dict[str, int], list[tuple[str, str]]], word: str) -> None:
-    """What each token of the closure was merged from is in it, down to single letters."""
+    """The closure holds the parts of each of its tokens, down to single letters."""
     vocab, merges = bpe
     full = backend(vocab, merges)
     seen = set(full.encode(word).tokens)

@@ -69,7 +69,7 @@ def inputs(model: Any, ids: torch.Tensor) -> dict[str, Any]:
 
 
 def in_memory(path: Path, dtype: str = "float32") -> list[Any]:
-    """What the model says of each batch."""
+    """Outputs of the model for each batch."""
     model = load_model(path, device="cpu", dtype=dtype)
     with torch.inference_mode():
         return [model(**inputs(model, ids))[0] for ids in BATCHES]
@@ -85,7 +85,7 @@ def skeleton_of(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> E
 def by_layer(
     path: Path, memory: int = 1 << 20, dtype: torch.dtype = torch.float32, **options: Any
 ) -> tuple[list[Any], int]:
-    """What the model says of each batch, layer by layer, and the bytes that were read of its layers."""
+    """Outputs of the model for each batch, layer by layer, and the bytes that were read of its layers."""
     found: dict[int, Any] = {}
     with open_model(path) as checkpoint:
         skeleton = skeleton_of(checkpoint, dtype)

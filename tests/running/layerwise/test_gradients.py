@@ -138,7 +138,7 @@ def test_other_forms_of_a_family(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", ["t5", "llama"])
 def test_uneven_heads(model_type: str, tmp_path: Path) -> None:
-    """Of some attentions none is left: nothing comes back there, and the others have theirs all the same."""
+    """Attentions without heads have no gradient; the others have theirs."""
     pruned = without_heads(tmp_path, model_type)
     assert_same(by_layer(pruned), in_memory(pruned))
 
@@ -240,7 +240,7 @@ def test_a_file_cut_short_in_the_middle_of_a_run(at: int, tmp_path: Path) -> Non
 
 
 def test_what_a_layer_hands_on_is_stored_once(tmp_path: Path) -> None:
-    """As T5's layers do with the position bias."""
+    """T5's layers hand on the position bias."""
     with open_model(tiny_family(tmp_path / "model", "t5")) as checkpoint:
         skeleton = skeleton_of(checkpoint)
         outputs: Outputs = {}

@@ -35,7 +35,7 @@ def layers_of(
 
 
 def groups(layers: Layerwise, *costs: tuple[int, int]) -> list[Group[BatchCost]]:
-    """Of batches that are known by what they take."""
+    """Groups of batches that are named by their sizes."""
     batches = [BatchCost(activations, (states,)) for activations, states in costs]
     return list(layers.groups(batches, lambda _layers, batch: batch))
 
