@@ -215,6 +215,11 @@ def skeleton_of(checkpoint: Checkpoint) -> Skeleton:
             stored = made.stored
         if class_names(checkpoint.config) or stored.keys() - made.tied <= checkpoint.tensors.keys():
             return made
+    if names:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}/config.json: names no class, and the tensors fit none of {', '.join(names)}",
+            'Add "architectures"; if the tensors have names of an older transformers, save the model with it first.',
+        )
     raise class_unknown(checkpoint, "")
 
 
