@@ -21,6 +21,7 @@ from prunecli.errors import DataError, OutputError, UnsupportedModelError, Usage
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.layout import Layer
 from prunecli.model.patchwork import module_name
+from prunecli.modules.hooks import states_of
 from prunecli.running.batches import TokenObserver, run_forward
 from prunecli.running.examples import Batch
 from prunecli.running.runner import InMemory
@@ -138,7 +139,7 @@ class ComponentObserver(TokenObserver):
 
     def _leave(self, numbers: Mapping[str, int], _module: nn.Module, _inputs: Any, output: Any) -> None:
         number = numbers[self._block]
-        outputs = output[0] if isinstance(output, tuple) else output
+        outputs = states_of(output)
         mask = self.mask.to(outputs.device)
         if outputs.ndim == 2 and len(outputs) == mask.numel():  # OPT's FFNs take all tokens in one dimension
             outputs = outputs.view(*mask.shape, -1)

@@ -40,6 +40,12 @@ def unchanged_below(
     }
 
 
+def states_of(output: Any) -> Tensor:
+    """The hidden states in what a layer, or a part of one, returned: others return more in a tuple behind them."""
+    states: Tensor = output[0] if isinstance(output, tuple) else output
+    return states
+
+
 @contextmanager
 def recording(model: nn.Module, names: Iterable[str]) -> Iterator[Outputs]:
     """Record the outputs of the named modules within the block."""

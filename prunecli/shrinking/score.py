@@ -22,6 +22,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
 from prunecli.model.patchwork import module_name
 from prunecli.model.probe import outputs
+from prunecli.modules.hooks import states_of
 from prunecli.modules.loading import sparse_ffns
 from prunecli.modules.pooling import read_pooling
 from prunecli.modules.stock_experts import expert_modules, part_names
@@ -164,7 +165,7 @@ def _layer(
     output: Any,
 ) -> Any:
     given = arguments[0] if arguments else options["hidden_states"]
-    made = output[0] if isinstance(output, tuple) else output
+    made: Any = states_of(output)
     if not made.requires_grad:  # nothing below has units that are watched: the graph begins here
         made = made.detach().requires_grad_()
     change = (made - given.to(made.device)).detach()

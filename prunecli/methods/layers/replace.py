@@ -28,6 +28,7 @@ from prunecli.model.find_axes import axes_of
 from prunecli.model.parts import FfnLayer
 from prunecli.model.patchwork import module_name
 from prunecli.model.rewrite import Rewrite
+from prunecli.modules.hooks import states_of
 from prunecli.running.batches import TokenObserver, observe_batches
 from prunecli.running.runner import InMemory
 from prunecli.selection.cut import cut
@@ -196,14 +197,14 @@ class GapObserver(TokenObserver):
     ) -> None:
         if self._is_checking:
             return
-        states = self._before[gap] = _first(output)
+        states = self._before[gap] = states_of(output)
         if gap in self._scales:
             return
         # The layer runs once more with 2 M: its output must move by a multiple of M.
         made, self._is_checking = self._made[gap], True
         handle = output_layer.register_forward_hook(lambda _module, _inputs, once: 2 * once)
         try:
-            moved = self._real(_first(layer(*arguments, **options)) - states)
+            moved = self._real(states_of(layer(*arguments, **options)) - states)
         finally:
             handle.remove()
             self._is_checking, self._made[gap] = False, made
@@ -222,11 +223,6 @@ class GapObserver(TokenObserver):
 
     def _add_after(self, gap: Gap, _module: nn.Module, _inputs: Any, output: Any) -> None:
         own = self._real(self._made.pop(gap))
-        moved = self._real(_first(output)) - self._real(self._before.pop(gap).to(_first(output).device))
+        moved = self._real(states_of(output)) - self._real(self._before.pop(gap).to(states_of(output).device))
         made = torch.stack([own.T @ own, own.T @ moved.to(own.device)])
         self._sums[gap] = self._sums[gap] + made if gap in self._sums else made
-
-
-def _first(output: Any) -> Tensor:
-    states: Tensor = output[0] if isinstance(output, tuple) else output
-    return states

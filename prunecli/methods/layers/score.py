@@ -27,6 +27,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
 from prunecli.model.layout import ModelLayout
 from prunecli.model.patchwork import module_name
+from prunecli.modules.hooks import states_of
 from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Progress, silent
 from prunecli.results.document import LARGEST
@@ -238,7 +239,7 @@ class StateObserver(TokenObserver):
         self._states.append(_input(arguments, options))
         if not is_last:
             return
-        self._states.append(output[0] if isinstance(output, tuple) else output)
+        self._states.append(states_of(output))
         together = (state.to(self.mask.device).view(*self.mask.shape, -1) for state in self._states)
         states = torch.stack([state[self.mask].float() for state in together])
         self._states.clear()
