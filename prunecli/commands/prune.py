@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import DEMO, DemoName, with_demo_text
@@ -23,6 +23,7 @@ from prunecli.options import SELECTION, option
 if TYPE_CHECKING:
     from prunecli.methods.units import TextRun
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.model.rewrite import Rewrite
     from prunecli.selection.selection import Selection
 
 
@@ -124,7 +125,7 @@ def prune_ffn(options: PruneFfn) -> None:
     is_dense_only = options.dense_only
     options = options.model_copy(update={"dense_only": is_dense_only or options.checkpoint is None})
     options.check_options()
-    options = _with_text(options)
+    options = _with_text(options, reads=options.needs_text)
     with options.open() as opened:
         if options.checkpoint is None and not is_dense_only:
             options.note(
@@ -138,6 +139,13 @@ def prune_ffn(options: PruneFfn) -> None:
 class PruneLayers(RewritingOptions, ScoredOptions, LayerOptions):
     """Options of the command."""
 
+    replace: Literal["linear"] | None = option(
+        None,
+        "linear: multiply a linear map into the FFN before removed layers that does about what they did, by least "
+        "squares on the text (ReplaceMe).",
+        panel=SELECTION,
+        recorded=False,
+    )
     output: Path = output_option("pruned-layers")
 
 
@@ -150,30 +158,43 @@ def prune_layers(options: PruneLayers) -> None:
     from prunecli.methods.layers.plan import LAST_WARNING, plan_layers
 
     options.check_options()
-    if options.stream and options.reads_text:
+    reads = options.needs_text or options.replace is not None
+    if options.stream and reads:
         what = "replace=linear" if options.replace else f"metric={options.metric or 'cosine'}"
         raise UsageError(
             f"`stream`: `{what}` runs the model, which needs all of its weights.",
             "Leave `stream` out, or choose by `metric=last`, `metric=random` or by number.",
         )
-    options = _with_text(options)
+    options = _with_text(options, reads=reads)
     with options.open() as opened:
         if options.metric == "last":
             console.warn(LAST_WARNING)
-        _prune_measured(opened, options, plan_layers)
+        _prune_measured(opened, options, plan_layers, _with_maps if options.replace else None)
+
+
+def _with_maps(source: Checkpoint, selection: Selection, run: TextRun) -> Rewrite:
+    """Remove layers, and leave linear maps in their place."""
+    from prunecli.evaluation.on_text import measured_text
+    from prunecli.methods.layers.replace import cut_replaced
+
+    data = measured_text(source, run.choice, "`replace=linear`", run.say)
+    return cut_replaced(source, selection, data, run)
 
 
 Measured = TypeVar("Measured", PruneFfn, PruneLayers)
 """Options of commands that measure units on text before they remove them."""
 
 
-def _with_text(options: Measured) -> Measured:
+def _with_text(options: Measured, *, reads: bool) -> Measured:
     """Return the options with the demo's text, and refuse text that is not read.
+
+    Args:
+        reads: whether the command reads text.
 
     Raises:
         UsageError: text is given, and nothing is measured.
     """
-    if not options.reads_text:
+    if not reads:
         reads_none = options.metric and not options.scores and not options.is_named
         options.refuse_text(
             f"`metric={options.metric}` reads no text." if reads_none else "no text is read here."
@@ -182,20 +203,21 @@ def _with_text(options: Measured) -> Measured:
 
 
 def _prune_measured(
-    opened: Checkpoint, options: Measured, plan: Callable[[Checkpoint, Measured, TextRun], Selection]
+    opened: Checkpoint,
+    options: Measured,
+    plan: Callable[[Checkpoint, Measured, TextRun], Selection],
+    rewrite_by: Callable[[Checkpoint, Selection, TextRun], Rewrite] | None = None,
 ) -> None:
-    """Choose units by `plan`, remove the others, and show the result."""
+    """Choose units by `plan`, remove the others, and show the result.
+
+    Args:
+        rewrite_by: removes them, with the text at hand; None: by `cut`.
+    """
     run = options.text_run(options, measures=options.needs_text)
     selection = plan(opened, options, run)
     options.note(*selection.reasons)
-    rewrite = None
-    if isinstance(options, PruneLayers) and options.replace:
-        from prunecli.evaluation.on_text import measured_text
-        from prunecli.methods.layers.replace import cut_replaced
-
-        data = measured_text(opened, options, "`replace=linear`", options.note)
-        rewrite = cut_replaced(opened, selection, data, run)
-    scored = options if options.reads_text else None
+    rewrite = None if rewrite_by is None else rewrite_by(opened, selection, run)
+    scored = None if rewrite is None and not options.needs_text else options
     options.prune(opened, selection, options.seed, rewrite=rewrite, scored=scored, device=options.device)
 
 

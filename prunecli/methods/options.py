@@ -189,13 +189,8 @@ class UnitOptions(PruningOptions):
 
     @property
     def needs_text(self) -> bool:
-        """Whether the units have to be measured on text."""
-        return not self.is_named and self.scores is None and self.metric in (None, *self.METHODS)
-
-    @property
-    def reads_text(self) -> bool:
         """Whether the model has to run on text."""
-        return self.needs_text
+        return not self.is_named and self.scores is None and self.metric in (None, *self.METHODS)
 
     def check_metric(self) -> None:
         """Refuse scores together with a metric that reads none.
@@ -360,22 +355,11 @@ class LayerOptions(UnitOptions):
         False,
         "Remove layers side by side: the run whose input is most like its output (by angle).",
     )
-    replace: Literal["linear"] | None = selection_option(
-        None,
-        "linear: multiply a linear map into the FFN before removed layers that does about what they did, by least "
-        "squares on the text (ReplaceMe).",
-        recorded=False,
-    )
 
     @property
     def is_named(self) -> bool:
         """Whether the layers are named, so that nothing is ranked."""
         return self.remove is not None or self.keep is not None
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether the model has to run on text: to measure layers, or to compute linear maps."""
-        return self.needs_text or self.replace is not None
 
     @property
     def by_side(self) -> dict[str, int]:

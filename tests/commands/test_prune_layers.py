@@ -62,6 +62,23 @@ def test_named_layers_go(models: dict[str, Path]) -> None:
     assert "| `encoder` | 2 | 3 | 33.3% | 0 2 |" in Path("pruned-layers/README.md").read_text()
 
 
+def test_removed_layers_leave_linear_maps(models: dict[str, Path]) -> None:
+    text = ("--text", "text.txt", "--lines", "--replace", "linear")
+    assert "Loss on " in done(models["gpt2"], "--remove", "1", *text).out  # the text at hand is measured too
+    done(models["gpt2"], "--remove", "1", "-o", "plain")
+    weight, norm = "transformer.h.0.mlp.c_proj.weight", "transformer.h.1.ln_1.weight"
+    with open_model("pruned-layers") as mapped, open_model("plain") as plain:
+        assert not np.array_equal(mapped.read(weight), plain.read(weight))
+        np.testing.assert_array_equal(mapped.read(norm), plain.read(norm))
+        arguments = mapped.structure.history[-1]["arguments"]
+        assert "replace" not in plain.structure.history[-1]["arguments"]
+    assert (arguments["replace"], arguments["text"]["files"]) == ("linear", ["text.txt"])
+    needs = run(models["gpt2"], "--remove", "1", "--replace", "linear", "-o", "other")
+    refused(needs, "--replace linear needs text", 2)
+    streamed = run(models["gpt2"], "--remove", "1", *text, "--stream", "-o", "other")
+    refused(streamed, "--replace linear runs the model, which needs all of its weights", 2)
+
+
 def test_a_saved_selection_names_the_layers_that_stay(models: dict[str, Path]) -> None:
     shown = done(models["m2m_100"], "--remove", "encoder:1,decoder:0", "--dry-run", "--json").out
     Path("choice.json").write_text(shown)

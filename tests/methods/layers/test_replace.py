@@ -41,7 +41,7 @@ def replaced(path: Path, output: Path, remove: str) -> None:
     text = path.parent / "lines.txt"
     text.write_text("\n".join(LINES) + "\n", encoding="utf-8")
     with open_model(path) as source:
-        selection = plan_layers(source, LayerOptions(remove=remove, replace="linear"))
+        selection = plan_layers(source, LayerOptions(remove=remove))
         choice = TextChoice(files=(text,), whole_files=False)
         data = choice.read("mlm" if "bert" in source.model_type else "lm")
         apply(source, cut_replaced(source, selection, data, TextRun(choice)), output)
@@ -124,7 +124,7 @@ def test_hidden_units_go_with_the_map(tmp_path: Path, monkeypatch: pytest.Monkey
     narrow = NarrowOptions(ratio=0.5, metric="norms")
     with open_model(tmp_path / "model") as source:
         units = plan_widths(source, narrow)
-        layers = plan_layers(source, LayerOptions(remove="1", replace="linear"))
+        layers = plan_layers(source, LayerOptions(remove="1"))
         choice = TextChoice(files=(text,), whole_files=False)
         known: Maps = {}
         cut_replaced(source, layers, choice.read("lm"), TextRun(choice), known)
