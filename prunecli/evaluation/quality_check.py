@@ -224,22 +224,17 @@ class QualityCheck:
         Raises:
             PruneError: a model that cannot be run.
         """
-        data, before, after = (
-            self._data,
-            self._measurer.original,
-            self._measurer.measure(result, "the result"),
-        )
+        before, after = self._measurer.original, self._measurer.measure(result, "the result")
+        text = self._data.text
         fields: dict[str, Any] = {
-            "text": [data.text.split]
-            if isinstance(data.text, ParallelText)
-            else [path.name for path in data.text.files],
+            "text": [text.split] if isinstance(text, ParallelText) else [path.name for path in text.files],
             "text_of_scores": self._is_scored,
-            "count": self._measurer.tokens or len(data.text),
+            "count": self._measurer.tokens or len(text),
         }
         if before.loss is None:
             alike = 0.0 if after.cost is None else 1 - after.cost
             fields["measure"], least = "cosine", RUINED_COSINE
-            if data.task == "classification":
+            if self._data.task == "classification":
                 classes = self._measurer.first
                 fields["measure"], least = "same_class", np.bincount(classes).max() / len(classes)
             return QualityChange(**fields, after=round(alike, 4), ruined=alike < least)

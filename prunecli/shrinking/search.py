@@ -146,13 +146,15 @@ class Search:
             reach = self._alone(lever) or lever.shares[-1]
             points[name] = sorted({_nearest(lever.shares[1:], reach * point) for point in POINTS})
         middles = {name: shares[len(shares) // 2] for name, shares in points.items()}
-        pairs = [(lever.name, metric) for lever in self._levers.values() for metric in lever.metrics]
-        for name, metric in sorted(pairs, key=lambda pair: self._levers[pair[0]].metrics.index(pair[1])):
-            if (made := self._try({name: middles[name]}, {name: metric}, "curve")) is None:
-                continue
-            other = self._single(name, middles[name], self._metrics[name])
-            if other is None or _cost(made) < _cost(other):
-                self._metrics[name] = metric
+        ranks = max(len(lever.metrics) for lever in self._levers.values())
+        for rank in range(ranks):  # the first metric of every kind, then the second
+            for name, lever in self._levers.items():
+                for metric in lever.metrics[rank : rank + 1]:
+                    self._try({name: middles[name]}, {name: metric}, "curve")
+        for name, lever in self._levers.items():
+            tried = {metric: self._single(name, middles[name], metric) for metric in lever.metrics}
+            costs = {metric: _cost(one) for metric, one in tried.items() if one is not None}
+            self._metrics[name] = min(costs, key=costs.__getitem__, default=lever.metrics[0])
         for position in (-1, 0):
             for name, shares in points.items():
                 self._try({name: shares[position]}, {name: self._metrics[name]}, "curve")

@@ -179,7 +179,7 @@ class Shrinking:
     def _attempt(self, shares: Shares, metrics: dict[str, str], stage: str) -> Tried | None:
         """Cut the model in a temporary directory and measure it, or return what an earlier run measured."""
         key = f"trial {sorted(shares.items())} {sorted(metrics.items())}"
-        is_late = self._is_late(stage if stage == "whole" else min(shares), stage)
+        is_late = self._is_late(shares, stage)
         if key in self._store.records:
             return Tried.model_validate(self._store.records[key]).model_copy(update={"stage": stage})
         if is_late:
@@ -203,8 +203,9 @@ class Shrinking:
         self._store.put(key, made.to_json())
         return made
 
-    def _is_late(self, what: str, stage: str) -> bool:
+    def _is_late(self, shares: Shares, stage: str) -> bool:
         """Whether the time is over: half of it for the curves. Each curve has one point, and one mixture is tried."""
+        what = "whole" if stage == "whole" else ",".join(shares)
         is_first = what not in self._begun_with
         self._begun_with.add(what)
         spent, minutes = time.monotonic() - self._begun, self._options.minutes
