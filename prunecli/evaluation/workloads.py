@@ -23,7 +23,8 @@ import torch
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import generate
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.modules.building import assemble, model_class, stock_config
+from prunecli.modules.building import assemble
+from prunecli.modules.classes import model_class, stock_config
 from prunecli.modules.pooling import read_pooling
 from prunecli.running.encoding import (
     embedding_examples,

@@ -9,8 +9,8 @@ parts are read one by one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,184 +18,35 @@ import torch
 from torch import Tensor, nn
 
 from prunecli.architectures.mixtures import BY_LAYER
-from prunecli.architectures.records import Side
-from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
+from prunecli.errors import CheckpointError, UsageError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import class_names
-from prunecli.model.opening import auto_classes, readable, result_config
+from prunecli.model.opening import result_config
 from prunecli.model.patchwork import module_name
 from prunecli.model.probe import layer_keys
 from prunecli.model.quantised import KEYS
-from prunecli.model.skeleton import Skeleton, class_of_type, transformers_takes
-from prunecli.model.sparse_layer import SparseLayer
-from prunecli.model.structure import KEY, WEIGHTS_KEY
-from prunecli.modules.classes import empty_model, fit_model, fitted_class, making
-from prunecli.modules.cpu_linear import dot_products, speed_up_linears
+from prunecli.model.skeleton import Skeleton
+from prunecli.model.structure import KEY
+from prunecli.modules.classes import empty_model, fit_model, fitted_class, making, model_class, stock_config
+from prunecli.modules.cpu_linear import speed_up_linears
 from prunecli.modules.devices import dispatch, module_devices, spread
 from prunecli.modules.filling import (
-    Block,
     Destination,
-    Spec,
-    block_bytes,
     chunk_for,
     expert_names,
     fill,
+    missing_tensors,
     read_spec,
     require_shape,
 )
 from prunecli.modules.int8 import fill_int8, linears_to_int8, read_int8_experts
 from prunecli.modules.saving import saving_as_stored, tie_parameters
-from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
+from prunecli.modules.sparse_ffn import SparseFFN
+from prunecli.modules.stages import EmptyModel, declared_stages, stock_mixtures, stock_stages
 from prunecli.modules.stock_experts import (
-    ExpertWeights,
-    expert_modules,
-    part_names,
-    run_expert,
-    shares_out,
     use_own_experts,
 )
 from prunecli.modules.stock_names import REMEDY, StockNames, has_tensor
 from prunecli.private import float32_parts, init_weights, keep_value, model_from_config
-
-STOCK_ATTENTION = "self_attn"
-"""The attention of a layer, in transformers' decoders."""
-
-
-@dataclass(frozen=True)
-class ExpertPart:
-    """One of a module's stacked parameters, and what an expert's entry of it is read from.
-
-    Attributes:
-        attribute: of the module of experts.
-        sources: names in the checkpoint whose rows, one after another, make up the entry, "{expert}" for its number;
-            or the one that holds all experts.
-        is_stacked: whether that is so.
-    """
-
-    attribute: str
-    sources: tuple[str, ...]
-    is_stacked: bool = False
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """The experts of a layer, which are read one at a time.
-
-    Attributes:
-        layer: as the checkpoint has it.
-        module: a `SparseFFN` or a stock class's module of experts, on the meta device; its attribute `runner`, if not
-            None, computes the experts' outputs `[assignments, d_model]` from their rows and `Groups`.
-        parts: its stacked parameters, in the order of `ExpertWeights`.
-    """
-
-    layer: SparseLayer
-    module: Any
-    parts: tuple[ExpertPart, ...]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the experts' outputs, in which rows and outputs are stored."""
-        return self.block(0)[0].dtype
-
-    @property
-    def names(self) -> set[str]:
-        """Names in the checkpoint of the tensors of all experts."""
-        return {
-            source.format(expert=number)
-            for part in self.parts
-            for source in part.sources
-            for number in range(1 if part.is_stacked else self.layer.num_experts)
-        }
-
-    def block(self, expert: int) -> Block:
-        """The tensors of one expert, as it is numbered in the checkpoint."""
-        found = []
-        for part in self.parts:
-            stacked = getattr(self.module, part.attribute)
-            names = tuple(name.format(expert=expert) for name in part.sources)
-            entry = expert if part.is_stacked else None
-            found.append(Spec(names, tuple(stacked.shape[1:]), stacked.dtype, entry))
-        return tuple(found)
-
-    def run(self, rows: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        """One expert on its rows `[rows, d_model]`, by the kernels of a whole layer; no gradients.
-
-        Args:
-            tensors: of `block`.
-        """
-        with dot_products(rows.dtype, [len(rows)]):
-            return run_expert(self.module, rows, ExpertWeights(*tensors))
-
-    def shares_out(self, counts: Sequence[int]) -> bool:
-        """Whether a CPU would give each expert to one thread if experts have this number of rows each."""
-        stacked = (getattr(self.module, part.attribute) for part in self.parts)
-        return shares_out(ExpertWeights(*stacked), counts)
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One layer of a model.
-
-    Attributes:
-        name: as in the checkpoint.
-        side: of which stack.
-        module: the layer.
-        attentions: its attention modules.
-        mixture: its experts, or None.
-        targets: where its tensors belong, without experts and without what other layers share.
-    """
-
-    name: str
-    side: Side
-    module: nn.Module
-    attentions: tuple[nn.Module, ...]
-    mixture: Mixture | None
-    targets: tuple[Destination, ...] = ()
-
-    @property
-    def block(self) -> Block:
-        """The tensors of `targets`."""
-        return tuple(target.spec for target in self.targets)
-
-
-@dataclass(frozen=True)
-class EmptyModel:
-    """A model on the meta device, and where its tensors belong.
-
-    Attributes:
-        model: of the stock class, in evaluation mode.
-        stages: its layers, in the order in which they run.
-        resident: every other tensor that the checkpoint holds; the output layer's where that was asked for.
-        device: where it is to run.
-        implementation: what transformers would have its experts run by; "": nothing else does.
-    """
-
-    model: Any
-    stages: tuple[Stage, ...]
-    resident: tuple[Destination, ...]
-    device: torch.device
-    implementation: str
-
-    @property
-    def mixtures(self) -> tuple[Mixture, ...]:
-        """The experts of all layers."""
-        return tuple(stage.mixture for stage in self.stages if stage.mixture is not None)
-
-    @property
-    def targets(self) -> tuple[Destination, ...]:
-        """Places in the model of all tensors but the experts'."""
-        return (*self.resident, *(target for stage in self.stages for target in stage.targets))
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes that are held throughout where layers are read one after another."""
-        return block_bytes(target.spec for target in self.resident)
-
-    @property
-    def widest_bytes(self) -> int:
-        """Bytes of the largest layer without its experts, or of the largest expert."""
-        blocks = (*(stage.block for stage in self.stages), *(mixture.block(0) for mixture in self.mixtures))
-        return max(map(block_bytes, blocks))
 
 
 def build_model(
@@ -290,12 +141,12 @@ def make_model(
         place: Callable[[str], str] = names.place
         held = () if checkpoint.family is None else checkpoint.require_mixtures()
         taken |= expert_names(layer for layer in held if layer.is_predicting)
-        mixtures = _stock_mixtures(checkpoint, names, [layer for layer in held if not layer.is_predicting])
-        stages = _stock_stages(model, checkpoint, mixtures)
+        mixtures = stock_mixtures(checkpoint, names, [layer for layer in held if not layer.is_predicting])
+        stages = stock_stages(model, checkpoint, mixtures)
         left_out = None if output else model.get_output_embeddings()
         implementation = use_own_experts(model) if mixtures else ""
     else:
-        stages = _declared_stages(model, checkpoint)
+        stages = declared_stages(model, checkpoint)
 
         def place(name: str) -> str:
             return module_name(model, name).replace(".router.classifier.", ".router.")
@@ -427,98 +278,6 @@ def _computed(checkpoint: Checkpoint, path: str, module: nn.Module) -> Iterator[
             yield name, value
 
 
-def _stock_mixtures(
-    checkpoint: Checkpoint, names: StockNames, mixtures: Sequence[SparseLayer]
-) -> dict[str, Mixture]:
-    """Module's name of each mixture of a stock class -> its experts."""
-    modules = expert_modules(names.model)
-    if [module.num_experts for module in modules.values()] != [layer.num_experts for layer in mixtures]:
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: {type(names.model).__name__} has {len(modules)} layers of experts that can be run "
-            f"from outside, the checkpoint holds {len(mixtures)}",
-            REMEDY,
-        )
-    found = {}
-    for layer, (path, module) in zip(mixtures, modules.items(), strict=True):
-        sources: dict[str, dict[int, str]] = {}
-        for suffix in layer.expert_tensors:
-            name = layer.expert_tensor(0, suffix)
-            place = names.stacked(name)
-            if place is None:
-                raise names.refusal(name)
-            sources.setdefault(place[0], {})[place[1]] = f"{layer.expert_prefix}.{suffix}"
-        parts = []
-        for attribute in part_names(module):
-            target = f"{path}.{attribute}"
-            if own := sources.pop(target, None):
-                parts.append(ExpertPart(attribute, tuple(own[place] for place in sorted(own))))
-                continue
-            stacked = [name for name in layer.stacked_tensors if names.place(name) == target]
-            if len(stacked) != 1:
-                raise missing_tensors(checkpoint, [target])
-            require_shape(getattr(module, attribute), checkpoint, stacked[0])
-            parts.append(ExpertPart(attribute, (stacked[0],), is_stacked=True))
-        known = {source for part in parts for source in part.sources}
-        if odd := [*sources, *(name for name in layer.stacked_tensors if name not in known)]:
-            raise names.refusal(odd[0])
-        found[path] = Mixture(layer, module, tuple(parts))
-    return found
-
-
-def _stock_stages(model: Any, checkpoint: Checkpoint, mixtures: Mapping[str, Mixture]) -> list[Stage]:
-    named: list[tuple[Side, str, nn.Module]]
-    if mixtures:
-        stacks = {re.sub(r"\.\d+\..*", "", path) for path in mixtures}
-        if len(stacks) != 1:
-            raise UnsupportedModelError(f"{type(model).__name__} has several stacks of experts", REMEDY)
-        stack = stacks.pop()
-        children = model.get_submodule(stack).named_children()
-        named = [("decoder", f"{stack}.{name}", module) for name, module in children]
-    else:
-        layout = checkpoint.layout
-        keys = {stack.side: stack.depth for stack in layout.family.stacks}
-        lists = {stack.key: model.get_submodule(stack.modules[0]) for stack in layout.family.found.layers}
-        named = [(layer.side, layer.name, lists[keys[layer.side]][layer.number]) for layer in layout.layers]
-    return [
-        Stage(
-            path,
-            side,
-            module,
-            tuple(part for name, part in module.named_children() if name == STOCK_ATTENTION),
-            next((held for name, held in mixtures.items() if name.startswith(f"{path}.")), None),
-        )
-        for side, path, module in named
-    ]
-
-
-def _declared_stages(model: Any, checkpoint: Checkpoint) -> list[Stage]:
-    def module(name: str) -> nn.Module:
-        found: nn.Module = model.get_submodule(module_name(model, name))
-        return found
-
-    mixtures = {
-        layer.name: Mixture(
-            layer,
-            module(layer.name),
-            tuple(
-                ExpertPart(part, (f"{layer.expert_prefix}.{suffix}",))
-                for part, suffix in EXPERT_PARTS.items()
-            ),
-        )
-        for layer in checkpoint.mixtures
-    }
-    return [
-        Stage(
-            layer.name,
-            layer.side,
-            module(layer.name),
-            tuple(module(attention.name) for attention in layer.attentions),
-            mixtures.get(layer.ffn.name),
-        )
-        for layer in checkpoint.layout.layers
-    ]
-
-
 def _targets(
     checkpoint: Checkpoint,
     model: Any,
@@ -571,71 +330,6 @@ def _require_all(checkpoint: Checkpoint, made: EmptyModel, left_out: nn.Module |
             held |= {id(value) for _, value in _computed(checkpoint, path, module)}
     if missing := [name for name, tensor in needed if id(tensor) not in held]:
         raise missing_tensors(checkpoint, missing)
-
-
-def model_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
-    """The class of transformers that config.json names, where it is one of the family's; else the declared one.
-
-    Where prunecli runs the experts it is the declared one, whatever config.json names: what is done is to translate.
-
-    Args:
-        name: of the class that is asked for instead.
-
-    Raises:
-        CheckpointError: the family has no class of that name.
-    """
-    import transformers
-
-    family = checkpoint.require_architecture()
-    names = class_names(checkpoint.config) if family.mixture is None or family.must_be_stock else ()
-    if known := class_of_type((name,) if name is not None else names, family.model_type):
-        return known
-    if name is not None:
-        classes = ", ".join(known.name for known in family.classes) or family.model_class
-        raise CheckpointError(f"{checkpoint.path}: no {name} can be made of it", f"Choose one of {classes}.")
-    own = family.model_class
-    if not class_names(
-        checkpoint.config
-    ):  # the family's own, else another head that the tensors are of, else none
-        able = [*auto_classes(family, readable(checkpoint.resolved, checkpoint.tensors), ()).values()]
-        own = own if own in able else able[len(able) > 1]
-    return getattr(transformers, own)
-
-
-def missing_tensors(checkpoint: Checkpoint, names: Sequence[str]) -> CheckpointError:
-    """Return the error about tensors that a model needs and the checkpoint lacks."""
-    few = ", ".join((*names[:3], "…") if len(names) > 3 else names)
-    what = f"{len(names)} tensors are missing ({few})" if len(names) > 1 else f"a tensor is missing ({few})"
-    tied = {} if checkpoint.architecture is None else checkpoint.architecture.tied
-    remedy = "config.json and the weights are not of one checkpoint; copy both again."
-    if all(tied.get(name) in checkpoint.tensors for name in names):
-        same = ", ".join(f"{tied[name]} as {name}" for name in names)
-        remedy = f"transformers before version 5 left out what was one parameter for it: store {same} too."
-    return CheckpointError(f"{checkpoint.path}: {what}", remedy)
-
-
-def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
-    """The configuration object of the family's stock class, with `changes` to config.json's values.
-
-    Raises:
-        CheckpointError: transformers refuses a value, or a dropout is no probability, which it would refuse at work.
-    """
-    from transformers import CONFIG_MAPPING
-
-    family = checkpoint.require_architecture()
-    left_out = (KEY, "auto_map", WEIGHTS_KEY)
-    values = {key: value for key, value in checkpoint.config.items() if key not in left_out}
-    if names := class_names(checkpoint.config):
-        values["architectures"] = list(names)
-    values |= {"model_type": family.model_type, **changes}
-    for key, value in values.items():
-        if "drop" in key and isinstance(value, (int, float)) and not 0 <= value <= 1:
-            raise CheckpointError(
-                f"{checkpoint.path}/config.json: {key} is {value}, which is no probability",
-                "Correct the value, or copy the file again.",
-            )
-    with transformers_takes(checkpoint.path / "config.json"):
-        return CONFIG_MAPPING[family.model_type].from_dict(values)
 
 
 def refused_by_layer(checkpoint: Checkpoint) -> str | None:

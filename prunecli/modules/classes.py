@@ -27,17 +27,19 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import stated_counts
+from prunecli.model.opening import auto_classes, readable
 from prunecli.model.patchwork import Names, fit_layers, fitted, subclass
 from prunecli.model.skeleton import (
     Skeleton,
     class_named,
+    class_of_type,
     config_class,
     require_depth,
     skeleton_of,
     transformers_takes,
 )
 from prunecli.model.sparse_layer import CONSTANT, SparseLayer
-from prunecli.model.structure import WEIGHTS_KEY
+from prunecli.model.structure import KEY, WEIGHTS_KEY
 from prunecli.modules.define import fit_embeddings, has_module
 from prunecli.modules.filling import chunk_for, read_into
 from prunecli.modules.saving import tie_parameters
@@ -70,6 +72,59 @@ def stock_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
             return skeleton_of(checkpoint).model_class
         name = checkpoint.family.model_class
     return class_named(checkpoint, name)
+
+
+def model_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
+    """The class of transformers that config.json names, where it is one of the family's; else the declared one.
+
+    Where prunecli runs the experts it is the declared one, whatever config.json names: what is done is to translate.
+
+    Args:
+        name: of the class that is asked for instead.
+
+    Raises:
+        CheckpointError: the family has no class of that name.
+    """
+    import transformers
+
+    family = checkpoint.require_architecture()
+    names = class_names(checkpoint.config) if family.mixture is None or family.must_be_stock else ()
+    if known := class_of_type((name,) if name is not None else names, family.model_type):
+        return known
+    if name is not None:
+        classes = ", ".join(known.name for known in family.classes) or family.model_class
+        raise CheckpointError(f"{checkpoint.path}: no {name} can be made of it", f"Choose one of {classes}.")
+    own = family.model_class
+    if not class_names(
+        checkpoint.config
+    ):  # the family's own, else another head that the tensors are of, else none
+        able = [*auto_classes(family, readable(checkpoint.resolved, checkpoint.tensors), ()).values()]
+        own = own if own in able else able[len(able) > 1]
+    return getattr(transformers, own)
+
+
+def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
+    """The configuration object of the family's stock class, with `changes` to config.json's values.
+
+    Raises:
+        CheckpointError: transformers refuses a value, or a dropout is no probability, which it would refuse at work.
+    """
+    from transformers import CONFIG_MAPPING
+
+    family = checkpoint.require_architecture()
+    left_out = (KEY, "auto_map", WEIGHTS_KEY)
+    values = {key: value for key, value in checkpoint.config.items() if key not in left_out}
+    if names := class_names(checkpoint.config):
+        values["architectures"] = list(names)
+    values |= {"model_type": family.model_type, **changes}
+    for key, value in values.items():
+        if "drop" in key and isinstance(value, (int, float)) and not 0 <= value <= 1:
+            raise CheckpointError(
+                f"{checkpoint.path}/config.json: {key} is {value}, which is no probability",
+                "Correct the value, or copy the file again.",
+            )
+    with transformers_takes(checkpoint.path / "config.json"):
+        return CONFIG_MAPPING[family.model_type].from_dict(values)
 
 
 def empty_model(checkpoint: Checkpoint, model_class: Any, **options: Any) -> Any:

@@ -10,10 +10,11 @@ from torch import nn
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.patchwork import OnlyBias, module_name
-from prunecli.modules.building import EmptyModel, assemble, complete
+from prunecli.modules.building import assemble, complete
 from prunecli.modules.define import DefineEmbedding, DefineOutput, has_module
 from prunecli.modules.saving import saving_as_stored
 from prunecli.modules.sparse_ffn import SparseFFN
+from prunecli.modules.stages import EmptyModel
 from prunecli.private import init_weights
 
 SAMPLED_ROWS = 1024

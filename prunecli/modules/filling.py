@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -260,3 +260,15 @@ def require_shape(tensor: Tensor, checkpoint: Checkpoint, name: str) -> None:
         raise CheckpointError(
             f"{checkpoint.path}: {name} has the shape {list(stored)}, the model wants {list(tensor.shape)}"
         )
+
+
+def missing_tensors(checkpoint: Checkpoint, names: Sequence[str]) -> CheckpointError:
+    """Return the error about tensors that a model needs and the checkpoint lacks."""
+    few = ", ".join((*names[:3], "…") if len(names) > 3 else names)
+    what = f"{len(names)} tensors are missing ({few})" if len(names) > 1 else f"a tensor is missing ({few})"
+    tied = {} if checkpoint.architecture is None else checkpoint.architecture.tied
+    remedy = "config.json and the weights are not of one checkpoint; copy both again."
+    if all(tied.get(name) in checkpoint.tensors for name in names):
+        same = ", ".join(f"{tied[name]} as {name}" for name in names)
+        remedy = f"transformers before version 5 left out what was one parameter for it: store {same} too."
+    return CheckpointError(f"{checkpoint.path}: {what}", remedy)

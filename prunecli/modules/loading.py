@@ -13,11 +13,12 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import result_config
 from prunecli.model.skeleton import config_class, no_bars
 from prunecli.model.structure import WEIGHTS_KEY
-from prunecli.modules.building import build_model, missing_tensors, refused_by_layer
+from prunecli.modules.building import build_model, refused_by_layer
 from prunecli.modules.classes import empty_model, fill_constants, fitted_class, stock_class
 from prunecli.modules.cpu_linear import pack_linears
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.devices import Devices, choose_devices, spread
+from prunecli.modules.filling import missing_tensors
 from prunecli.modules.fitting import fitting_dtype, holding, need_of
 from prunecli.modules.machine import give_back, keep_freed_blocks
 from prunecli.modules.saving import saving_as_stored

@@ -81,8 +81,7 @@ def task_of_all(checkpoints: Sequence[Path], of: Callable[[Checkpoint], Task]) -
 
 
 def _class_name(checkpoint: Checkpoint) -> str:
-    from prunecli.modules.building import model_class
-    from prunecli.modules.classes import stock_class
+    from prunecli.modules.classes import model_class, stock_class
 
     known = stock_class if checkpoint.architecture is None else model_class
     return str(known(checkpoint).__name__)

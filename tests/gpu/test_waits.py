@@ -15,10 +15,10 @@ from prunecli.methods.experts.batches import CollectOptions, Translation
 from prunecli.methods.experts.collect import score
 from prunecli.methods.experts.observer import GateObserver
 from prunecli.model.checkpoint import open_model
-from prunecli.modules.building import Mixture
 from prunecli.modules.grouped import has_grouped_kernel
 from prunecli.modules.loading import load_model
 from prunecli.modules.sparse_ffn import Routing, SparseFFN
+from prunecli.modules.stages import Mixture
 from prunecli.running.layerwise.forward import LayerPasses, Routed
 from prunecli.running.layerwise.runner import Layerwise, Resources
 from prunecli.text.tokens import load_tokenizer

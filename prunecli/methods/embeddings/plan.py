@@ -15,7 +15,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.define import UnitKind, UnitShape
 from prunecli.model.embedding import TokenTables
 from prunecli.model.history import given, history_step
-from prunecli.modules.building import model_class
+from prunecli.modules.classes import model_class
 from prunecli.modules.define import require_replaceable
 from prunecli.text.choice import Lines
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.embedding import TokenTables
-from prunecli.modules.building import stock_config
+from prunecli.modules.classes import stock_config
 from prunecli.modules.define import DefineEmbedding, padding_id
 from prunecli.progress import Progress, silent
 from prunecli.running.runner import chunks

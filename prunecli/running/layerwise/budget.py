@@ -17,8 +17,8 @@ import torch
 from prunecli.errors import UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.probe import WIDTH, head_counts, numbers
-from prunecli.modules.building import EmptyModel
 from prunecli.modules.logits import block_positions
+from prunecli.modules.stages import EmptyModel
 from prunecli.private import ATTENTION_FUNCTION
 
 WORKSPACE = 128 << 20

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from prunecli.architectures.records import Side
-from prunecli.modules.building import EmptyModel, Mixture, Stage
 from prunecli.modules.grouped import Groups, in_threads
 from prunecli.modules.hooks import replaced
+from prunecli.modules.stages import EmptyModel, Mixture, Stage
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import StateStore, Stored, leaves, map_tree
 from prunecli.running.runner import Advance, Pass, ignored

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from prunecli.architectures.records import Side
-from prunecli.modules.building import Mixture, Stage
 from prunecli.modules.grouped import Groups
+from prunecli.modules.stages import Mixture, Stage
 from prunecli.running.layerwise.forward import LayerPasses, Outputs, Routed, swapped
 from prunecli.running.layerwise.states import Stored, leaves
 from prunecli.running.runner import Pass

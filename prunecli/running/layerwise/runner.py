@@ -15,7 +15,7 @@ from torch import Tensor
 from prunecli.architectures.records import Side
 from prunecli.errors import OutputError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.modules.building import EmptyModel, fill_resident, make_model
+from prunecli.modules.building import fill_resident, make_model
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.machine import (
     CONTEXT_BYTES,
@@ -25,6 +25,7 @@ from prunecli.modules.machine import (
     resident_now,
     spill_directory,
 )
+from prunecli.modules.stages import EmptyModel
 from prunecli.processes import ALONE, ProcessGroup, neighbours
 from prunecli.running.layerwise.budget import Demand, Plan, plan_memory, shape_of, size_text
 from prunecli.running.layerwise.forward import Outputs

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.modules.building import EmptyModel, fill_resident, make_model
+from prunecli.modules.building import fill_resident, make_model
 from prunecli.modules.loading import load_model
+from prunecli.modules.stages import EmptyModel
 from prunecli.pipeline import apply
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.runner import LayerwiseRun

@@ -10,10 +10,10 @@ import torch
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.modules.building import EmptyModel
 from prunecli.modules.filling import block_bytes
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, Routing
+from prunecli.modules.stages import EmptyModel
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.runner import LayerwiseRun
 from prunecli.running.layerwise.states import StateStore

@@ -1,0 +1,254 @@
+"""The layers and mixtures of a model without values, and where their tensors belong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunecli.architectures.records import Side
+from prunecli.errors import UnsupportedModelError
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.patchwork import module_name
+from prunecli.model.sparse_layer import SparseLayer
+from prunecli.modules.cpu_linear import dot_products
+from prunecli.modules.filling import Block, Destination, Spec, block_bytes, missing_tensors, require_shape
+from prunecli.modules.sparse_ffn import EXPERT_PARTS
+from prunecli.modules.stock_experts import ExpertWeights, expert_modules, part_names, run_expert, shares_out
+from prunecli.modules.stock_names import REMEDY, StockNames
+
+STOCK_ATTENTION = "self_attn"
+"""The attention of a layer, in transformers' decoders."""
+
+
+@dataclass(frozen=True)
+class ExpertPart:
+    """One of a module's stacked parameters, and what an expert's entry of it is read from.
+
+    Attributes:
+        attribute: of the module of experts.
+        sources: names in the checkpoint whose rows, one after another, make up the entry, "{expert}" for its number;
+            or the one that holds all experts.
+        is_stacked: whether that is so.
+    """
+
+    attribute: str
+    sources: tuple[str, ...]
+    is_stacked: bool = False
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The experts of a layer, which are read one at a time.
+
+    Attributes:
+        layer: as the checkpoint has it.
+        module: a `SparseFFN` or a stock class's module of experts, on the meta device; its attribute `runner`, if not
+            None, computes the experts' outputs `[assignments, d_model]` from their rows and `Groups`.
+        parts: its stacked parameters, in the order of `ExpertWeights`.
+    """
+
+    layer: SparseLayer
+    module: Any
+    parts: tuple[ExpertPart, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the experts' outputs, in which rows and outputs are stored."""
+        return self.block(0)[0].dtype
+
+    @property
+    def names(self) -> set[str]:
+        """Names in the checkpoint of the tensors of all experts."""
+        return {
+            source.format(expert=number)
+            for part in self.parts
+            for source in part.sources
+            for number in range(1 if part.is_stacked else self.layer.num_experts)
+        }
+
+    def block(self, expert: int) -> Block:
+        """The tensors of one expert, as it is numbered in the checkpoint."""
+        found = []
+        for part in self.parts:
+            stacked = getattr(self.module, part.attribute)
+            names = tuple(name.format(expert=expert) for name in part.sources)
+            entry = expert if part.is_stacked else None
+            found.append(Spec(names, tuple(stacked.shape[1:]), stacked.dtype, entry))
+        return tuple(found)
+
+    def run(self, rows: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        """One expert on its rows `[rows, d_model]`, by the kernels of a whole layer; no gradients.
+
+        Args:
+            tensors: of `block`.
+        """
+        with dot_products(rows.dtype, [len(rows)]):
+            return run_expert(self.module, rows, ExpertWeights(*tensors))
+
+    def shares_out(self, counts: Sequence[int]) -> bool:
+        """Whether a CPU would give each expert to one thread if experts have this number of rows each."""
+        stacked = (getattr(self.module, part.attribute) for part in self.parts)
+        return shares_out(ExpertWeights(*stacked), counts)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One layer of a model.
+
+    Attributes:
+        name: as in the checkpoint.
+        side: of which stack.
+        module: the layer.
+        attentions: its attention modules.
+        mixture: its experts, or None.
+        targets: where its tensors belong, without experts and without what other layers share.
+    """
+
+    name: str
+    side: Side
+    module: nn.Module
+    attentions: tuple[nn.Module, ...]
+    mixture: Mixture | None
+    targets: tuple[Destination, ...] = ()
+
+    @property
+    def block(self) -> Block:
+        """The tensors of `targets`."""
+        return tuple(target.spec for target in self.targets)
+
+
+@dataclass(frozen=True)
+class EmptyModel:
+    """A model on the meta device, and where its tensors belong.
+
+    Attributes:
+        model: of the stock class, in evaluation mode.
+        stages: its layers, in the order in which they run.
+        resident: every other tensor that the checkpoint holds; the output layer's where that was asked for.
+        device: where it is to run.
+        implementation: what transformers would have its experts run by; "": nothing else does.
+    """
+
+    model: Any
+    stages: tuple[Stage, ...]
+    resident: tuple[Destination, ...]
+    device: torch.device
+    implementation: str
+
+    @property
+    def mixtures(self) -> tuple[Mixture, ...]:
+        """The experts of all layers."""
+        return tuple(stage.mixture for stage in self.stages if stage.mixture is not None)
+
+    @property
+    def targets(self) -> tuple[Destination, ...]:
+        """Places in the model of all tensors but the experts'."""
+        return (*self.resident, *(target for stage in self.stages for target in stage.targets))
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes that are held throughout where layers are read one after another."""
+        return block_bytes(target.spec for target in self.resident)
+
+    @property
+    def widest_bytes(self) -> int:
+        """Bytes of the largest layer without its experts, or of the largest expert."""
+        blocks = (*(stage.block for stage in self.stages), *(mixture.block(0) for mixture in self.mixtures))
+        return max(map(block_bytes, blocks))
+
+
+def stock_mixtures(
+    checkpoint: Checkpoint, names: StockNames, mixtures: Sequence[SparseLayer]
+) -> dict[str, Mixture]:
+    """Module's name of each mixture of a stock class -> its experts."""
+    modules = expert_modules(names.model)
+    if [module.num_experts for module in modules.values()] != [layer.num_experts for layer in mixtures]:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: {type(names.model).__name__} has {len(modules)} layers of experts that can be run "
+            f"from outside, the checkpoint holds {len(mixtures)}",
+            REMEDY,
+        )
+    found = {}
+    for layer, (path, module) in zip(mixtures, modules.items(), strict=True):
+        sources: dict[str, dict[int, str]] = {}
+        for suffix in layer.expert_tensors:
+            name = layer.expert_tensor(0, suffix)
+            place = names.stacked(name)
+            if place is None:
+                raise names.refusal(name)
+            sources.setdefault(place[0], {})[place[1]] = f"{layer.expert_prefix}.{suffix}"
+        parts = []
+        for attribute in part_names(module):
+            target = f"{path}.{attribute}"
+            if own := sources.pop(target, None):
+                parts.append(ExpertPart(attribute, tuple(own[place] for place in sorted(own))))
+                continue
+            stacked = [name for name in layer.stacked_tensors if names.place(name) == target]
+            if len(stacked) != 1:
+                raise missing_tensors(checkpoint, [target])
+            require_shape(getattr(module, attribute), checkpoint, stacked[0])
+            parts.append(ExpertPart(attribute, (stacked[0],), is_stacked=True))
+        known = {source for part in parts for source in part.sources}
+        if odd := [*sources, *(name for name in layer.stacked_tensors if name not in known)]:
+            raise names.refusal(odd[0])
+        found[path] = Mixture(layer, module, tuple(parts))
+    return found
+
+
+def stock_stages(model: Any, checkpoint: Checkpoint, mixtures: Mapping[str, Mixture]) -> list[Stage]:
+    named: list[tuple[Side, str, nn.Module]]
+    if mixtures:
+        stacks = {re.sub(r"\.\d+\..*", "", path) for path in mixtures}
+        if len(stacks) != 1:
+            raise UnsupportedModelError(f"{type(model).__name__} has several stacks of experts", REMEDY)
+        stack = stacks.pop()
+        children = model.get_submodule(stack).named_children()
+        named = [("decoder", f"{stack}.{name}", module) for name, module in children]
+    else:
+        layout = checkpoint.layout
+        keys = {stack.side: stack.depth for stack in layout.family.stacks}
+        lists = {stack.key: model.get_submodule(stack.modules[0]) for stack in layout.family.found.layers}
+        named = [(layer.side, layer.name, lists[keys[layer.side]][layer.number]) for layer in layout.layers]
+    return [
+        Stage(
+            path,
+            side,
+            module,
+            tuple(part for name, part in module.named_children() if name == STOCK_ATTENTION),
+            next((held for name, held in mixtures.items() if name.startswith(f"{path}.")), None),
+        )
+        for side, path, module in named
+    ]
+
+
+def declared_stages(model: Any, checkpoint: Checkpoint) -> list[Stage]:
+    def module(name: str) -> nn.Module:
+        found: nn.Module = model.get_submodule(module_name(model, name))
+        return found
+
+    mixtures = {
+        layer.name: Mixture(
+            layer,
+            module(layer.name),
+            tuple(
+                ExpertPart(part, (f"{layer.expert_prefix}.{suffix}",))
+                for part, suffix in EXPERT_PARTS.items()
+            ),
+        )
+        for layer in checkpoint.mixtures
+    }
+    return [
+        Stage(
+            layer.name,
+            layer.side,
+            module(layer.name),
+            tuple(module(attention.name) for attention in layer.attentions),
+            mixtures.get(layer.ffn.name),
+        )
+        for layer in checkpoint.layout.layers
+    ]
